@@ -20,6 +20,9 @@ demo: $(INSTALLED)
 	$(BIN)/forebay preprocess configs/demo_vision.toml
 	$(BIN)/forebay inspect configs/demo_vision.toml
 	$(PINNED) $(BIN)/forebay train configs/demo_vision.toml
+	$(BIN)/forebay preprocess configs/demo_any.toml
+	$(BIN)/forebay inspect configs/demo_any.toml
+	$(PINNED) $(BIN)/forebay train configs/demo_any.toml
 	$(BIN)/forebay preprocess configs/demo_text.toml
 	$(BIN)/forebay inspect configs/demo_text.toml
 	$(BIN)/forebay text configs/demo_text.toml --sample 7
@@ -28,17 +31,18 @@ demo: $(INSTALLED)
 demo-remote: $(INSTALLED)
 	$(PINNED) $(BIN)/python -m benchmarks.objects.demo
 
+# COLD=1: every process of the tests starts from nothing, as a user's does (tests/warm/__init__.py), which takes twice the time.
 test: $(INSTALLED)
-	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m "not wide"
+	$(PINNED) FOREBAY_TEST_COLD=$(COLD) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m "not wide"
 
 # The tests that take long for what they add to `make test`: before an issue is closed.
 test-wide: $(INSTALLED)
-	$(PINNED) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m wide --hypothesis-profile wide
+	$(PINNED) FOREBAY_TEST_COLD=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m wide --hypothesis-profile wide
 
 # All rows of the fault table with their long counts. They take an hour or more. An interrupted run goes on where it was. The command
 # ends with 1 if an outcome was wrong. `python -m tests.faults --row kill` runs one row; `--folder /dev/shm` is faster, in memory.
 faults: $(INSTALLED)
-	$(PINNED) $(BIN)/python -m tests.faults
+	$(PINNED) FOREBAY_TEST_COLD=1 $(BIN)/python -m tests.faults
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

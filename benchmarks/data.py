@@ -73,9 +73,9 @@ class Corpus:
         """Seconds of audio in all clips."""
         return float(sum(row["duration_s"] for row in self.rows))
 
-    def config(self, *, cache_root: Path) -> Config:
-        """Returns the log-mel recipe over this corpus with caches under `cache_root`."""
-        return load_config(self.folder / "bench.toml", overrides=[f"run.cache_root={cache_root}"])
+    def config(self, *overrides: str, cache_root: Path) -> Config:
+        """Returns the log-mel recipe over this corpus, with overrides, and caches under `cache_root`."""
+        return load_config(self.folder / "bench.toml", overrides=[f"run.cache_root={cache_root}", *overrides])
 
 
 def shard_tasks(config: Config, map_: Map) -> list[ShardTask]:
@@ -114,13 +114,13 @@ def corpus(*, hours: float, num_tars: int) -> Corpus:
         BENCH_DATA.mkdir(exist_ok=True)
         aside = temporary_name(folder)
         aside.mkdir()
-        _build(aside, hours=hours, num_tars=num_tars)
+        write_corpus(aside, _lengths(hours), num_tars=num_tars)
         aside.rename(folder)
     return Corpus(folder=folder)
 
 
-def _build(folder: Path, *, hours: float, num_tars: int) -> None:
-    lengths = _lengths(hours)
+def write_corpus(folder: Path, lengths: Array, *, num_tars: int) -> Corpus:
+    """Returns a corpus of clips of these lengths, in audio samples, written into an empty folder."""
     recordings = _recordings()
     rows: list[dict[str, Any]] = []
     for number, part in enumerate(np.array_split(np.arange(len(lengths)), num_tars)):
@@ -132,6 +132,7 @@ def _build(folder: Path, *, hours: float, num_tars: int) -> None:
     pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
     shutil.copytree(SPEECH / "model", folder / "model")
     (folder / "bench.toml").write_text(_CONFIG, encoding="utf-8")
+    return Corpus(folder=folder)
 
 
 def _lengths(hours: float) -> Array:

@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.here_pool import HerePool
 from benchmarks.report import Cost, arguments, machine, median, show, timed
-from benchmarks.scale import _BLOCK, _resident, _tar_blocks, _write_config, write_source
+from benchmarks.scale import _BLOCK, FREE, _resident, _tar_blocks, _write_config, write_source
 from forebay import load_config
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut
@@ -56,7 +56,6 @@ QUIET = Options(progress=False)
 TARS, TAR_GB, ROWS = 5559, 1.8, 75e6
 """The corpus that hours are said of: 10 TB."""
 MEMORY = Path("/dev/shm")
-FREE = {"speech": "benchmarks.scale:FreeSpeech"}
 
 
 def write_tars(folder: Path, *, num_tars: int, clips: int) -> Path:

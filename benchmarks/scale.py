@@ -44,6 +44,7 @@ from forebay.preprocess.pool import Pool
 from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.speech.modality import Speech
+from forebay.steps.recipe import AnyRecipe, Recipe
 from forebay.store.layout import Group
 
 CLIPS_PER_TAR = 1000
@@ -105,6 +106,10 @@ class FreeSpeech(Speech):
     def constants(self) -> dict[str, Any]:
         """Returns nothing: no loader reads such a cache."""
         return {}
+
+
+FREE: dict[type[AnyRecipe], str] = {Recipe: "benchmarks.scale:FreeSpeech"}
+"""What stands in MODALITIES while a free build runs."""
 
 
 def write_source(folder: Path, *, num_rows: int) -> Path:
@@ -190,7 +195,7 @@ def _free_build(path: Path) -> tuple[int, Cost]:
     reports: list[BuildReport] = []
     with (
         tempfile.TemporaryDirectory(dir=path.parent) as root,
-        mock.patch.dict(MODALITIES, speech="benchmarks.scale:FreeSpeech"),
+        mock.patch.dict(MODALITIES, FREE),
     ):
         config = load_config(path, overrides=[f"run.cache_root={root}"])
         cost = timed(lambda: reports.append(build(config, Options(progress=False))))

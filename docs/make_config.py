@@ -20,7 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from forebay.config.plan import KINDS
 from forebay.config.tree import Config
-from forebay.steps.table import AUDIO, IMAGE, TEXT, Table, step_class
+from forebay.steps.table import AUDIO, IMAGE, OF_IMAGES, TEXT, Table, step_class
 from forebay.steps.text.normal.table import NORMAL, normal_step
 
 PAGE = Path(__file__).with_name("config.md")
@@ -71,6 +71,7 @@ def _section(owner: Any, name: str) -> Iterator[str]:
     if name in STEPS:
         yield from _step_settings(*STEPS[name])
     if name == "text":
+        yield from _step_settings(OF_IMAGES, "prompt", of=" beside images of a processor")
         yield from _normal_steps()
     for heading, section in inner:
         kind = next((f' with `kind = "{kind}"`' for kind, settings in KINDS.items() if settings is section), "")
@@ -78,12 +79,15 @@ def _section(owner: Any, name: str) -> Iterator[str]:
         yield from _section(section, heading.strip("[]"))
 
 
-def _step_settings(table: Table, key: str) -> Iterator[str]:
-    """Yields the settings of every step of a section, which stand in the section beside its own fields."""
+def _step_settings(table: Table, key: str, *, of: str = "") -> Iterator[str]:
+    """Yields the settings of every step of a section, which stand in the section beside its own fields.
+
+    of: what is said of all of them behind their names.
+    """
     for name in table:
         step = step_class(table, name)
         hints, documented = get_type_hints(step), _docstrings(step)
-        yield from ("", f'### `{key} = "{name}"`' if key else f"### `{name}`", "", _joined(step.__doc__ or ""), "")
+        yield from ("", f'### `{key} = "{name}"`{of}' if key else f"### `{name}`", "", _joined(step.__doc__ or ""), "")
         settings = [field for field in dataclasses.fields(step) if field.init]
         rows = [
             _row(field, hints[field.name], documented[field.name])

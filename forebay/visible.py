@@ -28,6 +28,13 @@ def printable(text: str) -> str:
     return "".join(_shown(c, before) for before, c in zip(f" {text}", text, strict=False))
 
 
+def an(noun: str) -> str:
+    """Returns a noun behind `a` or `an`, as its first letters sound: `an extractor`, `a UnivNetModel`, `a list`."""
+    start = noun.lower()
+    is_open = start.startswith(("a", "e", "i", "o", "u")) and not start.startswith(("uni", "use", "eu", "one"))
+    return f"{'an' if is_open else 'a'} {noun}"
+
+
 def _shown(character: str, before: str) -> str:
     # Behind an ASCII letter a joiner joins nothing: there it would only make two names look the same.
     is_joined = character in _JOINERS and not before.isascii() and before.isprintable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import Iterator
@@ -10,12 +11,31 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from forebay.progress import Progress
+from tests.warm.worker import warm_workers
 
 # Every run draws anew: what `make test` leaves out in one run comes in another. `make test-wide` draws more at once.
 _ALWAYS = settings(deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("forebay", _ALWAYS, max_examples=50)
 settings.register_profile("wide", _ALWAYS, max_examples=200)
 settings.load_profile("forebay")
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: a full collection of garbage, which some tests ask for often, leaves it alone.
+
+    Collections that nobody asks for come less often: they are a part of the CPU of tests that make many small objects.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _workers_start_warm() -> Iterator[None]:
+    """Workers of builds are processes of their own that have transformers loaded: else that is most of their time."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("forebay.preprocess.pool.subprocess", warm_workers())
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -110,7 +110,7 @@ def json_documents() -> st.SearchStrategy[Any]:
     )
 
 
-TDZ_DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8")
+TDZ_DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16")
 
 
 @st.composite

@@ -25,7 +25,7 @@ GOLDEN = "tests/golden/v1/golden-train-v1"
 def loaded(code: str) -> str:
     """Runs code at the repository root and returns which of the heavy modules it has loaded."""
     report = f"\nimport sys\nprint(' '.join(name for name in {HEAVY!r} if name in sys.modules))"
-    result = python("-c", code + report)
+    result = python("-c", code + report, is_warm=False)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout.strip()
 
@@ -48,7 +48,7 @@ def test_nothing_heavy_is_loaded(code: str) -> None:
 def test_a_local_cache_loads_nothing_of_stores() -> None:
     read = f"import forebay; forebay.open_cache({GOLDEN!r}).read(0)"
     names = "import sys; print([name for name in sys.modules if 'remote.' in name or name == 'obstore'])"
-    result = python("-c", f"{read}; {names}")
+    result = python("-c", f"{read}; {names}", is_warm=False)
     assert (result.returncode, result.stdout.strip()) == (0, "[]")
 
 

@@ -84,6 +84,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("key", "CONFIG", "--set", "audio.features=log_mel"), "(sealed)"),
         (("key", "configs/demo_speech.toml", "--cache-root", "NOWHERE", "--no-hash"), "recipe key: "),
         (("key", "configs/demo_vision.toml", "--cache-root", "NOWHERE", "--no-hash"), "recipe key: "),
+        (("key", "configs/demo_any.toml", "--cache-root", "NOWHERE", "--no-hash"), "recipe key: "),
         (("lint", "--explain-checks"), "silent (error)"),
     ],
 )

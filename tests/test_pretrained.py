@@ -81,8 +81,7 @@ from pathlib import Path
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ForebayError
 from forebay.inspect.sample import load_tokenizer
-from forebay.steps.text.chat import find_turn_marks
-from forebay.steps.text.vocabulary import Vocabulary
+from forebay.steps.text.chat.packed import Chat
 from forebay.steps.image.qwen2_vl import load_processor
 from forebay.train.models.folder import load_model, model_facts
 from forebay.train.warm_start.tokenizer import check_loaded, read_tokenizer
@@ -90,7 +89,7 @@ for given in sys.argv[1:]:
     folder = Path(given)
     for load in (
         lambda: load_processor(folder, "pil"),
-        lambda: find_turn_marks(Vocabulary(folder, digest=tokenizer_digest(folder))),
+        lambda: Chat(tokenizer=tokenizer_digest(folder)).encoder(folder, merge_size=2),
         lambda: load_tokenizer(folder),
         lambda: model_facts(folder),
         lambda: load_model(folder, seed=0, init="random"),

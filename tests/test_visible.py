@@ -19,6 +19,7 @@ from forebay import cli
 from forebay.errors import ConfigError
 from forebay.visible import (
     VisibleStream,
+    an,
     json_text,
     named,
     one_message,
@@ -181,3 +182,10 @@ def test_only_the_program_itself_gives_a_terminal_colours() -> None:
     stream = io.StringIO()
     VisibleStream(stream).write_styled("\x1b[2Jé", "31")
     assert stream.getvalue() == "\x1b[31m\\x1b[2Jé\x1b[0m"
+
+
+@pytest.mark.parametrize(
+    "said", ["an extractor", "a processor", "an int", "a UnivNetModel", "an ASTFeatureExtractor", "a list", "an object"]
+)
+def test_a_noun_has_its_article(said: str) -> None:
+    assert an(said.partition(" ")[2]) == said

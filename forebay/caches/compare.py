@@ -12,6 +12,7 @@ from forebay.caches.words import hours_of
 from forebay.errors import CacheError
 from forebay.progress import during
 from forebay.store.cache import Cache
+from forebay.store.image.arrays import StoredArrays, stored_images
 from forebay.store.image.codec import StoredImages
 from forebay.store.key import SHORT, differences
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group
@@ -203,7 +204,7 @@ def _hashes(cache: Cache) -> dict[Group, Array]:
     """Returns the hash of every sample's stored values in each group, in the order of the samples."""
     slots = cache.slots
     numbers, rows = slots >> ROW_BITS, slots & ROW_MASK
-    images = StoredImages.of(cache.metadata, folder=cache.folder)
+    images = stored_images(cache.metadata, folder=cache.folder)
     found: dict[Group, Array] = {group: np.zeros(len(cache), np.int64) for group in cache.groups}
     for number in np.unique(numbers).tolist():
         here = np.flatnonzero(numbers == number)
@@ -216,7 +217,7 @@ def _hashes(cache: Cache) -> dict[Group, Array]:
     return found
 
 
-def _of_images(cache: Cache, images: StoredImages, number: int, row: int) -> tuple[int, int]:
+def _of_images(cache: Cache, images: StoredImages | StoredArrays, number: int, row: int) -> tuple[int, int]:
     """Returns the hashes of a conversation without its images, and of these: where they lie in a shard says nothing."""
     text = cache.shard("text", number).row(row)
     places = text.pop(images.rows_field)

@@ -89,8 +89,7 @@ class Guard:
         """Returns which builders work with a folder of a build, by what their runs say of themselves."""
         if item.kind == "leftover" and is_temporary(item.name):
             return None if self.is_abandoned(item) else "a process writes it"
-        builds = [item] if item.kind == "build" else self._builds_of(item) if item.kind == "prepared" else []
-        for build in builds:
+        for build in self._builds_of(item):
             if item.kind == "prepared" and (why := self.use(build)) is not None:
                 return f"of its build {build.name}: {why}"
             for part in read_parts(self.root.folder / build.name, now=time.time()):
@@ -99,7 +98,9 @@ class Guard:
         return None
 
     def _builds_of(self, item: Item) -> list[Item]:
-        """Returns the unfinished builds of a prepared one."""
+        """Returns the unfinished builds that work with an item: with samples of an iterator any may."""
+        if item.kind != "prepared":
+            return [item] if item.kind == "build" else self.survey.of("build") if item.kind == "inputs" else []
         key = str(item.document.get("key"))[:16]
         return [build for build in self.survey.of("build") if Path(build.name).name.startswith(key)]
 

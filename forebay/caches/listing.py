@@ -42,6 +42,7 @@ class ListReport:
             "root": str(self.survey.root.folder),
             "caches": [self._document(item) for item in self._caches()],
             "texts": [self._document_of_texts(item) for item in self.survey.of("texts")],
+            "inputs": [{"name": item.name, **_sizes(item.sizes), **_times(item)} for item in self.survey.of("inputs")],
             "foreign": [{"name": item.name, "problem": item.problem} for item in self.survey.of("foreign")],
         }
         problems = {} if self.wanted is None else {"problems": self.wanted.problems}
@@ -87,6 +88,9 @@ class ListReport:
             yield from _block(
                 item, [", ".join(facts), f"{texts_of(item.document)}; made {moment(item.made_ns)}"], width
             )
+        for item in self.survey.of("inputs"):
+            made = f"samples that an iterator yielded; made {moment(item.made_ns)}"
+            yield from _block(item, [f"{_amount(item.sizes)}, {_used(item, now)}", made], width)
         foreign = self.survey.of("foreign")
         for item in foreign[:_MOST_FOREIGN]:
             yield f"not a cache: {printable(item.name)}: {printable(item.problem)}"

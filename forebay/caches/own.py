@@ -11,6 +11,7 @@ from forebay.caches.files import Contents
 from forebay.caches.survey import Item, Kind, read_document
 from forebay.errors import CacheCorruptError, CacheError
 from forebay.plan.disk import STATISTICS
+from forebay.store.inputs import SAMPLES
 from forebay.store.layout import FORMAT_VERSION, GROUPS
 from forebay.store.metadata import FILE_NAME, check_found, checked_fields, groups_of, parse_metadata
 from forebay.store.shard import shard_name
@@ -20,6 +21,7 @@ from forebay.store.texts import IDENTITY, LOCK, OLD, SEGMENT
 
 _HEX = "[0-9a-f]{8,128}"
 _OF_BUILD = re.compile(rf"lock|origin|driver\.(lock|json)|(media|text)/{_HEX}\.(tdz|json|lock)|parts/[^/]+\.run")
+_OF_INPUTS = re.compile(r"[0-9]{5,}\.media|images/([0-9a-f]{2})/\1[0-9a-f]{30}\.image")
 _SHOWN = 3
 
 Check = Callable[[str], bool]
@@ -64,6 +66,7 @@ _FOLDERS: Mapping[Kind, tuple[str, ...]] = {
     "listing": (),
     "prepared": (),
     "texts": (),
+    "inputs": ("images", *(f"images/{number:02x}" for number in range(256))),
 }
 
 
@@ -115,6 +118,10 @@ def _of_texts(_: int, __: Path) -> Check:
     )
 
 
+def _of_inputs(_: int, __: Path) -> Check:
+    return lambda name: name == SAMPLES or _OF_INPUTS.fullmatch(name) is not None
+
+
 def _of_build(_: int, __: Path) -> Check:
     return lambda name: _OF_BUILD.fullmatch(name) is not None or any(map(is_temporary, name.split("/")))
 
@@ -126,4 +133,5 @@ _checks: Mapping[Kind, Callable[[int, Path], Check]] = {
     "prepared": _of_prepared,
     "build": _of_build,
     "texts": _of_texts,
+    "inputs": _of_inputs,
 }

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from forebay.caches.files import Inode, sizes_of
 from forebay.caches.guard import Guard
+from forebay.caches.indexes import is_of_gone_tar, is_of_gone_text
 from forebay.caches.remove import remove
 from forebay.caches.survey import KINDS, Item, Kind, Survey
-from forebay.caches.indexes import is_of_gone_tar, is_of_gone_text
 from forebay.caches.wanted import Wanted
 from forebay.caches.words import ago
 from forebay.errors import ConfigError
@@ -24,7 +24,7 @@ from forebay.terminal import wrapped
 from forebay.visible import from_here, human_bytes, printable
 
 _REMOVABLE: Collection[Kind] = (
-    *("cache", "texts", "plan", "tar index", "text index", "listing", "build", "prepared", "leftover"),
+    *("cache", "texts", "inputs", "plan", "tar index", "text index", "listing", "build", "prepared", "leftover"),
 )
 
 
@@ -35,7 +35,7 @@ class Rules:
     older_than_s: caches and kept texts that were not used for so long. unwanted: caches that no config wants.
     max_bytes: the caches and kept texts that were used longest ago, until everything under the root takes no more.
     leftovers: of builds whose processes are gone. plans: of caches that are gone. tar_indexes, text_indexes: of tars,
-    of texts that are gone or changed. listings: all.
+    of texts that are gone or changed. listings, inputs: all.
     """
 
     older_than_s: float | None = None
@@ -46,6 +46,7 @@ class Rules:
     tar_indexes: bool = False
     text_indexes: bool = False
     listings: bool = False
+    inputs: bool = False
 
     @property
     def of_caches(self) -> bool:
@@ -54,12 +55,12 @@ class Rules:
 
     def require_one(self) -> None:
         """Raises ConfigError where no rule is given: nothing goes by default."""
-        others = (self.leftovers, self.plans, self.tar_indexes, self.text_indexes, self.listings)
+        others = (self.leftovers, self.plans, self.tar_indexes, self.text_indexes, self.listings, self.inputs)
         if not (self.of_caches or any(others)):
             raise ConfigError(
                 "prune removes nothing without a rule; for caches and kept texts: --older-than 30d, "
                 "--unwanted CONFIG..., --max-size 500G (several: all must hold); for the rest: --leftovers, --plans, "
-                "--tar-indexes, --text-indexes, --listings"
+                "--tar-indexes, --text-indexes, --listings, --inputs"
             )
 
 
@@ -174,6 +175,8 @@ def decide(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) ->
         found += [_judged(item, guard, is_of_gone_text(survey.root.folder / item.name)) for item in indexes]
     if rules.listings:
         found += [_judged(item, guard, (True, "made again when it is needed")) for item in survey.of("listing")]
+    if rules.inputs:
+        found += [_judged(item, guard, (True, "the next build runs the iterator")) for item in survey.of("inputs")]
     return found
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,8 @@ from forebay.caches.root import FOLDER, Root
 from forebay.errors import CacheCorruptError, CacheError
 from forebay.store.cold.mark import ROOT as COLD
 from forebay.store.held import ORIGIN
+from forebay.store.inputs import FOLDER as INPUTS
+from forebay.store.inputs import SAMPLES
 from forebay.store.last_use import NOTES, Use, uses_of
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO
@@ -30,6 +32,7 @@ from forebay.store.texts import IDENTITY, SEGMENT, TEXTS
 Kind = Literal[
     "cache",
     "texts",
+    "inputs",
     "plan",
     "tar index",
     "text index",
@@ -46,6 +49,7 @@ Kind = Literal[
 KINDS: Mapping[Kind, str] = {
     "cache": "caches",
     "texts": "kept texts",
+    "inputs": "samples of iterators",
     "plan": "plans",
     "tar index": "tar indexes",
     "text index": "indexes of lines of text",
@@ -66,10 +70,14 @@ _INDEX: Mapping[str, tuple[Kind, re.Pattern[str]]] = {
 }
 _LISTING = re.compile(r"[0-9a-f]{8,64}")
 _TEXTS = re.compile(r"[0-9a-f]{16}")
-_SHARD = ".tdz"
+_INPUTS = re.compile(r"[0-9a-f]{32}")
+_READ_ENDS = (".tdz", ".media", ".image")
+"""Ends of the files that readers of samples read."""
 _MADE_NS = 60 * 10**9
 """Sealing reads shards too."""
 _MOST_BYTES = 64 * 1024 * 1024
+_Document = Callable[[Path, int], tuple[Mapping[str, Any], int]]
+"""(folder, descriptor of it) -> what it says of itself, and when it was written. Raises CacheError, OSError."""
 
 
 @dataclass(kw_only=True)
@@ -114,7 +122,7 @@ class Item:
         """
         noted = self.uses[0].used_ns if self.uses else 0
         written = self.contents.changed_ns if self.kind in _GROWING else 0
-        read = max((file.read_ns for file in self.contents.files if file.name.endswith(_SHARD)), default=0)
+        read = max((file.read_ns for file in self.contents.files if file.name.endswith(_READ_ENDS)), default=0)
         return max(noted, written, read, self.made_ns)
 
     @property
@@ -214,15 +222,6 @@ def _index(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator
         yield _foreign(file, f"no name of a {kind}")
 
 
-def _listing(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[Item]:
-    if is_temporary(name) and file.kind != "other":
-        yield _item(root, "leftover", file)
-    elif file.kind == "folder" and _LISTING.fullmatch(name):
-        yield _described(root, "listing", file, _document_of_listing)
-    else:
-        yield _foreign(file, "no name of a listing")
-
-
 def _build(root: Root, name: str, file: File, found: Mapping[str, File]) -> Iterator[Item]:
     prepared = _PREPARED.fullmatch(name)
     if is_temporary(name) and file.kind != "other":
@@ -240,16 +239,20 @@ def _build(root: Root, name: str, file: File, found: Mapping[str, File]) -> Iter
         yield _foreign(file, "no name of a build")
 
 
-def _texts(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[Item]:
-    if file.kind == "folder" and _TEXTS.fullmatch(name):
-        yield _described(root, "texts", file, _document_of_texts)
-    elif is_temporary(name) and file.kind != "other":
-        yield _item(root, "leftover", file)
-    else:
-        yield _foreign(file, "no name of kept texts")
+def _described_below(
+    kind: Kind, names: re.Pattern[str], what: str, read: _Document
+) -> Callable[[Root, str, File, Mapping[str, File]], Iterator[Item]]:
+    """Returns what yields the items of a folder that holds folders of one kind, each of which describes itself."""
 
+    def items(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[Item]:
+        if file.kind == "folder" and names.fullmatch(name):
+            yield _described(root, kind, file, read)
+        elif is_temporary(name) and file.kind != "other":
+            yield _item(root, "leftover", file)
+        else:
+            yield _foreign(file, f"no name of {what}")
 
-_HOLDERS = {PLANS: _plan, TAR_INDEX: _index, TEXT_INDEX: _index, BUILDING: _build, LISTINGS: _listing, TEXTS: _texts}
+    return items
 
 
 def cache_item(root: Root, file: File) -> Item:
@@ -257,7 +260,7 @@ def cache_item(root: Root, file: File) -> Item:
     return _described(root, "cache", file, _document_of_cache)
 
 
-def _described(root: Root, kind: Kind, file: File, read: Any) -> Item:
+def _described(root: Root, kind: Kind, file: File, read: _Document) -> Item:
     """Returns the item of a folder that describes itself; a foreign one where it does not."""
     if file.kind != "folder":
         return _foreign(file, "no folder, or on another disk")
@@ -365,6 +368,16 @@ def _document_of_texts(_: Path, descriptor: int) -> tuple[Mapping[str, Any], int
     return {**document, "num_texts": sum(_num_texts(name, descriptor) for name in names)}, made_ns
 
 
+def _document_of_inputs(_: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
+    try:
+        status = os.stat(SAMPLES, dir_fd=descriptor, follow_symlinks=False)
+    except FileNotFoundError as err:
+        raise CacheCorruptError(f"it has no {SAMPLES}") from err
+    if not stat.S_ISREG(status.st_mode):
+        raise CacheCorruptError(f"its {SAMPLES} is no regular file")
+    return {}, status.st_mtime_ns
+
+
 def _num_texts(name: str, folder: int) -> int:
     """Returns how many texts a segment says that it has; those of another segment too are among them."""
     with contextlib.suppress(OSError, ValueError):
@@ -375,6 +388,17 @@ def _num_texts(name: str, folder: int) -> int:
         finally:
             os.close(file)
     return 0
+
+
+_HOLDERS = {
+    PLANS: _plan,
+    TAR_INDEX: _index,
+    TEXT_INDEX: _index,
+    BUILDING: _build,
+    LISTINGS: _described_below("listing", _LISTING, "a listing", _document_of_listing),
+    TEXTS: _described_below("texts", _TEXTS, "kept texts", _document_of_texts),
+    INPUTS: _described_below("inputs", _INPUTS, "samples of an iterator", _document_of_inputs),
+}
 
 
 def read_document(descriptor: int, name: str) -> tuple[dict[str, Any], int]:

@@ -19,6 +19,7 @@ from forebay.errors import CacheNotFoundError, ConfigError
 from forebay.progress import during
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
+from forebay.store.inputs import FOLDER as INPUTS
 from forebay.store.lookup import find_cache, mirrored, require
 from forebay.store.remote.mirror import cache_folder
 from forebay.store.texts import TEXTS
@@ -181,7 +182,7 @@ def _named_item(options: argparse.Namespace, text: str) -> tuple[str, str]:
         return options.cache_root, path.relative_to(inside).as_posix() if is_inside else text
     if not os.path.lexists(path):
         return os.path.abspath("caches"), text
-    holders = (PLANS, TAR_INDEX, TEXT_INDEX, BUILDING, LISTINGS, TEXTS)
+    holders = (PLANS, TAR_INDEX, TEXT_INDEX, BUILDING, LISTINGS, TEXTS, INPUTS)
     holder = path.parent.name if path.parent.name in holders else ""
     return str(path.parent.parent if holder else path.parent), f"{holder}/{path.name}" if holder else path.name
 
@@ -206,7 +207,12 @@ def _add_prune(actions: Any) -> None:
     parser.add_argument("--tar-indexes", action="store_true", help="indexes of tars that are gone or changed")
     parser.add_argument("--text-indexes", action="store_true", help="indexes of texts that are gone or changed")
     parser.add_argument("--listings", action="store_true", help="lengths of conversations read without a cache")
+    parser.add_argument("--inputs", action="store_true", help='samples that iterators of kind = "python" yielded')
     _add_removal(parser)
+
+
+_RULES = ("leftovers", "plans", "tar_indexes", "text_indexes", "listings", "inputs")
+"""Of `prune`, beside those that choose caches."""
 
 
 def _prune(options: argparse.Namespace) -> int:
@@ -227,7 +233,7 @@ def _prune(options: argparse.Namespace) -> int:
         older_than_s=None if options.older_than is None else parse_age(options.older_than),
         unwanted=options.unwanted is not None,
         max_bytes=None if options.max_size is None else parse_size(options.max_size),
-        **{name: getattr(options, name) for name in ("leftovers", "plans", "tar_indexes", "text_indexes", "listings")},
+        **{name: getattr(options, name) for name in _RULES},
     )
     rules.require_one()
     if rules.unwanted != bool(files):

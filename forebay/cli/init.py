@@ -10,7 +10,7 @@ from typing import Any
 from forebay.cli.options import command, completes, on_disk, printed
 from forebay.errors import ConfigError
 
-_ROLES = ("audio", "text", "language", "id", "image", "question", "answer", "messages", "features")
+_ROLES = ("audio", "text", "language", "id", "image", "question", "answer", "messages", "label", "features")
 
 
 def add_init(commands: Any) -> None:
@@ -40,6 +40,11 @@ def add_init(commands: Any) -> None:
         type=_column,
         help=f"which column holds what: {', '.join(_ROLES)}",
     )
+    answers.add_argument(
+        "--prompt",
+        choices=("chat", "label", "plain", "none"),
+        help="what is read beside images: conversations, classes, texts, nothing",
+    )
     answers.add_argument("--split", metavar="NAME", help="which split of a data set is read")
     answers.add_argument(
         "--languages-from-folders", choices=("true", "false"), help="whether folders are named after languages"
@@ -60,6 +65,7 @@ def _given(options: argparse.Namespace) -> dict[str, str]:
     """Returns the answers of the command line, as a `Chooser` takes them."""
     plain = {
         "kind": options.kind,
+        "prompt": options.prompt,
         "split": options.split,
         "languages-from-folders": options.languages_from_folders,
         "weights": options.weights,

@@ -18,7 +18,8 @@ from forebay.errors import ConfigError
 
 def add_train(commands: Any) -> None:
     """Adds `forebay train`."""
-    parser = command(commands, "train", _train, "a small reference loop for Whisper, Qwen3-ASR and Qwen3-VL models")
+    about = "a reference loop for any model of transformers that takes the batch and returns a loss"
+    parser = command(commands, "train", _train, about)
     add_config(parser)
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint under train.output_dir")
     parser.add_argument("--dry-run", action="store_true", help="plan and loader alone, without a model")

@@ -20,7 +20,8 @@ class SourceKind:
     names after the other. has_columns: it reads `[source.columns]`, which are then in the key. has_audio: its samples
     have sound. has_splits: a folder may hold several splits, of which `source.split` is read. keeps: the modalities
     whose samples may have `keep_columns`. is_deep: the files lie below the folder at any depth, and are samples
-    themselves. needs_text: a sample without text is left out as `no_text`.
+    themselves. needs_text: a sample without text is left out as `no_text`. images: those of a folder under `[vision]`,
+    where these are others than `files`.
     """
 
     speech: str = ""
@@ -33,6 +34,30 @@ class SourceKind:
     keeps: tuple[str, ...] = ()
     is_deep: bool = False
     needs_text: bool = False
+    images: tuple[str, ...] = ()
+
+    def files_of(self, reads: Reads) -> tuple[str, ...]:
+        """Returns which files of a folder are manifests, for rows that are read so."""
+        if reads == "recordings" or not self.images:
+            return self.files
+        return (*self.images, *(f"*{ending}" for ending in TEXT_OF_IMAGE)) if reads == "texts" else self.images
+
+
+Reads = Literal["recordings", "conversations", "labels", "texts", "images"]
+"""What rows of a source are read as: recordings, or under `[vision]` what `text.prompt` makes of them. `labels`,
+`texts` and `images` are rows of one image with a class, with a text, or with nothing."""
+
+READS: Mapping[str, Reads] = {"chat": "conversations", "label": "labels", "plain": "texts", "none": "images"}
+"""By `text.prompt`, under `[vision]`."""
+
+COLUMNS_READ: Mapping[Reads, tuple[str, ...]] = {
+    "recordings": ("audio", "text", "language", "id", "duration", "features", "labels"),
+    "conversations": ("image", "question", "answer", "messages", "id"),
+    "labels": ("image", "label", "id"),
+    "texts": ("image", "text", "id"),
+    "images": ("image", "id"),
+}
+"""The columns of `[source.columns]` that kinds of source read by name."""
 
 
 _SPEECH, _VISION = "forebay.preprocess.sources.speech", "forebay.preprocess.sources.vision"
@@ -43,6 +68,10 @@ RECORDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif")
 """The files that `kind = "folder"` looks for, in any case of letters."""
 TEXTS_BESIDE = (".txt", ".lab")
 """The files that may hold their transcripts; `.normalized.txt` and `.trans.txt` are such too."""
+PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+"""The files that `kind = "folder"` looks for under `[vision]`, in any case of letters."""
+TEXT_OF_IMAGE = (".txt",)
+"""The files that hold their texts."""
 
 SOURCE_KINDS = {
     "tar": SourceKind(speech=f"{_SPEECH}.tar:KIND", files=("*.parquet",), keeps=("speech",)),
@@ -74,11 +103,19 @@ SOURCE_KINDS = {
     ),
     "folder": SourceKind(
         speech=f"{_SPEECH}.folder:KIND",
+        vision=f"{_VISION}.folder:KIND",
+        images=tuple(f"*{ending}" for ending in PICTURES),
         files=(*(f"*{ending}" for ending in RECORDINGS), *(f"*{ending}" for ending in TEXTS_BESIDE)),
         has_columns=True,
         keeps=("speech",),
         is_deep=True,
         needs_text=True,
+    ),
+    "python": SourceKind(
+        speech=f"{_SPEECH}.python:KIND",
+        vision=f"{_VISION}.jsonl:KIND",
+        files=("*.py",),
+        keeps=("speech", "vision"),
     ),
     "ljspeech": SourceKind(speech=f"{_SPEECH}.ljspeech:KIND", files=("metadata.csv",)),
     "text": SourceKind(
@@ -126,7 +163,7 @@ class SourceColumns:
     audio: str = "audio"
     """Column of the sound: bytes, a path, or both."""
     text: str = "text"
-    """Column of the transcript."""
+    """Column of the transcript; with `[vision]` and `text.prompt = "plain"` of the image's text."""
     language: str = "language"
     """Column of the language's code."""
     features: str | None = None
@@ -148,6 +185,9 @@ class SourceColumns:
     """Of `kind = "text"`: column of what stands before the text in a prompt. Left out: `prompt`, where there is one."""
     messages: str = "messages"
     """With `[vision]`: column of the conversation, a list or its JSON. `conversations` is found too."""
+    label: str = "label"
+    """With `[vision]` and `text.prompt = "label"`: column of the image's class, a name or an integer, or of a list of
+    them where an image has several."""
 
     @property
     def media(self) -> str:
@@ -167,10 +207,16 @@ class SourceConfig:
     `webdataset`: tars of audio and `.json` or `.txt`. `jsonl`: lines of `audio`, `text`, `language`?, `prompt`?. `hf`:
     a `save_to_disk` folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`:
     texts without audio, `.txt` files of a text a line, JSON lines of `text`, `id`?, `language`?, `prompt`?, either as
-    `.gz` or `.zst` too, or a column of parquet. A config with `[vision]` takes `table`, `jsonl`, `hf` or
+    `.gz` or `.zst` too, or a column of parquet. `python`: an iterator of your own, see
+    `manifest`. A config with `[vision]` takes `table`, `jsonl`, `hf` or
     `webdataset`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True, "url": True})
-    """File, folder or glob, or a list of them; each may be a URL. The path is not in the key, the content is."""
+    """File, folder or glob, or a list of them; each may be a URL. The path is not in the key, the content is. Of
+    `kind = "python"`: `"inputs.py:Clips"`, a class or function beside the config whose iteration yields dicts of `id`,
+    `audio` (encoded bytes, or float32 or int16 with `sample_rate_hz`), `text`?, `language`?, `prompt`?, or with
+    `[vision]` lines as of `jsonl`, whose `image` or `images` are encoded bytes in the place of paths; it runs once,
+    in `forebay preprocess`, with `allow_code = true` under `[run]` in the file itself. In the key is what it
+    yielded."""
     split: str = "train"
     """Part of the cache folder's name. It picks the split of an `hf` folder, by folders or by names such as
     `train-00000-of-00002.parquet`."""
@@ -304,7 +350,9 @@ class AudioConfig:
     sample_rate_hz: int = 16_000
     """Samples a second of `waveform` and `mel`. The other features are defined at 16000 Hz."""
     features: str = "log_mel"
-    """Which features are stored: a step by its name. `none`: samples are text alone, of a source of kind "text"."""
+    """Which features are stored: a step by its name, or a class of your own, `"steps/my_fbank.py:Fbank40"` beside the
+    config or the name of an entry point `"forebay.steps"`, with `allow_code = true` under `[run]` in the file itself.
+    `none`: samples are text alone, of a source of kind "text"."""
     keep_waveform: bool = False
     """Also store the decoded waveform (int16) beside the features."""
     energy: bool = False
@@ -340,11 +388,16 @@ class VisionConfig:
     __pydantic_config__ = STRICT
 
     processor: str = field(metadata={"path": True})
-    """Folder with the preprocessor_config.json of a Qwen2-VL family image processor; in the key by content."""
+    """Folder with the preprocessor_config.json of an image processor of transformers; in the key by content."""
+    images: Literal["auto", "patches", "processor"] = "auto"
+    """What is stored of an image. `patches`: those of Qwen2-VL's family, of which batches are packs. `processor`: what
+    the processor gives of the image, whatever its class. `auto`: patches where the processor is of that family and
+    `text.prompt = "chat"` finds the family's tokens in the tokenizer, else as the processor gives them."""
     codec: Literal["raw", "zstd", "webp", "source"] = "raw"
-    """How the patches lie on disk; in the folder's name and the shard keys, not in the key: the values are the same."""
+    """How images lie on disk, of `images = "processor"` raw or zstd; in the folder's name and the shard keys, not in
+    the key: the values are the same."""
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Every other field of the section: the settings of the step `qwen2_vl`."""
+    """Every other field of the section: the settings of the step, `qwen2_vl` for patches, else `processor`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -353,10 +406,11 @@ class TextConfig:
 
     __pydantic_config__ = STRICT
 
-    tokenizer: str = field(metadata={"path": True})
-    """Folder with the tokenizer's files; in the key by their content."""
+    tokenizer: str = field(default="", metadata={"path": True})
+    """Folder with the tokenizer's files; in the key by their content. `label` and `none` need none."""
     prompt: str = "plain"
-    """How a text is written before it is tokenised: a step by its name. `chat` is for `[vision]`, and only for it."""
+    """How a text is written before it is tokenised: a step by its name. With `[vision]`: `chat` conversations, `label`
+    classes, `plain` texts of images (CLIP, SigLIP), `none` images alone."""
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Every other field of the section: the settings of that step."""
 

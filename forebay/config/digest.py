@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from forebay.errors import ConfigError
+from forebay.visible import an
+
+Thing = Literal["tokenizer", "processor", "extractor", "model", "dataset"]
 
 _PATTERNS = (
     "tokenizer.json",
@@ -72,26 +77,56 @@ def processor_digest(folder: Path) -> str:
 
     Raises ConfigError, naming the field, where the folder is missing, cannot be read, or holds no processor.
     """
+    return _digest_of(folder, _IMAGES).hexdigest()
+
+
+def extractor_digest(folder: Path) -> str:
+    """Returns the sha256, as 64 hex digits, of the names and contents of the files that define a feature extractor.
+
+    Raises ConfigError, naming the field, where the folder is missing, cannot be read, or holds no extractor.
+    """
+    return _digest_of(folder, _SOUND).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kind:
+    """What messages say of a folder with a processor: the setting, the word for it in code, and what it is."""
+
+    setting: str
+    thing: Thing
+    what: str
+
+
+_IMAGES = _Kind(setting="vision.processor", thing="processor", what="image processor")
+_SOUND = _Kind(setting="audio.extractor", thing="extractor", what="feature extractor")
+
+
+def _digest_of(folder: Path, kind: _Kind) -> hashlib._Hash:
     if not folder.is_dir():
-        raise ConfigError(
-            f"vision.processor: {folder} is not a folder; point it at one with a preprocessor_config.json"
-            f"{hub_advice(folder, 'processor')}",
-            code="FB107",
+        raise _refused(
+            kind,
+            f"{folder} is not a folder; point it at one with a preprocessor_config.json"
+            f"{hub_advice(folder, kind.thing)}",
         )
     digest = hashlib.sha256()
     present = [folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()]
     if not present:
-        raise ConfigError(
-            f"vision.processor: {folder} holds no image processor (no {' or '.join(_PROCESSOR_FILES)}); "
-            "save one there with processor.save_pretrained(folder)",
-            code="FB107",
+        raise _refused(
+            kind,
+            f"{folder} holds no {kind.what} (no {' or '.join(_PROCESSOR_FILES)}); "
+            f"save one there with {kind.thing}.save_pretrained(folder)",
         )
     try:
         for path in present:
             _add(digest, path.name, path.read_bytes())
     except OSError as err:
-        raise ConfigError(f"vision.processor: cannot read {err.filename}: {err.strerror}", code="FB107") from err
-    return digest.hexdigest()
+        raise _refused(kind, f"cannot read {err.filename}: {err.strerror}") from err
+    return digest
+
+
+def _refused(kind: _Kind, why: str) -> ConfigError:
+    message = f"{kind.setting}: {why}"
+    return ConfigError(message, code="FB107") if kind is _IMAGES else ConfigError(message, code="FB121")
 
 
 def _add(digest: hashlib._Hash, name: str, content: bytes) -> None:
@@ -111,16 +146,28 @@ def _model_type(path: Path) -> str:
     return str(config.get("model_type", "")) if isinstance(config, dict) else ""
 
 
-Thing = Literal["tokenizer", "processor", "model", "dataset"]
-
 _LINES: dict[Thing, str] = {
     "tokenizer": "from transformers import AutoTokenizer as A; A.from_pretrained({name!r}).save_pretrained({folder!r})",
     "processor": (
         "from transformers import AutoImageProcessor as A; A.from_pretrained({name!r}).save_pretrained({folder!r})"
     ),
+    "extractor": (
+        "from transformers import AutoFeatureExtractor as A; A.from_pretrained({name!r}).save_pretrained({folder!r})"
+    ),
     "model": "from huggingface_hub import snapshot_download as s; s({name!r}, local_dir={folder!r})",
     "dataset": "from datasets import load_dataset as l; l({name!r}).save_to_disk({folder!r})",
 }
+
+
+_HUB = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/((?!datasets/|spaces/)\w[\w.-]*/\w[\w.-]*)", re.ASCII)
+
+
+def url_problem(url: str) -> str:
+    """Returns what is wrong with a URL where a folder is wanted, and the command that makes a folder of it."""
+    said, found = f"{url} is a URL, and this is read from this machine: name a local path", _HUB.match(url)
+    if found is None:
+        return said
+    return f"{said}; download the folder: hf download {found[1]} --local-dir {found[1].rpartition('/')[2]}"
 
 
 def hub_advice(folder: Path, thing: Thing) -> str:
@@ -135,6 +182,6 @@ def hub_advice(folder: Path, thing: Thing) -> str:
     line = _LINES[thing].format(name=name, folder=str(folder))
     quoted = shlex.quote(line) if set(line) & set('"$`\\!') else f'"{line}"'
     return (
-        f"; forebay takes folders and downloads nothing: if {name} is the name of a {thing} of the Hub, save it there: "
-        f"python -c {quoted}"
+        f"; forebay takes folders and downloads nothing: if {name} is the name of {an(thing)} of the Hub, save it "
+        f"there: python -c {quoted}"
     )

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from forebay.config.digest import url_problem
 from forebay.config.plan import KINDS
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config
@@ -293,7 +294,7 @@ def _absolute(node: Any, folder: Path, problems: list[str], *, section: str = ""
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(node):
         value, name = getattr(node, field.name), f"{section}{field.name}"
-        if field.metadata.get("path"):
+        if field.metadata.get("path") and (value or field.default != ""):
             absolute = functools.partial(_absolute_path, folder=folder, takes_url=bool(field.metadata.get("url")))
             changes[field.name] = _each(value, name, absolute, problems)
         elif dataclasses.is_dataclass(value):
@@ -323,7 +324,7 @@ def _absolute_path(text: str, folder: Path, *, takes_url: bool) -> str:
     if not is_url(place):
         return os.path.normpath(folder / place)
     if not takes_url:
-        raise ConfigError(f"{place} is a URL, and this is read from this machine: name a local path")
+        raise ConfigError(url_problem(place))
     return place
 
 

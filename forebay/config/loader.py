@@ -66,7 +66,7 @@ class MixtureSource:
     config: str | None = field(default=None, metadata={"path": True})
     """Instead of the folder: the config whose cache is read."""
     weight: float | None = None
-    """Weight, of any scale. Left out everywhere: hours to the power of `mixture.temperature`."""
+    """Weight, of any scale. Left out everywhere: hours, or of images samples, to the power of `mixture.temperature`."""
 
     def __post_init__(self) -> None:
         if (self.cache is None) == (self.config is None):
@@ -87,9 +87,10 @@ class MixtureConfig:
     """Instead of several caches: a column of the config's own cache, `language` or `source`. Its values are then the
     sources."""
     weights: dict[str, float] | None = None
-    """Weight of each value of `column`. Left out: hours."""
+    """Weight of each value of `column`. Left out: hours, or of images samples."""
     temperature: float = 1.0
-    """Weights that are left out are hours to this power: 1 is proportional, less lifts the small ones."""
+    """Weights that are left out are hours, or of images samples, to this power: 1 is proportional, less lifts the small
+    ones."""
     batches: Literal["mixed", "per_source"] = "mixed"
     """`mixed`: a micro-batch holds samples of all sources. `per_source`: a micro-batch holds samples of one source."""
     exhausted: Literal["repeat", "end"] = "repeat"

@@ -128,9 +128,9 @@ class TrainConfig:
     """Steps between checkpoints. 0: only at the end."""
     save_total_limit: int = 10
     """Checkpoints that are kept, the newest ones. The best one is kept beside them."""
-    save_best: Literal["wer", "cer", "loss"] | None = None
-    """What the best checkpoint is chosen by, on the first set of `[[train.eval]]`; lower is better. An evaluation of
-    that set then writes a checkpoint if it is the best so far."""
+    save_best: Literal["wer", "cer", "loss", "accuracy", "f1"] | None = None
+    """What the best checkpoint is chosen by, on the first set of `[[train.eval]]`; lower is better, and of `accuracy`
+    and `f1` higher. An evaluation of that set then writes a checkpoint if it is the best so far."""
     trackers: tuple[str, ...] = ()
     """Where the figures of log lines and evaluations go too, by accelerate's names: `tensorboard`, `wandb`, `mlflow`
     and others. A resumed run goes on there. TensorBoard's files lie in `logs/` of the run."""

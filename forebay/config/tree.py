@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from forebay.config.data import STRICT, AudioConfig, LayoutConfig, SourceConfig, TextConfig, VisionConfig
+from forebay.config.data import (
+    READS,
+    STRICT,
+    AudioConfig,
+    LayoutConfig,
+    Reads,
+    SourceConfig,
+    TextConfig,
+    VisionConfig,
+)
 from forebay.config.filter import FilterConfig
 from forebay.config.loader import LoaderConfig, MixtureConfig
 from forebay.config.plan import ByKind, PlanConfig
@@ -50,10 +59,9 @@ class Config:
             self._check_vision(self.vision)
         elif self.source.rows is not None and self.source.kind != "text":
             raise ValueError('source.rows is only for a config with [vision], and for source.kind = "text"')
-        if self.plan is not None and (self.plan.kind == "pack") != (self.vision is not None):
-            wanted = '"pack"' if self.vision is not None else '"bucket" or "window"'
+        if self.plan is not None and self.plan.kind == "pack" and self.vision is None:
             raise ValueError(
-                f'plan.kind is "{self.plan.kind}", wanted {wanted}: packs are of [vision], buckets of audio'
+                f'plan.kind is "{self.plan.kind}", wanted "bucket" or "window": packs are of [vision], buckets of audio'
             )
         if self.mixture.source and self.loader.cache_dir is not None:
             raise ValueError(
@@ -78,15 +86,23 @@ class Config:
                 raise ValueError(f"source.{name} is only for audio, not for a config with [vision]")
         if self.loader.crop_s is not None:
             raise ValueError("loader.crop_s is only for audio, not for a config with [vision]")
-        if self.mixture.is_given:
+        if self.mixture.is_given and self.plan is not None and self.plan.kind == "pack":
             raise ValueError(
-                "mixtures are of plans with buckets, not of the packs of [vision]; list all data in one manifest"
+                'plan.kind is "pack", and mixtures are of plans with buckets; list all data in one manifest, or take '
+                'images as their processor gives them: vision.images = "processor" and plan.kind = "bucket"'
             )
 
     @property
     def modality(self) -> Literal["speech", "vision"]:
         """What the samples are: recordings and texts, or with `[vision]` images and conversations."""
         return "speech" if self.vision is None else "vision"
+
+    @property
+    def reads(self) -> Reads:
+        """What rows of the source are read as."""
+        if self.vision is None:
+            return "recordings"
+        return "conversations" if self.text is None else READS.get(self.text.prompt, "conversations")
 
     @property
     def codec(self) -> str | None:

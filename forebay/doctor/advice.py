@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.doctor.diagnosis import FED, Measured
 from forebay.doctor.predict import Prediction
@@ -141,7 +142,7 @@ def _plan(found: Measured, config: Config) -> Iterator[Advice]:
     saved = 1 - (1 - plan.padding) / (1 - enough.padding)
     if saved < 2 * _POINT:
         return
-    is_pack = config.modality == "vision"
+    is_pack = isinstance(config.plan, PackConfig)
     what = "empty room" if is_pack else "padding"
     settings = {f"plan.{name}": value for name, value in enough.settings.items()}
     yield Advice(

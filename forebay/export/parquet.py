@@ -54,7 +54,7 @@ def _groups(samples: Samples, start: int, *, max_bytes: int) -> Iterator[tuple[i
     for run in samples.runs(start):
         first, held, size = 0, [], 0
         for place, index in enumerate(run.indices.tolist()):
-            values = samples.cache.read(index)
+            values = samples.read(index)
             held.append(values)
             size += sum(_size(values[spec.name]) for spec in specs)
             if size >= max_bytes or place + 1 == len(run.indices):

@@ -15,12 +15,13 @@ import pyarrow as pa
 from forebay.errors import ConfigError
 from forebay.store.cache import Cache
 from forebay.store.chunked import no_such_row
+from forebay.store.image.arrays import StoredArrays
 from forebay.store.image.codec import FIELDS
 from forebay.store.image.settings import ImageSettings
 from forebay.store.layout import ROW_BITS, ROW_MASK, FieldSpec, Group, Ints
 from forebay.store.row_table import SampleColumns, rate_of, row_columns, row_table
 from forebay.store.shard import Shard
-from forebay.store.source import has_audio
+from forebay.store.source import has_audio, is_of_images
 
 PATCHES = "patches"
 
@@ -60,14 +61,22 @@ class Samples:
 
     @cached_property
     def tensors(self) -> list[FieldSpec]:
-        """The fields of `cache.read` in their order; `patches` of images are those of each image."""
+        """The fields of `read` in their order; `patches` of images are those of each image."""
         cache, tensors = self.cache, [spec for spec in self.cache.fields.values() if spec.role == "tensor"]
+        if is_of_images(cache):
+            arrays = StoredArrays.of(cache.metadata, folder=cache.folder)
+            texts = [spec for spec in tensors if spec.group == "text" and spec.name != arrays.rows_field]
+            return [*texts, *arrays.joined_specs()]
         if not has_images(cache):
             return tensors
         stored, rows_field = FIELDS[cache.metadata["codec"]], cache.metadata["media_rows"]
         size = ImageSettings.from_json(cache.constants["image"]).patch_bytes
         others = [spec for spec in tensors if spec.name not in (stored, rows_field)]
         return [*others, FieldSpec(name=PATCHES, dtype="uint8", shape=(size,))]
+
+    def read(self, index: int) -> dict[str, Any]:
+        """Returns the fields of a sample; of images as their processor gives them one array a field."""
+        return self.cache.arrays(index) if is_of_images(self.cache) else self.cache.read(index)
 
     def about(self) -> dict[str, Any]:
         """Returns what an export says of the cache: its keys, how its samples were made, what its fields are."""

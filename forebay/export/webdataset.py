@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.export.samples import PATCHES, Samples
+from forebay.export.samples import Samples
 from forebay.store.filling import Summed
 from forebay.store.layout import Array
 from forebay.store.wav import pcm16_wav
@@ -49,9 +49,12 @@ def _members(samples: Samples, row: Mapping[str, Any]) -> dict[str, bytes]:
     fields = {"id": row["sample_id"], **{name: value for name, value in row.items() if name != "sample_id"}}
     members = {f"{key}.json": json.dumps(fields).encode("ascii")}
     for spec in samples.tensors:
+        if spec.name not in values:  # a shape, which the array of an image says itself
+            continue
         value = values[spec.name]
-        if spec.name == PATCHES and isinstance(value, tuple):
-            members |= {f"{key}.{PATCHES}.{number}.npy": _npy(image) for number, image in enumerate(value)}
+        if isinstance(value, tuple):
+            name = member_key(spec.name)
+            members |= {f"{key}.{name}.{number}.npy": _npy(image) for number, image in enumerate(value)}
         elif spec.name == "waveform" and spec.dtype == "int16":
             members[f"{key}.wav"] = pcm16_wav(value, cache.constants["sample_rate_hz"])
         else:

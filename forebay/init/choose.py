@@ -22,18 +22,32 @@ class Choice(Generic[T]):
     answer: T
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the model's folder says of how rows of images are read. value: a `text.prompt`; None: it leaves it open.
+
+    why: how it says so. never: prompts that the folder cannot have, and what it lacks.
+    """
+
+    value: str | None = None
+    why: str = ""
+    never: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class Chooser:
     """Answers questions with several answers, the likeliest of which comes first.
 
     given: by option, the values of the command line; a role of `--column text=x` is the option `column text`.
-    takes_first: `--yes`. ask: shows a text to a person and returns what is typed; None without a terminal. said: what
-    was decided in a person's stead. used: options that answered a question.
+    takes_first: `--yes`. ask: shows a text to a person and returns what is typed; None without a terminal. wish: what
+    the model wants of images; None without a model that sees. said: what was decided in a person's stead. used: options
+    that answered a question.
     """
 
     given: Mapping[str, str] = field(default_factory=dict)
     takes_first: bool = False
     ask: Callable[[str], str] | None = None
+    wish: Wish | None = None
     said: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
 

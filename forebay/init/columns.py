@@ -14,7 +14,7 @@ from forebay.config.data import RECORDINGS
 from forebay.init.conversation import as_list
 from forebay.init.table import Table
 from forebay.init.tree import spread
-from forebay.preprocess.sources.vision.webdataset import IMAGE_EXTENSIONS
+from forebay.preprocess.sources.vision.tar_images import IMAGE_EXTENSIONS
 
 NAMES: dict[str, tuple[str, ...]] = {
     "text": (
@@ -27,6 +27,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     "question": ("question", "query", "prompt", "instruction", "input", "problem"),
     "answer": ("answer", "response", "output", "caption", "solution", "label", "text"),
     "messages": ("messages", "conversations", "conversation", "dialogue"),
+    "label": (
+        *("label", "labels", "class", "class_name", "class_label", "category", "categories", "target", "fine_label"),
+        *("coarse_label", "tags", "species"),
+    ),
 }
 """Usual names of what a column holds, the likeliest first."""
 
@@ -125,6 +129,13 @@ def id_columns(table: Table, *, taken: Iterable[str]) -> list[Candidate]:
     return [each for each in found if _are_different(table.values(each.name), len(table.rows))]
 
 
+def class_columns(table: Table, *, taken: Iterable[str]) -> list[Candidate]:
+    """Returns the columns that may be classes of images: ClassLabels, and those with a usual name."""
+    found = _scored(table, "label", taken)
+    declared = [Candidate(name, 3.0) for name in table.classes if name not in set(taken)]
+    return [*declared, *(each for each in found if each.name not in table.classes)]
+
+
 def columns_named(table: Table, role: str, *, taken: Iterable[str] = ()) -> list[Candidate]:
     """Returns the columns with a usual name of what a role holds, the likeliest first."""
     return _scored(table, role, taken)
@@ -151,6 +162,8 @@ def _fits(role: str, values: list[Any]) -> bool:
         return all(
             isinstance(value, list) or (isinstance(value, str) and value.lstrip()[:1] == "[") for value in values
         )
+    if role == "label":
+        return all(isinstance(each, str | int) for value in values for each in as_list(value))
     if role in ("text", "question", "answer"):
         return all(isinstance(value, str) for value in values)
     return all(isinstance(value, str | int | float) for value in values)

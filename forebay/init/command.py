@@ -8,21 +8,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forebay.config.digest import url_problem
 from forebay.config.load import parse_config, parse_toml
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
-from forebay.init.choose import Choice, Chooser, written
+from forebay.init.choose import Choice, Chooser, Wish, written
 from forebay.init.describe import facts, problems
+from forebay.init.draft import Draft
 from forebay.init.found import Found
+from forebay.init.learning import trains
 from forebay.init.model import Model, read_model
 from forebay.init.naming import config_name
 from forebay.init.recognise import recognise
-from forebay.init.settings import Draft, draft, mixture, next_commands, why_not_trained
+from forebay.init.settings import draft, mixture, next_commands, why_not_trained
 from forebay.init.toml import document_of, text_of
-from forebay.steps.recipe import recipe_of
-from forebay.steps.sections import contradictions, section_problems
+from forebay.init.trial import tried
+from forebay.steps.contradictions import contradictions
+from forebay.steps.recipe import AnyRecipe, recipe_of
+from forebay.steps.sections import section_problems
 from forebay.terminal import wrapped
 from forebay.visible import from_here
+
+_TRIALS = 4
+"""Settings that a trial adds at most, one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,15 +83,17 @@ def init(options: Options, chooser: Chooser) -> Report:
     if options.out is not None:
         _refuse_existing(options.out, force=options.force)
     model = None if options.model is None else read_model(_folder(options.model))
+    chooser.wish = _wish(model)
     found = recognise(options.data, chooser)
-    weights = _weights(model, chooser)
     name = config_name([Path(os.path.abspath(url_or_path(text))) for text in options.data])
     out = options.out or Path.cwd() / f"{name}.toml"
-    drafts = _drafts(found, name=name, out=out, model=model, weights=weights)
+    drafts = _drafts(found, name=name, out=out, model=model, weights=None)
+    texts = {each.out: _checked(each, chooser) for each in drafts}
+    # Asked when all else is well: nobody answers a question for nothing.
+    if (weights := _weights(model, found, chooser)) is not None:
+        drafts = _drafts(found, name=name, out=out, model=model, weights=weights)
+        texts = {each.out: _checked(each, chooser) for each in drafts}
     _refuse_unused(chooser)
-    for each in drafts:
-        each.head += [f"{said}." for said in (*chooser.said, *each.said)]
-    texts = {each.out: _checked(each) for each in drafts}
     for path in texts:
         _refuse_existing(path, force=options.force)
     for path, text in texts.items():
@@ -94,13 +104,28 @@ def init(options: Options, chooser: Chooser) -> Report:
 def _folder(text: str) -> Path:
     place = url_or_path(text)
     if is_url(place):
-        raise ConfigError(f"--model {place} is a URL; forebay reads models of this machine: name a folder")
+        raise ConfigError(f"--model {url_problem(place)}")
     return Path(os.path.abspath(place))
 
 
-def _weights(model: Model | None, chooser: Chooser) -> str | None:
+def _wish(model: Model | None) -> Wish | None:
+    """Returns what a model that sees says of how rows of images are read."""
+    if model is None or not model.sees:
+        return None
+    task = model.task
+    if model.has_tokenizer:
+        return Wish() if task is None else Wish(value=task.name, why=task.why)
+    lacks = f"{from_here(model.folder)} holds no tokenizer; put tokenizer.json there and run init again"
+    never = {"chat": lacks, "plain": lacks}
+    # Images alone can be stored for a model of pairs; conversations without their words are nothing.
+    value = None if task is None else "none" if task.name == "plain" else task.name
+    return Wish(value=value, why="" if task is None else task.why, never=never)
+
+
+def _weights(model: Model | None, found: Sequence[Found], chooser: Chooser) -> str | None:
     """Returns `train.init` where it has to be said: for a model whose folder holds no weights."""
-    if "weights" in chooser.given or (model is not None and model.trains and not model.has_weights):
+    is_trained = model is not None and any(trains(each, model) for each in found)
+    if "weights" in chooser.given or (model is not None and is_trained and not model.has_weights):
         if model is None:
             raise ConfigError("--weights is of a model: give --model DIR too")
         choices = [
@@ -119,7 +144,7 @@ def _drafts(found: Sequence[Found], *, name: str, out: Path, model: Model | None
     if any(each.modality == "vision" for each in found):
         kinds = ", ".join(f"{each.modality} ({each.kind})" for each in found)
         raise ConfigError(
-            f"the data is {kinds}, and packs of images are of one kind; run forebay init on each, "
+            f"the data is {kinds}, and a cache of images is of one kind; run forebay init on each, "
             "or write all conversations as JSON lines of one form"
         )
     parts = []
@@ -144,17 +169,28 @@ def _refuse_unused(chooser: Chooser) -> None:
         raise ConfigError(f"{unused[0]} answers no question about this data; leave it out")
 
 
-def _checked(made: Draft) -> str:
-    """Returns the text of a config after it was read as `forebay preprocess` reads it. Raises ConfigError otherwise."""
+def _checked(made: Draft, chooser: Chooser) -> str:
+    """Returns the text of a config after it was read as `forebay preprocess` reads it, and its steps were opened.
+
+    Raises ConfigError for what would not build.
+    """
+    made.head += [f"{said}." for said in (*chooser.said, *made.said)]
+    for _ in range(_TRIALS):
+        if tried(made, _recipe(made, text_of(made.sections, head=made.head))):
+            break
     text = text_of(made.sections, head=made.head)
+    _recipe(made, text)
+    return text
+
+
+def _recipe(made: Draft, text: str) -> AnyRecipe:
     document = parse_toml(text)
     if document != document_of(made.sections):
         raise ConfigError(f"{made.out}: the settings do not survive being written; this is a fault of forebay init")
     config = parse_config(document, path=made.out, check=section_problems)
     if found := contradictions(config):
         raise ConfigError("\n".join([f"{made.out} would be no forebay config:", *(f"  {line}" for line in found)]))
-    recipe_of(config)
-    return text
+    return recipe_of(config)
 
 
 def _refuse_existing(path: Path, *, force: bool) -> None:

@@ -18,6 +18,9 @@ def facts(found: Found) -> str:
         parts += _sound_facts(found, found.sounds)
     if found.pictures is not None and found.pictures.sizes:
         parts += _picture_facts(found.pictures)
+    if found.classes.total():
+        number = len(found.classes)
+        parts.append(f"{number:,} class{'es' * (number > 1)} ({shares(found.classes)})")
     if found.languages:
         parts.append(f"languages {shares(found.languages)}")
     return ", ".join(parts)

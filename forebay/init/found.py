@@ -23,6 +23,8 @@ class Found:
     about so many where not `is_exact`. sounds, pictures: what some headers say. texts: some transcripts, or the words
     of some conversations. languages: how often each was met. others: columns that nothing takes. images_a_row: of some
     rows. notes: comments for the file, in sentences. audio: settings of `[audio]` that the data itself asks for.
+    prompt: what rows of images are read as, a `text.prompt`. classes: how often each class was met.
+    has_all_classes: no class is missing there.
     """
 
     kind: str
@@ -41,6 +43,9 @@ class Found:
     others: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     audio: dict[str, Any] = field(default_factory=dict)
+    prompt: str = "chat"
+    classes: Counter[str] = field(default_factory=Counter)
+    has_all_classes: bool = False
     has_text: bool = True
     has_labels: bool = False
 
@@ -51,8 +56,8 @@ class Found:
 
     def is_like(self, other: Found) -> bool:
         """Says whether one config can read both: the same kind, settings and columns."""
-        return (self.kind, self.modality, self.columns, self.audio, _plain(self.source)) == (
-            *(other.kind, other.modality, other.columns, other.audio),
+        return (self.kind, self.modality, self.prompt, self.columns, self.audio, _plain(self.source)) == (
+            *(other.kind, other.modality, other.prompt, other.columns, other.audio),
             _plain(other.source),
         )
 

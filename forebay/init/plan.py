@@ -14,6 +14,7 @@ HEARD_S = 30.0
 _FEW = 4_000
 _MOST_BUCKETS, _SAMPLES_A_BUCKET = 32, 16
 _BATCH_SIZE = 8
+_IMAGES = 32
 _LEAST_SECONDS, _MOST_SECONDS = 20, 240
 _LEAST_TOKENS, _MOST_TOKENS = 1024, 16_384
 _CHARS_A_TOKEN = 2.5
@@ -33,6 +34,12 @@ def num_buckets(found: Found) -> int:
 def batch_size(found: Found) -> int:
     """Returns clips a batch, where every clip is padded to one length anyway."""
     return max(1, min(_BATCH_SIZE, found.count // 4 or 1))
+
+
+def images_a_batch(found: Found) -> int:
+    """Returns samples a batch of images, fewer where a sample is a conversation."""
+    most = _BATCH_SIZE if found.prompt == "chat" else _IMAGES
+    return max(1, min(most, found.count // 4 or 1))
 
 
 def batch_seconds(found: Found) -> int:

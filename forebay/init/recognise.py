@@ -16,6 +16,7 @@ from forebay.init.found import Found, Reading
 from forebay.init.media import Pictures, Sounds
 from forebay.init.readings.datasets import dataset_reading, parquet_reading
 from forebay.init.readings.folders import folder_readings
+from forebay.init.readings.pictures import picture_reading
 from forebay.init.readings.tables import table_readings
 from forebay.init.readings.tars import tar_readings
 from forebay.init.readings.texts import is_packed_text, packed_reading, text_reading
@@ -34,8 +35,10 @@ NEEDS = """forebay init knows:
   a table (csv, tsv, jsonl, parquet, arrow) with a column of paths of recordings that are there;
   LJSpeech (metadata.csv beside wavs/), Common Voice (train.tsv beside clips/);
   a save_to_disk folder of the datasets library, or parquet files with recordings or images in their rows;
-  tars of recordings, or of images, each with a .json or .txt of its name;
-  JSON lines of image, question, answer (or messages) beside the images; plain texts, a text a line;
+  tars of recordings, or of images, each with a .json, .txt or .cls of its name;
+  images in folders of their classes, with a .txt of the same name beside each, or alone;
+  a table with a column of paths of images, and a question and answer (or messages), a class or a text beside it;
+  plain texts, a text a line;
   texts alone as JSON lines, compressed lines (.gz, .zst), or a column of parquet"""
 
 
@@ -123,6 +126,8 @@ def _of_folder(folder: Path, tree: Tree, problems: list[str]) -> list[Reading]:
     if data and (reading := parquet_reading(data, _parents(data), problems)) is not None:
         readings.append(reading)
     readings += table_readings(tables, tree, problems)
+    if (pictures := picture_reading(tree)) is not None:
+        readings.append(pictures)
     names = [] if readings or tree.audio or tree.images else tree.by_extension.get(".txt", [])
     if texts := [tree.path(name) for name in names]:
         readings.append(text_reading(texts, _parents(texts)))
@@ -172,8 +177,6 @@ def _most(tree: Tree) -> list[tuple[str, int]]:
 
 def _hints(tree: Tree) -> list[str]:
     hints = []
-    if tree.images:
-        hints.append("  images alone say nothing to learn: write JSON lines of image, question and answer beside them")
     arrays = tree.by_extension.get(".json", [])
     if 0 < len(arrays) <= _MOST_PROBLEMS:
         hints.append(f"  {arrays[0]}: {array_advice(tree.path(arrays[0]))}")
@@ -200,6 +203,8 @@ def joined(first: Found, second: Found) -> Found:
         texts=[*first.texts, *second.texts],
         images_a_row=[*first.images_a_row, *second.images_a_row],
         languages=first.languages + second.languages,
+        classes=first.classes + second.classes,
+        has_all_classes=first.has_all_classes and second.has_all_classes,
         noun=first.noun if first.noun == second.noun else "samples",
         notes=[*first.notes, *(note for note in second.notes if note not in first.notes)],
         has_text=first.has_text or second.has_text,

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +13,16 @@ from forebay.config.data import OWN_COLUMNS, SOURCE_KINDS
 from forebay.errors import ConfigError
 from forebay.init import plan
 from forebay.init.describe import facts, problems
+from forebay.init.draft import Draft
 from forebay.init.found import Found
-from forebay.init.model import TRAINED, Model
+from forebay.init.hearing import PROCESSORS
+from forebay.init.learning import not_learnt
+from forebay.init.model import Model
+from forebay.init.seeing import vision
 from forebay.init.toml import Section, value_of
 from forebay.steps.text.normalize import whisper_code
 
 _MOST_NAMES = 100
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-
-
-@dataclass(slots=True, kw_only=True)
-class Draft:
-    """A config to be written. head: comments on top. said: what was decided and a person should hear too."""
-
-    name: str
-    out: Path
-    found: Found
-    model: Model | None = None
-    weights: str | None = None
-    sections: list[Section] = field(default_factory=list)
-    head: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-
-    def relative(self, path: Path) -> str:
-        """Returns a path as the config writes it: relative to the config's folder."""
-        text = os.path.relpath(path, self.out.parent)
-        return f"./{text}" if _SCHEME.match(text) else text
-
-    @property
-    def trains(self) -> bool:
-        """Whether `forebay train` can train on it."""
-        model, found = self.model, self.found
-        return model is not None and model.trains and (found.has_text or found.modality != "speech")
 
 
 def draft(found: Found, *, name: str, out: Path, model: Model | None, weights: str | None) -> Draft:
@@ -63,7 +40,7 @@ def draft(found: Found, *, name: str, out: Path, model: Model | None, weights: s
     made.sections.append(Section("", [("name", name, "the first part of the cache folder's name")]))
     made.sections += _source(made)
     if found.modality == "vision":
-        made.sections += _vision(made)
+        made.sections += vision(made)
     else:
         made.sections += _hearing(made)
     if made.trains:
@@ -75,8 +52,9 @@ def _check_model(found: Found, model: Model | None) -> None:
     if model is None:
         if found.modality == "vision":
             raise ConfigError(
-                "images are cut into patches as a model's processor does it; give --model DIR: the folder of a "
-                "Qwen2-VL, Qwen2.5-VL or Qwen3-VL with preprocessor_config.json, tokenizer.json and a chat template"
+                "images are stored as a model's processor makes them; give --model DIR: the folder of a model that "
+                "sees, with preprocessor_config.json, and for conversations and texts tokenizer.json and, where it "
+                "talks, a chat template"
             )
         if found.modality == "text":
             raise ConfigError(
@@ -85,11 +63,17 @@ def _check_model(found: Found, model: Model | None) -> None:
             )
         return
     kind = model.model_type or "a tokenizer"
-    if found.modality == "vision" and model.images is None:
-        raise ConfigError(f"--model {model.folder} is {kind} and sees no images; name a Qwen2-VL or Qwen3-VL folder")
-    if found.modality == "speech" and not model.audio and model.images is not None:
-        raise ConfigError(f"--model {model.folder} is {kind} and hears no sound; name a Whisper or Qwen3-ASR folder")
-    if found.modality == "text" and (model.text_prompt is None or model.images is not None):
+    if found.modality == "vision" and not model.sees:
+        raise ConfigError(
+            f"--model {model.folder} is {kind} and sees no images: {' and '.join(PROCESSORS)} name no image processor; "
+            "name the folder of a model that sees, or save its processor there with processor.save_pretrained(folder)"
+        )
+    if found.modality == "speech" and not model.audio and model.sees:
+        raise ConfigError(
+            f"--model {model.folder} is {kind} and hears no sound; name a Whisper or Qwen3-ASR folder, or any other "
+            "with a feature extractor (docs/models.md)"
+        )
+    if found.modality == "text" and model.text_prompt is None:
         raise ConfigError(f"--model {model.folder} is {kind}; texts alone need a tokenizer of a speech or text model")
 
 
@@ -137,7 +121,9 @@ def _audio(made: Draft) -> dict[str, Any]:
 def _hearing(made: Draft) -> list[Section]:
     audio, text = Section("audio"), _text(made)
     for name, value in _audio(made).items():
-        audio.add(name, value)
+        audio.add(name, made.relative(value) if isinstance(value, Path) else value)
+    if made.model is not None and made.model.audio and not made.found.audio and made.found.modality == "speech":
+        audio.notes.append(f"{made.model.audio_why[:1].upper()}{made.model.audio_why[1:]}.")
     if made.model is None and made.found.modality == "speech" and not made.found.audio:
         audio.notes.append(
             "Features for Whisper; also: qwen3_asr, w2v_bert, waveform. With forebay init --model DIR they are the "
@@ -158,6 +144,8 @@ def _text(made: Draft) -> Section | None:
     section = Section("text")
     section.add("tokenizer", made.relative(model.folder))
     section.add("prompt", "given" if found.has_labels else prompt)
+    if model.task is not None and model.task.name == "CTC" and found.modality == "speech" and not found.has_labels:
+        section.add("end_token", value=False, comment=f"CTC: {model.task.why}")
     if prompt == "whisper" and not found.has_labels:
         unknown = _untagged(model, found)
         if unknown:
@@ -192,24 +180,6 @@ def _buckets(made: Draft) -> Section:
     if plan.is_few(found):
         section.add("lockstep", 1, "a small set: no groups of batches of equal shape")
     return section
-
-
-def _vision(made: Draft) -> list[Section]:
-    model, found = made.model, made.found
-    assert model is not None
-    assert model.images is not None
-    folder = made.relative(model.folder)
-    vision, text, packs = Section("vision"), Section("text"), Section("plan")
-    vision.add("processor", folder)
-    text.add("tokenizer", folder)
-    text.add("prompt", "chat", "the folder's chat template; what the assistant says is learnt")
-    usual, longest = plan.conversation_tokens(found, model.images)
-    packs.add("kind", "pack")
-    length = plan.seq_len(found, model.images, max_positions=model.max_positions)
-    packs.add("seq_len", length, f"tokens of a pack; a conversation has about {usual}, the longest about {longest}")
-    if longest > length:
-        made.said.append(f"conversations of more than {length} tokens are left out of packs, counted and listed")
-    return [vision, text, packs]
 
 
 def _train(made: Draft) -> Section:
@@ -261,4 +231,4 @@ def why_not_trained(made: Draft) -> str | None:
         return "forebay train needs a model: forebay init ... --model DIR"
     if not made.found.has_text and made.found.modality == "speech":
         return "forebay train needs texts, and none were found; your own loop takes the batches"
-    return f"forebay train trains {', '.join(TRAINED)}; your own loop takes the batches of {made.model.model_type}"
+    return not_learnt(made.found, made.model)

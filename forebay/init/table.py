@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,6 +45,7 @@ class Table:
     is_exact: bool = True
     blobs: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     delimiter: str = ","
 
     def values(self, name: str) -> list[Any]:
@@ -79,10 +80,11 @@ def read_table(path: Path) -> Table:
 def _data(path: Path) -> Table:
     try:
         file = HfFile(path)
-        blobs = tuple(field.name for field in file.schema if _is_blob(field.type))
-        matrices = tuple(field.name for field in file.schema if holds_numbers(field.type))
+        blobs = tuple(column.name for column in file.schema if _is_blob(column.type))
+        matrices = tuple(column.name for column in file.schema if holds_numbers(column.type))
         light = [name for name in dict.fromkeys(file.schema.names) if name not in {*blobs, *matrices}]
-        rows = tuple(_data_rows(file, light)) if light else ()
+        classes = {name: tuple(found) for name in light if (found := class_names(file.schema, name, in_lists=True))}
+        rows = tuple(_data_rows(file, light, classes)) if light else ()
     except (ManifestError, pa.ArrowException) as err:
         raise ConfigError(f"{path} cannot be read: {err}") from err
     return Table(
@@ -93,13 +95,13 @@ def _data(path: Path) -> Table:
         num_rows=len(file),
         blobs=blobs,
         matrices=matrices,
+        classes=classes,
     )
 
 
-def _data_rows(file: HfFile, names: list[str]) -> Iterator[Row]:
+def _data_rows(file: HfFile, names: list[str], classes: Mapping[str, Sequence[str]]) -> Iterator[Row]:
     starts = file.part_starts()
     parts = spread(range(len(starts) - 1), 8)
-    classes = {name: found for name in names if (found := class_names(file.schema, name)) is not None}
     for part in parts:
         wanted = max(1, SAMPLE // len(parts))
         for batch in file.batches(range(part, part + 1), names, batch_rows=wanted):
@@ -107,13 +109,15 @@ def _data_rows(file: HfFile, names: list[str]) -> Iterator[Row]:
             break
 
 
-def _with_names(row: dict[str, Any], classes: Mapping[str, list[str]]) -> Row:
-    """Returns a row with the names of a ClassLabel instead of its numbers."""
-    named = {
-        name: names[row[name]] if isinstance(row[name], int) and 0 <= row[name] < len(names) else None
-        for name, names in classes.items()
-    }
-    return {**row, **named}
+def _with_names(row: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> Row:
+    """Returns a row with the names of a ClassLabel, or of a list of them, instead of numbers."""
+    return {**row, **{name: _named(row[name], names) for name, names in classes.items()}}
+
+
+def _named(value: Any, names: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_named(each, names) for each in value]
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
 def _is_blob(kind: pa.DataType) -> bool:
@@ -121,7 +125,7 @@ def _is_blob(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _is_blob(kind.value_type)
     if pa.types.is_struct(kind):
-        return any(field.name == "bytes" for field in kind)
+        return any(inner.name == "bytes" for inner in kind)
     return is_bytes(kind)
 
 

@@ -15,9 +15,11 @@ from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
 from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, check_target, write_table, write_wav
 from forebay.inspect.facts import cache_facts, unreadable_facts
+from forebay.inspect.pictures import pictures_of
 from forebay.inspect.plans import Pack, pack_bytes, read_pack, read_plan
+from forebay.inspect.processed import ProcessedSample, read_any
 from forebay.inspect.report.spectrum import hop_s
-from forebay.inspect.sample import ImageSample, Sample, holds_images, read_sample, sample_index
+from forebay.inspect.sample import ImageSample, Sample, holds_images, sample_index
 from forebay.inspect.terminal.plan import plan_report_lines
 from forebay.inspect.terminal.report import report_lines, verify_lines
 from forebay.inspect.terminal.sample import pack_lines, sample_lines
@@ -103,7 +105,7 @@ def _show_cache(place: str, config: Config | None, options: InspectOptions) -> i
             return _print(options, facts, _cache_lines(facts, None))
     cache = open_cache(folder)
     sample = None if options.sample is None else _read(cache, options.sample, config)
-    written = _write(cache, sample, options)
+    written = _write(cache, sample, options, config=config)
     is_report = options.as_json or options.verify or not (sample or written)
     facts = {**(cache_facts(cache, plan_roots=plan_roots) if is_report else {}), **verified}
     if is_report and config is not None and config.filter.is_given:
@@ -142,24 +144,25 @@ def _damaged(folder: Path, plan_roots: list[Path]) -> dict[str, Any]:
 def _read(cache: Cache, wanted: str, config: Config | None) -> Sample:
     check_description(cache.folder, cache.metadata)
     with foreign_values(cache.folder):
-        return read_sample(cache, sample_index(cache, wanted), config=config)
+        return read_any(cache, sample_index(cache, wanted), config=config)
 
 
-def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions) -> list[str]:
+def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, config: Config | None) -> list[str]:
     if sample is not None and outputs.wav is not None:
         write_wav(cache, sample.tensors, outputs.wav)
     if sample is not None and outputs.png is not None:
-        _write_png(cache, sample, outputs.png)
+        _write_png(cache, sample, outputs.png, config=config)
     if outputs.export is not None:
         write_table(cache, outputs.export)
     return [str(path) for path in (outputs.wav, outputs.png, outputs.export) if path is not None]
 
 
-def _write_png(cache: Cache, sample: Sample, path: Path) -> None:
-    from forebay.inspect.picture import draw, draw_tiles, sample_tiles, sample_title, write_figure
+def _write_png(cache: Cache, sample: Sample, path: Path, *, config: Config | None) -> None:
+    from forebay.inspect.picture import draw, draw_tiles, sample_title, tiles_of, write_figure
 
-    if isinstance(sample, ImageSample):
-        write_figure(draw_tiles(sample_tiles(sample), title=sample_title(sample)), path)
+    if isinstance(sample, ImageSample | ProcessedSample):
+        tiles = tiles_of(pictures_of(sample, config=config))
+        write_figure(draw_tiles(tiles, title=sample_title(sample)), path)
     elif has_audio(cache):
         rate_hz, seconds = cache.constants["sample_rate_hz"], hop_s(cache.constants)
         write_figure(draw(sample.tensors, sample.row, sample_rate_hz=rate_hz, hop_s=seconds), path)
@@ -260,8 +263,8 @@ def _pack(cache: Cache | None, plan: dict[str, Any], wanted: str, searched: Sequ
 
 
 def _draw(pack: Pack, folder: Path, path: Path) -> str:
-    from forebay.inspect.picture import draw_tiles, pack_title, sample_tiles, write_figure
+    from forebay.inspect.picture import draw_tiles, pack_title, tiles_of, write_figure
 
-    tiles = [tile for i, sample in enumerate(pack.segments) for tile in sample_tiles(sample, mark=f"#{i} ")]
+    tiles = [tile for i, sample in enumerate(pack.segments) for tile in tiles_of(pictures_of(sample), mark=f"#{i} ")]
     write_figure(draw_tiles(tiles, title=pack_title(pack, folder.name)), path)
     return str(path)

@@ -54,7 +54,7 @@ def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
     """
     import soundfile
 
-    if cache.constants["features"] in ("none", "patches"):
+    if cache.constants["features"] in ("none", "patches", "images"):
         raise ConfigError(f"--wav: {cache.place} has no audio (its fields: {', '.join(tensors)}); leave --wav out")
     if "waveform" not in tensors:
         raise ConfigError(

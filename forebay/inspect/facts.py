@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from forebay.errors import CacheError
+from forebay.inspect.classes import class_facts
+from forebay.inspect.histogram import count_histogram, duration_histogram
 from forebay.inspect.languages import detection_facts
 from forebay.inspect.plans import pack_bytes, plans_of
-from forebay.inspect.sample import float32_bytes, holds_images, image_settings_of
+from forebay.inspect.processed import is_of_processor, processed_facts
+from forebay.inspect.sample import float32_bytes, holds_images, image_counts, image_settings_of
+from forebay.steps.form import promises
 from forebay.steps.table import axis_names
 from forebay.store.cache import Cache
 from forebay.store.image.codec import FIELDS
@@ -46,10 +49,10 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
 
     Beside the interface: num_tokens (of all samples together), folder, name, split, recipe_key, recipe, constants,
     groups, bytes_per_hour, clipped, longer, rejected (the file that lists what was left out), histogram, probe,
-    made_with, made_of (the caches that it was made of, if it was made of caches). Sizes are those of the shards.
+    made_with, promises (how batches of a declared form compare with those of what made it, in words), made_of (the
+    caches that it was made of, if it was made of caches). Sizes are those of the shards.
     detection (see `detection_facts`; null where no language was detected). Without audio histogram is null, and lengths
-    says how long the texts are. A cache of images has what `image_facts`
-    says too.
+    says how long the texts are. A cache of images has what `image_facts` says too, one of classes what `class_facts`.
     Raises CacheCorruptError where the metadata describes no cache, or the lengths are not those that were written.
     """
     metadata = cache.metadata
@@ -68,7 +71,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "size_bytes": size_bytes,
         "excluded": metadata["excluded"],
         "failed": metadata["failed"],
-        "plans": [pack_bytes(cache, plan) for plan in plans] if holds_images(cache) else plans,
+        "plans": [pack_bytes(cache, plan) for plan in plans] if cache.constants["features"] == "patches" else plans,
         "num_tokens": int(cache.lengths["num_tokens"].sum(dtype=np.int64)),
         "folder": os.path.abspath(cache.folder) if cache.mirror is None else cache.place,
         "name": metadata["name"],
@@ -88,9 +91,16 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "detection": detection_facts(cache),
         "probe": metadata["probe"],
         "made_with": metadata["made_with"],
+        "promises": promises(cache.constants),
         "made_of": metadata.get("made_of", []),
-        **(image_facts(cache) if holds_images(cache) else {}),
+        **_of_images(cache),
     }
+
+
+def _of_images(cache: Cache) -> dict[str, Any]:
+    if is_of_processor(cache):
+        return processed_facts(cache) | class_facts(cache)
+    return image_facts(cache) if holds_images(cache) else {}
 
 
 def unreadable_facts(folder: Path) -> dict[str, Any]:
@@ -142,11 +152,7 @@ def image_facts(cache: Cache) -> dict[str, Any]:
     as_float32 = None if patches is None else float32_bytes(patches, image_settings_of(cache))
     return {
         "codec": cache.metadata["codec"],
-        "images": {
-            "stored": stored,
-            "distinct": cache.metadata["num_images"],
-            "used": int(cache.lengths["num_images"].sum(dtype=np.int64)),
-        },
+        "images": image_counts(cache, stored=stored),
         "bytes_per_image": size_bytes / stored if stored else None,
         "float32_bytes_per_image": as_float32 / stored if stored and as_float32 is not None else None,
         "histograms": {name: count_histogram(cache.lengths[f"num_{name}"]) for name in ("tokens", "patches")},
@@ -177,64 +183,3 @@ def _count(cache: Cache, name: str) -> int:
     """Returns the values [n, *shape] of a media field in all shards."""
     place = [field.name for field in shard_fields(list(cache.fields.values()), "media")].index(name)
     return sum(entry.spans[place][1] for _, entry in cache.shard_entries("media"))
-
-
-_WIDTHS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0)
-_MAX_BINS = 16
-
-_BODY = 0.99
-"""Share of the clips that gets bins of equal width; the last bin holds the longest ones whatever their length."""
-
-
-def duration_histogram(durations_s: Array) -> dict[str, list[float]]:
-    """Returns `edges_s`, `samples` and `hours`: at most 17 bins of a round width from 0 that hold all durations.
-
-    durations_s: float64 [num_samples], 0 or more. A clip is in exactly one bin [edges_s[i], edges_s[i + 1]), the last
-    one closed. Bins are chosen for all but the longest hundredth of the clips, so that one clip of an hour does not
-    push all others into one bar.
-    """
-    edges_s = _edges_s(durations_s)
-    bins, count = _bins_of(durations_s, edges_s), len(edges_s) - 1
-    hours = np.bincount(bins, weights=durations_s, minlength=count) / 3600
-    return {
-        "edges_s": edges_s.tolist(),
-        "samples": np.bincount(bins, minlength=count).tolist(),
-        "hours": hours.tolist(),
-    }
-
-
-def count_histogram(lengths: Array) -> dict[str, list[int]]:
-    """Returns `edges` and `samples`: at most 18 bins [edges[i], edges[i + 1]) of a round width, the last one closed.
-
-    lengths: integers [num_samples], 0 or more. As of durations the longest hundredth shares the last bin; the first
-    edge is near the shortest one.
-    """
-    if not len(lengths):
-        return {"edges": [0, 1], "samples": [0]}
-    low, high = int(lengths.min()), int(lengths.max())
-    body = int(np.quantile(lengths, _BODY, method="higher"))
-    width = next(w for w in _round_widths() if body - low < w * _MAX_BINS)
-    edges = [*range(low // width * width, body + 1, width), body // width * width + width]
-    edges += [high] if high > edges[-1] else []
-    return {"edges": edges, "samples": np.bincount(_bins_of(lengths, edges), minlength=len(edges) - 1).tolist()}
-
-
-def _bins_of(values: Array, edges: Array | list[int]) -> Array:
-    # Not np.histogram: it takes a duration on an edge of 0.1 s to either side, as the edge was rounded.
-    return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
-
-
-def _round_widths() -> Iterator[int]:
-    for power in itertools.count():
-        yield from (digit * 10**power for digit in (1, 2, 5))
-
-
-def _edges_s(durations_s: Array) -> Array:
-    longest_s = float(durations_s.max(initial=0.0))
-    body_s = float(np.quantile(durations_s, _BODY, method="higher")) if len(durations_s) else 0.0
-    width_s = next((w for w in _WIDTHS_S if body_s <= w * _MAX_BINS), None)
-    if width_s is None:
-        width_s = 3600.0 * np.ceil(body_s / 3600 / _MAX_BINS)
-    count = max(1, int(np.ceil(body_s / width_s)))
-    edges_s = np.round(np.arange(count + 1) * width_s, 6)
-    return np.append(edges_s, longest_s) if longest_s > edges_s[-1] else edges_s

@@ -14,7 +14,9 @@ import numpy as np
 
 from forebay.errors import MissingExtraError
 from forebay.extras import install_line
+from forebay.inspect.pictures import Picture
 from forebay.inspect.plans import Pack
+from forebay.inspect.processed import ProcessedSample
 from forebay.inspect.sample import ImageSample, spoken
 from forebay.store.files import write_bytes
 from forebay.store.layout import Array
@@ -129,7 +131,11 @@ def _shortened(lines: list[str], count: int) -> list[str]:
 _WIDTH_IN = 12.0
 _MARGIN_IN = 0.15
 _GAP_IN = 0.12
-_CAPTION_IN = 0.56
+_CAPTION_IN = 0.26
+"""Height of a caption that is a name alone."""
+_ABOUT_IN = 0.15
+"""Height of each line more."""
+_MAX_ABOUT = 12
 _LINE_IN = 0.2
 
 _LETTER_IN = 0.068
@@ -149,12 +155,12 @@ _CONVERSATION_LINES = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
-    """One image and what stands below it: mark and name, then two lines. pixels: uint8 [height, width, 3]."""
+    """One image and what stands below it: mark and name, then lines. pixels: uint8 [height, width, 3]."""
 
     pixels: Array
     mark: str
     name: str
-    about: str
+    about: tuple[str, ...]
 
     @property
     def aspect(self) -> float:
@@ -162,23 +168,25 @@ class Tile:
         return float(self.pixels.shape[1] / self.pixels.shape[0])
 
 
-def sample_tiles(sample: ImageSample, *, mark: str = "") -> list[Tile]:
-    """Returns a tile for each image of a sample, in its order; `mark` stands before their names."""
+def tiles_of(pictures: Sequence[Picture], *, mark: str = "") -> list[Tile]:
+    """Returns a tile for each picture, in their order; `mark` stands before their names."""
     return [
         Tile(
-            pixels=image.pixels,
+            pixels=picture.pixels,
             mark=mark,
-            name=printable(image.name),
-            about=f"grid {' x '.join(map(str, image.grid))}\n{image.size} px",
+            name=printable(picture.name),
+            about=tuple(printable(line) for line in picture.about),
         )
-        for image in sample.images
+        for picture in pictures
     ]
 
 
-def sample_title(sample: ImageSample) -> str:
-    """Returns a sample's id and its conversation, an image at its place, in a few lines."""
+def sample_title(sample: ImageSample | ProcessedSample) -> str:
+    """Returns a sample's id and its conversation, an image at its place, or its text or class, in a few lines."""
     lines = [f"sample {sample.index} · {printable(sample.row['sample_id'])}"]
-    for role, text in spoken(sample.conversation):
+    if sample.conversation is None:
+        lines += textwrap.wrap(printable(sample.row.get("text") or ""), _CONVERSATION_COLUMNS)
+    for role, text in spoken(sample.conversation or []):
         lines += textwrap.wrap(f"{role}: {printable(text)}", _CONVERSATION_COLUMNS)
     return "\n".join(_shortened(lines, _CONVERSATION_LINES))
 
@@ -198,7 +206,8 @@ def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
     """
     rows = rows_of([tile.aspect for tile in tiles])
     top_in = 0.3 + _LINE_IN * (title.count("\n") + 1)
-    height_in = top_in + sum(height + _CAPTION_IN + _GAP_IN for _, height in rows) + (0.0 if rows else _CAPTION_IN)
+    captions_in = _CAPTION_IN + _ABOUT_IN * max((len(lines) for lines in _abouts(tiles, rows)), default=2)
+    height_in = top_in + sum(height + captions_in + _GAP_IN for _, height in rows) + (0.0 if rows else captions_in)
     figure = _new_figure(height_in)
     families, shown = fonts_for("\n".join([*(tile.name for tile in tiles), title]))
     *names, title = shown.split("\n", len(tiles))
@@ -206,7 +215,7 @@ def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
     style: dict[str, Any] = {"fontfamily": families, "parse_math": False, "ha": "left", "va": "top"}
     figure.text(_MARGIN_IN / _WIDTH_IN, 1 - _MARGIN_IN / height_in, title, fontsize=11, **style)
     if not tiles:
-        figure.text(0.5, _CAPTION_IN / height_in, "no images", ha="center", fontsize=10)
+        figure.text(0.5, captions_in / height_in, "no images", ha="center", fontsize=10)
     y_in = height_in - top_in
     for numbers, row_in in rows:
         x_in, y_in = _MARGIN_IN, y_in - row_in
@@ -220,8 +229,22 @@ def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
             caption = _caption(tiles[number], names[number], room_in)
             figure.text(box[0], (y_in - 0.05) / height_in, caption, fontsize=7.5, **style)
             x_in += room_in + _GAP_IN
-        y_in -= _CAPTION_IN + _GAP_IN
+        y_in -= captions_in + _GAP_IN
     return figure
+
+
+def _abouts(tiles: Sequence[Tile], rows: Sequence[tuple[list[int], float]]) -> list[list[str]]:
+    """Returns the lines below each name, as wide as its tile."""
+    return [
+        _about(tiles[number], max(tiles[number].aspect * height_in, _MIN_TILE_IN))
+        for numbers, height_in in rows
+        for number in numbers
+    ]
+
+
+def _about(tile: Tile, room_in: float) -> list[str]:
+    width = max(int(room_in / _LETTER_IN), 8)
+    return [part for line in tile.about for part in textwrap.wrap(line, width)][:_MAX_ABOUT]
 
 
 def rows_of(aspects: Sequence[float]) -> list[tuple[list[int], float]]:
@@ -256,10 +279,10 @@ def _fitting(aspects: Sequence[float], row: Sequence[int], room_in: float, high_
 
 
 def _caption(tile: Tile, name: str, room_in: float) -> str:
-    """Returns a tile's three lines; of a name that is too long its end, which tells files apart."""
+    """Returns a tile's lines; of a name that is too long its end, which tells files apart."""
     letters = max(int(room_in / _LETTER_IN) - len(tile.mark), 2)
     shown = name if len(name) <= letters else f"…{name[1 - letters :]}"
-    return f"{tile.mark}{shown}\n{tile.about}"
+    return "\n".join([f"{tile.mark}{shown}", *_about(tile, room_in)])
 
 
 _FIRST = "DejaVu Sans"

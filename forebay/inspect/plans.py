@@ -30,6 +30,11 @@ from forebay.store.selection import origin
 
 logger = logging.getLogger(__name__)
 
+_NO_LENGTHS = "0-1 tokens"
+"""The only bucket of images without texts."""
+_OF_TOKENS = " tokens"
+"""How the range of a bucket of samples without sound ends."""
+
 
 def plans_of(key: str, roots: Iterable[Path]) -> list[dict[str, Any]]:
     """Returns one document a plan of the cache `key` under these cache roots, sorted by folder name.
@@ -75,6 +80,29 @@ def _described(folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
         **({"filter": metadata["filter"]["said"]} if "filter" in metadata else {}),
         "statistics": read_statistics(folder, metadata),
     }
+
+
+def is_without_sound(plan: Mapping[str, Any]) -> bool:
+    """Returns whether no bucket of a plan is one of seconds; False of a plan without buckets."""
+    ranges = [bucket["range"] for bucket in plan["statistics"].get("buckets") or ()]
+    return bool(ranges) and all(str(each).endswith(_OF_TOKENS) for each in ranges)
+
+
+def shown_settings(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a plan; of one without sound not those of seconds, which are idle there."""
+    idle = is_without_sound(plan)
+    return {name: value for name, value in plan["settings"].items() if not (idle and name.endswith("_s"))}
+
+
+def bucket_range(bucket: Mapping[str, Any]) -> str:
+    """Returns the range of a bucket in words: samples without tokens have no lengths."""
+    return "no lengths" if bucket["range"] == _NO_LENGTHS else str(bucket["range"])
+
+
+def has_lengths(plan: Mapping[str, Any]) -> bool:
+    """Returns whether a plan's samples have lengths, so that its figures of padding mean something."""
+    buckets = plan["statistics"].get("buckets") or ()
+    return not buckets or any(bucket["range"] != _NO_LENGTHS for bucket in buckets)
 
 
 def pack_bytes(cache: Cache, plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,12 @@ def float32_bytes(num_patches: float, settings: ImageSettings) -> float:
     return num_patches * settings.temporal_patch_size * settings.patch_bytes * _FLOAT32_BYTES
 
 
+def image_counts(cache: Cache, *, stored: int) -> dict[str, int]:
+    """Returns how many images a cache has: `stored` (each once a shard), `distinct` (of the listed rows), `used`."""
+    used = int(cache.lengths["num_images"].sum(dtype=np.int64))
+    return {"stored": stored, "distinct": cache.metadata["num_images"], "used": used}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """One sample as it is stored.
@@ -73,11 +79,12 @@ def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample:
     """
     if holds_images(cache):
         return read_image_sample(cache, index, config=config)
-    tensors = _read(cache, index)
-    return Sample(index=index, row=_row(cache, index), tensors=tensors, labels=labels_of(cache, config, tensors))
+    tensors = read_tensors(cache, index)
+    return Sample(index=index, row=read_row(cache, index), tensors=tensors, labels=labels_of(cache, config, tensors))
 
 
-def _read(cache: Cache, index: int) -> dict[str, Any]:
+def read_tensors(cache: Cache, index: int) -> dict[str, Any]:
+    """Returns what `Cache.read` gives of a sample. Raises CacheError for an index that the cache does not have."""
     check_index(index, len(cache), what=f"{cache.place} has {len(cache)} samples")
     return cache.read(index)
 
@@ -134,8 +141,8 @@ def _index_of_id(cache: Cache, sample_id: str) -> int | None:
     return None
 
 
-def _row(cache: Cache, index: int) -> dict[str, Any]:
-    """Reads the columns of the sample's own shards: `cache.samples` would read those of all."""
+def read_row(cache: Cache, index: int) -> dict[str, Any]:
+    """Returns a row of the row table, from the sample's own shards: `cache.samples` would read those of all."""
     slot = int(cache.slots[index])
     number, position = slot >> ROW_BITS, slot & ROW_MASK
     shards = [cache.shard(group, number) for group in (("text",) if holds_images(cache) else cache.groups)]
@@ -245,8 +252,8 @@ class ImageSample(Sample):
 
 def read_image_sample(cache: Cache, index: int, *, config: Config | None) -> ImageSample:
     """Returns one sample of a cache of images; see `read_sample`."""
-    tensors = _read(cache, index)
-    row = _row(cache, index)
+    tensors = read_tensors(cache, index)
+    row = read_row(cache, index)
     conversation = json.loads(row["text"])
     _CONVERSATION(conversation, "the conversation")
     images = _images(cache, row, tensors)
@@ -259,6 +266,16 @@ def read_image_sample(cache: Cache, index: int, *, config: Config | None) -> Ima
         tensors={**tensors, "patches": np.concatenate([no_patches, *tensors["patches"]])},
         labels=learnt_of(cache, config, tensors),
     )
+
+
+def told_conversation(text: str) -> list[dict[str, Any]] | None:
+    """Returns the messages of a row's text; None where it is no conversation: a caption, a label, nothing."""
+    try:
+        conversation: list[dict[str, Any]] = json.loads(text)
+        _CONVERSATION(conversation, "the conversation")
+    except (ValueError, RecursionError):
+        return None
+    return conversation
 
 
 def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

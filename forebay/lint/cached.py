@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheCorruptError
 from forebay.lint.clips import TEXT_FACTS, Clips, note_text
 from forebay.lint.limits import Limits
-from forebay.lint.measured import Images, Measured, Refused
-from forebay.lint.pictures import conversation_facts
+from forebay.lint.measured import Classes, ImageFacts, Measured, Refused
+from forebay.lint.pictures import classes_in, kind_of, said_of
 from forebay.lint.raw import coded, joined
 from forebay.lint.sound import band_db, measured_sound
 from forebay.lint.spans import cut, run_spans
@@ -29,10 +29,13 @@ from forebay.preprocess.sources.rows import reduced
 from forebay.preprocess.worker import mark
 from forebay.progress import Progress
 from forebay.steps.audio.waveform import Waveform
+from forebay.steps.form import BatchForm
+from forebay.steps.image.levels import is_padding, levels_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.derived import steps_of
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Ints
+from forebay.store.source import is_of_images
 
 _ROWS = 1024
 _INT16 = Waveform(dtype="int16")
@@ -200,8 +203,14 @@ def _refused(cache: Cache) -> list[Refused]:
 def _vision(cache: Cache, *, name: str, count: int, progress: bool) -> Measured:
     table = cache.table(["sample_id", "text", "source"]).slice(0, count)
     images = _stored_images(cache, count, progress=progress)
-    found = [conversation_facts(text) for text in table["text"].to_pylist()]
+    kind = kind_of(cache.constants.get("prompt")) if is_of_images(cache) else "conversation"
+    texts = table["text"].to_pylist()
+    said = said_of(texts, kind)
     files, file_of = coded(table["source"])
+    lacks = {"sizes": "a cache keeps images as the processor sizes them: read the raw data with --raw"}
+    if kind == "text":
+        lacks["length"] = "a cache keeps what is left of texts that are cut: read the raw data with --raw"
+    is_rough = bool(np.isnan(images.range).any())
     return Measured(
         name=name,
         modality="vision",
@@ -214,19 +223,47 @@ def _vision(cache: Cache, *, name: str, count: int, progress: bool) -> Measured:
         languages=[""],
         language_of=np.zeros(count, np.int64),
         texts=table["text"],
-        facts={"loops": np.array([each[0] for each in found], np.float64)},
-        content={"text": np.array([each[1] for each in found], np.int64)},
+        facts={**said.facts, **{key: np.array(values, object) for key, values in said.strings.items()}},
+        content={"text": said.hashes},
         refused=_refused(cache),
         images=images,
-        left_out={"sizes": "a cache keeps images as the processor sizes them: read the raw data with --raw"},
+        classes=_classes(cache, texts) if kind == "class" else None,
+        left_out=lacks,
+        notes=["its images are floats without a table: blank_image finds those of one value alone"] if is_rough else [],
         excluded=cache.metadata["excluded"],
     )
 
 
-def _stored_images(cache: Cache, count: int, *, progress: bool) -> Images:
+def _classes(cache: Cache, texts: list[str]) -> Classes:
+    is_multi = bool(cache.constants["text_form"]["fields"][0]["shape"])
+    return Classes(names=classes_in(texts, is_multi=is_multi), known=cache.constants["classes"] or ())
+
+
+def _range_of(cache: Cache) -> Callable[[Any], float]:
+    """Returns what measures the range of the values of a stored image, of 255.
+
+    Floats without a table do not say what is 255: NaN, but of one value alone.
+    """
+    if not is_of_images(cache):
+        return lambda patches: float(np.ptp(patches))
+    field = BatchForm.from_json(cache.constants["form"]).pixels
+
+    def of_levels(array: Array) -> float:
+        if field.table is None and field.stored_dtype != "uint8":
+            return 0.0 if array.size and np.ptp(array) == 0 else np.nan
+        held = levels_of(field, array)[~is_padding(field, array)]
+        return float(np.ptp(held)) if held.size else np.nan
+
+    return of_levels
+
+
+def _stored_images(cache: Cache, count: int, *, progress: bool) -> ImageFacts:
     """Returns the images of a cache; each is looked at once, where the first sample uses it."""
-    rows_field = cache.metadata["media_rows"]
+    rows_field, measured = cache.metadata["media_rows"], _range_of(cache)
+    pixels = BatchForm.from_json(cache.constants["form"]).pixels.name if is_of_images(cache) else "patches"
+    called = cache.table(["images"])["images"].slice(0, count)
     numbers: dict[str, int] = {}
+    shown: list[str] = []
     ranges: list[float] = []
     starts, flat = [0], []
     names: dict[int, list[str]] = {}
@@ -238,17 +275,18 @@ def _stored_images(cache: Cache, count: int, *, progress: bool) -> Images:
                 names = {number: cache.shard("media", number).strings("image_hash")}
             used = [names[number][media] for media in cache.shard("text", number).row(row)[rows_field].tolist()]
             new = [place for place, name in enumerate(used) if name not in numbers]
-            patches = cache.read(index)["patches"] if new else ()
+            patches = cache.read(index)[pixels] if new else ()
             for place in new:
                 if used[place] not in numbers:
                     numbers[used[place]] = len(numbers)
-                    ranges.append(float(np.ptp(patches[place])))
+                    shown.append(str(json.loads(called[index].as_py())[place]))
+                    ranges.append(measured(patches[place]))
             flat += [numbers[name] for name in used]
             starts.append(len(flat))
             bar.update()
     unknown = np.zeros(len(numbers), np.int64)
-    return Images(
-        names=list(numbers),
+    return ImageFacts(
+        names=shown,
         hashes=list(numbers),
         width=unknown,
         height=unknown,

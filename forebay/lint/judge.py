@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from forebay.lint.limits import BY_NAME, Limits, Severity
+from forebay.lint.classes import class_findings
+from forebay.lint.finding import finding
+from forebay.lint.limits import Limits, Severity
 from forebay.lint.measured import Finding, Measured, Refused
 from forebay.preprocess.assemble import EXCLUDING
 from forebay.steps.text.language.script import scripts_of
@@ -27,46 +29,19 @@ def judged(found: Measured, limits: Limits) -> Iterator[Finding]:
 
 def _judged(found: Measured, limits: Limits) -> Iterator[Finding]:
     yield from _refused(found)
-    if found.modality == "speech":
-        if "loudest_dbfs" in found.facts:
-            yield from _sound(found, limits)
-        if "file_rate_hz" in found.facts:
-            yield from _rates(found, limits)
-        if "seconds" in found.facts:
-            yield from _speed(found, limits)
-        if "chars" in found.facts:
-            yield from _scripts(found, limits)
-            yield from _repeats(found, limits)
-    else:
-        yield from _images(found, limits)
+    if "loudest_dbfs" in found.facts:
+        yield from _sound(found, limits)
+    if "file_rate_hz" in found.facts:
+        yield from _rates(found, limits)
+    if "seconds" in found.facts:
+        yield from _speed(found, limits)
+    if "chars" in found.facts:
+        yield from _scripts(found, limits)
+        yield from _repeats(found, limits)
+    yield from _images(found, limits)
+    yield from _cut(found)
+    yield from class_findings(found, limits)
     yield from _loops(found, limits)
-
-
-def finding(
-    found: Measured,
-    row: int,
-    check: str,
-    message: str,
-    *,
-    value: float | str | None = None,
-    limit: float | str | None = None,
-    other: str | None = None,
-    other_set: str | None = None,
-) -> Finding:
-    """Returns a finding of a check about a sample of a set."""
-    return Finding(
-        check=check,
-        severity=BY_NAME[check].severity,
-        set=found.name,
-        sample_id=found.sample_id(row),
-        row=int(found.places[row]),
-        source=found.file(row),
-        message=message,
-        value=round(value, 4) if isinstance(value, float) else value,
-        limit=limit,
-        other=other,
-        other_set=other_set,
-    )
 
 
 def _severity(each: Refused) -> Severity:
@@ -281,6 +256,12 @@ def _repeats(found: Measured, limits: Limits) -> Iterator[Finding]:
             value=int(times[row]),
             limit=limits.repeated_texts,
         )
+
+
+def _cut(found: Measured) -> Iterator[Finding]:
+    for row in _rows(found.facts["cut"] > 0) if "cut" in found.facts else ():
+        count = int(found.facts["cut"][row])
+        yield finding(found, row, "cut_text", f"the last {count} tokens of its text are cut off", value=count, limit=0)
 
 
 def _loops(found: Measured, limits: Limits) -> Iterator[Finding]:

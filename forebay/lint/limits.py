@@ -42,6 +42,10 @@ class Limits:
     repeated_min_chars: float = _limit(12, "characters that such a text has at least: short commands do repeat")
     loops: float = _limit(4, "times that the same words stand in a row from which a text loops")
     min_image_side: float = _limit(28, "pixels of an image's shorter side below which it is tiny")
+    min_class_samples: float = _limit(2, "samples of a class below which there is nothing to learn it from")
+    class_ratio: float = _limit(
+        20, "samples of the largest class over those of the smallest from which classes are uneven"
+    )
     blank_range: float = _limit(8, "values of 255 between the darkest and the brightest pixel, below which it is blank")
 
     def described(self, names: Sequence[str]) -> list[str]:
@@ -75,7 +79,7 @@ class Check:
     name: str
     severity: Severity
     says: str
-    needs: Literal["media", "file", "seconds", "text", "listing", "content", "sizes"]
+    needs: Literal["media", "file", "seconds", "text", "listing", "content", "sizes", "classes", "length"]
     limits: tuple[str, ...] = ()
     modality: Literal["speech", "vision", "both"] = "speech"
 
@@ -141,8 +145,9 @@ CHECKS = (
     Check(
         name="contradiction",
         severity="error",
-        says="the same recording as another sample, under another text: one of the texts is wrong",
+        says="the same recording or image as another sample, under another text or class: one of the two is wrong",
         needs="content",
+        modality="both",
     ),
     Check(
         name="leak",
@@ -216,6 +221,13 @@ CHECKS = (
         modality="both",
     ),
     Check(
+        name="cut_text",
+        severity="warning",
+        says="the text beside an image is longer than text.max_length, and its end is cut off",
+        needs="length",
+        modality="vision",
+    ),
+    Check(
         name="tiny_image",
         severity="warning",
         says="an image of few pixels, which the processor makes larger",
@@ -229,6 +241,36 @@ CHECKS = (
         says="an image of one colour",
         needs="media",
         limits=("blank_range",),
+        modality="vision",
+    ),
+    Check(
+        name="single_class",
+        severity="warning",
+        says="all samples have one class: there is nothing to tell apart",
+        needs="classes",
+        modality="vision",
+    ),
+    Check(
+        name="empty_class",
+        severity="warning",
+        says="a class, or a folder of one, has no sample",
+        needs="classes",
+        modality="vision",
+    ),
+    Check(
+        name="small_class",
+        severity="warning",
+        says="a class has too few samples to be learnt, or to stand in training and test data",
+        needs="classes",
+        limits=("min_class_samples",),
+        modality="vision",
+    ),
+    Check(
+        name="uneven_classes",
+        severity="warning",
+        says="the largest class has many times the samples of the smallest",
+        needs="classes",
+        limits=("class_ratio", "min_class_samples"),
         modality="vision",
     ),
     Check(

@@ -26,7 +26,7 @@ class Refused:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images:
+class ImageFacts:
     """The different images of a set. starts, flat: those of sample i are `flat[starts[i] : starts[i + 1]]`.
 
     width, height: int [images], 0 where they are not known. range: float [images], between the darkest and the
@@ -40,6 +40,18 @@ class Images:
     range: Array
     starts: Ints
     flat: Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classes:
+    """The classes of a set of images. names: of each sample those that it has.
+
+    known: names that the config or the source declares. folders: of classes, without an image.
+    """
+
+    names: Sequence[Sequence[str]]
+    known: Sequence[str] = ()
+    folders: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +81,8 @@ class Measured:
     facts: Mapping[str, Array] = field(default_factory=dict)
     content: Mapping[str, Ints] = field(default_factory=dict)
     refused: Sequence[Refused] = ()
-    images: Images | None = None
+    images: ImageFacts | None = None
+    classes: Classes | None = None
     longer: Array | None = None
     dropped: Array | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)

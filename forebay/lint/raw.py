@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +12,18 @@ import pyarrow as pa
 
 from forebay.config.data import SOURCE_KINDS
 from forebay.config.tree import Config
-from forebay.errors import ConfigError
 from forebay.lint.clips import TEXT_FACTS, Bad, Clips, ClipTask, measure_clips
 from forebay.lint.limits import Limits
-from forebay.lint.measured import Images, Measured, Refused
-from forebay.lint.pictures import PictureTask, measure_conversations, measure_images
+from forebay.lint.measured import Classes, ImageFacts, Measured, Refused
+from forebay.lint.pictures import PictureTask, Said, classes_in, measure_images, measure_texts
 from forebay.lint.spans import Done, SpanTask, cut, run_spans
+from forebay.preprocess.images.modality import Images
 from forebay.preprocess.modality import Coder, modality_of, narrow
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.sources.naming import shown_name
 from forebay.preprocess.sources.rows import Manifest
+from forebay.preprocess.sources.vision.classes import empty_classes
+from forebay.preprocess.sources.vision.labels import labels_of
 from forebay.preprocess.sources.vision.part import flattened
 from forebay.preprocess.speech.modality import Speech
 from forebay.preprocess.vision.headers import conversation_rows, image_names, images_of
@@ -52,9 +54,9 @@ def measure_raw(config: Config, recipe: AnyRecipe, limits: Limits, *, name: str,
         if isinstance(modality, Speech):
             found = _speech(work, pool, manifest, modality, name=name)
             return replace(found, notes=[*found.notes, *_not_run(config)])
-        if isinstance(modality, Vision):
+        if isinstance(modality, Vision | Images):
             return _vision(work, pool, manifest, modality, name=name)
-    raise ConfigError(f"{config.path} is of {config.modality}, and lint knows recordings, texts and images")
+    raise TypeError(f"there is no lint of {type(modality).__name__}")
 
 
 def _not_run(config: Config) -> list[str]:
@@ -216,8 +218,10 @@ def _refused(bad: Sequence[Bad], rows: pa.Table, manifest: Manifest) -> list[Ref
     return [*first.values(), *listed]
 
 
-def _vision(work: _Work, pool: Pool, manifest: Manifest, modality: Vision, *, name: str) -> Measured:
-    rows, images, raw = manifest.rows, images_of(manifest), modality.with_codec("raw")
+def _vision(work: _Work, pool: Pool, manifest: Manifest, modality: Vision | Images, *, name: str) -> Measured:
+    rows, images = manifest.rows, images_of(manifest)
+    # Which classes there are, the listing says.
+    raw = modality.keeping(rows).with_codec("raw") if isinstance(modality, Images) else modality.with_codec("raw")
     numbers = np.arange(len(images))
     names = image_names(manifest, numbers)
 
@@ -238,17 +242,16 @@ def _vision(work: _Work, pool: Pool, manifest: Manifest, modality: Vision, *, na
         return task(narrow(part, manifest.files), start)
 
     seen = work.run(pool, measure_images, image_task, len(images), size=_IMAGES, unit="image")
-    said = work.run(pool, measure_conversations, text_task, len(rows), size=_TEXTS, unit="conversation")
+    said = work.run(pool, measure_texts, text_task, len(rows), size=_TEXTS, unit="text")
     starts, flat = flattened(rows["images"])
     ranges, bad_images = np.full(len(images), np.nan), dict(_dead_images(seen, names))
     for start, (values, bad) in seen.parts.items():
         ranges[start : start + len(values)] = values
         bad_images |= {start + row: (reason, message) for row, reason, message in bad}
-    loops, hashes = np.full(len(rows), np.nan), np.zeros(len(rows), np.int64)
     bad_rows: list[Bad] = _died(said, rows)
-    for start, part in said.parts.items():
-        loops[start : start + len(part.loops)], hashes[start : start + len(part.loops)] = part.loops, part.hashes
-        bad_rows += [(start + row, reason, message) for row, reason, message in part.bad]
+    for start, (_, bad) in said.parts.items():
+        bad_rows += [(start + row, reason, message) for row, reason, message in bad]
+    texts = joined_texts({start: part for start, (part, _) in said.parts.items()}, len(rows))
     of_images = [
         (row, *bad_images[image])
         for row in range(len(rows))
@@ -263,14 +266,14 @@ def _vision(work: _Work, pool: Pool, manifest: Manifest, modality: Vision, *, na
         ids=rows["sample_id"],
         places=rows["row"].to_numpy(),
         files=[shown_name(file) for file in manifest.files],
-        file_of=rows["group"].to_numpy(),
+        file_of=_file_of(work.config, rows, images, flat),
         languages=[""],
         language_of=np.zeros(len(rows), np.int64),
         texts=rows["text"],
-        facts={"loops": loops},
-        content={"text": hashes},
+        facts={**texts.facts, **{key: np.array(values, object) for key, values in texts.strings.items()}},
+        content={"text": texts.hashes},
         refused=_refused([*bad_rows, *of_images], rows, manifest),
-        images=Images(
+        images=ImageFacts(
             names=names,
             hashes=images["hash"].to_pylist(),
             width=images["width"].to_numpy(),
@@ -279,7 +282,42 @@ def _vision(work: _Work, pool: Pool, manifest: Manifest, modality: Vision, *, na
             starts=starts,
             flat=flat,
         ),
+        classes=_classes(work.config, rows) if work.config.reads == "labels" else None,
         excluded=manifest.counts()["excluded"],
+    )
+
+
+def _file_of(config: Config, rows: pa.Table, images: pa.Table, flat: Array) -> Array:
+    """Returns the file of each row: its manifest, or where images are listed themselves its image."""
+    if config.source.kind == "folder" and len(flat) == len(rows):
+        return np.asarray(images["file"].to_numpy()[flat])
+    return np.asarray(rows["group"].to_numpy())
+
+
+def joined_texts(parts: Mapping[int, Said], count: int) -> Said:
+    """Returns the parts of what was measured of `count` texts as one; where a task died, nothing is known."""
+    facts: dict[str, Array] = {}
+    strings: dict[str, list[str]] = {}
+    hashes = np.zeros(count, np.int64)
+    for start, part in parts.items():
+        stop = start + len(part.hashes)
+        hashes[start:stop] = part.hashes
+        for name, values in part.facts.items():
+            facts.setdefault(name, np.full(count, np.nan))[start:stop] = values
+        for name, texts in part.strings.items():
+            strings.setdefault(name, [""] * count)[start:stop] = texts
+    return Said(facts=facts, strings=strings, hashes=hashes)
+
+
+def _classes(config: Config, rows: pa.Table) -> Classes:
+    """Returns the classes of listed rows, those that are declared, and folders of classes without images."""
+    labels = labels_of(rows)
+    given = None if config.text is None else config.text.settings.get("classes")
+    known = given if given is not None else (None if labels is None else labels.names)
+    return Classes(
+        names=classes_in(rows["text"].to_pylist(), is_multi=labels is not None and labels.is_multi),
+        known=tuple(map(str, known or ())),
+        folders=empty_classes(config.source),
     )
 
 

@@ -121,10 +121,11 @@ class LintReport:
             return
         yield f"{check}:"
         for each in found[: self.shown]:
-            of_set = f"{from_here(each.set)}, " if len(self.sets) > 1 else ""
+            of_set = from_here(each.set) if len(self.sets) > 1 else ""
             place = f"row {each.row}" if each.row >= 0 else ""
-            where = ", ".join(part for part in (place, each.source) if part)
-            yield from paragraph("  ", printable(f"{each.sample_id} ({of_set}{where}): {_without_id(each)}"))
+            where = ", ".join(part for part in (of_set, place, each.source) if part)
+            head = " ".join(part for part in (each.sample_id, f"({where})" if where else "") if part)
+            yield from paragraph("  ", printable(f"{head}: {_without_id(each)}" if head else each.message))
         if len(found) > self.shown:
             yield f"  and {len(found) - self.shown} more: --show {len(found)}, or --json"
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import xxhash
 
-from forebay.lint.judge import finding
+from forebay.lint.finding import finding
 from forebay.lint.limits import Limits
-from forebay.lint.measured import Finding, Images, Measured
+from forebay.lint.measured import Finding, ImageFacts, Measured
 from forebay.lint.text import signed
 from forebay.store.layout import Array, Ints
 
@@ -22,6 +22,8 @@ def contents(found: Measured, limits: Limits) -> dict[str, Ints]:
 
     Silent clips are left out: all of one length are the same, and are told of as silent.
     """
+    if found.images is not None and found.classes is not None:
+        return {"image": _conversations(np.zeros(len(found), np.int64), found.images)}
     if found.images is not None:
         return {"conversation": _conversations(found.content["text"], found.images)}
     kinds = [name for name in found.content if name in _OF_SOUND or name.startswith("stored")]
@@ -32,7 +34,7 @@ def contents(found: Measured, limits: Limits) -> dict[str, Ints]:
     return {name: np.where(usable, found.content[name], 0) for name in kinds}
 
 
-def _conversations(texts: Ints, images: Images) -> Ints:
+def _conversations(texts: Ints, images: ImageFacts) -> Ints:
     """Returns a hash of what is said and of the images that it is about."""
     of_images = [bytes.fromhex(name) for name in images.hashes]
     made = []
@@ -65,7 +67,8 @@ def _contradictions(found: Measured, rows: Sequence[int], texts: Ints) -> Iterat
     for row in rows:
         other = next(each for each in rows if texts[each] != texts[row])
         name = found.sample_id(other)
-        message = f"its recording is that of {name!r}, whose text is another one; one of the two is wrong"
+        what, text = ("image", "class") if found.classes is not None else ("recording", "text")
+        message = f"its {what} is that of {name!r}, whose {text} is another one; one of the two is wrong"
         yield finding(found, row, "contradiction", message, other=name)
 
 

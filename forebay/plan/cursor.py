@@ -24,6 +24,7 @@ from forebay.errors import ConfigError, PlanError, ResumeError
 from forebay.plan.interface import Plan, Tail
 from forebay.plan.names import why_differ
 from forebay.store.layout import Array, Ints
+from forebay.visible import an
 
 
 def check_ranks(dp_rank: int, dp_world_size: int) -> None:
@@ -120,7 +121,7 @@ class LoaderState:
         num_batches: micro-batches of an epoch. Raises ResumeError naming the field, its value and the wanted one.
         """
         if not isinstance(state, Mapping):
-            raise ResumeError(f"loader state is a {type(state).__name__}, wanted what Loader.state_dict() returned")
+            raise ResumeError(f"loader state is {an(type(state).__name__)}, wanted what Loader.state_dict() returned")
         version = _integer(state, "version", low=1)
         if version > STATE_VERSION:
             raise ResumeError(
@@ -130,9 +131,9 @@ class LoaderState:
             )
         stored = state.get("plan_key")
         if stored != plan_key:
+            was, now = _that_differ(stored, plan_key)
             raise ResumeError(
-                f"loader state: plan_key is {_short(stored)}, the plan here has {_short(plan_key)}; "
-                f"{why_differ(stored, plan_key)}",
+                f"loader state: plan_key is {was}, the plan here has {now}; {why_differ(stored, plan_key)}",
                 code="FB511",
             )
         position = _integer(state, "position", low=0)
@@ -384,5 +385,11 @@ def _integer(state: Mapping[str, Any], name: str, *, low: int | None = None) -> 
     return value
 
 
-def _short(key: Any) -> str:
-    return key[:16] if isinstance(key, str) else repr(key)
+def _that_differ(stored: Any, wanted: str) -> tuple[str, str]:
+    """Returns for a message the first 16 digits of two state keys that differ: keys have a digest in each 16."""
+    if not isinstance(stored, str):
+        return repr(stored), wanted[:16]
+    start = next(
+        (i for i in range(0, max(len(stored), len(wanted)), 16) if stored[i : i + 16] != wanted[i : i + 16]), 0
+    )
+    return stored[start : start + 16], wanted[start : start + 16]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,13 @@ from forebay.plan.pack.plan import PackPlan, pack_plan
 from forebay.plan.statistics import batch_statistics, pack_statistics
 from forebay.plan.window import window_plan
 from forebay.progress import during
+from forebay.steps.image.choice import images_by
 from forebay.steps.table import audio_step
 from forebay.store.key import digest
 from forebay.store.last_use import note
 from forebay.store.layout import ROW_BITS, Array
 from forebay.store.selection import Selection
-from forebay.store.source import SampleSource, parts_of, without_audio
+from forebay.store.source import SampleSource, is_of_images, parts_of, without_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ class Samples:
     durations: integers [num_samples], in audio samples at sample_rate_hz; None: of images. The others are called only
     where they are needed, and give integers [num_samples]: frames (of what is padded), tokens (of labels), patches and
     images, shards (the number of the shard that holds the sample). None: not known. texts: bool [num_samples], those
-    without audio, whose length is their tokens; None: there are none.
+    without audio, whose length is their tokens; None: there are none. are_images: of a processor; without edges in
+    tokens they stand in one bucket.
     """
 
     durations: Array | None = None
@@ -74,6 +76,7 @@ class Samples:
     images: Callable[[], Array] | None = None
     shards: Callable[[], Array] | None = None
     texts: Array | None = None
+    are_images: bool = False
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -133,7 +136,9 @@ def opened_packs(folder: Path, source: SampleSource) -> tuple[Planned, PlanConfi
 
 def plan_example(config: Config) -> str:
     """Returns what a `[plan]` section for the data of a config may say."""
-    if config.modality == "vision":
+    if config.vision is not None:
+        if images_by(config) == "processor":
+            return "[plan] with batch_size = 32"
         return '[plan] with kind = "pack" and seq_len = 8192'
     if not audio_step(config.audio.features).has_audio:
         return "[plan] with k = 8 and batch_tokens = 8192"
@@ -176,6 +181,8 @@ def kept_plan(
 
 def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
     """Returns the plan of some samples. Raises PlanError where none can be made."""
+    if samples.are_images:
+        settings = _of_images(samples, settings)
     if isinstance(settings, PackConfig):
         return pack_plan(_tokens(samples), patches=_asked(samples.patches), settings=settings)
     rate = samples.sample_rate_hz
@@ -188,10 +195,37 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
         sample_rate_hz=rate,
         settings=settings,
         # A column of zeros is no text: no batch could be sized by it.
-        tokens=tokens if tokens is not None and tokens.any() else None,
+        tokens=tokens if tokens is not None and (tokens.any() or samples.are_images) else None,
         shards=_asked(samples.shards) if settings.locality_shards is not None else None,
         texts=samples.texts,
     )
+
+
+def _of_images(samples: Samples, settings: PlanConfig) -> PlanConfig:
+    """Returns settings by which images of a processor are planned: in one bucket, where no edges are in tokens.
+
+    Raises PlanError for a plan that they have not.
+    """
+    tokens = np.asarray(_tokens(samples))
+    if isinstance(settings, PackConfig):
+        raise PlanError(
+            'plan.kind is "pack", and images of a processor stand in batches; set plan.kind = "bucket" with '
+            'batch_size, or vision.images = "patches"',
+            code="FB504",
+        )
+    if settings.batch_seconds is not None:
+        raise PlanError(
+            "plan.batch_seconds is of audio, and images have no seconds; give plan.batch_size", code="FB504"
+        )
+    if not isinstance(settings, BucketConfig):
+        return settings
+    if not tokens.any() and (settings.batch_tokens is not None or settings.edges is not None):
+        raise PlanError(
+            "plan.batch_tokens and plan.edges are of tokens, and these samples have none; give plan.batch_size",
+            code="FB504",
+        )
+    has_edges = settings.edges is not None or (settings.k is not None and bool(tokens.any()))
+    return settings if has_edges else replace(settings, k=None, edges=(int(tokens.max(initial=0)) + 1,))
 
 
 def plan_statistics(plan: AnyPlan, samples: Samples) -> dict[str, Any]:
@@ -205,25 +239,30 @@ def plan_statistics(plan: AnyPlan, samples: Samples) -> dict[str, Any]:
 
 def samples_of(source: SampleSource) -> Samples:
     """Returns what the plans of a source are made of."""
-    texts, lengths = without_audio(source), source.lengths
-    slots = source.slots
+    texts, lengths = without_seconds(source), source.lengths
+    slots, are_images = source.slots, all(map(is_of_images, parts_of(source)))
 
     def column(name: str) -> Callable[[], Array]:
         return lambda: np.asarray(lengths[name])
 
     def frames() -> Array:
+        if are_images:
+            tokens = np.asarray(lengths["num_tokens"])
+            return tokens if tokens.any() else np.asarray(lengths["num_images"])
         stored = np.asarray(lengths["num_frames"])
         return stored if texts is None else np.where(texts, lengths["num_tokens"], stored)
 
     return Samples(
-        durations=lengths.get("num_audio_samples"),
-        sample_rate_hz=int(source.constants.get("sample_rate_hz", 0)),
+        # Of images no time counts, and nothing may be divided by a rate of 0.
+        durations=np.zeros(len(source), np.int32) if are_images else lengths.get("num_audio_samples"),
+        sample_rate_hz=int(source.constants.get("sample_rate_hz", 1 if are_images else 0)),
         frames=frames,
         tokens=column("num_tokens"),
         patches=column("num_patches"),
         images=column("num_images"),
         shards=None if slots is None else lambda: (slots >> ROW_BITS).astype(np.int32),
         texts=texts,
+        are_images=are_images,
     )
 
 

@@ -24,6 +24,7 @@ from forebay.plan.cursor import LoaderState, num_steps
 from forebay.plan.interface import Plan
 from forebay.store.layout import ROW_BITS, Array
 from forebay.store.source import SampleSource, SourceUnion
+from forebay.visible import an
 
 _CHUNK = 4096
 """Micro-batches whose samples are looked at in one go."""
@@ -226,7 +227,7 @@ def _document(line: bytes, path: Path, number: int) -> dict[str, Any]:
     except (ValueError, RecursionError) as err:
         raise CacheCorruptError(f"{path} line {number} is not JSON: {err}") from err
     if not isinstance(document, dict):
-        raise CacheCorruptError(f"{path} line {number} is a {type(document).__name__}, wanted an object")
+        raise CacheCorruptError(f"{path} line {number} is {an(type(document).__name__)}, wanted an object")
     return document
 
 

@@ -57,7 +57,8 @@ def assemble(
         **modality.summary(listing, rows, keep),
         **({CONFINED: True} if config.source.confined else {}),
         "size_bytes": sum(entry.size_bytes for shards in finished.values() for _, entry in shards),
-        "made_with": {"forebay": __version__, "numpy": np.__version__, "python": platform.python_version()},
+        "made_with": {"forebay": __version__, "numpy": np.__version__, "python": platform.python_version()}
+        | listing.recipe.made_with,
     }
     return Contents(
         fields=modality.fields(),

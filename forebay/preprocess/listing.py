@@ -18,12 +18,15 @@ from forebay.preprocess.modality import Listing, Modality, modality_of
 from forebay.preprocess.pool import Map, Pool
 from forebay.preprocess.sources.naming import shown_name
 from forebay.preprocess.sources.rows import Manifest
+from forebay.steps.form import promises
 from forebay.steps.recipe import AnyRecipe, recipe_of
+from forebay.store.content import content_of, explained
 from forebay.store.key import SourceDigest, cache_key
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.sources import naming_urls, place_of
 from forebay.store.source_files import SourceFile
+from forebay.visible import printable
 
 R = TypeVar("R")
 
@@ -126,10 +129,13 @@ def explain_lines(document: Mapping[str, Any], *, with_nearest: bool) -> Iterato
     yield f"recipe key: {document['recipe_key']}"
     yield f"cache:      {document['cache'] or 'none'}{' (sealed)' if document['sealed'] else ''}"
     nearest = document["nearest"]
+    if with_nearest:
+        for group, promise in document["promises"].items():
+            yield f"batches:    {group}: {printable(promise)}"
     if with_nearest and nearest:
         yield f"nearest:    {nearest['key']}"
         for row in nearest["differs"]:
-            yield f"  {row['field']}: {row['wanted']!r} wanted, {row['stored']!r} stored"
+            yield f"  {explained(row)}"
 
 
 def explain(config: Config, *, may_hash: bool) -> dict[str, Any]:
@@ -148,11 +154,14 @@ def explain(config: Config, *, may_hash: bool) -> dict[str, Any]:
             key = known_key(config, memo, pool.map, recipe=recipe, may_hash=may_hash)
     nearest = None
     if lookup.nearest is not None:
-        nearest = {"key": lookup.nearest.key, "differs": lookup.differs}
+        named = [(row, content_of(config, row)) for row in lookup.differs]
+        differs = [row if content is None else {**row, "content_of": content} for row, content in named]
+        nearest = {"key": lookup.nearest.key, "differs": differs}
     return {
         "key": key,
         "recipe_key": recipe.key,
         "cache": lookup.found.place if lookup.found is not None else None,
         "sealed": lookup.found is not None,
         "nearest": nearest,
+        "promises": {} if lookup.found is None else promises(lookup.found.metadata.get("constants") or {}),
     }

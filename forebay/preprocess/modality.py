@@ -21,17 +21,18 @@ from forebay.preprocess.cut import Cut
 from forebay.preprocess.pool import Map
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.workspace import Failure
-from forebay.steps.recipe import AnyRecipe
+from forebay.steps.recipe import AnyRecipe, ImagesRecipe, Recipe, VisionRecipe
 from forebay.store.layout import ROW_BITS, Array, FieldSpec, Group
 from forebay.store.memo import SIZE
 from forebay.store.shard import Shard, ShardEntry, shard_fields
 from forebay.store.source_files import SourceFile, StoredSource
 
-MODALITIES = {
-    "speech": "forebay.preprocess.speech.modality:Speech",
-    "vision": "forebay.preprocess.vision.modality:Vision",
+MODALITIES: Mapping[type[AnyRecipe], str] = {
+    Recipe: "forebay.preprocess.speech.modality:Speech",
+    VisionRecipe: "forebay.preprocess.vision.modality:Vision",
+    ImagesRecipe: "forebay.preprocess.images.modality:Images",
 }
-"""Class by `Config.modality`."""
+"""Class by the type of a config's recipe."""
 
 Values = dict[str, Any]
 """Fields of one sample, those of one group; of a row that failed its table fields, `failure` and `message`."""
@@ -113,6 +114,10 @@ class Modality(Protocol):
         """Returns the modality whose samples have the kept columns of a listing's rows."""
         ...
 
+    def measured(self, constants: Mapping[str, Any]) -> Self:
+        """Returns the modality that knows its constants: what a worker found need not be found again."""
+        ...
+
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns every field, media first, without the `failure` field that shards add."""
         ...
@@ -164,7 +169,7 @@ class Modality(Protocol):
 
 def modality_of(config: Config, recipe: AnyRecipe) -> Modality:
     """Returns the modality of a config whose recipe is known. Raises ConfigError where its files cannot be used."""
-    modality: Modality = pkgutil.resolve_name(MODALITIES[config.modality]).of(config, recipe)
+    modality: Modality = pkgutil.resolve_name(MODALITIES[type(recipe)]).of(config, recipe)
     return modality
 
 
@@ -260,15 +265,16 @@ def gathered(
     *,
     reasons: Callable[[Shard | None, Shard, Coder], Array],
     lengths: Callable[[Shard | None, Shard], Array],
+    num_lengths: int = 3,
 ) -> tuple[Rows, Coder]:
     """Returns every row of finished shards, and what numbers their reasons.
 
     reasons: (media shard if there is one, text shard, what numbers reasons) -> why each of their rows is no sample,
-    0 where it is one: int32 [rows]. lengths: (media, text) -> int64 [names, rows].
+    0 where it is one: int32 [rows]. lengths: (media, text) -> int64 [names, rows]. num_lengths: names.
     """
     why, spoken = Coder(), Coder()
     slots, codes = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
-    languages, counts = [np.zeros(0, np.int32)], [np.zeros((3, 0), np.int32)]
+    languages, counts = [np.zeros(0, np.int32)], [np.zeros((num_lengths, 0), np.int32)]
     for index, (path, entry) in enumerate(finished["text"]):
         text = Shard(path, entry, shard_fields(fields, "text"))
         media = Shard(*finished["media"][index], shard_fields(fields, "media")) if "media" in finished else None

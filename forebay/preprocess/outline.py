@@ -117,7 +117,7 @@ def _moved(config: Config, files: Sequence[SourceFile], *, is_elsewhere: bool) -
     is_elsewhere: another node has listed them. A copy of a file has other times there and the same size; whoever reads
     the file compares its content.
     """
-    found = [(file.entry, file.name) for file in listed_files(localized(config).source)]
+    found = [(file.entry, file.name) for file in listed_files(localized(config).source, reads=config.reads)]
     known = [(file.entry, file.name) for file in files if file.listed]
     if found != known:
         return next(iter(sorted(name for _, name in set(found) ^ set(known))), config.source.manifests[0])

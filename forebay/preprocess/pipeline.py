@@ -27,6 +27,7 @@ from forebay.preprocess.published import check_options, pushed, require_whole
 from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.run import Run
 from forebay.preprocess.runner.ray import Ray
+from forebay.preprocess.sources.inputs import list_inputs
 from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.stage.choose import remove_stage
 from forebay.preprocess.stage.prepared import staged_prepared
@@ -48,7 +49,7 @@ from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)
 
-_WRITTEN_FOLDERS = ("", "plans", "tar_index", ".building")
+_WRITTEN_FOLDERS = ("", "plans", "tar_index", "inputs", ".building")
 """Folders of a cache root in which a run that was killed may have left something unfinished."""
 
 
@@ -97,6 +98,7 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     # `loader.cache_dir` names what training reads; a build makes the cache of the config.
     config = replace(config, loader=replace(config.loader, cache_dir=None))
     recipe = recipe_of(config)
+    list_inputs(config, again=options.rebuild)
     lookup = find_cache(config, recipe, memo=memo)
     standing = _standing(config, lookup)
     if standing is not None and _usable(config, standing, options):
@@ -183,6 +185,7 @@ def prepare(config: Config, options: Options | None = None, *, num_parts: int | 
     require_writable(config.cache_root, setting="run.cache_root")
     config = replace(config, loader=replace(config.loader, cache_dir=None))
     recipe, memo = recipe_of(config), Memo.of(config)
+    list_inputs(config, again=options.rebuild)
     with naming_urls():
         standing = _standing(config, find_cache(config, recipe, memo=memo))
         if standing is not None and _usable(config, standing, options):
@@ -233,6 +236,7 @@ def _cut(config: Config, listing: Listing, pool: Pool) -> Prepared:
     num_shards = -(-len(listing.rows) // modality.shard_rows(config.layout.rows_per_shard))
     num_workers = config.run.num_workers or os.cpu_count() or 1
     probe, constants = _measured(modality, pool, copies=max(1, min(num_shards, num_workers)))
+    listing = replace(listing, modality=modality.measured(constants))
     cuts = list(listing.modality.cuts(listing, probe=probe, rows_per_shard=config.layout.rows_per_shard))
     return Prepared(listing=listing, cuts=cuts, probe=probe, constants=constants, host=socket.gethostname())
 

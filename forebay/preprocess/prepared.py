@@ -147,7 +147,7 @@ def load(config: Config, recipe: AnyRecipe) -> Prepared | None:
         unused=document["unused"],
     )
     hashes = [file.xxh3_128 for file in files]
-    modality = modality_of(config, recipe).keeping(manifest.rows)
+    modality = modality_of(config, recipe).keeping(manifest.rows).measured(document["constants"])
     listing = Listing(recipe=recipe, modality=modality, manifest=manifest, hashes=hashes, key=document["key"])
     return Prepared(
         listing=listing,

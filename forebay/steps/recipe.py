@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,22 +18,27 @@ from forebay.config.data import SOURCE_KINDS, SourceColumns, SourceConfig, TextC
 from forebay.config.digest import processor_digest, tokenizer_digest
 from forebay.config.load import read_config
 from forebay.config.tree import Config
+from forebay.errors import ConfigError
+from forebay.steps.audio.declared import Declared
 from forebay.steps.audio.waveform import Decode, Waveform
+from forebay.steps.contradictions import contradictions
+from forebay.steps.image.choice import images_by
+from forebay.steps.image.processor.step import Processed
 from forebay.steps.image.qwen2_vl import Patches
 from forebay.steps.sections import (
     beside_of,
     columns_read,
-    contradictions,
     features_of,
     refuse,
     section_problems,
     settings_problems,
 )
 from forebay.steps.step import AudioStep, Step
-from forebay.steps.table import made, text_step
-from forebay.steps.text.chat import Chat
+from forebay.steps.table import images_text, made, text_step
+from forebay.steps.text.chat.packed import Chat
 from forebay.steps.text.line import TextLine
 from forebay.steps.text.normal.step import Where
+from forebay.steps.text.of_images import ImagesText
 from forebay.steps.text.transcript import Transcript
 from forebay.store.key import recipe_key
 
@@ -59,6 +65,11 @@ class _Recipe:
     def sections(self) -> dict[str, Any]:
         """Returns what the document has beside the source."""
         raise NotImplementedError
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        """Packages that make values, beside forebay's own, and their versions; in no key."""
+        return {}
 
     def without_code(self) -> Self:
         """Returns the recipe without the functions of the user; for those who only look, and run no code."""
@@ -103,21 +114,41 @@ class Recipe(_Recipe):
         """The steps that make the text group."""
         return () if self.tokens is None else (self.tokens,)
 
+    @property
+    def made_with(self) -> dict[str, str]:
+        """The packages of an installed step."""
+        return self.features.made_with
+
     def without_code(self) -> Self:
-        """Returns the recipe without the functions of the user; see `TextLine.without_code`."""
+        """Returns the recipe without the functions of the user in the text line; see `TextLine.without_code`."""
         if self.tokens is None:
             return self
         return replace(self, tokens=replace(self.tokens, line=self.tokens.text_line().without_code()))
 
     def check(self) -> None:
-        """Returns if a build may trust the steps; see `TextLine.check`."""
+        """Returns if a build may trust the steps; see `AudioStep.check_code` and `TextLine.check`."""
+        self.features.check_code()
+        self._require_new_names()
         if self.tokens is not None:
             self.tokens.text_line().check()
+
+    def _require_new_names(self) -> None:
+        """Raises ConfigError where features that declare their fields name one that samples have anyway."""
+        if not isinstance(self.features, Declared):
+            return
+        steps = [step for step in self.stored if step is not self.features]
+        taken = {spec.name for step in steps for spec in step.fields()}.union(self.source.get("keep_columns", ()))
+        taken |= {spec.name for spec in self.tokens.fields()} if self.tokens is not None else set()
+        if found := sorted(taken.intersection(spec.name for spec in self.features.fields())):
+            raise ConfigError(
+                f"audio.features: {self.features.batch_form().made_by} makes a field {found[0]!r}, and samples have "
+                "one of that name already; rename the field, or the column of source.keep_columns"
+            )
 
     def sections(self) -> dict[str, Any]:
         """Returns `audio`, None without, and `text`, None without."""
         audio = {
-            **asdict(self.features),
+            **self.features.compared(),
             "features": self.features.name,
             "sample_rate_hz": self.decode.sample_rate_hz,
             "clip_s": self.decode.clip_s,
@@ -131,7 +162,7 @@ class Recipe(_Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class VisionRecipe(_Recipe):
-    """The steps of a config with `[vision]`."""
+    """The steps of a config with `[vision]` whose images are stored as patches of the Qwen2-VL family."""
 
     patches: Patches
     chat: Chat
@@ -151,7 +182,37 @@ class VisionRecipe(_Recipe):
         return {"vision": asdict(self.patches), "text": asdict(self.chat)}
 
 
-AnyRecipe = Recipe | VisionRecipe
+@dataclass(frozen=True, kw_only=True)
+class ImagesRecipe(_Recipe):
+    """The steps of a config with `[vision]` whose images are stored as their processor gives them."""
+
+    images: Processed
+    text: ImagesText
+
+    @property
+    def media_steps(self) -> tuple[Processed]:
+        """The steps that make the media group, in their order."""
+        return (self.images,)
+
+    @property
+    def text_steps(self) -> tuple[ImagesText]:
+        """The steps that make the text group."""
+        return (self.text,)
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        """transformers, and its version."""
+        return {"transformers": version("transformers")}
+
+    def sections(self) -> dict[str, Any]:
+        """Returns `vision` and `text`."""
+        return {
+            "vision": {"images": "processor", **self.images.compared()},
+            "text": {"prompt": self.text.name, **self.text.compared()},
+        }
+
+
+AnyRecipe = Recipe | VisionRecipe | ImagesRecipe
 
 
 def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
@@ -171,7 +232,11 @@ def recipe_of(config: Config) -> AnyRecipe:
     Raises ConfigError where such a folder is not there, or where a step does not take what its section says.
     """
     refuse(config, settings_problems(config) or contradictions(config))
-    return _speech_recipe(config) if config.vision is None else _vision_recipe(config, config.vision)
+    if config.vision is None:
+        return _speech_recipe(config)
+    if images_by(config) == "processor":
+        return _images_recipe(config, config.vision)
+    return _vision_recipe(config, config.vision)
 
 
 def _vision_recipe(config: Config, vision: VisionConfig) -> VisionRecipe:
@@ -188,6 +253,44 @@ def _vision_recipe(config: Config, vision: VisionConfig) -> VisionRecipe:
         chat=made(Chat, config.text.settings, tokenizer=tokenizer_digest(Path(config.text.tokenizer))),
         source={**_source_document(config, _VISION_FIELDS), "version": LISTING_VERSION},
     )
+
+
+def _images_recipe(config: Config, vision: VisionConfig) -> ImagesRecipe:
+    if config.text is None:  # `Config` fills it in; for mypy
+        raise ValueError("a config with [vision] has [text]")
+    cls, tokenizer = images_text(config.text.prompt), Path(config.text.tokenizer)
+    processor = processor_digest(Path(vision.processor))
+    given: dict[str, Any] = {
+        "processor": processor,
+        "processor_folder": vision.processor,
+        "tokenizer_folder": str(tokenizer),
+    }
+    if "tokenizer" in cls.given:
+        given["tokenizer"] = _images_tokenizer(config.text, vision)
+    return ImagesRecipe(
+        images=made(
+            Processed,
+            vision.settings,
+            processor=processor,
+            folder=vision.processor,
+            max_pixels=config.source.max_pixels,
+            max_sample_bytes=config.source.max_sample_bytes,
+        ),
+        text=made(cls, config.text.settings, **{name: given[name] for name in cls.given if name in given}),
+        source={**_source_document(config, _VISION_FIELDS), "version": LISTING_VERSION},
+    )
+
+
+def _images_tokenizer(text: TextConfig, vision: VisionConfig) -> str:
+    """Returns the digest of the tokenizer beside images. Raises ConfigError where its folder has none."""
+    try:
+        return tokenizer_digest(Path(text.tokenizer))
+    except ConfigError as err:
+        if text.tokenizer != vision.processor:
+            raise
+        # The processor's folder stands for a [text] that is left out.
+        advice = 'or, where images stand without conversations, set [text] prompt = "label", "plain" or "none"'
+        raise ConfigError(f"{err}; {advice}", code="FB105") from err
 
 
 def _speech_recipe(config: Config) -> Recipe:
@@ -272,4 +375,20 @@ def _tokens(config: Config, text: TextConfig | None) -> Transcript | None:
     if not issubclass(cls, Transcript):  # `contradictions` refuses it; for mypy
         raise TypeError(f"{cls} writes no transcripts")
     line = text_line(config, text)
-    return made(cls, text.settings, tokenizer=tokenizer_digest(Path(text.tokenizer)), line=line)
+    return made(cls, text.settings, tokenizer=_transcripts_tokenizer(config, text), line=line)
+
+
+_OF_SYMBOLS = ("plain", "tts")
+"""Prompts that a table of the texts' own symbols serves; the others need the tokenizer of a model."""
+
+
+def _transcripts_tokenizer(config: Config, text: TextConfig) -> str:
+    """Returns the digest of the tokenizer of transcripts. Raises ConfigError where its folder has none."""
+    folder = Path(text.tokenizer)
+    try:
+        return tokenizer_digest(folder)
+    except ConfigError as err:
+        if text.prompt not in _OF_SYMBOLS or folder.exists():
+            raise
+        advice = f"or, without a model's tokenizer, write one of the texts' own symbols: forebay symbols {config.path}"
+        raise ConfigError(f"{err}; {advice}", code="FB105") from err

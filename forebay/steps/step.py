@@ -8,7 +8,7 @@ computed (keys, lookup, `inspect`): so torch, transformers and the spectrum engi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -60,8 +60,13 @@ class Step:
     given: ClassVar[frozenset[str]] = frozenset()
 
     def identity(self) -> dict[str, Any]:
-        """Returns the canonical description of the step: its class name and every field."""
-        return {"step": type(self).__name__, **asdict(self)}
+        """Returns the canonical description of the step: its class name and every field that is compared."""
+        return {"step": type(self).__name__, **self.compared()}
+
+    def compared(self) -> dict[str, Any]:
+        """Returns the fields that are the step's identity: not a path, which has `compare=False`, beside a digest."""
+        names = {f.name for f in fields(self) if f.compare}
+        return {name: value for name, value in asdict(self).items() if name in names}
 
     @classmethod
     def completed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,6 +127,13 @@ class AudioStep(Step):
         """
         raise NotImplementedError
 
+    def size_bytes(self, num_samples: Array) -> int:
+        """Returns about how much is stored of clips of these lengths: here the first field."""
+        if not (fields := self.fields()):
+            return 0
+        width = fields[0].numpy_dtype.itemsize * int(np.prod(fields[0].shape, dtype=np.int64))
+        return width * int(np.sum(self.num_frames(num_samples)))
+
     def opened(self, data: bytes) -> Array:
         """Returns a clip that `compute` takes, of what a source holds of it; raises DecodeError as `check` does.
 
@@ -151,6 +163,17 @@ class AudioStep(Step):
     def constants(self) -> dict[str, Any]:
         """What a cache says of all samples beside the step's name and the sample rate."""
         return {"n_mels": None}
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        """Packages beside forebay's own that made the values, and their versions."""
+        return {}
+
+    def check_code(self) -> None:
+        """Returns if a build may trust the step: same values for the same clip. Only code of the user is in doubt.
+
+        Asked once, before anything is built. Raises ConfigError for a step that cannot be trusted.
+        """
 
     @property
     def clip_dtype(self) -> ClipDtype:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import fields
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from forebay.steps.audio.own.entry import entry_named
 from forebay.steps.step import AudioStep, Step, TextStep
+from forebay.steps.text.of_images import ImagesText
 
 Table = dict[str, str]
 """Name -> module and class. The module is imported when the name is asked for."""
@@ -22,17 +25,32 @@ AUDIO: Table = {
     "waveform": "forebay.steps.audio.waveform:Waveform",
     "mel": "forebay.steps.audio.mel:Mel",
     "given": "forebay.steps.audio.given:Given",
+    "extractor": "forebay.steps.audio.extractor.step:Extractor",
     "none": "forebay.steps.audio.none:NoAudio",
 }
+OWN = "forebay.steps.audio.own.step:Own"
+"""The step of code of the user."""
+FORMS: ChainMap[str, str] = ChainMap({"declared": "forebay.steps.audio.declared:Declared"}, AUDIO)
+"""What caches call the features that they hold: steps, and those whose batches the cache itself declares."""
 TEXT: Table = {
     "plain": "forebay.steps.text.plain:Plain",
     "whisper": "forebay.steps.text.whisper:Whisper",
     "qwen3_asr": "forebay.steps.text.qwen3_asr:Qwen3AsrChat",
     "given": "forebay.steps.text.given:Given",
     "tts": "forebay.steps.text.tts:Tts",
-    "chat": "forebay.steps.text.chat:Chat",
+    "chat": "forebay.steps.text.chat.packed:Chat",
 }
-IMAGE: Table = {"qwen2_vl": "forebay.steps.image.qwen2_vl:Patches"}
+OF_IMAGES: Table = {
+    "chat": "forebay.steps.text.chat.processor:ProcessorChat",
+    "none": "forebay.steps.text.none:NoText",
+    "label": "forebay.steps.text.label:Label",
+    "plain": "forebay.steps.text.caption:Caption",
+}
+"""What `text.prompt` names beside images that a processor makes, `images = "processor"`."""
+IMAGE: Table = {
+    "qwen2_vl": "forebay.steps.image.qwen2_vl:Patches",
+    "processor": "forebay.steps.image.processor.step:Processed",
+}
 
 StepT = TypeVar("StepT", bound=Step)
 
@@ -40,14 +58,34 @@ _TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "a s
 
 
 def audio_step(name: str) -> type[AudioStep]:
-    """Returns the step that `audio.features` names. Raises KeyError for a name that is not in the table."""
-    found: type[AudioStep] = _load(AUDIO[name])
+    """Returns the step that `audio.features` names: of the table, or code of the user.
+
+    Raises KeyError for a name that is neither.
+    """
+    found: type[AudioStep] = _load(OWN if name not in AUDIO and is_own(name) else AUDIO[name])
+    return found
+
+
+def is_own(name: str) -> bool:
+    """Whether `audio.features` names code of the user: `file.py:Class`, or an installed step that is not forebay's."""
+    return name not in AUDIO and (":" in name or entry_named(name) is not None)
+
+
+def form_step(name: str) -> type[AudioStep]:
+    """Returns the step that has the batches of a cache's `features`. Raises KeyError for a name not in `FORMS`."""
+    found: type[AudioStep] = _load(FORMS[name])
     return found
 
 
 def text_step(name: str) -> type[TextStep]:
     """Returns the step that `text.prompt` names. Raises KeyError for a name that is not in the table."""
     found: type[TextStep] = _load(TEXT[name])
+    return found
+
+
+def images_text(name: str) -> type[ImagesText]:
+    """Returns the step that `text.prompt` names beside images of a processor. Raises KeyError for an unknown name."""
+    found: type[ImagesText] = _load(OF_IMAGES[name])
     return found
 
 
@@ -66,7 +104,7 @@ def axis_names(constants: Mapping[str, Any]) -> dict[str, str | int]:
     """Returns the `axes` of the steps whose values a cache with these constants has, as far as they are known."""
     audio, text = constants.get("features"), constants.get("prompt")
     entries = [
-        *([AUDIO["waveform"], AUDIO[audio]] if audio in AUDIO else IMAGE.values()),
+        *([AUDIO["waveform"], FORMS[audio]] if isinstance(audio, str) and audio in FORMS else IMAGE.values()),
         *([TEXT[text]] if text in TEXT else []),
     ]
     return {name: axis for entry in entries for name, axis in _load(entry).axes.items()}

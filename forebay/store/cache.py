@@ -15,6 +15,7 @@ from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, Ca
 from forebay.store.by_hand import ByHand
 from forebay.store.chunked import SLOTS, no_such_row, open_slots
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder
+from forebay.store.image.arrays import StoredArrays, stored_images
 from forebay.store.image.codec import StoredImages
 from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group, Ints
 from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
@@ -125,7 +126,7 @@ class Cache(ByHand):
         self._slot_at = self._slots.array.data
         # Of zeros only the pages that are touched cost anything: opening must not grow with the number of samples.
         self._verified = (np.zeros if verify == "touch" else np.ones)(self._length, np.uint8).data
-        self._images = StoredImages.of(self.metadata, folder=folder)
+        self._images = stored_images(self.metadata, folder=folder)
         self._verify: Verify = verify
         self._open = OpenShards(self._files, most=max_open_shards)
         self._columns = self._open.columns
@@ -164,11 +165,19 @@ class Cache(ByHand):
         found = (self.metadata["recipe"].get("text") or {}).get("tokenizer")
         return found if isinstance(found, str) else None
 
+    @property
+    def processor(self) -> str | None:
+        """Digest of the processor that made the images, None without one."""
+        found = (self.metadata["recipe"].get("vision") or {}).get("processor")
+        return found if isinstance(found, str) else None
+
     def read(self, index: int) -> dict[str, Any]:
         """Returns the tensor fields of one sample as read-only views [n, *shape] of the mapping.
 
         A vision cache gives, whatever its codec: `input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw`
-        int32 [k, 3], and `patches`, a tuple of uint8 [n, 3 * patch_size^2] for each of the k images.
+        int32 [k, 3], and `patches`, a tuple of uint8 [n, 3 * patch_size^2] for each of the k images. A cache of images
+        as their processor gives them: the fields of its text, and of each field of its form a tuple of k arrays, as
+        stored (codes, where the form has a table).
         Raises IndexError outside the cache, CacheCorruptError where the bytes are not those that were written.
         """
         if not 0 <= index < self._length:
@@ -197,7 +206,9 @@ class Cache(ByHand):
         self._verified[index] = 1
         return sample
 
-    def _read_images(self, images: StoredImages, number: int, row: int, *, is_verified: bool) -> dict[str, Any]:
+    def _read_images(
+        self, images: StoredImages | StoredArrays, number: int, row: int, *, is_verified: bool
+    ) -> dict[str, Any]:
         """Returns the sample of a text row and the media rows that it names."""
         shard, media = self._open.get("text", number), self._open.get("media", number)
         text: dict[str, Any] = shard.row(row)
@@ -272,11 +283,9 @@ class Cache(ByHand):
             raise no_such_row(self.folder, index, slot) from err
 
     def arrays(self, index: int) -> dict[str, Any]:
-        """Returns the tensor fields of one sample as `read` does, the patches of several images as one array."""
+        """Returns the tensor fields of one sample as `read` does, the values of several images as one array."""
         sample = self.read(index)
-        if self._images is not None:
-            sample["patches"] = np.concatenate([self._images.no_patches, *sample["patches"]])
-        return sample
+        return sample if self._images is None else self._images.joined(sample)
 
     def shard(self, group: Group, index: int) -> Shard:
         """Returns an opened shard of a field group."""

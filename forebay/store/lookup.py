@@ -13,6 +13,7 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config
 from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
+from forebay.store.content import difference
 from forebay.store.derived import compare_derived, described, is_derived, steps_differences
 from forebay.store.key import SHORT, KeyedRecipe, differences
 from forebay.store.layout import FORMAT_VERSION
@@ -243,9 +244,7 @@ def not_found_message(config: Config, lookup: Lookup) -> str:
     """Returns what to tell a user without a cache: key, folder searched, nearest cache, how it differs, what to run."""
     text = f"no cache for recipe {lookup.recipe.key[:SHORT]} in {config.remote_root or config.cache_root}"
     if lookup.nearest is not None:
-        fields = "; ".join(
-            f"{d['field']} differs ({d['wanted']!r} wanted, {d['stored']!r} stored)" for d in lookup.differs[:4]
-        )
+        fields = "; ".join(difference(config, row) for row in lookup.differs[:4])
         text += f"; nearest is {lookup.nearest.name}" + (f", {fields}" if fields else "")
     return f"{text}; run: forebay preprocess {config.path}"
 

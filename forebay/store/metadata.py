@@ -259,7 +259,11 @@ _FOUND = record(
 )
 
 _ARRAYS = ("slots.npy", "lengths.npy")
-_LENGTHS = {"none": ("num_tokens",), "patches": ("num_images", "num_patches", "num_tokens")}
+_LENGTHS = {
+    "none": ("num_tokens",),
+    "patches": ("num_images", "num_patches", "num_tokens"),
+    "images": ("num_images", "num_tokens"),
+}
 """What every cache has the lengths of, by its features."""
 
 _AUDIO_LENGTHS = ("num_audio_samples", "num_tokens")
@@ -312,7 +316,7 @@ def check_description(folder: Path, metadata: Mapping[str, Any]) -> None:
         _require_form(record({"codec": TEXT, "num_images": COUNT}), folder, metadata)
     elif constants["features"] != "none":
         _require_form(_AUDIO, folder, constants)
-    if ("media_rows" in metadata) != (constants["features"] == "patches"):
+    if ("media_rows" in metadata) != (constants["features"] in ("patches", "images")):
         raise _foreign(folder, f"features is {constants['features']!r:.60}, which its media rows are not")
 
 

@@ -80,6 +80,11 @@ class Selection(ByHand):
         """See `SampleSource`."""
         return self.source.tokenizer
 
+    @property
+    def processor(self) -> str | None:
+        """See `SampleSource`."""
+        return self.source.processor
+
     @cached_property
     def slots(self) -> Array | None:
         """See `SampleSource`."""

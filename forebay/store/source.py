@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -58,6 +59,11 @@ class SampleSource(ABC):
     @property
     def tokenizer(self) -> str | None:
         """Digest of the tokenizer that made the texts, None without one."""
+        return None
+
+    @property
+    def processor(self) -> str | None:
+        """Digest of the processor that made the images, None without one."""
         return None
 
     @property
@@ -218,6 +224,21 @@ def without_audio(source: SampleSource) -> Array | None:
     return np.repeat(flags, [len(part) for part in parts]) if any(flags) else None
 
 
+def without_seconds(source: SampleSource) -> Array | None:
+    """Returns which samples have no seconds to be planned by: texts alone, and images as their processor gives them.
+
+    bool [num_samples]; None where all have.
+    """
+    parts = parts_of(source)
+    flags = [not has_audio(part) or is_of_images(part) for part in parts]
+    return np.repeat(flags, [len(part) for part in parts]) if any(flags) else None
+
+
+def is_of_images(source: SampleSource) -> bool:
+    """Returns whether the samples of one source are images as their processor gives them, and texts beside them."""
+    return source.constants.get("features") == "images"
+
+
 def _common(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in found[0].items() if all(other.get(name) == value for other in found[1:])}
 
@@ -232,9 +253,12 @@ def _rate(sources: Sequence[SampleSource]) -> dict[str, Any]:
 def _require_equal(first: SampleSource, other: SampleSource, *, names: tuple[str, str], shares_batches: bool) -> None:
     wanted = _differences(first, other) if shares_batches else _differences_of_models(first, other)
     for field, one, two in wanted:
-        advice = "build both with the same [audio] and [text]: forebay preprocess CONFIG"
+        section = "vision" if is_of_images(first) else "audio"
+        advice = f"build both with the same [{section}] and [text]: forebay preprocess CONFIG"
         if shares_batches and has_audio(first) != has_audio(other):
             advice = 'one has no audio, so no batch can hold both; set mixture.batches = "per_source"'
+        if field.partition("[")[0] in ("classes", "num_classes"):
+            advice = "give both configs the same text.classes, then: forebay preprocess CONFIG"
         raise CacheMismatchError(
             f"cannot mix {names[0]} and {names[1]}: {field} is {one} in the former and {two} in the latter; {advice}",
             code="FB414",
@@ -243,10 +267,17 @@ def _require_equal(first: SampleSource, other: SampleSource, *, names: tuple[str
 
 def _differences_of_models(first: SampleSource, other: SampleSource) -> list[tuple[str, Any, Any]]:
     """Returns what two sources may not differ in where no batch holds samples of both."""
-    pairs: list[tuple[str, Any, Any]] = [("text.tokenizer", _short(first.tokenizer), _short(other.tokenizer))]
+    pairs = _models(first, other)
     if has_audio(first) and has_audio(other):
         pairs.append(("sample_rate_hz", first.constants.get("sample_rate_hz"), other.constants.get("sample_rate_hz")))
-    return [pair for pair in pairs if pair[1] != pair[2] and None not in pair]
+    pairs = [pair for pair in pairs if None not in pair]
+    if is_of_images(first) and is_of_images(other):
+        # Pixels of another processor, and other classes, would go into the model all the same.
+        names = [
+            name for name in ("form", "num_classes", "classes") if name in first.constants and name in other.constants
+        ]
+        pairs += [_inner(name, first.constants[name], other.constants[name]) for name in names]
+    return [pair for pair in pairs if pair[1] != pair[2]]
 
 
 def _differences(first: SampleSource, other: SampleSource) -> list[tuple[str, Any, Any]]:
@@ -255,10 +286,29 @@ def _differences(first: SampleSource, other: SampleSource) -> list[tuple[str, An
         for name in sorted({*_tensor_fields(first), *_tensor_fields(other)})
     ]
     constants = sorted({*first.constants, *other.constants})
-    pairs += [(name, repr(first.constants.get(name)), repr(other.constants.get(name))) for name in constants]
-    # Ids of two tokenizers mean different texts, and no field or constant need show it.
-    pairs.append(("text.tokenizer", _short(first.tokenizer), _short(other.tokenizer)))
+    pairs += [_inner(name, first.constants.get(name), other.constants.get(name)) for name in constants]
+    pairs += _models(first, other)
     return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def _models(first: SampleSource, other: SampleSource) -> list[tuple[str, Any, Any]]:
+    # Ids of two tokenizers mean different texts, and no field or constant need show it; nor of two processors.
+    return [
+        ("text.tokenizer", _short(first.tokenizer), _short(other.tokenizer)),
+        ("vision.processor", _short(first.processor), _short(other.processor)),
+    ]
+
+
+def _inner(name: str, one: Any, two: Any) -> tuple[str, Any, Any]:
+    """Returns the first value inside of two that differs, with its name and both as they are shown, cut short."""
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        inner = [(f"{name}.{key}", one.get(key), two.get(key)) for key in sorted({*one, *two})]
+    elif isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
+        inner = [(f"{name}[{place}]", *both) for place, both in enumerate(zip(one, two, strict=True))]
+    else:
+        shown = [reprlib.repr(value) if isinstance(value, list) else repr(value) for value in (one, two)]
+        return name, shown[0], shown[1]
+    return next((_inner(*each) for each in inner if each[1] != each[2]), (name, repr(None), repr(None)))
 
 
 def _tensor_fields(source: SampleSource) -> list[str]:

@@ -46,6 +46,7 @@ TORCH_DTYPES = {
     "int32": "torch.int32",
     "int64": "torch.int64",
     "uint8": "torch.uint8",
+    "uint16": "torch.uint16",
 }
 
 

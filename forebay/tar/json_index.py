@@ -25,6 +25,7 @@ from forebay.store.remote.raw.sources import (
 )
 from forebay.tar.header import BLOCK, SIZE_FIELD, header_name, parse_number, valid_headers
 from forebay.tar.members import CURRENT_DIRECTORY, FileStamp, TarIndex, flat_names
+from forebay.visible import an
 
 _log = logging.getLogger(__name__)
 _SPOT_CHECKS = 16
@@ -85,7 +86,7 @@ def _parse(path: Path, tar_path: str, stamp: FileStamp) -> TarIndex:
     except (OSError, ValueError, RecursionError) as err:
         raise _JsonError(f"it is no JSON document ({err})") from err
     if not isinstance(document, dict):
-        raise _JsonError(f"it holds a {type(document).__name__}, wanted an object")
+        raise _JsonError(f"it holds {an(type(document).__name__)}, wanted an object")
     names, offsets, sizes = [], [], []
     for name, entry in document.items():
         offset, size = _range(name, entry, stamp.size_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Dataset
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class SampleDataset(Dataset[dict[str, torch.Tensor]]):
+class SampleDataset(Dataset[dict[str, Any]]):
     """Samples by index, as dicts of tensors that are copies. A `Collator` of the same source is its `collate_fn`."""
 
     def __init__(self, source: SampleSource, *, crop_seed: int | None = None) -> None:
@@ -37,16 +37,24 @@ class SampleDataset(Dataset[dict[str, torch.Tensor]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """Returns the stored fields of one sample, each [n, *shape]; never aliases of the cache's read-only memory."""
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Returns the stored fields of one sample, each [n, *shape]; never aliases of the cache's read-only memory.
+
+        Of images as their processor gives them a field is a tuple, a tensor an image.
+        """
         sample = self.source.read(int(index))
         if self._draws is not None:
             sample = self._draws.beside(sample, self.source.sample_id(int(index)))
-        return {name: torch.from_numpy(value.copy()) for name, value in sample.items()}
+        return {name: _copied(value) for name, value in sample.items()}
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Returns several samples; DataLoader asks for whole batches in this way."""
         return [self[index] for index in indices]
+
+
+def _copied(value: Any) -> Any:
+    """Returns an array as a tensor of its own; what is a tuple, an array an image, as a tuple of such."""
+    return tuple(map(_copied, value)) if isinstance(value, tuple) else torch.from_numpy(value.copy())
 
 
 class PlanSampler(Resumable):

@@ -24,6 +24,7 @@ from forebay.store.remote.ahead.foresight import Foresight
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.crop import CropDraws
+from forebay.train.collate.images import has_rows
 from forebay.train.columns import BatchColumns
 from forebay.train.device import Ahead, side_stream
 from forebay.train.prefetch import Prefetch
@@ -47,7 +48,8 @@ class LoaderSettings:
     """Batches are of random crops of so many seconds, drawn by (seed, epoch, sample id); see `collate.crop`."""
     mask_fillers: bool = False
     """Batches of weight 0 have all labels -100. A sum of token losses over ranks is then right by itself; a mean over
-    the batch's own tokens is NaN."""
+    the batch's own tokens is NaN. Batches without labels, or with several classes a sample, cannot be masked: where
+    there are fillers, the first batch raises ConfigError."""
     as_tensordict: bool = False
     """Batches are TensorDicts."""
     with_ids: bool = False
@@ -151,6 +153,7 @@ class Loader(Resumable):
         self._side_stream, self._finish = side_stream(settings.device), finish
         self._read_ahead = ReadAhead(source)
         self._totals = _Totals()
+        self._has_rows = all(has_rows(part.constants) for part in parts_of(source))
         self._columns = BatchColumns(source, settings.with_columns) if settings.with_columns else None
         self._weight = 1
         self._indices: list[int] = []
@@ -302,8 +305,10 @@ class Loader(Resumable):
                 f"{which} of cache {self.source.key[:16]}"
             )
             raise
-        if self.settings.mask_fillers and not work.step.turn.weight and "labels" in batch:
-            batch["labels"].fill_(IGNORED)
+        if self.settings.mask_fillers and self.plan.tail == "short" and self.dp_world_size > 1:
+            _check_maskable(batch)
+            if not work.step.turn.weight:
+                batch["labels"].fill_(IGNORED)
         frames, room = collator.count_frames(samples)
         if work.foresight is not None:
             work.foresight.done(work.number)
@@ -345,12 +350,26 @@ class Loader(Resumable):
             return batch
         return batch, [self.source.sample_id(index) for index in self._indices]
 
-    @staticmethod
-    def _as_tensordict(item: _Filled) -> Any:
+    def _as_tensordict(self, item: _Filled) -> Any:
         from tensordict import TensorDict
 
         # A pack has no dimension of samples, of a single one either.
-        return TensorDict(item.batch, batch_size=[] if "position_ids" in item.batch else [item.num_samples])
+        has_rows = self._has_rows and "position_ids" not in item.batch
+        return TensorDict(item.batch, batch_size=[item.num_samples] if has_rows else [])
+
+
+def _check_maskable(batch: Any) -> None:
+    """Raises ConfigError for a batch whose labels have no value that a loss passes over."""
+    if "labels" not in batch:
+        found = "the batches have no labels"
+    elif batch["labels"].is_floating_point():
+        found = f"labels are {str(batch['labels'].dtype).removeprefix('torch.')}, several classes a sample"
+    else:
+        return
+    raise ConfigError(
+        f"mask_fillers is true, and {found}: no value of theirs would be passed over by the loss; leave mask_fillers "
+        'out and multiply each loss by loader.weight, or set plan.tail = "drop" or "pad"'
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,15 @@ from forebay.plan.in_order import in_order
 from forebay.plan.make import Planned, plan_of
 from forebay.plan.mixture.from_config import mix
 from forebay.steps.recipe import load_config, recipe_of
+from forebay.steps.step import Stored
 from forebay.store.cache import Cache, open_cache
 from forebay.store.filter import Choice, Filter, missing_of_all, say_missing
 from forebay.store.last_use import note
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
 from forebay.store.selection import filtered
-from forebay.store.source import SampleSource, SourceUnion, source_kind
+from forebay.store.source import SampleSource, SourceUnion, is_of_images, parts_of, source_kind
+from forebay.train.collate.collator import BatchMaker, Collator
+from forebay.train.collate.images import ImagesBatch, ImagesExpansion
 from forebay.train.collate.packed import PackCollator, PackShapes
 from forebay.train.collate.patches import DeviceExpansion, pixel_dtype
 from forebay.train.device import is_host
@@ -82,9 +85,12 @@ def make_loader(
     ranks = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
     source = select(config)
     planned = _planned(config, source) if shuffle else planned_in_order(config, source)
-    collator, finish = None, None
-    if config.modality == "vision":
+    collator: BatchMaker | None = None
+    finish: DeviceExpansion | ImagesExpansion | None = None
+    if source.constants.get("features") == "patches":
         collator, finish = pack_forms(config, source, device=device, as_tensordict=as_tensordict)
+    elif is_of_images(source) and not is_host(device) and has_one_form(source):
+        collator, finish = image_forms(config, source)
     here: dict[str, Any] = {"as_tensordict": as_tensordict, "device": device, "device_prefetch": device_prefetch}
     here |= {"with_ids": with_ids, "with_columns": with_columns if isinstance(with_columns, str) else (*with_columns,)}
     return Loader(
@@ -96,6 +102,12 @@ def make_loader(
         collator=collator,
         finish=finish,
     )
+
+
+def has_one_form(source: SampleSource) -> bool:
+    """Returns whether all samples of a source become batches in one way, so that one collator makes all of them."""
+    first, *others = parts_of(source)
+    return all(dict(part.constants) == dict(first.constants) for part in others)
 
 
 def loader_settings(config: Config) -> LoaderSettings:
@@ -145,6 +157,14 @@ def _one_of_node(root: Path) -> Iterator[None]:
         yield
 
 
+def image_forms(config: Config, source: SampleSource) -> tuple[Collator, ImagesExpansion]:
+    """Returns what makes batches of codes on the host, and what then makes values of them on a device."""
+    settings = loader_settings(config)
+    form = ImagesBatch.of(Stored(f"cache {source.key[:16]}", source.constants, source.fields)).form
+    collator = Collator(source, dtype=settings.dtype, padding_side=settings.padding_side, as_codes=True)
+    return collator, ImagesExpansion(form, dtype=settings.dtype)
+
+
 def pack_forms(
     config: Config, source: SampleSource, *, device: torch.device | str | None, as_tensordict: bool
 ) -> tuple[PackCollator, DeviceExpansion | None]:
@@ -176,6 +196,13 @@ def pack_collator(settings: LoaderConfig, plan: PlanConfig | None, source: Sampl
         )
     dtype = None if settings.pixels == "uint8" else pixel_dtype(settings.pixels)
     return PackCollator(source, shapes=shapes, dtype=dtype, varlen=settings.varlen)
+
+
+def as_stored(config: Config) -> Config:
+    """Returns a config whose packs keep their uint8 patches: the learner expands the patches on the device."""
+    if config.plan is None or config.plan.kind != "pack":
+        return config
+    return replace(config, loader=replace(config.loader, pixels="uint8"))
 
 
 def select(config: Config) -> SampleSource:
@@ -223,7 +250,25 @@ def _filtered(config: Config, parts: Sequence[tuple[SampleSource, str]]) -> list
 
 
 def _union(config: Config, parts: Sequence[tuple[SampleSource, str]]) -> SourceUnion:
-    """Returns the union of the sources of `[[mixture.source]]`."""
+    """Returns the union of the sources of `[[mixture.source]]`.
+
+    Raises ConfigError for patches, which are for packs, and for images beside what is none.
+    """
+    kinds = {name: str(part.constants.get("features")) for part, name in parts}
+    for name, kind in kinds.items():
+        if kind == "patches":
+            raise ConfigError(
+                f"{config.path}: {name} holds patches for packs, and mixtures are of batches; list all data in one "
+                'manifest, or set vision.images = "processor" in its config and run forebay preprocess',
+                code="FB116",
+            )
+    if "images" in kinds.values() and set(kinds.values()) != {"images"}:
+        name, kind = next(pair for pair in kinds.items() if pair[1] != "images")
+        raise ConfigError(
+            f"{config.path}: {name} has features {kind!r} and stands beside images; a mixture with images is of caches "
+            "with [vision] alone: leave that source out",
+            code="FB116",
+        )
     return SourceUnion(
         [part for part, _ in parts],
         [name for _, name in parts],

@@ -51,6 +51,7 @@ def test_prune_without_a_rule_is_wrong_use_and_lists_the_rules(made: Made, capsy
         "--tar-indexes",
         "--text-indexes",
         "--listings",
+        "--inputs",
     ):
         assert rule in err
     assert shape(made.root) == before

@@ -39,7 +39,12 @@ NAMES = st.text(min_size=1, max_size=12).filter(lambda name: "/" not in name and
         "hashes.memo",
     ]
 )
-INSIDE = st.sampled_from(["", "plans/x", ".building/0123456789abcdef", ".listings/0123456789abcdef", "a.tmp-00-1-0"])
+INSIDE = st.sampled_from(
+    [
+        *("", "plans/x", ".building/0123456789abcdef", ".listings/0123456789abcdef", "a.tmp-00-1-0"),
+        *("inputs/x", f"inputs/{'ab' * 16}", f"inputs/{'ab' * 16}/samples.jsonl"),
+    ]
+)
 RECIPES = st.dictionaries(
     st.sampled_from(["audio", "vision", "text", "source", "merged", "subset"]),
     st.none() | st.dictionaries(st.sampled_from(["of", "features", "n_mels", "sample_rate_hz", "languages"]), VALUES),
@@ -79,7 +84,7 @@ def planted(data: st.DataObject) -> Iterator[Path]:
 
 def _plant(root: Path, outside: Path, number: int, data: st.DataObject) -> None:
     path = root / (data.draw(INSIDE) or data.draw(NAMES))
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True, parents=True)
     kind = data.draw(st.sampled_from(["link", "file", "folder", "signed", "raw"]))
     if kind == "link":
         path.symlink_to(outside)
@@ -121,6 +126,7 @@ def test_whatever_strangers_put_there_is_listed_and_stays(data: st.DataObject) -
             "--tar-indexes",
             "--text-indexes",
             "--listings",
+            "--inputs",
             "--max-size",
             "0",
         ]

@@ -9,9 +9,11 @@ from typing import get_args
 
 import pytest
 
-from forebay.config.digest import Thing, hub_advice, processor_digest, tokenizer_digest
+from forebay.config.digest import Thing, hub_advice, processor_digest, tokenizer_digest, url_problem
 from forebay.errors import ConfigError
+from forebay.steps.recipe import load_config, recipe_of
 from forebay.train.models.folder import model_facts
+from forebay.visible import an
 
 
 @pytest.mark.parametrize("thing", get_args(Thing))
@@ -20,7 +22,7 @@ def test_the_line_is_one_shell_word_of_python_that_names_both(tmp_path: Path, th
     (tmp_path / parent).mkdir()
     folder = tmp_path / parent / "openai" / "whisper-small"
     said, command = hub_advice(folder, thing).split("save it there: ")
-    assert f"if openai/whisper-small is the name of a {thing} of the Hub" in said
+    assert f"if openai/whisper-small is the name of {an(thing)} of the Hub" in said
     program, option, line = shlex.split(command)
     assert (program, option) == ("python", "-c")
     strings = [node.value for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Constant)]
@@ -45,3 +47,35 @@ def test_every_field_of_a_folder_gives_the_line(tmp_path: Path) -> None:
         ConfigError, match=r"train\.model: cannot read .*config\.json \(No such file.*snapshot_download"
     ):
         model_facts(folder)
+
+
+@pytest.mark.parametrize(
+    ("url", "command"),
+    [
+        ("https://huggingface.co/nvidia/parakeet-ctc-1.1b", "nvidia/parakeet-ctc-1.1b --local-dir parakeet-ctc-1.1b"),
+        ("https://hf.co/google/vit/tree/main", "google/vit --local-dir vit"),
+        ("https://huggingface.co/-x/--y", ""),
+        ("https://huggingface.co/datasets/a/b", ""),
+        ("s3://bucket/vit", ""),
+    ],
+)
+def test_a_url_in_the_place_of_a_folder_names_the_download(url: str, command: str) -> None:
+    said = url_problem(url)
+    assert said.startswith(f"{url} is a URL, and this is read from this machine: name a local path")
+    assert said.partition("hf download ")[2] == command
+
+
+def test_a_folder_that_is_not_there_may_be_a_table_of_symbols(tmp_path: Path) -> None:
+    sections = {"name": "x", "source": {"kind": "tar", "manifest": "x.parquet"}, "audio": {"features": "waveform"}}
+    missing = str(tmp_path / "letters")
+    config = load_config({**sections, "text": {"prompt": "plain", "tokenizer": missing}})
+    with pytest.raises(ConfigError, match=r"letters is not a folder; .*symbols: forebay symbols .*"):
+        recipe_of(config)
+    config = load_config({**sections, "text": {"prompt": "plain", "tokenizer": str(tmp_path)}})
+    with pytest.raises(ConfigError, match=r"holds no tokenizer .*save_pretrained\(folder\)$"):
+        recipe_of(config)
+    config = load_config(
+        {**sections, "audio": {"features": "log_mel"}, "text": {"prompt": "whisper", "tokenizer": missing}}
+    )
+    with pytest.raises(ConfigError, match=r"letters is not a folder; point it at a folder with a tokenizer\.json$"):
+        recipe_of(config)

@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tests.warm.worker import warm_python
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 120
@@ -71,7 +73,7 @@ class Children:
 
     def _begin(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", self._program, str(theirs.fileno()), *self._loaded]
+        command = [warm_python(), "-m", self._program, str(theirs.fileno()), *self._loaded]
         environment = {**os.environ, "ARROW_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=_ROOT, env=environment)
         theirs.close()

@@ -33,7 +33,7 @@ from forebay.store.metadata import write_metadata
 from forebay.store.seal import seal
 from forebay.store.shard import shard_fields, write_shard
 from forebay.store.verify import verify_folder
-from forebay.train.uncached import vision as listing
+from forebay.train.uncached import conversations as listing
 from tests.faults.children import Children
 from tests.faults.fuzzing import PER_TRIAL, WICKED, Fuzz, npy
 from tests.faults.row import Row, made
@@ -43,6 +43,8 @@ from tests.strategies import changed_bytes, changed_documents
 
 _PACKS = PackConfig(seq_len=64, max_patches=40, buffer_size=8)
 _KEY = "ab" * 32
+_LENGTHS = ("num_tokens", "num_patches", "num_images")
+_SCHEMAS = listing.schemas_of(_LENGTHS)
 _NUMBERS = st.one_of(st.integers(-4, 6), st.integers(-(2**31), 2**31 - 1))
 
 
@@ -151,7 +153,7 @@ def kept_listing(folder: Path, data: st.DataObject) -> None:
         if name != "listing.json":  # with its checksum
             document["sums"][name] = hash_file(path)
             (place / "listing.json").write_text(json.dumps(document))
-    found = listing._load(place)
+    found = listing._load(place, _SCHEMAS)
     if found is not None:
         images = np.concatenate([[0], *found.rows["images"].to_numpy(zero_copy_only=False)])
         assert (images >= 0).all()
@@ -225,7 +227,7 @@ def _prepare(folder: Path) -> None:
 def _keep_listing(raw: Path, folder: Path) -> None:
     manifest = read_conversations(source_of("jsonl", raw / "list.jsonl"), cache_root=raw / "root")
     rows = manifest.rows.select(listing._KEPT)
-    for name in listing._LENGTHS:
+    for name in _LENGTHS:
         rows = rows.append_column(name, pa.array([4] * len(rows), pa.int32()))
     assert manifest.images is not None
     images = manifest.images
@@ -233,7 +235,7 @@ def _keep_listing(raw: Path, folder: Path) -> None:
         images = images.append_column(name, pa.array([2] * len(images), pa.int32()))
     kept = listing.Conversations(files=manifest.files, rows=rows, images=images, failed=Counter({"bad_json": 2}))
     listing._save(folder, kept)
-    assert listing._load(folder) is not None
+    assert listing._load(folder, _SCHEMAS) is not None
 
 
 @contextlib.contextmanager

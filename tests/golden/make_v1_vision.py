@@ -16,7 +16,7 @@ import numpy as np
 from forebay.preprocess.vision.samples import vision_fields
 from forebay.steps.image.qwen2_vl import Patches
 from forebay.steps.recipe import VisionRecipe
-from forebay.steps.text.chat import Chat
+from forebay.steps.text.chat.packed import Chat
 from forebay.store.image.codec import Codec, encode
 from forebay.store.image.pixels import patchify
 from forebay.store.image.settings import ImageSettings

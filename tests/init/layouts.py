@@ -31,10 +31,15 @@ class Clip(NamedTuple):
 
 
 @cache
+def all_clips() -> tuple[Clip, ...]:
+    """Every recording of the demo."""
+    return tuple(clip for tar in sorted((DEMO / "speech").glob("*.tar")) for clip in _clips(tar))
+
+
+@cache
 def clips() -> tuple[Clip, ...]:
     """Twelve short recordings in several languages."""
-    found = [clip for tar in sorted((DEMO / "speech").glob("*.tar")) for clip in _clips(tar)]
-    return tuple([clip for clip in found if clip.duration_s < 3][:12])
+    return tuple([clip for clip in all_clips() if clip.duration_s < 3][:12])
 
 
 def _clips(path: Path) -> Iterator[Clip]:

@@ -112,10 +112,13 @@ def test_without_a_model_a_loop_is_shown(project: Path, capsys: pytest.CaptureFi
         (["prompts", "--column", "text=a", "--column", "text=b"], "--column names text twice"),
         (["prompts", "--column", "text=nothing"], "has no such column; it has path, sentence, locale, speaker"),
         (["prompts", "--out", "no/where.toml"], "no is no folder; make it first"),
-        (["photos"], "images are cut into patches as a model's processor does it; give --model DIR"),
-        (["photos", "--model", WHISPER, "--yes"], "sees no images; name a Qwen2-VL or Qwen3-VL folder"),
+        (["photos"], "images are stored as a model's processor makes them; give --model DIR"),
+        (
+            ["photos", "--model", WHISPER, "--yes"],
+            "sees no images: preprocessor_config.json and .* name no image processor; name the",
+        ),
         (["books"], "texts are stored as tokens; give --model DIR"),
-        (["books", "photos", "--model", QWEN3_VL, "--yes"], "packs of images are of one kind"),
+        (["books", "photos", "--model", QWEN3_VL, "--yes"], "a cache of images is of one kind"),
     ],
 )
 def test_what_it_refuses(

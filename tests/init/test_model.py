@@ -56,7 +56,7 @@ def test_a_qwen3_vl() -> None:
         (
             {"model_type": "x"},
             {"feature_extractor_type": "Wav2Vec2FeatureExtractor", "sampling_rate": 8000},
-            {"features": "waveform", "dtype": "float32", "sample_rate_hz": 8000},
+            {"features": "extractor", "extractor": Path("m"), "sample_rate_hz": 8000},
         ),
         (
             {},
@@ -69,7 +69,8 @@ def test_models_of_an_own_loop(
     config: dict[str, Any], extractor: dict[str, Any], audio: dict[str, Any], tmp_path: Path
 ) -> None:
     model = read_model(folder(tmp_path / "m", config=config, preprocessor_config=extractor))
-    assert (model.audio, model.prompt, model.trains) == (audio, None, False)
+    found = {name: Path(value.name) if isinstance(value, Path) else value for name, value in model.audio.items()}
+    assert (found, model.prompt, model.trains) == (audio, None, False)
     with_tokenizer = folder(tmp_path / "n", tokenizer=True, config=config, preprocessor_config=extractor)
     assert read_model(with_tokenizer).prompt == "plain"
 

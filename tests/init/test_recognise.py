@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.init.choose import Chooser
+from forebay.init.choose import Chooser, Wish
 from forebay.init.describe import facts, problems
 from forebay.init.found import Found
 from forebay.init.recognise import recognise
@@ -153,7 +153,6 @@ def test_facts_are_one_line() -> None:
     ("files", "lines"),
     [
         ({"a.m4a": b"", "b.m4a": b""}, ["seen: 2 .m4a", ".m4a is not read: convert it"]),
-        ({"a.jpg": b""}, ["seen: 1 .jpg", "images alone say nothing to learn"]),
         ({"a.json": b"[{}]"}, ["a.json: where it is one array of objects, write them as lines: python -c"]),
         ({"a.tar.gz": b""}, ["a.tar.gz is a compressed tar"]),
         ({"a.csv": b"x,y\n1,2\n"}, ["a.csv has columns x, y; none holds paths of recordings or images"]),
@@ -196,6 +195,47 @@ def test_a_table_away_from_its_images_comes_with_a_command_that_mends_it(tmp_pat
     assert (found.kind, found.modality, found.count) == ("jsonl", "vision", 10)
     assert found.pictures is not None
     assert len(found.pictures.sizes) == 10
+
+
+@pytest.mark.parametrize(
+    ("names", "prompt", "manifests"),
+    [
+        (("cat/1.jpg", "dog/deep/2.png"), "label", ["."]),
+        (("set/images/cat/1.jpg", "set/images/dog/2.jpg"), "label", ["set/images"]),
+        (("train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg"), "label", ["train"]),
+        (("cat/1.jpg", "cat/2.jpg"), "none", ["cat"]),
+        (("1.jpg", "2.jpg", "3.jpg", "cat/4.jpg", "dog/5.jpg"), "none", ["."]),
+        (("1.jpg", "1.txt", "2.BMP", "2.txt"), "plain", ["."]),
+    ],
+)
+def test_a_folder_of_images(names: tuple[str, ...], prompt: str, manifests: list[str], tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"a text")
+    found = one(tmp_path)
+    assert (found.kind, found.modality, found.prompt) == ("folder", "vision", prompt)
+    assert found.manifests == tuple(tmp_path / each for each in manifests)
+    counts = {"cat": 1, "dog": 1} if prompt == "label" else {}
+    assert (dict(found.classes), found.has_all_classes) == (counts, True)
+
+
+def test_classes_and_texts_of_images_are_a_question_where_the_model_leaves_it_open(tmp_path: Path) -> None:
+    for name in ("cat/1.jpg", "cat/1.txt", "dog/2.jpg", "dog/2.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"a text")
+    with pytest.raises(ConfigError, match=r"beside the images .*\n  --prompt plain .*\n  --prompt label "):
+        recognise([os.fspath(tmp_path)], Chooser(wish=Wish()))
+    for wanted in ("plain", "label", "none"):
+        (found,) = recognise([os.fspath(tmp_path)], Chooser(given={"prompt": wanted}, wish=Wish()))
+        assert found.prompt == wanted
+    (found,) = recognise([os.fspath(tmp_path)], Chooser(wish=Wish(value="label", why="it says so")))
+    assert found.prompt == "label"
+
+
+def test_pictures_beside_recordings_are_no_question(tmp_path: Path) -> None:
+    layouts.beside(tmp_path)
+    (tmp_path / "cover.jpg").write_bytes(b"")
+    assert one(tmp_path).modality == "speech"
 
 
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=12)

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from forebay.errors import CacheError
-from forebay.inspect.facts import count_histogram
-from forebay.inspect.picture import Tile, draw_tiles, rows_of, sample_tiles, sample_title
+from forebay.inspect.histogram import count_histogram
+from forebay.inspect.picture import Tile, draw_tiles, rows_of, sample_title, tiles_of
+from forebay.inspect.pictures import pictures_of
 from forebay.inspect.sample import read_image_sample, spoken
 from forebay.inspect.terminal.report import count_lines
 from forebay.store.cache import open_cache
@@ -115,7 +116,7 @@ def test_the_picture_shows_the_images_as_rebuilt(
     with Image.open(path) as image:
         assert (image.format, image.width) == ("PNG", 1440)
     sample = read_image_sample(open_cache(photos.folder), index, config=None)
-    figure = draw_tiles(sample_tiles(sample), title=sample_title(sample))
+    figure = draw_tiles(tiles_of(pictures_of(sample)), title=sample_title(sample))
     for axes, shown in zip(figure.axes, sample.images, strict=True):
         assert np.array_equal(np.asarray(axes.images[0].get_array()), shown.pixels)
         box = axes.get_window_extent()
@@ -130,14 +131,14 @@ def test_the_picture_shows_the_images_as_rebuilt(
 
 def test_a_picture_of_no_images_says_so(photos: Built) -> None:
     sample = read_image_sample(open_cache(photos.folder), index_of(photos, "text-only"), config=None)
-    figure = draw_tiles(sample_tiles(sample), title=sample_title(sample))
+    figure = draw_tiles(tiles_of(pictures_of(sample)), title=sample_title(sample))
     assert figure.texts[-1].get_text() == "no images"
 
 
 def test_long_names_keep_their_end_within_their_tile() -> None:
     pixels = np.zeros((400, 20, 3), np.uint8)
     figure = draw_tiles(
-        [Tile(pixels=pixels, mark="#12 ", name="folder/" * 30 + "end.jpg", about="grid 1 x 200 x 200\n3200 x 3200 px")]
+        [Tile(pixels=pixels, mark="#12 ", name="folder/" * 30 + "end.jpg", about=("grid 1 x 200", "3200 x 3200 px"))]
         * 3,
         title="t",
     )

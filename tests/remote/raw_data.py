@@ -139,6 +139,16 @@ def vision_webdataset(folder: Path) -> str:
     return "*.tar"
 
 
+def vision_folder(folder: Path) -> str:
+    for number, name in enumerate(NAMES):
+        (folder / "set" / name).mkdir(parents=True)
+        (folder / "set" / name / "photo.jpg").write_bytes(photo(number))
+        (folder / "set" / name / "photo.txt").write_text(f"waves of {name}")
+    (folder / "set" / ".hidden").write_text("x")
+    (folder / "set" / "notes.md").write_text("x")
+    return "set"
+
+
 SPEECH: dict[str, tuple[str, Callable[[Path], str]]] = {
     "tar": ("tar", tar),
     "filelist": ("filelist", filelist),
@@ -154,6 +164,7 @@ VISION: dict[str, tuple[str, Callable[[Path], str]]] = {
     "vision-jsonl": ("jsonl", vision_jsonl),
     "vision-hf": ("hf", vision_hf),
     "vision-webdataset": ("webdataset", vision_webdataset),
+    "vision-folder": ("folder", vision_folder),
 }
 """(kind, what writes its files into a folder and returns the manifest) by a name for the test."""
 
@@ -172,6 +183,8 @@ def config_of(name: str, manifest: str | tuple[str, ...], *, root: Path, node: P
     }
     if name in VISION:
         document["vision"] = {"processor": str(DEMO / "model")}
+        if name == "vision-folder":
+            document["text"] = {"prompt": "plain", "tokenizer": str(DEMO / "model")}
     elif name == "text":
         document |= {"audio": {"features": "none"}, "text": {"tokenizer": str(TOKENIZER)}}
     else:

@@ -207,4 +207,4 @@ def test_settings_of_a_new_step_are_in_the_key_and_checked(corpus: Corpus) -> No
 def test_the_tables_know_their_steps_by_the_names_that_these_have() -> None:
     for steps, load in ((table.AUDIO, table.audio_step), (table.TEXT, table.text_step)):
         assert [load(name).name for name in steps] == list(steps)
-    assert [table.unknown(table.IMAGE, "qwen_vl")] == ['did you mean "qwen2_vl"? wanted one of "qwen2_vl"']
+    assert [table.unknown(table.IMAGE, "qwen_vl")] == ['did you mean "qwen2_vl"? wanted one of "qwen2_vl", "processor"']

@@ -410,6 +410,7 @@ KEY_CHANGES: list[tuple[str, str, Any]] = [
     ("text", "prompt", "whisper"),
     ("text", "language_tag_mode", "none"),
     ("text", "normalize", "none"),
+    ("text", "end_token", False),
     ("text", "normalize", ["nfkc", "lower"]),
     ("text", "language", "detect"),
     ("text", "max_label_tokens", 7),
@@ -493,6 +494,17 @@ def test_every_field_that_changes_the_values_of_images_changes_the_key(
     assert name in [difference["field"] for difference in differences(other.document, base.document)]
 
 
+PROCESSED_CHANGES: list[tuple[str, Any]] = [("alpha", "drop"), ("table", False), ("leave_out", ["image_grid_thw"])]
+
+
+@pytest.mark.parametrize(("field", "value"), PROCESSED_CHANGES)
+def test_every_setting_of_a_processor_changes_the_key(tmp_path: Path, field: str, value: Any) -> None:
+    processed = {**VISION, "images": "processor"}
+    base = recipe_of(config_of(tmp_path, vision=processed))
+    other = recipe_of(config_of(tmp_path, vision={**processed, field: value}))
+    assert [difference["field"] for difference in differences(other.document, base.document)] == [f"vision.{field}"]
+
+
 def test_where_what_is_learnt_ends_changes_the_key_of_conversations(tmp_path: Path) -> None:
     chat = {"tokenizer": str(DEMO_VISION), "prompt": "chat"}
     base = recipe_of(config_of(tmp_path, vision=VISION, text=chat))
@@ -542,9 +554,12 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     tried |= {("columns", name) for name in ("audio", "text", "language", "id", "duration", "features", "labels")}
     tried |= {("source", "languages_from_folders")}
     tried |= {("columns", name) for name in ("image", "question", "answer", "messages")}
+    tried |= {("columns", "label")}  # tests/preprocess/sources/vision/test_labels.py
     tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {("text", "learn_through")}
+    tried |= {("vision", field) for field, _ in PROCESSED_CHANGES}
     tried |= {("text", "languages"), ("text", "min_confidence")}
     tried |= {("audio", name) for name in tables.settings_of(tables.AUDIO, "mel")}  # tests/steps/audio/test_mel.py
+    tried |= {("audio", name) for name in tables.settings_of(tables.AUDIO, "extractor")}  # .../test_extractor.py
     tried |= {("audio", "energy"), ("audio", "pitch")}
     tried |= {("text", name) for name in ("blank_token", "add_bos", "add_eos")}  # tests/steps/text/test_tts.py
     tried |= {("text", name) for name in ("speaker_column", "speakers", "language_codes")}

@@ -128,7 +128,7 @@ def test_names_order_and_shapes_are_in_the_bytes() -> None:
     assert len({written(arrays) for arrays in variants}) == len(variants)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "complex64", "uint16", "U3", "object"])
+@pytest.mark.parametrize("dtype", ["bool", "complex64", "uint32", "U3", "object"])
 def test_a_dtype_that_is_not_stored_is_refused_by_name(tmp_path: Path, dtype: str) -> None:
     with pytest.raises(TypeError, match=r"array values/x has dtype .*, wanted one of float16"):
         write_tdz(tmp_path / "a.tdz", {"values/x": np.zeros(2, dtype)})

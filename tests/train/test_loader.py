@@ -122,6 +122,31 @@ def test_masked_fillers_have_nothing_to_learn() -> None:
     assert fillers == -make_plan(make_source()).num_batches % 4 > 0
 
 
+class OtherLabels(Collator):
+    """Gives batches labels of several classes a sample, or none."""
+
+    labels: torch.Tensor | None = None
+
+    def collate(self, *args: Any, **options: Any) -> Batch:
+        batch = super().collate(*args, **options)
+        del batch["labels"]
+        return batch if self.labels is None else {**batch, "labels": self.labels}
+
+
+@pytest.mark.parametrize("labels", [None, torch.ones(3, 2)])
+def test_fillers_whose_labels_cannot_be_masked_are_refused_at_the_first_batch(labels: torch.Tensor | None) -> None:
+    collator = OtherLabels(make_source())
+    collator.labels = labels
+    place: dict[str, Any] = {"dp_rank": 1, "dp_world_size": 4, "collator": collator}
+    found = "no labels" if labels is None else "labels are float32, several classes a sample"
+    with pytest.raises(
+        ConfigError, match=rf"mask_fillers is true, and .*{found}: .* loader\.weight, or set plan\.tail"
+    ):
+        next(iter(make_loader(**place, mask_fillers=True)))
+    assert next(iter(make_loader(**place))) is not None
+    assert next(iter(make_loader(plan={"tail": "drop"}, **place, mask_fillers=True))) is not None
+
+
 def test_epochs_ends_the_run() -> None:
     loader = make_loader(epochs=2, num_threads=1)
     assert [len(list(loader)) for _ in range(4)] == [len(loader), len(loader), 0, 0]

@@ -13,8 +13,18 @@ import torch
 
 from forebay.train.collate.packed import PackCollator, PackShapes
 from forebay.train.collate.patches import to_model_inputs
-from forebay.train.loop.learner import summed_loss
-from tests.train.tiny_vl import CONSTANTS, IMAGE, FakeVlSource, conversation, conversations, pixel_values, qwen3_vl
+from forebay.train.models.folder import check_constants, model_facts
+from forebay.train.models.objective import count_targets, summed_loss
+from tests.train.tiny_vl import (
+    CONSTANTS,
+    IMAGE,
+    FakeVlSource,
+    conversation,
+    conversations,
+    older_folder,
+    pixel_values,
+    qwen3_vl,
+)
 
 SAMPLES = conversations(7, 5)
 SHAPES = PackShapes(seq_len=240, patch_classes=(64, 128, 256))
@@ -23,6 +33,11 @@ SHAPES = PackShapes(seq_len=240, patch_classes=(64, 128, 256))
 @pytest.fixture(scope="module", params=["eager", "sdpa"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return qwen3_vl(tmp_path_factory.mktemp("vl"), attention=request.param)
+
+
+@pytest.fixture(scope="module", params=["qwen2_vl", "qwen2_5_vl"])
+def older(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return qwen3_vl(tmp_path_factory.mktemp("vl"), model_type=request.param)
 
 
 def alone(model: Any, sample: dict[str, Any]) -> torch.Tensor:
@@ -65,6 +80,25 @@ def differences(model: Any, batch: dict[str, Any], samples: Sequence[dict[str, A
 def test_packed_equals_separate(model: Any, shapes: PackShapes | None, *, varlen: bool) -> None:
     batch = pack(SAMPLES, shapes=shapes, varlen=varlen)
     assert max(differences(model, batch, SAMPLES)) < 1e-5
+
+
+@pytest.mark.parametrize("shapes", [None, SHAPES])
+@pytest.mark.parametrize("varlen", [False, True])
+def test_packed_equals_separate_in_older_families(older: Any, shapes: PackShapes | None, *, varlen: bool) -> None:
+    batch = pack(SAMPLES, shapes=shapes, varlen=varlen)
+    assert max(differences(older, batch, SAMPLES)) < 1e-5
+    together = older(**batch).loss
+    terms = [older(**pack([sample], shapes=shapes)).loss for sample in SAMPLES]
+    counts = [count_targets(pack([sample])["labels"], labels_are_shifted=False) for sample in SAMPLES]
+    apart = sum(term * count for term, count in zip(terms, counts, strict=True)) / sum(counts)
+    assert together.item() == pytest.approx(apart.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
+def test_older_families_take_packs(tmp_path: Path, model_type: str) -> None:
+    facts = model_facts(older_folder(tmp_path, model_type))
+    assert (facts.model_type, facts.takes_packs, facts.own_loss) == (model_type, True, None)
+    check_constants(facts, CONSTANTS)
 
 
 def test_pack_of_text_alone_equals_separate(model: Any) -> None:

@@ -14,7 +14,7 @@ from forebay.train.collate.packed import PackCollator
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
 from forebay.train.models.folder import check_batch, check_config, check_constants, load_model, model_facts
-from tests.train.tiny import ListLoader, config_of, whisper_folder
+from tests.train.tiny import ListLoader, config_of, num_labels, whisper_folder
 from tests.train.tiny_vl import CONSTANTS, IMAGE, FakeVlSource, conversations, qwen3_vl_folder, vl_config
 
 DEMO = Path(__file__).parents[2] / "demo" / "vision" / "model"
@@ -115,9 +115,7 @@ def test_training_on_packs_learns_them_from_uint8_and_from_floats_alike(tmp_path
 def test_samples_of_packs_are_counted_in_a_step(tmp_path: Path) -> None:
     from forebay.train.loop.micro_batches import host_sum, micro_batch_groups
 
-    groups = micro_batch_groups(
-        ListLoader(packs(3)), size=3, count_targets=torch.Tensor.numel, sum_over_ranks=host_sum(1)
-    )
+    groups = micro_batch_groups(ListLoader(packs(3)), size=3, count_targets=num_labels, sum_over_ranks=host_sum(1))
     assert next(groups).num_samples == 9
     groups.close()
 

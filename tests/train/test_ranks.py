@@ -70,9 +70,9 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def launched(corpus: Corpus, packs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two ranks of torchrun read: one launch, since starting two processes is most of the time."""
+    """What two ranks of torchrun read: one launch, and a cold one, as a user's is: most of it is starting processes."""
     out = tmp_path_factory.mktemp("launched")
-    outcome = torchrun("tests.train.ranks_worker", corpus.config().path, packs, out)
+    outcome = torchrun("tests.train.ranks_worker", corpus.config().path, packs, out, is_warm=False)
     assert outcome.returncode == 0, outcome.stderr[-4000:]
     return [json.loads((out / f"rank_{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 

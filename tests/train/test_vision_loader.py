@@ -127,9 +127,9 @@ def test_a_device_gets_patches_and_hands_out_what_the_host_does(
 
 
 def test_the_loop_takes_patches_as_stored_whatever_the_config_says(corpus: PhotoCorpus) -> None:
-    from forebay.train.loop.run import _as_stored
+    from forebay.train.select import as_stored
 
-    assert isinstance(next(iter(make_loader(_as_stored(config(corpus))))), PatchBatch)
+    assert isinstance(next(iter(make_loader(as_stored(config(corpus))))), PatchBatch)
 
 
 def test_every_codec_gives_the_same_packs(corpus: PhotoCorpus) -> None:

@@ -207,6 +207,11 @@ def real_loader_whisper(folder: Path) -> Path:
     )
 
 
+def num_labels(batch: Mapping[str, Any]) -> int:
+    """Returns the elements of a batch's labels: what is counted where a test has no model."""
+    return int(batch["labels"].numel())
+
+
 class ListLoader:
     """Yields ready batches, this rank's share of them, epoch after epoch in the same order; resumes by position.
 

@@ -82,9 +82,30 @@ def qwen3_vl_folder(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def qwen3_vl(folder: Path, *, attention: str = "sdpa") -> Any:
-    """Returns the float32 model of `qwen3_vl_folder` with large random weights, so a leak between samples is seen."""
-    model = load_model(qwen3_vl_folder(folder), seed=0, init="random")
+def older_folder(folder: Path, model_type: str) -> Path:
+    """Makes `folder` the config.json of a `qwen2_vl` or `qwen2_5_vl` of the same sizes as `qwen3_vl_folder`."""
+    document = json.loads((qwen3_vl_folder(folder) / "config.json").read_bytes())
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
+    text = {**document["text_config"], "model_type": f"{model_type}_text", "rope_parameters": rope}
+    vision = {name: document["vision_config"][name] for name in ("depth", "num_heads", "patch_size")}
+    vision |= {"spatial_merge_size": MERGE_SIZE, "temporal_patch_size": COPIES}
+    if model_type == "qwen2_vl":
+        vision |= {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 1}
+    else:
+        vision |= {"hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 32, "fullatt_block_indexes": [1]}
+        vision |= {"window_size": 64}
+    changed = {"model_type": model_type, "text_config": text, "vision_config": vision}
+    (folder / "config.json").write_text(json.dumps({**document, **changed}), encoding="utf-8")
+    return folder
+
+
+def qwen3_vl(folder: Path, *, attention: str = "sdpa", model_type: str = "qwen3_vl") -> Any:
+    """Returns a float32 model of packs with large random weights, so a leak between samples is seen.
+
+    model_type: `qwen3_vl`, or one of `older_folder`.
+    """
+    made = qwen3_vl_folder(folder) if model_type == "qwen3_vl" else older_folder(folder, model_type)
+    model = load_model(made, seed=0, init="random")
     model.set_attn_implementation(attention)
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)

@@ -11,10 +11,11 @@ import numpy as np
 from forebay.config import PackConfig
 from forebay.plan.make import Samples, kept_plan
 from forebay.plan.names import plan_folder
-from forebay.preprocess.vision.samples import MEDIA_ROWS, vision_fields
+from forebay.preprocess.vision.headers import MEDIA_ROWS
+from forebay.preprocess.vision.samples import vision_fields
 from forebay.steps.image.qwen2_vl import Patches
 from forebay.steps.recipe import VisionRecipe
-from forebay.steps.text.chat import Chat
+from forebay.steps.text.chat.packed import Chat
 from forebay.store.image.codec import Codec, encode
 from forebay.store.image.pixels import unpatchify
 from forebay.store.image.settings import ImageSettings

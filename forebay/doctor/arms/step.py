@@ -33,7 +33,7 @@ def step(bench: Bench, seconds: float) -> Steps:
     ends, config = time.perf_counter() + seconds, training.for_trials(bench.config)
     if config.train.model is None:
         raise Skip("the config has no train.model; say what a step of your model takes by --step-s")
-    facts = model_facts(Path(config.train.model))
+    facts = model_facts(Path(config.train.model), config)
     check_config(facts, config)
     check_weights(facts.folder, init=config.train.init)
     source = bench.cached

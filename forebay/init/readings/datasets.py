@@ -19,8 +19,11 @@ from forebay.init.columns import columns_named, languages_of
 from forebay.init.conversation import USED, texts_of_row
 from forebay.init.found import Found, Reading, counted
 from forebay.init.media import Pictures, Sounds, pictures_in, sounds_in
+from forebay.init.readings.image_tables import classes_found, vision_columns
+from forebay.init.readings.roles import pick, unlike_usual
 from forebay.init.readings.splits import split_of
-from forebay.init.readings.tables import conversation_columns, pick, speech_columns, unlike_usual
+from forebay.init.readings.tables import speech_columns
+from forebay.init.reads import columns_beside
 from forebay.init.table import Table, read_table
 from forebay.init.tree import spread
 from forebay.preprocess.sources.hf_file import HfFile
@@ -170,20 +173,26 @@ def _speech(table: Table, names: list[str], chooser: Chooser) -> Found:
 
 def _vision(table: Table, names: list[str], chooser: Chooser) -> Found:
     image = _named(table, "image", names, chooser)
-    columns = conversation_columns(table, image, chooser)
+    prompt, notes = columns_beside(table, image, chooser)
+    columns = vision_columns(prompt, table, image, chooser)
     same = {"conversations": "messages"}
     words = {role: name for role, name in columns.items() if role not in ("image", "id") and name}
-    texts = [texts_of_row(row, **words) for row in table.rows]
+    texts = (
+        [texts_of_row(row, **words) for row in table.rows] if prompt == "chat" else table.values(words.get("text", ""))
+    )
     return Found(
         kind="hf",
         modality="vision",
+        prompt=prompt,
         manifests=(),
         columns=unlike_usual(**{role: same.get(name or "", name) for role, name in columns.items()}),
         noun="rows",
         pictures=pictures_in(table.encoded(image)) if image in table.blobs else Pictures(),
-        texts=[text for text in texts if text is not None],
+        texts=[text for text in texts if isinstance(text, str)],
         images_a_row=[1],
         others=tuple(n for n in table.names if n not in {*columns.values(), *USED}),
+        notes=notes,
+        **classes_found(table, columns),
     )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.init.choose import Choice, Chooser
 from forebay.init.columns import is_language
 from forebay.init.found import Found, Reading, counted
 from forebay.init.media import sounds_of
-from forebay.init.readings.splits import split_of
+from forebay.init.readings.own import Own, above, own_files
 from forebay.init.tree import TRANSCRIPTS, Tree, extension_of, spread
 
 _TRANS = ".trans.txt"
@@ -24,14 +23,14 @@ def folder_readings(tree: Tree) -> list[Reading]:
     """Returns the readings of a tree as recordings with files beside them."""
     if _is_ljspeech(tree):
         return [Reading(kind="ljspeech", label=_lj_label(tree.audio), score=85, settle=lambda _: _ljspeech(tree))]
-    own = _own(tree)
-    if not own.audio:
+    own = own_files(tree.audio)
+    if not own.names:
         return []
-    audio, beside = counted(len(own.audio), "recordings"), _transcripts(tree, own.audio)
+    audio, beside = counted(len(own.names), "recordings"), _transcripts(tree, own.names)
     trans = [name for name in tree.by_extension.get(".txt", []) if name.endswith(_TRANS)]
     if trans:
         label, score = f"{audio}, texts in {counted(len(trans), 'files')} *{_TRANS}", 75.0
-    elif len(beside) >= _BESIDE * len(own.audio):
+    elif len(beside) >= _BESIDE * len(own.names):
         label, score = f"{audio}, {counted(len(beside), 'texts')} beside them", 70.0
     else:
         label, score = f"{audio} without texts", 20.0
@@ -41,44 +40,6 @@ def folder_readings(tree: Tree) -> list[Reading]:
         return _folder(tree, own, texts, is_trans=bool(trans), chooser=chooser)
 
     return [Reading(kind="folder", label=label, score=score, settle=settle)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Own:
-    """The recordings that are read: those below `folders`, which are relative to the root. others: of other splits.
-
-    counts: how many recordings lie in each folder.
-    """
-
-    audio: list[str]
-    counts: Counter[str]
-    folders: list[str]
-    others: list[str]
-
-
-def _own(tree: Tree) -> _Own:
-    """Returns the recordings of the train split where the first folders are called after splits, else all."""
-    audio = tree.audio
-    counts = Counter(name.rpartition("/")[0] for name in audio)
-    first = {_first(folder, _above(counts)) for folder in counts}
-    splits = {folder: split_of(folder.rpartition("/")[2]) for folder in first}
-    own = sorted(folder for folder, split in splits.items() if split == "train")
-    if not own or set(splits.values()) == {"train"}:
-        return _Own(audio, counts, [""], [])
-    kept = Counter({folder: count for folder, count in counts.items() if _first(folder, _above(counts)) in own})
-    rest = sorted(folder for folder in splits if folder not in own)
-    return _Own([name for name in audio if name.rpartition("/")[0] in kept], kept, own, rest)
-
-
-def _above(counts: Counter[str]) -> str:
-    """Returns the deepest folder that all recordings lie below."""
-    return os.path.commonpath(list(counts)) if counts else ""
-
-
-def _first(folder: str, above: str) -> str:
-    """Returns the first folder on the way to a folder from one above it; that one where there is none."""
-    rest = folder[len(above) + 1 :] if above else folder
-    return os.path.join(above, rest.partition("/")[0]) if rest else above
 
 
 def _transcripts(tree: Tree, audio: list[str]) -> list[str]:
@@ -115,9 +76,9 @@ def _ljspeech(tree: Tree) -> Found:
     )
 
 
-def _folder(tree: Tree, own: _Own, texts: list[str], *, is_trans: bool, chooser: Chooser) -> Found:
+def _folder(tree: Tree, own: Own, texts: list[str], *, is_trans: bool, chooser: Chooser) -> Found:
     """Returns what is found of recordings. texts: names of transcripts beside them, or under `is_trans` some texts."""
-    audio = own.audio
+    audio = own.names
     folders, languages = _languages(own)
     by_folder = _from_folders(languages, chooser)
     notes = [f"Other splits are left out: {', '.join(own.others)}."] if own.others else []
@@ -150,13 +111,13 @@ def _from_folders(languages: Counter[str], chooser: Chooser) -> bool:
     return chooser.one("are the folders named after languages", choices, option=option)
 
 
-def _languages(own: _Own) -> tuple[list[str], Counter[str]]:
+def _languages(own: Own) -> tuple[list[str], Counter[str]]:
     """Returns folders right below which all folders are named after languages, and how many recordings each has.
 
     Nothing is counted where there are no such folders; the folders are then those of the recordings.
     """
-    above = [_above(own.counts)] if len(own.folders) == 1 else []
-    for folders in (own.folders, above, [os.path.dirname(folder) for folder in above]):
+    deepest = [above(own.counts)] if len(own.folders) == 1 else []
+    for folders in (own.folders, deepest, [os.path.dirname(folder) for folder in deepest]):
         counts: Counter[str] = Counter()
         for folder, count in own.counts.items():
             counts[_below(folder, folders)] += count

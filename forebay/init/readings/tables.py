@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forebay.config.data import RECORDINGS
 from forebay.errors import ConfigError
-from forebay.init.choose import Choice, Chooser
+from forebay.init.choose import Chooser
 from forebay.init.columns import (
     Candidate,
     audio_columns,
@@ -25,29 +24,15 @@ from forebay.init.columns import (
     text_columns,
     written_paths,
 )
-from forebay.init.conversation import USED, images_of_row, texts_of_row
+from forebay.init.conversation import images_of_row, texts_of_row
 from forebay.init.found import Found, Reading, counted
-from forebay.init.media import pictures_of, sounds_of
+from forebay.init.media import sounds_of
+from forebay.init.readings.image_tables import vision_found
+from forebay.init.readings.roles import Tables, only, pick, splits_note, unlike_usual
 from forebay.init.readings.splits import split_of
 from forebay.init.readings.tars import list_reading, manifest_reading
 from forebay.init.table import Table, read_table
 from forebay.init.tree import AUDIO_DIRS, MAX_TABLES, Tree, extension_of, spread, walk
-from forebay.preprocess.sources.vision.canonical import IMAGES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
-    """Tables of the same columns. first: the head of one of them. others: names of those of other splits."""
-
-    paths: tuple[Path, ...]
-    first: Table
-    others: tuple[str, ...] = ()
-
-    @property
-    def label(self) -> str:
-        """What a person calls them."""
-        name = self.first.path.name
-        return name if len(self.paths) == 1 else f"{name} and {len(self.paths) - 1} more tables"
 
 
 def table_readings(paths: Sequence[Path], tree: Tree | None, problems: list[str]) -> list[Reading]:
@@ -133,7 +118,7 @@ def _reading(tables: Tables, tree: Tree | None) -> Reading | None:
             kind="table",
             label=label,
             score=80,
-            settle=lambda chooser: _vision(tables, images, chooser),
+            settle=lambda chooser: vision_found(tables, images, chooser),
             modality="vision",
             name=table.path.name,
         )
@@ -180,44 +165,9 @@ def _bases(table: Table, tree: Tree) -> list[str]:
     return [base for base, _ in bases.most_common(5)]
 
 
-def pick(
-    table: Table, role: str, candidates: Sequence[Candidate], chooser: Chooser, *, may_lack: bool = True
-) -> str | None:
-    """Returns the column that holds a role: the one that was given, the only one, or the one that is chosen."""
-    option = f"column {role}"
-    if option in chooser.given:
-        chooser.used.add(option)
-        name = chooser.given[option]
-        if name not in table.names:
-            raise ConfigError(
-                f"--column {role}={name}: {table.path} has no such column; it has {', '.join(table.names)}"
-            )
-        return name
-    if not candidates:
-        if may_lack:
-            return None
-        raise ConfigError(
-            f"{table.path}: no column looks like {role}; give --column {role}=NAME, one of {', '.join(table.names)}"
-        )
-    choices = [Choice(_label(table, each.name), each.name, each.name) for each in candidates]
-    return chooser.one(f"which column of {table.path.name} is {role}", choices, option=option)
-
-
-def _label(table: Table, name: str) -> str:
-    values = table.values(name)
-    shown = repr(str(values[0])[:50]) if values else "empty"
-    return f"{name} (for example {shown})"
-
-
-def unlike_usual(**columns: str | None) -> dict[str, str]:
-    """Returns the columns of `[source.columns]` that have another name than they have when nothing is said."""
-    usual = {"id": ("sample_id", "id"), "duration": ()}
-    return {role: name for role, name in columns.items() if name is not None and name not in usual.get(role, (role,))}
-
-
 def speech_columns(table: Table, audio: str, chooser: Chooser) -> dict[str, str | None]:
     """Returns the columns of text, language and id beside a column of sound."""
-    language = _only(language_columns(table, taken=(audio,)), "language", table, chooser)
+    language = only(language_columns(table, taken=(audio,)), "language", table, chooser)
     taken = {audio, language or ""}
     text = pick(table, "text", text_columns(table, taken=taken), chooser)
     taken.add(text or "")
@@ -225,17 +175,9 @@ def speech_columns(table: Table, audio: str, chooser: Chooser) -> dict[str, str 
         "audio": audio,
         "text": text,
         "language": language,
-        "id": _only(id_columns(table, taken=taken), "id", table, chooser, is_open=False),
-        "duration": _only(columns_named(table, "duration", taken=taken), "duration", table, chooser, is_open=False),
+        "id": only(id_columns(table, taken=taken), "id", table, chooser, is_open=False),
+        "duration": only(columns_named(table, "duration", taken=taken), "duration", table, chooser, is_open=False),
     }
-
-
-def _only(
-    candidates: Sequence[Candidate], role: str, table: Table, chooser: Chooser, *, is_open: bool = True
-) -> str | None:
-    """Returns the likeliest column; asks only where several may be it and neither is the usual one."""
-    named = [each for each in candidates if each.score >= 1]
-    return pick(table, role, named[:1] or (candidates if is_open else []), chooser)
 
 
 def _speech(tables: Tables, audio: Sequence[Candidate], chooser: Chooser) -> Found:
@@ -261,7 +203,7 @@ def _speech(tables: Tables, audio: Sequence[Candidate], chooser: Chooser) -> Fou
         texts=[value for value in table.values(text) if isinstance(value, str)] if text else [],
         languages=languages_of(table, columns["language"]),
         others=_others(table, columns),
-        notes=_splits_note(tables),
+        notes=splits_note(tables),
         has_text=text is not None,
     )
     _refuse_defaults_that_are_other(table, found, columns)
@@ -288,7 +230,7 @@ def _named_speech(tables: Tables, tree: Tree, named: Sequence[Candidate], choose
         texts=[value for value in table.values(text) if isinstance(value, str)] if text else [],
         languages=languages_of(table, columns["language"]),
         others=_others(table, columns),
-        notes=_splits_note(replace(tables, others=(*(path.name for path in tables.paths[1:]), *tables.others))),
+        notes=splits_note(replace(tables, others=(*(path.name for path in tables.paths[1:]), *tables.others))),
         has_text=text is not None,
     )
 
@@ -307,90 +249,6 @@ def _is_plain_jsonl(table: Table, columns: dict[str, str | None], folder: Path) 
         and folder == table.path.parent
         and all(columns[role] in names for role, names in usual.items())
     )
-
-
-def _vision(tables: Tables, images: Sequence[Candidate], chooser: Chooser) -> Found:
-    table = tables.first
-    image = pick(table, "image", _of_lines(table, images), chooser) if images else None
-    folder = next((each.folder for each in images if each.name == image), None) or table.path.parent
-    columns = conversation_columns(table, image, chooser)
-    if folder != table.path.parent:
-        raise ConfigError(_elsewhere(table, columns, folder))
-    is_lines = table.form == "jsonl" and not unlike_usual(**_plain_names(columns))
-    words = {role: name for role, name in columns.items() if role not in ("image", "id") and name}
-    rows = [row for row in table.rows if texts_of_row(row, **words) is not None]
-    named = [images_of_row(row, None if is_lines else image) for row in rows]
-    return Found(
-        kind="jsonl" if is_lines else "table",
-        modality="vision",
-        manifests=tables.paths,
-        columns={} if is_lines else unlike_usual(**columns),
-        noun="conversations",
-        count=table.num_rows * len(tables.paths),
-        is_exact=table.is_exact and len(tables.paths) == 1,
-        pictures=pictures_of([folder / written for names in named for written in names]),
-        texts=[texts_of_row(row, **words) or "" for row in rows],
-        images_a_row=[len(names) for names in named],
-        others=tuple(n for n in table.names if n not in {*USED, *columns.values()} and table.values(n)),
-        notes=_splits_note(tables),
-    )
-
-
-def _of_lines(table: Table, images: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Returns one candidate where JSON lines have `image` in some rows and `images` in others: both are read."""
-    usual = [each for each in images if each.name in IMAGES]
-    both = all(sum(row.get(name) is not None for name in IMAGES) <= 1 for row in table.rows)
-    return usual[:1] if table.form == "jsonl" and usual and both else images
-
-
-def _plain_names(columns: dict[str, str | None]) -> dict[str, str | None]:
-    """Returns the columns with `images` and `conversations` under the names that are the same in JSON lines."""
-    same = {"images": "image", "conversations": "messages"}
-    return {role: same.get(name or "", name) for role, name in columns.items()}
-
-
-def _elsewhere(table: Table, columns: dict[str, str | None], folder: Path) -> str:
-    """Returns what to do with a table whose images are not relative to it: the command that writes lines that are."""
-    own, lines = table.path.parent, table.path.with_name(f"{table.path.stem}.forebay.jsonl")
-    below = f"{os.path.relpath(folder, own)}/"
-    fields = [f"{role!r}: row[{name!r}]" for role, name in columns.items() if name and role != "image"]
-    fields.insert(0, f"'image': {below!r} + row[{columns['image']!r}]")
-    rows = "map(json.loads, sys.stdin)" if table.form == "jsonl" else _csv_rows(table)
-    code = f"import csv, json, sys; [print(json.dumps({{{', '.join(fields)}}})) for row in {rows}]"
-    advice = f"python -c {shlex.quote(code)} < {shlex.quote(str(table.path))} > {shlex.quote(str(lines))}"
-    if table.form == "data":
-        advice = f"write them to {lines}, a JSON object a line"
-    return (
-        f"{table.path}: its images lie in {folder}, and names of images are relative to the table; move the table "
-        f"there, or write JSON lines with the folder in each name, and run forebay init on these:\n  {advice}"
-    )
-
-
-def _csv_rows(table: Table) -> str:
-    return f"csv.DictReader(sys.stdin{'' if table.delimiter == ',' else f', delimiter={table.delimiter!r}'})"
-
-
-def conversation_columns(table: Table, image: str | None, chooser: Chooser) -> dict[str, str | None]:
-    """Returns the columns of question and answer, or of messages, beside a column of images."""
-    messages = columns_named(table, "messages", taken=(image or "",))
-    if messages or "column messages" in chooser.given:
-        named = pick(table, "messages", messages[:1], chooser)
-        return {"image": image, "messages": named, "id": _id_beside(table, (image, named), chooser)}
-    questions = columns_named(table, "question", taken=(image or "",))
-    question = pick(table, "question", questions[:1] or _prose(table, (image,)), chooser, may_lack=False)
-    answers = columns_named(table, "answer", taken=(image or "", question or ""))
-    answer = pick(table, "answer", answers[:1] or _prose(table, (image, question)), chooser, may_lack=False)
-    found = _id_beside(table, (image, question, answer), chooser)
-    return {"image": image, "question": question, "answer": answer, "id": found}
-
-
-def _id_beside(table: Table, taken: tuple[str | None, ...], chooser: Chooser) -> str | None:
-    candidates = id_columns(table, taken=[name for name in taken if name])
-    return _only(candidates, "id", table, chooser, is_open=False)
-
-
-def _prose(table: Table, taken: tuple[str | None, ...]) -> list[Candidate]:
-    return text_columns(table, taken=[name for name in taken if name])
 
 
 def _texts(tables: Tables, candidates: Sequence[Candidate], chooser: Chooser) -> Found:
@@ -412,7 +270,3 @@ def _texts(tables: Tables, candidates: Sequence[Candidate], chooser: Chooser) ->
 def _others(table: Table, columns: dict[str, str | None]) -> tuple[str, ...]:
     taken = {*columns.values(), "prompt", "sample_id", "id", "duration", "duration_s"}
     return tuple(name for name in table.names if name not in taken and table.values(name))
-
-
-def _splits_note(tables: Tables) -> list[str]:
-    return [f"Other splits are left out: {', '.join(tables.others)}."] if tables.others else []

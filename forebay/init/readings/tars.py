@@ -8,19 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forebay.init.choose import Choice, Chooser
 from forebay.init.conversation import texts_of_row
 from forebay.init.found import Found, Reading, counted
 from forebay.init.media import Pictures, Sounds
+from forebay.init.reads import NOUNS, prompt_of
 from forebay.init.table import Table, read_table
 from forebay.init.tree import SAMPLE, Clock, spread
 from forebay.preprocess.sources.json_lines import JsonError, parse_object
 from forebay.preprocess.sources.members import split_name
 from forebay.preprocess.sources.speech.tar import REQUIRED
 from forebay.preprocess.sources.speech.webdataset import AUDIO, TEXT_FIELDS
-from forebay.preprocess.sources.vision.webdataset import IMAGE_EXTENSIONS
+from forebay.preprocess.sources.vision.tar_images import IMAGE_EXTENSIONS
+from forebay.visible import from_here
 
 _TARS, _SECONDS = 8, 1.5
 _SIDECAR_BYTES, _CLIP_BYTES = 1 << 20, 16 * 1024 * 1024
+_CLASS_BYTES = 1024
 _USED = frozenset(("id", "language", "prompt", "duration", "duration_s", *TEXT_FIELDS))
 
 
@@ -34,6 +38,8 @@ class _Seen:
     conversations: list[str] = field(default_factory=list)
     images_a_row: list[int] = field(default_factory=list)
     documents: int = 0
+    captions: list[str] = field(default_factory=list)
+    classes: Counter[str] = field(default_factory=Counter)
     languages: Counter[str] = field(default_factory=Counter)
     fields: Counter[str] = field(default_factory=Counter)
     sounds: Sounds = field(default_factory=Sounds)
@@ -45,6 +51,16 @@ class _Seen:
     @property
     def is_whole(self) -> bool:
         return self.read_bytes >= self.total_bytes
+
+    @property
+    def possible(self) -> list[Choice[str]]:
+        """What can be read beside the images, the likeliest first."""
+        found = {
+            "chat": ("conversations in .json", bool(self.conversations)),
+            "label": ("classes in .json or .cls", bool(self.classes)),
+            "plain": ("texts in .json or .txt", bool(self.captions)),
+        }
+        return [Choice(label, prompt, prompt) for prompt, (label, is_there) in found.items() if is_there]
 
     def scaled(self, count: int) -> int:
         return count if self.is_whole else round(count * self.total_bytes / max(1, self.read_bytes))
@@ -61,14 +77,21 @@ def tar_readings(tars: Sequence[Path], folders: tuple[Path, ...] | None) -> list
         label = f"{counted(len(tars), 'tars')} of recordings, {_with(seen)}"
         score = 75 if seen.texts else 40
         found.append(Reading(kind="webdataset", label=label, score=score, settle=lambda _: _speech(manifests, seen)))
-    if seen.images and seen.conversations:
-        label = f"{counted(len(tars), 'tars')} of images with conversations"
-        found.append(
-            Reading(
-                kind="webdataset", label=label, score=78, settle=lambda _: _vision(manifests, seen), modality="vision"
-            )
-        )
+    if seen.images and not seen.clips:
+        found.append(_image_reading(manifests, tars, seen))
     return found
+
+
+def _image_reading(manifests: tuple[Path, ...], tars: Sequence[Path], seen: _Seen) -> Reading:
+    possible = seen.possible
+    has = " and ".join(choice.label for choice in possible) or "nothing beside them"
+    return Reading(
+        kind="webdataset",
+        label=f"{counted(len(tars), 'tars')} of images, with {has}",
+        score=78 if possible else 20,
+        settle=lambda chooser: _vision(manifests, seen, chooser),
+        modality="vision",
+    )
 
 
 def _with(seen: _Seen) -> str:
@@ -151,18 +174,23 @@ def _speech(manifests: tuple[Path, ...], seen: _Seen) -> Found:
     )
 
 
-def _vision(manifests: tuple[Path, ...], seen: _Seen) -> Found:
+def _vision(manifests: tuple[Path, ...], seen: _Seen, chooser: Chooser) -> Found:
+    prompt, notes = prompt_of(from_here(manifests[0]), seen.possible, chooser)
+    is_chat = prompt == "chat"
     return Found(
         kind="webdataset",
         modality="vision",
+        prompt=prompt,
         manifests=manifests,
-        noun="conversations",
-        count=seen.scaled(seen.documents),
+        noun=NOUNS[prompt],
+        count=seen.scaled(seen.documents if is_chat else seen.images),
         is_exact=seen.is_whole,
         pictures=seen.pictures,
-        texts=seen.conversations,
-        images_a_row=[max(1, round(seen.images / max(1, seen.documents)))],
-        notes=list(seen.problems),
+        texts={"chat": seen.conversations, "plain": seen.captions}.get(prompt, []),
+        images_a_row=[max(1, round(seen.images / max(1, seen.documents))) if is_chat else 1],
+        classes=seen.classes if prompt == "label" else Counter(),
+        has_all_classes=seen.is_whole,
+        notes=[*seen.problems, *notes],
     )
 
 
@@ -205,7 +233,11 @@ def _add(tar: tarfile.TarFile, member: tarfile.TarInfo, seen: _Seen) -> None:
     elif extension == ".json" and member.size <= _SIDECAR_BYTES:
         _add_document(_bytes(tar, member), seen)
     elif extension == ".txt" and member.size <= _SIDECAR_BYTES:
-        seen.texts.append(_bytes(tar, member).decode("utf-8-sig", "replace"))
+        text = _bytes(tar, member).decode("utf-8-sig", "replace")
+        seen.texts.append(text)
+        seen.captions.append(text)
+    elif extension == ".cls" and member.size <= _CLASS_BYTES:
+        seen.classes[_bytes(tar, member).decode("utf-8-sig", "replace").strip()] += 1
 
 
 def _bytes(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -225,5 +257,9 @@ def _add_document(data: bytes, seen: _Seen) -> None:
         seen.texts.append(text)
     if isinstance(fields.get("language"), str):
         seen.languages[fields["language"]] += 1
+    if isinstance(fields.get("text"), str):
+        seen.captions.append(fields["text"])
+    if isinstance(label := fields.get("label"), str | int | list):
+        seen.classes.update(str(each) for each in (label if isinstance(label, list) else [label]))
     if (conversation := texts_of_row(fields)) is not None:
         seen.conversations.append(conversation)

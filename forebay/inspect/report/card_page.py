@@ -86,9 +86,9 @@ def _images(card: Card) -> Html | None:
 
 def _image(place: int, seen: Seen) -> Html:
     rows, columns = seen.grid
-    about = f"{columns} × {rows} patches"
-    if seen.merge > 1:
-        about += f", {columns // seen.merge} × {rows // seen.merge} tokens"
+    about = [f"{columns} × {rows} patches"] if rows else list(seen.notes)
+    if rows and seen.merge > 1:
+        about[0] += f", {columns // seen.merge} × {rows // seen.merge} tokens"
     name = shortened(seen.about, _ID)
     lines = grid_lines(rows=rows, columns=columns, merge=seen.merge)
     if seen.url is None:
@@ -97,7 +97,9 @@ def _image(place: int, seen: Seen) -> Html:
         alt = f"image {place}: {name}"
         shown = tag("img", src=seen.url, alt=alt, width=seen.size[0], height=seen.size[1], loading="lazy")
     frame = tag("div", shown, lines, class_="frame")
-    return tag("figure", frame, tag("figcaption", tag("code", name), tag("span", about)), class_="image")
+    return tag(
+        "figure", frame, tag("figcaption", tag("code", name), [tag("span", line) for line in about]), class_="image"
+    )
 
 
 def _spoken(card: Card) -> Html | None:
@@ -123,7 +125,8 @@ def _tokens(card: Card) -> Html | None:
         return None
     more = card.num_tokens - MAX_TOKENS
     rest = tag("span", f"and {more:,} more", class_="note") if more > 0 else None
-    summary = f"{card.num_tokens:,} tokens, {card.num_learnt:,} learnt"
+    learnt = "" if card.num_learnt is None else f", {card.num_learnt:,} learnt"
+    summary = f"{card.num_tokens:,} tokens{learnt}"
     pieces = tag("p", [_piece(piece) for piece in card.pieces], rest, class_="tokens", dir="auto")
     return tag("details", tag("summary", summary), pieces, open=True)
 

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from forebay.config.tree import Config
 from forebay.errors import CacheError
+from forebay.inspect.pictures import Picture, pictures_of
+from forebay.inspect.processed import ProcessedSample, is_of_processor, read_any
 from forebay.inspect.report.choose import Chosen, clipped_share
 from forebay.inspect.report.columns import Columns
 from forebay.inspect.report.markup import data_url, url_size
 from forebay.inspect.report.photos import webp, webps
 from forebay.inspect.report.sound import clips
 from forebay.inspect.report.spectrum import HOP_S, hop_s, picture_of
-from forebay.inspect.report.tokens import Piece, learnt_mask, pieces_of
-from forebay.inspect.sample import ImageSample, StoredImage, image_settings_of, read_sample, spoken
+from forebay.inspect.report.tokens import Piece, learnt_mask, pieces_of, repeated_ids
+from forebay.inspect.sample import ImageSample, Sample, image_settings_of, spoken
 from forebay.store.layout import Array
 
 MAX_IMAGES = 6
@@ -37,7 +40,10 @@ class Sound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """An image or a spectrum. url: None: it was left out. about: what it shows. seconds: that a spectrum covers."""
+    """An image or a spectrum. url: None: it was left out. about: what it shows. seconds: that a spectrum covers.
+
+    notes: what else is said of an image; of one without a grid, what its fields are.
+    """
 
     url: str | None
     about: str
@@ -45,13 +51,14 @@ class Seen:
     grid: tuple[int, int] = (0, 0)
     merge: int = 1
     seconds: float = 0.0
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """One sample as a page shows it. problem: why it cannot be read; then there is nothing but its row.
 
-    spoken: who says what, in order; of a transcript one text without a name.
+    spoken: who says what, in order; of a transcript one text without a name. num_learnt: None: no target.
     """
 
     index: int
@@ -63,7 +70,7 @@ class Card:
     spoken: Sequence[tuple[str, str]] = ()
     pieces: Sequence[Piece] = ()
     num_tokens: int = 0
-    num_learnt: int = 0
+    num_learnt: int | None = None
     sound: Sound | None = None
     spectrum: Seen | None = None
     images: Sequence[Seen] = ()
@@ -73,16 +80,12 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A card and what its media are made of. tensors: of a recording, whose frames are `hop_s` seconds apart.
-
-    merge: patches a side that one token is of.
-    """
+    """A card and what its media are made of. tensors: of a recording, whose frames are `hop_s` seconds apart."""
 
     card: Card
     waveform: Array | None = None
     tensors: Mapping[str, Any] = field(default_factory=dict)
-    stored: Sequence[StoredImage] = ()
-    merge: int = 1
+    pictures: Sequence[Picture] = ()
     hop_s: float = HOP_S
 
     def picture(self, *, rate_hz: int, columns: int) -> tuple[bytes, str, float] | None:
@@ -92,10 +95,14 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """Reads samples as cards. tokenizer: of `load_tokenizer`; None: tokens are shown as numbers."""
+    """Reads samples as cards. tokenizer: of `load_tokenizer`; None: tokens are shown as numbers.
+
+    config: where files are looked for that images were made of, see `pictures_of`.
+    """
 
     columns: Columns
     tokenizer: Any = None
+    config: Config | None = None
 
     def read(self, chosen: Chosen) -> Reading:
         """Returns a sample's card without media, and what they are made of; damage is said on the card."""
@@ -108,10 +115,10 @@ class Reader:
             why=chosen.why,
         )
         try:
-            sample = read_sample(self.columns.cache, index, config=None)
+            sample = read_any(self.columns.cache, index, config=None)
         except CacheError as err:
             return Reading(card=replace(start, problem=str(err)))
-        tensors = sample.tensors
+        tensors = _with_mask(sample)
         text = str(sample.row.get("text") or "")
         has_tokens = "input_ids" in tensors
         pieces = self._pieces(tensors) if has_tokens else []
@@ -119,34 +126,56 @@ class Reader:
             start,
             row={name: value for name, value in sample.row.items() if name not in ("text", "images")},
             facts=self._facts(index, tensors),
-            spoken=tuple(spoken(sample.conversation)) if isinstance(sample, ImageSample) else (("", text),),
+            spoken=_spoken(sample, text),
             pieces=tuple(pieces),
             num_tokens=len(tensors["input_ids"]) if has_tokens else 0,
-            num_learnt=int(np.count_nonzero(learnt_mask(tensors))) if has_tokens else 0,
+            num_learnt=int(np.count_nonzero(learnt_mask(tensors))) if self.columns.has_targets else None,
         )
-        if isinstance(sample, ImageSample):
-            settings = image_settings_of(self.columns.cache)
-            return Reading(card=card, stored=sample.images, merge=settings.merge_size)
+        if isinstance(sample, ImageSample | ProcessedSample):
+            return Reading(card=card, pictures=self._pictures(sample))
         if self.columns.seconds is None:
             return Reading(card=card)
         seconds = hop_s(self.columns.cache.constants)
         return Reading(card=card, waveform=tensors.get("waveform"), tensors=tensors, hop_s=seconds)
 
+    def _pictures(self, sample: ImageSample | ProcessedSample) -> list[Picture]:
+        if isinstance(sample, ProcessedSample):
+            return pictures_of(sample, config=self.config)
+        return pictures_of(sample, merge=image_settings_of(self.columns.cache).merge_size)
+
     def _pieces(self, tensors: Mapping[str, Any]) -> list[Piece]:
-        image_id = self.columns.cache.constants.get("image_token_id")
-        return pieces_of(tensors, image_id=image_id, tokenizer=self.tokenizer)
+        known = self.columns.cache.constants.get("image_token_id")
+        image_ids = [] if known is None else [known]
+        if is_of_processor(self.columns.cache):
+            image_ids += repeated_ids(tensors)
+        return pieces_of(tensors, image_ids=image_ids, tokenizer=self.tokenizer)
 
     def _facts(self, index: int, tensors: Mapping[str, Any]) -> dict[str, str]:
         columns = self.columns
         found: dict[str, str] = {}
         if columns.seconds is not None:
             found["length"] = f"{columns.seconds[index]:.2f} s"
-        found["tokens"] = f"{columns.tokens[index]:,}"
+        if columns.has_tokens:
+            found["tokens"] = f"{columns.tokens[index]:,}"
         if columns.rate is not None and np.isfinite(columns.rate[index]):
             found["characters a second"] = f"{columns.rate[index]:.1f}"
         if isinstance(tensors.get("waveform"), np.ndarray) and (share := clipped_share(tensors["waveform"])):
             found["at full scale"] = f"{100 * share:.2f} %"
         return found
+
+
+def _with_mask(sample: Sample) -> Mapping[str, Array]:
+    """Returns a sample's tensors; the text beside an image is given, where nothing says what of it is learnt."""
+    tensors = sample.tensors
+    if isinstance(sample, ProcessedSample) and "input_ids" in tensors and "label_mask" not in tensors:
+        return {**tensors, "label_mask": np.zeros(len(tensors["input_ids"]), np.uint8)}
+    return tensors
+
+
+def _spoken(sample: Sample, text: str) -> tuple[tuple[str, str], ...]:
+    """Returns who says what; of a class, a caption or a transcript one text without a name."""
+    talk = sample.conversation if isinstance(sample, ImageSample | ProcessedSample) else None
+    return (("", text),) if talk is None else tuple(spoken(talk))
 
 
 def embedded(readings: Sequence[Reading], *, rate_hz: int, budget: int) -> list[Card]:
@@ -156,7 +185,7 @@ def embedded(readings: Sequence[Reading], *, rate_hz: int, budget: int) -> list[
     """
     spectra, left = _spectra(readings, rate_hz=rate_hz, budget=budget // 2)
     left += budget - budget // 2
-    images = [_shown(reading.stored) for reading in readings]
+    images = [reading.pictures[:MAX_IMAGES] for reading in readings]
     pixels = [image.pixels for own in images for image in own]
     files = webps(pixels, budget=left)
     urls = iter([None] * len(pixels) if files is None else [data_url(data, "image/webp") for data in files])
@@ -164,7 +193,7 @@ def embedded(readings: Sequence[Reading], *, rate_hz: int, budget: int) -> list[
     heard = clips([reading.waveform for reading in readings], rate_hz, budget=left)
     cards = []
     for reading, own, spectrum, clip in zip(readings, images, spectra, heard, strict=True):
-        seen = tuple(_seen(image, next(urls), merge=reading.merge) for image in own)
+        seen = tuple(_seen(image, next(urls)) for image in own)
         sound = None
         if reading.tensors and not reading.card.problem:
             sound = Sound(url=None if clip is None else data_url(clip.data, clip.media_type), note=_note(reading, clip))
@@ -174,7 +203,7 @@ def embedded(readings: Sequence[Reading], *, rate_hz: int, budget: int) -> list[
                 sound=sound,
                 spectrum=spectrum,
                 images=seen,
-                more_images=len(reading.stored) - len(seen),
+                more_images=len(reading.pictures) - len(seen),
             )
         )
     return cards
@@ -204,17 +233,14 @@ def _spectra(readings: Sequence[Reading], *, rate_hz: int, budget: int) -> tuple
     return found, budget
 
 
-def _shown(stored: Sequence[StoredImage]) -> Sequence[StoredImage]:
-    return stored[:MAX_IMAGES]
-
-
-def _seen(image: StoredImage, url: str | None, *, merge: int) -> Seen:
+def _seen(picture: Picture, url: str | None) -> Seen:
     return Seen(
         url=url,
-        about=image.name,
-        size=(image.pixels.shape[1], image.pixels.shape[0]),
-        grid=(image.grid[1], image.grid[2]),
-        merge=merge,
+        about=picture.name,
+        size=(picture.pixels.shape[1], picture.pixels.shape[0]),
+        grid=picture.grid,
+        merge=picture.merge,
+        notes=() if any(picture.grid) else picture.about,
     )
 
 
@@ -228,13 +254,10 @@ def linked(reading: Reading, *, root: str, rate_hz: int) -> Card:
         made = reading.picture(rate_hz=rate_hz, columns=16)
         if made is not None:
             spectrum = Seen(url=f"{root}/spectrum/{index}.png", about=made[1], seconds=made[2])
-    images = [
-        _seen(image, f"{root}/image/{index}/{place}.webp", merge=reading.merge)
-        for place, image in enumerate(reading.stored)
-    ]
+    images = [_seen(picture, f"{root}/image/{index}/{place}.webp") for place, picture in enumerate(reading.pictures)]
     return replace(card, sound=sound, spectrum=spectrum, images=tuple(images))
 
 
-def served_image(image: StoredImage) -> bytes:
+def served_image(picture: Picture) -> bytes:
     """Returns an image of a sample as WebP."""
-    return webp(image.pixels, side=SERVED_SIDE)
+    return webp(picture.pixels, side=SERVED_SIDE)

@@ -36,10 +36,13 @@ class Chosen:
 
 
 def spread(columns: Columns) -> list[Chosen]:
-    """Returns up to 24 samples that stand for all: every language by its share, from its shortest to its longest."""
+    """Returns up to 24 samples that stand for all: every language by its share, from its shortest to its longest.
+
+    Of images with classes: every class by its share.
+    """
     if len(columns) <= SHOWN:
         return [Chosen(index=index) for index in range(len(columns))]
-    names, codes = columns.languages
+    names, codes = columns.classes or columns.languages
     shares = _shares(np.bincount(codes, minlength=len(names)))
     chosen: list[int] = []
     for code, count in shares.items():

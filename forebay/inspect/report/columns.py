@@ -13,10 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from forebay.inspect.processed import is_of_processor
 from forebay.inspect.sample import holds_images
 from forebay.store.cache import Cache
 from forebay.store.layout import Array
 from forebay.store.source import has_audio
+
+LABEL = "label"
+"""The prompt of images that have classes."""
 
 _KNOWN = frozenset(
     (
@@ -65,6 +69,14 @@ class Columns:
         return ([""], np.zeros(len(self), np.int32)) if found is None else found
 
     @cached_property
+    def classes(self) -> tuple[list[str], Array] | None:
+        """The classes of images, and which one each sample has, int32; None of samples that have none, or several."""
+        constants = self.cache.constants
+        if constants.get("prompt") != LABEL or constants["text_form"]["fields"][0]["shape"]:
+            return None
+        return self.cache.categories("text")
+
+    @cached_property
     def sources(self) -> tuple[list[str], Array]:
         """The files that samples came from, and which one each sample has, int32."""
         found = self.cache.categories("source")
@@ -81,6 +93,16 @@ class Columns:
     def tokens(self) -> Array:
         """int64: tokens of the text of each sample."""
         return np.asarray(self.cache.lengths["num_tokens"], np.int64)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether samples have texts that are counted by tokens: images with classes have none."""
+        return "input_ids" in self.cache.fields
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether some tokens are learnt and others given: of a caption beside an image none is a target."""
+        return self.has_tokens and (not is_of_processor(self.cache) or "label_mask" in self.cache.fields)
 
     @cached_property
     def characters(self) -> Array:

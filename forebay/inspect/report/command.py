@@ -75,7 +75,7 @@ def _written(overview: Overview, path: Path, options: ReportOptions) -> int:
     if options.as_json:
         print_json({"written": [str(path)], "size_bytes": size_bytes, "samples": [c.index for c in overview.chosen]})
     else:
-        print_lines([f"wrote {path} ({human_bytes(size_bytes)}, {len(overview.chosen)} samples to see and hear)"])
+        print_lines([f"wrote {path} ({human_bytes(size_bytes)}, {len(overview.chosen)} samples on it)"])
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 import xxhash
 
-from forebay.inspect.report.columns import Columns
+from forebay.inspect.report.columns import LABEL, Columns
 from forebay.inspect.sample import holds_images
 from forebay.steps.text.pace import OUT_OF_RANGE, pace_scores
 from forebay.store.cache import Cache
@@ -82,7 +83,7 @@ def _codes_of(cache: Cache) -> Callable[[int], Array]:
 
 
 def _conversations(cache: Cache, number: int) -> Array:
-    """Returns int64 [rows]: the hash of each row's tokens and mask, mixed with those of its images in their order."""
+    """Returns int64 [rows]: the hash of each row's values, mixed with those of its images in their order."""
     text, media = cache.shard("text", number), cache.shard("media", number)
     columns = {name: (values, np.asarray(offsets, np.int64)) for name, values, offsets in text.tensors}
     images, starts = columns[cache.metadata["media_rows"]]
@@ -90,9 +91,11 @@ def _conversations(cache: Cache, number: int) -> Array:
     known = np.array([xxhash.xxh3_64_intdigest(name) for name in names] or [0], np.uint64)
     mixed = _mixed(known[np.clip(images, 0, len(known) - 1)] + _places(starts))
     own = _sums(mixed, starts)
-    for name in ("input_ids", "label_mask"):
+    for name in sorted(columns.keys() - {cache.metadata["media_rows"]}):
         values, offsets = columns[name]
-        own = _mixed(own + _sums(_mixed(values.astype(np.uint64) + (_places(offsets) << np.uint64(32))), offsets))
+        flat, offsets = values.reshape(-1), offsets * math.prod(values.shape[1:])
+        whole = flat.view(f"u{flat.itemsize}") if flat.dtype.kind == "f" else flat
+        own = _mixed(own + _sums(_mixed(whole.astype(np.uint64) + (_places(offsets) << np.uint64(32))), offsets))
     return own.astype(np.int64)
 
 
@@ -133,6 +136,8 @@ def _near_codes(columns: Columns, exact: Array) -> Array:
     found = np.empty(len(order), np.int64)
     found[order] = runs
     short = columns.characters < _LEAST_TEXT
+    if columns.cache.constants.get("prompt") == LABEL:
+        short[:] = True  # a class is no text: it is said of many images
     # A group of equal samples is no group of near ones: of each content one stands for all.
     _, first = np.unique(np.stack([found, exact]), axis=1, return_index=True)
     stands = np.zeros(len(order), bool)

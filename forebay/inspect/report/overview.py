@@ -87,7 +87,7 @@ def overview_of(cache: Cache, config: Config | None, *, choice: Choice, roots: S
         plans=plans,
         rejected=rejected_ids(cache.folder / "rejected.jsonl", wanted=reasons),
         sealed=sealed_at(cache.folder),
-        reader=Reader(columns=columns, tokenizer=tokenizer),
+        reader=Reader(columns=columns, tokenizer=tokenizer, config=config),
         token_note=note,
         chosen=chosen,
         how=how,
@@ -112,12 +112,16 @@ def _chosen(columns: Columns, doubts: Doubts, plans: Sequence[PlanView], choice:
         about = "transcripts that do not fit their length, waveforms at full scale, most padding in their bucket"
         return found, f"the worst ones, in turn: {about}" if found else f"no sample is out of range: {about}"
     found = spread(columns)
-    return found, "all of them" if len(found) == len(columns) else "spread over languages and lengths"
+    return found, "all of them" if len(found) == len(columns) else f"spread over {_spread_over(columns)}"
+
+
+def _spread_over(columns: Columns) -> str:
+    return "languages and lengths" if columns.classes is None else "classes"
 
 
 def _tokenizer(cache: Cache, config: Config | None) -> tuple[Any, str]:
     """Returns the tokenizer that made a cache where the config names it, else None and why tokens are numbers."""
-    if cache.tokenizer is None:
+    if cache.tokenizer is None or "input_ids" not in cache.fields:
         return None, ""
     if config is None or config.text is None:
         return None, "Tokens are numbers here: a cache does not hold its tokenizer. Name the config to read them."

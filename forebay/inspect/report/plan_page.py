@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forebay.inspect.plans import bucket_range, has_lengths, shown_settings
 from forebay.inspect.report import charts
 from forebay.inspect.report.markup import Html, joined, tag
 from forebay.inspect.report.overview import Overview
@@ -41,8 +42,9 @@ def plans(overview: Overview) -> Html:
 def _plan(overview: Overview, view: PlanView) -> Html:
     facts = view.facts
     names = [f"{facts[name]:,} {name.removeprefix('num_')}" for name in ("num_batches", "num_packs") if name in facts]
-    names += [f"{100 * facts[name]:.1f} % {name}" for name in ("padding", "fill") if name in facts]
-    random = facts["statistics"].get("padding_random_order")
+    padded = ("padding",) if has_lengths(facts) else ()
+    names += [f"{100 * facts[name]:.1f} % {name}" for name in (*padded, "fill") if name in facts]
+    random = facts["statistics"].get("padding_random_order") if padded else None
     names += [] if random is None else [f"{100 * random:.1f} % in random order"]
     whose = "the plan of this config" if view.is_wanted else "a plan beside this cache"
     kept = "" if view.is_kept else ", made for this page and not kept"
@@ -52,8 +54,15 @@ def _plan(overview: Overview, view: PlanView) -> Html:
         tag("h3", f"{facts['kind']}: {', '.join(names)}"),
         tag("p", f"{whose}{kept}, key {facts['key'][:16]}", class_="note"),
     ]
-    parts = [_packs(view), _buckets(view), _batches(overview, view), _settings(facts["settings"])]
+    parts = [_pixels(view), _packs(view), _buckets(view), _batches(overview, view), _settings(shown_settings(facts))]
     return tag("div", head, parts, class_="plan")
+
+
+def _pixels(view: PlanView) -> Html | None:
+    if view.pixel_padding is None:
+        return None
+    text = f"About {100 * view.pixel_padding:.1f} % of the pixels of a batch are padding beside larger images."
+    return tag("p", text, class_="about")
 
 
 def _packs(view: PlanView) -> Html | None:
@@ -101,11 +110,14 @@ def _buckets(view: PlanView) -> Html | None:
     buckets = view.facts["statistics"].get("buckets") or []
     if not buckets:
         return None
+    if not has_lengths(view.facts):
+        sizes = ", ".join(f"{bucket['batches']:,} batches of {bucket['batch_size']:,}" for bucket in buckets[:64])
+        return tag("p", f"Samples have no lengths: {sizes}.", class_="about")
     top = max([bucket["samples"] for bucket in buckets] + [1])
     body = [
         tag(
             "tr",
-            tag("th", shortened(str(bucket["range"]), _NAME), scope="row"),
+            tag("th", shortened(bucket_range(bucket), _NAME), scope="row"),
             tag("td", f"{bucket['samples']:,}", class_="n"),
             tag("td", f"{bucket['batch_size']:,}", class_="n"),
             tag("td", f"{bucket['batches']:,}", class_="n"),

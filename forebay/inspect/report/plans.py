@@ -15,7 +15,9 @@ from forebay.config.plan import PlanConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, PlanError
 from forebay.inspect.plans import plans_of
+from forebay.inspect.processed import is_of_processor
 from forebay.inspect.report.columns import Columns
+from forebay.inspect.sizes import pixel_padding
 from forebay.plan.disk import planned_samples, read_metadata
 from forebay.plan.make import make_plan, plan_statistics, samples_of
 from forebay.plan.names import plan_key
@@ -57,7 +59,7 @@ class PlanView:
     """A plan as `plans_of` describes it. is_wanted: it is that of the config. drawn: some of it, to scale.
 
     padding: float64 [num_samples], the share of a sample's row that its bucket's longest sample pads; None: no buckets.
-    fills: float64 [num_packs]; None: no packs.
+    fills: float64 [num_packs]; None: no packs. pixel_padding: see `forebay.inspect.sizes`; None: images of one size.
     """
 
     facts: Mapping[str, Any]
@@ -66,6 +68,7 @@ class PlanView:
     drawn: Sequence[Drawn] = ()
     padding: Array | None = None
     fills: Array | None = None
+    pixel_padding: float | None = None
 
 
 def views_of(columns: Columns, config: Config | None, *, roots: Sequence[Path]) -> list[PlanView]:
@@ -150,9 +153,19 @@ def _view(
         room = int(facts["settings"].get("seq_len") or _room(facts, members, offsets, columns))
         drawn, fills = _packs(columns, members, offsets, room=room)
         return PlanView(facts=facts, is_wanted=is_wanted, is_kept=is_kept, drawn=drawn, fills=fills)
-    drawn = _batches(columns, facts, arrays)
+    drawn = _batches(columns, facts, arrays) if columns.length.any() else []
     padding = _padding(columns.length, members, offsets)
-    return PlanView(facts=facts, is_wanted=is_wanted, is_kept=is_kept, drawn=drawn, padding=padding)
+    pixels = _pixel_padding(columns.cache, arrays) if is_of_processor(columns.cache) else None
+    return PlanView(
+        facts=facts, is_wanted=is_wanted, is_kept=is_kept, drawn=drawn, padding=padding, pixel_padding=pixels
+    )
+
+
+def _pixel_padding(cache: Cache, arrays: Mapping[str, Array]) -> float | None:
+    members, offsets, sizes = arrays["members"], arrays["offsets"], arrays.get("batch_sizes")
+    if sizes is None or len(sizes) != len(offsets) - 1:
+        return None
+    return pixel_padding(cache, [members[a:b] for a, b in _pairs(offsets)], sizes.tolist())
 
 
 def _room(facts: Mapping[str, Any], members: Array, offsets: Array, columns: Columns) -> int:

@@ -53,11 +53,12 @@ class Rows:
         """The columns of the table."""
         columns = self.columns
         count = len(columns)
-        numbers: list[tuple[str, Array, int]] = [("tokens", columns.tokens, 0)]
+        numbers: list[tuple[str, Array, int]] = [("tokens", columns.tokens, 0)] if columns.has_tokens else []
         if columns.seconds is not None:
             numbers.insert(0, ("seconds", columns.seconds, 2))
         if holds_images(columns.cache):
-            numbers += [(name, columns.cache.lengths[f"num_{name}"], 0) for name in ("patches", "images")]
+            lengths = columns.cache.lengths
+            numbers += [(n, lengths[f"num_{n}"], 0) for n in ("patches", "images") if f"num_{n}" in lengths]
         if columns.rate is not None and self.doubts.z is not None:
             numbers += [("characters/s", columns.rate, 1), ("fit", self.doubts.z, 1)]
         return [

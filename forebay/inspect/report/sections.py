@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from forebay.inspect.facts import count_histogram
+from forebay.inspect.histogram import count_histogram
 from forebay.inspect.report import charts
+from forebay.inspect.report.columns import LABEL
 from forebay.inspect.report.doubts import NEAR_S, Groups
+from forebay.inspect.report.form_page import classes_panel, form_panel, size_charts
 from forebay.inspect.report.markup import Html, tag
 from forebay.inspect.report.overview import Overview
 from forebay.inspect.report.plan_page import chart_panel, table
@@ -48,10 +50,13 @@ def _lead(overview: Overview) -> str:
     """Returns what a sample holds, in a sentence."""
     recipe = overview.facts["recipe"]
     lines = dict(recipe_lines(recipe))
+    if "processor" in overview.facts:
+        lines["vision"] = f"images as {overview.facts['processor']['made_by']} gives them"
     parts = [lines[section].replace("; ", ", ") for section in ("audio", "vision") if section in lines]
     text = recipe.get("text")
     if text is not None:
-        parts.append(f"texts under the prompt {text.get('prompt', 'unknown')}")
+        prompt = text.get("prompt", "unknown")
+        parts.append("a class each" if prompt == LABEL else f"texts under the prompt {prompt}")
     return shortened("; ".join(parts), 400)
 
 
@@ -66,7 +71,10 @@ def _figures(overview: Overview) -> Iterable[tuple[str, str]]:
         yield "of sound", time_text(facts["hours"] * 3600)
     if "images" in facts:
         yield "images", f"{facts['images']['distinct']:,}"
-    yield "tokens", f"{facts['num_tokens']:,}"
+    if columns.has_tokens:
+        yield "tokens", f"{facts['num_tokens']:,}"
+    if "classes" in facts:
+        yield "classes", f"{facts['classes']['num_classes']:,}"
     languages = [name for name in facts["languages"] if name != "unknown"]
     if languages:
         yield ("language" if len(languages) == 1 else "languages"), f"{len(languages):,}"
@@ -89,8 +97,11 @@ def lengths(overview: Overview) -> Html:
         )
     for name, found in _counts(overview).items():
         chart = charts.histogram(found["edges"], found["samples"], unit=name, what="samples")
+        if len(found["samples"]) == 1 and found["edges"][1] - found["edges"][0] == 1:
+            chart = tag("p", f"{found['edges'][0]:,}, all of them.", class_="about")
         drawn.append(chart_panel(f"{name.capitalize()} a sample", chart))
-    spoken = [_languages(facts), _detection(facts["detection"])]
+    drawn += size_charts(facts)
+    spoken = [_languages(facts), _detection(facts["detection"]), classes_panel(facts)]
     return tag("section", tag("h2", "Shape"), tag("div", drawn, spoken, class_="charts"), id="shape")
 
 
@@ -159,7 +170,9 @@ def samples(overview: Overview, cards: Sequence[Html]) -> Html:
     about = f"{count:,} of {whole:,}, {overview.how}." if count < whole else f"All {whole:,} of them."
     note = tag("p", overview.token_note, class_="note") if overview.token_note else None
     legend = [
-        tag("span", name, class_=f"t {kind}") for kind, name in _LEGEND if kind != "image" or _has_images(overview)
+        tag("span", name, class_=f"t {kind}")
+        for kind, name in (_LEGEND if overview.columns.has_targets else ())
+        if kind != "image" or _has_images(overview)
     ]
     head = tag(
         "div", tag("h2", "Samples"), tag("p", about, class_="about"), tag("p", legend, class_="legend"), class_="head"
@@ -181,8 +194,10 @@ def doubts(overview: Overview, link: Any) -> Html:
         "The same text, whatever its case, and lengths within "
         f"{100 * NEAR_S:.0f} % of each other; texts of fewer than 12 characters are not compared."
     )
-    exact = "Equal by the hashes of the stored values: features and waveform, or images and tokens."
-    parts = [_groups("Exact duplicates", exact, found.exact, link), _groups("Near duplicates", near, found.near, link)]
+    exact = "Equal by the hashes of the stored values: features and waveform, or images and tokens or classes."
+    parts = [_groups("Exact duplicates", exact, found.exact, link)]
+    if overview.columns.cache.constants.get("prompt") != LABEL:
+        parts.append(_groups("Near duplicates", near, found.near, link))
     if found.z is not None:
         parts.insert(0, _misfits(overview, link))
     return tag("section", tag("h2", "To look at"), tag("div", parts, class_="doubts"), id="doubts")
@@ -292,6 +307,7 @@ def made(overview: Overview) -> Html:
             ),
         )
     )
+    lines += [("batches", f"{group}: {promise}") for group, promise in facts["promises"].items()]
     lines.append(("made with", ", ".join(f"{name} {version}" for name, version in facts["made_with"].items())))
     lines += [
         ("made of", f"{part['name']} {part['key'][:16]}: {part['taken']:,} of {part['num_samples']:,}")
@@ -302,6 +318,7 @@ def made(overview: Overview) -> Html:
         "section",
         tag("h2", "How it was made"),
         tag("dl", cells, class_="row made"),
+        form_panel(facts),
         _fields(facts),
         _sources(overview),
         _settings_of(facts["recipe"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,14 +38,25 @@ def learnt_mask(tensors: Mapping[str, Any]) -> Array:
     return np.arange(len(ids)) >= (int(prefix[0]) if prefix is not None and len(prefix) else 0)
 
 
-def pieces_of(tensors: Mapping[str, Any], *, image_id: int | None, tokenizer: Any) -> list[Piece]:
+def repeated_ids(tensors: Mapping[str, Any]) -> frozenset[int]:
+    """Returns the ids that stand four times in a row or more where nothing is learnt.
+
+    Beside images these are their places: a cache of any processor does not say which token they have.
+    """
+    given = np.where(learnt_mask(tensors), -1, tensors["input_ids"])
+    same = (given[1:] == given[:-1]) & (given[1:] >= 0)
+    runs = same[:-2] & same[1:-1] & same[2:]
+    return frozenset(given[3:][runs].tolist())
+
+
+def pieces_of(tensors: Mapping[str, Any], *, image_ids: Collection[int], tokenizer: Any) -> list[Piece]:
     """Returns the first 700 tokens as pieces: a run of image tokens is one, so are tokens that share a character.
 
     tokenizer: of `load_tokenizer`; None: pieces have no text.
     """
     ids, learnt = tensors["input_ids"][:MAX_TOKENS].tolist(), learnt_mask(tensors)[:MAX_TOKENS].tolist()
     kinds: list[Kind] = [
-        "image" if token == image_id else "learnt" if target else "given"
+        "image" if token in image_ids else "learnt" if target else "given"
         for token, target in zip(ids, learnt, strict=True)
     ]
     found: list[Piece] = []
@@ -53,8 +64,9 @@ def pieces_of(tensors: Mapping[str, Any], *, image_id: int | None, tokenizer: An
     for kind, run in itertools.groupby(kinds):
         end = start + len(list(run))
         if kind == "image":
-            text = None if tokenizer is None else _decoded(tokenizer, ids[start : start + 1])
-            found.append(Piece(kind=kind, text=text, ids=(ids[start],), count=end - start))
+            for token, same in itertools.groupby(ids[start:end]):
+                text = None if tokenizer is None else _decoded(tokenizer, [token])
+                found.append(Piece(kind=kind, text=text, ids=(token,), count=len(list(same))))
         else:
             found += _read(ids[start:end], kind, tokenizer)
         start = end

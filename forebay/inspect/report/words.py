@@ -74,7 +74,10 @@ def _audio(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _vision(settings: Mapping[str, Any]) -> Iterator[str]:
-    yield f"images by backend {_plain(settings.get('backend', 'unknown'))}"
+    if settings.get("images") == "processor":
+        yield "images as their processor gives them"
+    else:
+        yield f"images by backend {_plain(settings.get('backend', 'unknown'))}"
     if settings.get("processor"):
         yield f"processor {_plain(settings['processor'])[:16]}"
 

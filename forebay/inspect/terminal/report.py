@@ -7,6 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from forebay.inspect.classes import class_lines
+from forebay.inspect.histogram import range_text
+from forebay.inspect.plans import bucket_range, has_lengths, is_without_sound, shown_settings
+from forebay.inspect.processed import form_rows
 from forebay.terminal import (
     LABEL,
     bars,
@@ -30,6 +34,8 @@ def report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from _identity(facts)
     spoken = (_languages,) if facts["detection"] is None else (_languages, detection_lines)
     about = (images_lines, _fields, histogram_lines) if "images" in facts else (*spoken, _fields, _durations)
+    about = (*about, form_lines) if "form" in facts else about
+    about = (*about, class_lines) if "classes" in facts else about
     for section in (*about, _plans, _skipped, _recipe):
         yield ""
         yield from section(facts)
@@ -57,19 +63,24 @@ def _identity(facts: Mapping[str, Any]) -> Iterator[str]:
     yield entry("folder", printable(facts["folder"]))
     yield entry("key", facts["key"])
     yield entry("recipe key", facts["recipe_key"])
-    yield entry("samples", f"{facts['num_samples']:,}, {_held(facts)}")
+    yield entry("samples", ", ".join([f"{facts['num_samples']:,}", *_held(facts)]))
     yield from wrapped(entry("shards", ""), f"{shards}, at most {facts['rows_per_shard']:,} rows each")
     yield from wrapped(entry("size", ""), f"{human_bytes(facts['size_bytes'])} ({parts}){per_hour}")
     yield from wrapped(entry("made with", ""), made_with)
+    for group, promise in facts["promises"].items():
+        yield from wrapped(entry("batches", ""), f"{group}: {printable(promise)}")
     for part in facts["made_of"]:
         taken = f"{part['taken']:,} of {part['num_samples']:,} samples"
         yield entry("made of", f"{part['key'][:16]} {part['name']}: {taken}")
 
 
-def _held(facts: Mapping[str, Any]) -> str:
+def _held(facts: Mapping[str, Any]) -> Iterator[str]:
     if facts["histogram"] is not None:
-        return f"{human_hours(facts['hours'])} hours"
-    return f"{facts['num_tokens']:,} tokens{'' if 'images' in facts else ', no audio'}"
+        yield f"{human_hours(facts['hours'])} hours"
+    elif "images" not in facts:
+        yield f"{facts['num_tokens']:,} tokens, no audio"
+    elif facts["num_tokens"] or "form" not in facts:
+        yield f"{facts['num_tokens']:,} tokens"
 
 
 def _languages(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -149,31 +160,39 @@ def _plans(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a plan in a few lines; `plan` is one of `plans_of`."""
+    """Yields a plan in a few lines; `plan` is one of `plans_of`. Of samples without sound nothing is said in hours."""
+    has_sound = not is_without_sound(plan)
     statistics = plan["statistics"]
     parts = [f"{plan[name]:,} {name.removeprefix('num_')}" for name in ("num_batches", "num_packs") if name in plan]
-    parts += [f"{human_share(plan[name])} {name}" for name in ("padding", "fill") if name in plan]
-    if "padding_random_order" in statistics:
+    is_padded = has_lengths(plan)
+    parts += [
+        f"{human_share(plan[name])} {name}"
+        for name in ("padding", "fill")
+        if name in plan and (is_padded or name == "fill")
+    ]
+    if "padding_random_order" in statistics and is_padded:
         parts.append(f"{human_share(statistics['padding_random_order'])} in random order")
     parts += [f"{statistics[name]:,} samples {name}" for name in ("dropped", "repeated") if statistics.get(name)]
     yield f"  {plan['kind']} {plan['key'][:16]}: {', '.join(parts)}"
     rows = [
         [
-            f"  {b['range']}",
+            f"  {bucket_range(b)}",
             f"{b['samples']:,}",
-            human_hours(b["hours"]),
+            *([human_hours(b["hours"])] if has_sound else []),
             f"{b['batch_size']:,}",
             f"{b['batches']:,}",
-            human_share(b["padding"]),
+            *([human_share(b["padding"])] if is_padded else []),
         ]
         for b in statistics.get("buckets", ())
     ]
     if rows:
-        yield from table(["    bucket", "samples", "hours", "batch size", "batches", "padding"], rows, left=1)
+        hours = ["hours"] if has_sound else []
+        padding = ["padding"] if is_padded else []
+        yield from table(["    bucket", "samples", *hours, "batch size", "batches", *padding], rows, left=1)
     if "bytes_per_pack" in plan:
         held = beside_float32(plan["bytes_per_pack"], plan["float32_bytes_per_pack"], where="of the cache")
         yield f"    a pack: {held}"
-    yield from wrapped("    settings: ", settings_text(plan["settings"]))
+    yield from wrapped("    settings: ", settings_text(shown_settings(plan)))
 
 
 def _skipped(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -213,39 +232,73 @@ _CODECS = {
 }
 
 
+_CODECS_OF_PROCESSOR = {
+    "raw": "what the processor gives, read as it is",
+    "zstd": "what the processor gives, its largest field compressed",
+}
+
+
 def images_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields how many images there are and how large; `facts` is the document of `cache_facts`."""
     images = facts["images"]
     yield "images"
     yield entry("stored", f"{images['stored']:,}, each once a shard; {images['distinct']:,} different ones")
     yield entry("used", f"{images['used']:,} times in {facts['num_samples']:,} samples")
-    yield entry("codec", f"{facts['codec']}: {_CODECS[facts['codec']]}")
+    if "processor" in facts:
+        yield entry("processor", printable(facts["processor"]["made_by"]))
+        yield entry("codec", f"{facts['codec']}: {_CODECS_OF_PROCESSOR[facts['codec']]}")
+    else:
+        yield entry("codec", f"{facts['codec']}: {_CODECS[facts['codec']]}")
+    if fixed := (facts.get("image_sizes") or {}).get("fixed"):
+        yield entry("size", f"{fixed[0]} x {fixed[1]} pixels, all of them")
     if facts["bytes_per_image"] is not None:
         yield entry("an image", beside_float32(facts["bytes_per_image"], facts["float32_bytes_per_image"]))
 
 
+def form_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the declared fields of batches."""
+    rows = [[printable(cell) for cell in row] for row in form_rows(facts)]
+    yield from table(["batches", "dtype", "shape", "stored as", ""], rows, left=5)
+
+
 def histogram_lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the histograms of tokens and patches a sample."""
+    """Yields the histograms of tokens, images and patches a sample, those that there are."""
     for number, (name, histogram) in enumerate(facts["histograms"].items()):
         if number:
             yield ""
-        yield from count_lines(f"{name} a sample", histogram["edges"], histogram["samples"], of="samples")
+        yield from count_lines(
+            f"{name} a sample", histogram["edges"], histogram["samples"], of="samples", is_exact=True
+        )
+    for name in ("longest", "shortest"):
+        if (histogram := (facts.get("image_sizes") or {}).get(name)) is not None:
+            yield ""
+            yield from count_lines(
+                f"{name} side (px)", histogram["edges"], histogram["samples"], of="images", is_exact=True
+            )
 
 
-def count_lines(head: str, edges: Sequence[int], counts: Sequence[int], *, of: str) -> Iterator[str]:
-    """Yields a histogram: bins [edges[i], edges[i + 1]), the last one closed, and how many there are `of` in each."""
-    bins = list(_bins(edges, counts))
+def count_lines(
+    head: str, edges: Sequence[int], counts: Sequence[int], *, of: str, is_exact: bool = False
+) -> Iterator[str]:
+    """Yields a histogram: bins [edges[i], edges[i + 1]), the last one closed, and how many there are `of` in each.
+
+    is_exact: bins are those of `count_histogram`, of which one of width 1 holds one number.
+    """
+    bins = list(_bins(edges, counts, is_exact=is_exact))
     drawn = bars([count for _, count in bins], beside=max(LABEL, len(head), *(len(name) for name, _ in bins)) + 12)
     rows = [[name, f"{count:,}", bar] for (name, count), bar in zip(bins, drawn, strict=True)]
     yield from table([head, of, ""], rows, left=0, last_left=True)
 
 
-def _bins(edges: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[str, int]]:
+def _bins(edges: Sequence[int], counts: Sequence[int], *, is_exact: bool) -> Iterator[tuple[str, int]]:
     """Yields the range and the count of every bin, empty neighbours as one."""
     for is_empty, places in itertools.groupby(range(len(counts)), key=lambda i: counts[i] == 0):
         numbers = list(places)
         groups = [numbers] if is_empty else [[number] for number in numbers]
-        yield from ((f"{edges[g[0]]:,} - {edges[g[-1] + 1]:,}", counts[g[0]]) for g in groups)
+        for group in groups:
+            low, high = edges[group[0]], edges[group[-1] + 1]
+            name = range_text(low, high, is_exact=is_exact and edges[1] - edges[0] == 1)
+            yield name, counts[group[0]]
 
 
 def beside_float32(stored: float, as_float32: float | None, *, where: str = "stored") -> str:

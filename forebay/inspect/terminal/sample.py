@@ -8,7 +8,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from forebay.inspect.plans import Pack
+from forebay.inspect.processed import ProcessedSample
 from forebay.inspect.sample import ImageSample, Sample, StoredImage, spoken, summary
 from forebay.inspect.terminal.report import beside_float32
 from forebay.store.layout import Array
@@ -23,7 +26,8 @@ _ROLE = 11
 def sample_lines(sample: Sample) -> Iterator[str]:
     """Yields a sample for a terminal."""
     # These columns of the row are shown as a conversation and a list of images.
-    apart = ("text", "images") if isinstance(sample, ImageSample) else ()
+    told = isinstance(sample, ProcessedSample) and sample.conversation is not None
+    apart = {"text", "images"} if isinstance(sample, ImageSample) or told else set()
     yield f"sample {sample.index}"
     yield from _row_lines({name: value for name, value in sample.row.items() if name not in apart})
     yield ""
@@ -36,6 +40,8 @@ def sample_lines(sample: Sample) -> Iterator[str]:
         yield from conversation_lines(sample.conversation)
         yield ""
         yield from _learnt_lines(sample.labels, learnt=sample.num_learnt)
+    elif isinstance(sample, ProcessedSample):
+        yield from _processed_lines(sample)
     elif sample.labels is not None:
         yield ""
         yield from _prefix_lines(sample.labels)
@@ -50,11 +56,12 @@ def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _tensor_lines(tensors: Mapping[str, Array]) -> Iterator[str]:
     """Yields dtype, shape and range of tensors as a table."""
-    yield f"{'fields':<18}{'dtype':<10}{'shape':<16}{'min':>12}{'max':>12}{'mean':>12}"
+    width = max(16, *(len(name) + 1 for name in tensors), 0)
+    yield f"{'fields':<{width + 2}}{'dtype':<10}{'shape':<16}{'min':>12}{'max':>12}{'mean':>12}"
     for name, value in tensors.items():
         about = summary(value)
         numbers = "".join(f"{human_number(about[key]):>12}" for key in ("min", "max", "mean"))
-        yield f"  {name:<16}{about['dtype']:<10}{about['shape']!s:<16}{numbers}"
+        yield f"  {name:<{width}}{about['dtype']:<10}{about['shape']!s:<16}{numbers}"
 
 
 def _shown_ids(ids: Sequence[object]) -> str:
@@ -84,6 +91,26 @@ def image_lines(images: Sequence[StoredImage], *, indent: str = "") -> Iterator[
         sizes = f"{human_bytes(image.stored_bytes):>10}{human_bytes(image.float32_bytes):>10}"
         cells = f"{list(image.grid)!s:<14}{image.size:<13}{image.num_patches:>8,}{sizes}"
         yield f"{indent}  {number:<6}{cells}  {printable(image.name)}"
+
+
+def _processed_lines(sample: ProcessedSample) -> Iterator[str]:
+    """Yields the images of a sample as their processor gives them, then the conversation and what of it is learnt."""
+    yield ""
+    if not sample.images:
+        yield "images: none"
+    for number, image in enumerate(sample.images):
+        yield f"image {number}: {printable(image.name)}"
+        yield entry("bytes", beside_float32(image.stored_bytes, image.float32_bytes))
+        for line in image.lines():
+            yield from paragraph("    ", line)
+    if sample.conversation is not None:
+        yield ""
+        yield "conversation"
+        yield from conversation_lines(sample.conversation)
+    if sample.labels is not None:
+        learnt = int(np.count_nonzero(sample.tensors["label_mask"]))
+        yield ""
+        yield from _learnt_lines(sample.labels, learnt=learnt)
 
 
 def conversation_lines(messages: Sequence[Mapping[str, Any]], *, indent: str = "") -> Iterator[str]:

@@ -19,6 +19,7 @@ import numpy as np
 from forebay.config.plan import BucketConfig, bucket_names
 from forebay.errors import ConfigError, PlanError
 from forebay.store.layout import Array
+from forebay.visible import an
 
 MAX_BINS = 1024
 """Of the histogram that edges are chosen on: 30 ms apart for 30 s. Twice as many gain 0.004 points of padding."""
@@ -198,7 +199,7 @@ def read_calibration(path: str) -> dict[str, dict[str, int]]:
     except (ValueError, RecursionError) as err:
         raise ConfigError(f"plan.calibration: {path} is not JSON: {err}", code="FB505") from err
     if not isinstance(document, dict):
-        raise ConfigError(f"plan.calibration: {path} holds a {type(document).__name__}, {_WANTED}", code="FB505")
+        raise ConfigError(f"plan.calibration: {path} holds {an(type(document).__name__)}, {_WANTED}", code="FB505")
     return {bucket: _entry(path, bucket, entry) for bucket, entry in document.items()}
 
 

@@ -18,7 +18,7 @@ from forebay.plan.mixture.assignment import PERIOD, tempered
 from forebay.plan.mixture.plan import MIXTURE_VERSION, MixturePlan, mixture_plan
 from forebay.plan.names import with_mixture
 from forebay.store.layout import Array
-from forebay.store.source import SampleSource, SourceUnion, has_audio, parts_of
+from forebay.store.source import SampleSource, SourceUnion, has_audio, is_of_images, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,10 @@ def _weights(config: Config, source: SampleSource, names: Sequence[str], source_
 
 
 def _hours(source: SampleSource, source_of: Array, num_sources: int) -> list[float]:
+    """Returns the hours of each source that is mixed; of images, which have none, the samples."""
+    if all(map(is_of_images, parts_of(source))):
+        counts: list[float] = np.bincount(source_of, minlength=num_sources).astype(float).tolist()
+        return counts
     samples = np.bincount(source_of, weights=source.lengths["num_audio_samples"], minlength=num_sources)
     hours: list[float] = (samples / (3600 * int(source.constants["sample_rate_hz"]))).tolist()
     return hours

@@ -31,6 +31,7 @@ from forebay.preprocess.listing import resolve
 from forebay.preprocess.modality import Listing, narrow
 from forebay.preprocess.pool import Pool, WorkerDied
 from forebay.preprocess.prepared import load as load_prepared
+from forebay.preprocess.sources.inputs import list_inputs
 from forebay.preprocess.speech.modality import DurationLimits, Speech
 from forebay.preprocess.unchanged import require_unchanged
 from forebay.progress import Progress
@@ -115,6 +116,7 @@ def make_evalset(config: Config, options: EvalsetOptions) -> EvalsetReport:
     """
     started_s = time.monotonic()
     recipe = _speech_recipe(config, options)
+    list_inputs(config)
     memo = Memo.of(config)
     with naming_urls(), Pool(config.run.num_workers or os.cpu_count() or 1, shows=options.progress) as pool:
         standing = load_prepared(config, recipe)

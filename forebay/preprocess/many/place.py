@@ -12,6 +12,7 @@ from forebay.preprocess.many.combine import Linked
 from forebay.progress import Progress
 from forebay.store.cache import Cache
 from forebay.store.files import require_writable
+from forebay.store.inputs import FOLDER as INPUTS
 from forebay.store.key import SHORT
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.metadata import read_metadata
@@ -23,7 +24,7 @@ from forebay.store.texts import TEXTS
 from forebay.store.verify import quick_problems
 
 _HASHING_THREADS = 4
-_OURS = ("plans", "tar_index", TEXTS)
+_OURS = ("plans", "tar_index", TEXTS, INPUTS)
 """Folders of a cache root that hold no cache."""
 
 

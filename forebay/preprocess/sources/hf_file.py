@@ -206,12 +206,17 @@ def _batches(file: pa.MemoryMappedFile) -> tuple[pa.Schema, list[pa.RecordBatch]
     return stream.schema, list(stream)
 
 
-def class_names(schema: pa.Schema, column: str) -> list[str] | None:
-    """Returns the names of a ClassLabel's numbers, as the `datasets` library writes them; None for another column."""
+def class_names(schema: pa.Schema, column: str, *, in_lists: bool = False) -> list[str] | None:
+    """Returns the names of a ClassLabel's numbers, as the `datasets` library writes them; None for another column.
+
+    in_lists: of a list of ClassLabels too, which older versions write as a list and newer ones as `feature` of one.
+    """
     try:
         feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]
+        if in_lists:
+            feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)
         names = [str(name) for name in feature["names"]]
-    except (KeyError, TypeError, ValueError, RecursionError):
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):
         return None
     return names if feature.get("_type") == "ClassLabel" else None
 

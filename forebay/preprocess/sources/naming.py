@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from forebay.config.data import SOURCE_KINDS, SourceConfig
+from forebay.config.data import SOURCE_KINDS, Reads, SourceConfig
 from forebay.config.digest import hub_advice
 from forebay.config.url import is_url
 from forebay.errors import ManifestError
@@ -56,6 +56,10 @@ class NamedFiles:
             self.files.append(file)
         return known
 
+    def listed(self, path: str) -> int:
+        """Returns the number of a manifest, by its path."""
+        return self._numbers[path]
+
     def stamp(self) -> None:
         """Notes the stat of the files that were added since the last call, before any of them is read."""
         self.files[self._num_stamped :] = stamped(self.files[self._num_stamped :])
@@ -69,15 +73,23 @@ class NamedFiles:
         return (Path(os.path.relpath(path.parent, base)) / path.name).as_posix()
 
 
-def manifest_files(source: SourceConfig) -> list[SourceFile]:
+def manifest_files(source: SourceConfig, *, reads: Reads = "recordings") -> list[SourceFile]:
     """Returns the files that `source.manifest` stands for, with the stat that they have before they are read.
+
+    reads: what their rows are read as.
 
     Raises ManifestError where an entry stands for none, two for the same, or under `source.confined` for a file outside
     of its folder.
     """
-    files = listed_files(source)
+    files = listed_files(source, reads=reads)
     found = {file.entry for file in files}
     for number, entry in enumerate(source.manifests):
+        if number not in found and source.kind == "python":
+            raise ManifestError(
+                "source.manifest: the samples of this code are not listed yet, and nothing else runs it; run: forebay "
+                "preprocess CONFIG",
+                code="FB129",
+            )
         if number not in found:
             raise ManifestError(f"source.manifest {entry} {_nothing(Path(entry), source)}", code="FB201")
     seen: set[Path] = set()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.errors import SampleError
+from forebay.errors import BuildError, ConfigError, ForebayError, SampleError
 from forebay.preprocess.cut import NO_TEXT
 from forebay.preprocess.modality import Read, Values
 from forebay.preprocess.sources.kept import values_of
@@ -209,7 +209,10 @@ def _clip(recipe: Recipe, data: bytes, *, sample_id: str) -> Array:
 
 def _with_features(recipe: Recipe, block: Sequence[tuple[Values, Array | None]]) -> Iterator[Values]:
     decoded = [audio for _, audio in block if audio is not None]
-    made = iter(_compute(recipe, decoded))
+    try:
+        made = iter(_compute(recipe, decoded))
+    except (BuildError, ConfigError) as err:
+        raise _named(err, recipe, block) from err
     for values, audio in block:
         if audio is None:
             yield values
@@ -220,6 +223,18 @@ def _with_features(recipe: Recipe, block: Sequence[tuple[Values, Array | None]])
             yield {"sample_id": values["sample_id"], "failure": result.reason, "message": str(result)}
         else:
             yield {**values, **result}
+
+
+def _named(err: ForebayError, recipe: Recipe, block: Sequence[tuple[Values, Array | None]]) -> ForebayError:
+    """Returns what stops a build with the sample that it is of: the first for which the steps raise it alone."""
+    for values, audio in block:
+        try:
+            if audio is not None:
+                _compute(recipe, [audio])
+        except (BuildError, ConfigError) as of_one:
+            kind = BuildError if isinstance(err, BuildError) else ConfigError
+            return kind(f"sample {values['sample_id']}: {of_one}", code=of_one.code)
+    return err
 
 
 def _compute(recipe: Recipe, waveforms: Sequence[Array]) -> list[Mapping[str, Array] | SampleError]:

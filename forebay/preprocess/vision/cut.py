@@ -1,8 +1,9 @@
-"""Where the shards of a vision cache begin and end, and what each is named by."""
+"""Where the shards of a cache of images begin and end, and what each is named by; shared by both modalities of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import xxhash
 from forebay.preprocess.cut import Cut, columns_digest, kept_document
 from forebay.preprocess.modality import Listing
 from forebay.preprocess.vision.headers import RowImages, image_names, images_of
-from forebay.steps.recipe import VisionRecipe
+from forebay.steps.recipe import ImagesRecipe, VisionRecipe
 from forebay.store.image.codec import Codec
 from forebay.store.key import digest
 from forebay.store.layout import GROUPS, Array, Group, format_of
@@ -40,19 +41,19 @@ def cut_images(groups: Array, image_groups: Array, *, rows_per_shard: int) -> li
 
 
 def name_image_cuts(
-    recipe: VisionRecipe,
+    recipe: VisionRecipe | ImagesRecipe,
     listing: Listing,
     *,
     codec: Codec,
-    merge_size: int,
+    of_text: Callable[[pa.Table], Mapping[str, Sequence[Array]]],
     probe: Mapping[Group, str],
     rows_per_shard: int,
 ) -> Iterator[Cut]:
     """Yields every shard with its keys.
 
     A media key is made of the steps, the probe, the codec and the different images by the bytes that they are decoded
-    from, whatever files hold them; a text key of the steps, the probe, and the rows' conversations, names of images,
-    places and sizes of images in tokens, and source names.
+    from, whatever files hold them; a text key of the steps, the probe, and the rows' texts, names of images, places of
+    images, and source names. of_text: gives what texts depend on of the images they use, beside these, by name.
     """
     rows = listing.rows
     groups = rows["group"].to_numpy()
@@ -70,8 +71,7 @@ def name_image_cuts(
             "images": columns_digest(used.select(["hash"]), np.zeros(0, np.int64)),
         }
         files, places = np.unique(groups[start:stop], return_inverse=True)
-        tokens = used["grid_h"].to_numpy().astype(np.int64) * used["grid_w"].to_numpy() // merge_size**2
-        text = {
+        text: dict[str, Any] = {
             "format_version": format_of(GROUPS),
             "group": "text",
             "steps": [step.identity() for step in recipe.text_steps],
@@ -79,7 +79,7 @@ def name_image_cuts(
             "files": [listing.files[i].name for i in files.tolist()],
             "rows": columns_digest(part.select(["sample_id", "text"]), places),
             "images": image_names(listing.manifest, images.used),
-            "image_tokens": _digest(tokens),
+            **{name: _digest(*values) for name, values in of_text(used).items()},
             "image_rows": _digest(images.offsets, images.rows),
         }
         text |= kept_document(part)

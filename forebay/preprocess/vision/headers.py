@@ -1,10 +1,13 @@
-"""The images of some rows: which, in which order, under which names, and with which grids, known from their headers."""
+"""The images of some rows: which, in which order, under which names, and how large, known from their headers.
+
+Shared by both modalities of images.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +19,15 @@ from forebay.preprocess.sources.kept import column_of, names_of, with_kept
 from forebay.preprocess.sources.rows import Manifest, rejections
 from forebay.preprocess.sources.vision.images import image_name
 from forebay.preprocess.sources.vision.part import first_uses, flattened
-from forebay.preprocess.vision.samples import MEDIA_ROWS
 from forebay.store.image.settings import ImageSettings, grid_thw
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
+
+MEDIA_ROWS = "image_rows"
+"""The text field that names the media rows of a sample: its images, in the order of the conversation."""
+
+_GRIDS = {"h": "grid_h", "w": "grid_w"}
+_SIZES = {"w": "width", "h": "height"}
 
 
 @dataclass(frozen=True)
@@ -59,15 +67,19 @@ def text_task_rows(listing: Listing, start: int, stop: int) -> tuple[tuple[Sourc
 
 
 def conversation_rows(manifest: Manifest, rows: pa.Table) -> pa.Table:
-    """Returns rows as the text steps take them, with their `file`, `image_rows`, `grids` and `image_names` (JSON)."""
+    """Returns rows as the text steps take them, with their `file`, `image_rows` and `image_names` (JSON).
+
+    Beside them `grids` of images that have such, structs of h and w in patches, else `sizes`, of w and h in pixels.
+    """
     images = RowImages.of(rows)
+    known, columns = ("grids", _GRIDS) if _GRIDS["h"] in images_of(manifest).column_names else ("sizes", _SIZES)
     table = pa.table(
         {
             "sample_id": rows["sample_id"],
             "text": rows["text"],
             "file": rows["group"],
             MEDIA_ROWS: _lists(images, pa.array(images.rows)),
-            "grids": _lists(images, _grids(manifest, images)),
+            known: _lists(images, _pairs(manifest, images, columns)),
             "image_names": pa.array(_names_json(manifest, images), pa.large_string()),
         }
     )
@@ -83,14 +95,18 @@ def images_of(manifest: Manifest) -> pa.Table:
 
 def image_names(manifest: Manifest, images: Sequence[int] | Array) -> list[str]:
     """Returns what to call some images: the file, and the member or the row inside it."""
-    part = images_of(manifest).take(pa.array(images, pa.int64())).select(["file", "member", "offset"]).to_pylist()
-    return [image_name(manifest.files[row["file"]], row["member"], row["offset"]) for row in part]
+    part = images_of(manifest).take(pa.array(images, pa.int64())).select(["file", "member", "offset", "size"])
+    return [
+        image_name(manifest.files[row["file"]], row["member"], offset=row["offset"], size=row["size"])
+        for row in part.to_pylist()
+    ]
 
 
-def _grids(manifest: Manifest, images: RowImages) -> pa.Array:
+def _pairs(manifest: Manifest, images: RowImages, columns: Mapping[str, str]) -> pa.Array:
+    """Returns two columns of the images of rows, as structs."""
     part = images_of(manifest).take(pa.array(images.used[images.rows]))
-    height, width = (part[name].combine_chunks() for name in ("grid_h", "grid_w"))
-    return pa.StructArray.from_arrays([height, width], ["h", "w"])
+    values = [part[column].combine_chunks() for column in columns.values()]
+    return pa.StructArray.from_arrays(values, [*columns])
 
 
 def _lists(images: RowImages, values: pa.Array) -> pa.Array:

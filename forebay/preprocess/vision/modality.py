@@ -9,21 +9,25 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut
-from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, gathered
+from forebay.preprocess.modality import Finished, Listing, Read, Rows, Values, gathered
 from forebay.preprocess.pool import Map
 from forebay.preprocess.sources.kept import fields_of
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.vision.listing import read_conversations
-from forebay.preprocess.sources.vision.part import flattened
 from forebay.preprocess.vision.cut import name_image_cuts
-from forebay.preprocess.vision.headers import images_of, media_task_rows, text_task_rows, with_grids
+from forebay.preprocess.vision.headers import (
+    MEDIA_ROWS,
+    images_of,
+    media_task_rows,
+    text_task_rows,
+    with_grids,
+)
+from forebay.preprocess.vision.media import of_rows, row_reasons, used_by
 from forebay.preprocess.vision.probe import chat_probe, image_probe
 from forebay.preprocess.vision.samples import (
-    MEDIA_ROWS,
     conversation_samples,
     image_samples,
     loaded_chat,
@@ -32,7 +36,7 @@ from forebay.preprocess.vision.samples import (
 )
 from forebay.steps.image.qwen2_vl import PixelSteps
 from forebay.steps.recipe import VisionRecipe
-from forebay.steps.text.chat import ChatEncoder
+from forebay.steps.text.chat.packed import ChatEncoder
 from forebay.store.image.codec import Codec
 from forebay.store.image.settings import ImageSettings, image_settings
 from forebay.store.layout import GROUPS, Array, FieldSpec, Group
@@ -107,6 +111,9 @@ class Vision:
     def keeping(self, rows: pa.Table) -> Vision:
         return replace(self, kept=fields_of(rows))
 
+    def measured(self, constants: Mapping[str, Any]) -> Vision:  # noqa: ARG002  its settings say it all
+        return self
+
     def fields(self) -> tuple[FieldSpec, ...]:
         return (*vision_fields(self.recipe, self.codec, patch_bytes=self.settings.patch_bytes), *self.kept)
 
@@ -118,7 +125,7 @@ class Vision:
             self.recipe,
             listing,
             codec=self.codec,
-            merge_size=self.settings.merge_size,
+            of_text=self._of_text,
             probe=probe,
             rows_per_shard=rows_per_shard,
         )
@@ -135,14 +142,7 @@ class Vision:
         return conversation_samples(rows, names, self._encoder())
 
     def used_by(self, listing: Listing, rows: pa.Table, *, group: Group, position: int) -> tuple[str, list[str]]:
-        name = rows["sample_id"][position].as_py()
-        if group == "text":
-            return f"sample {name!r}", [name]
-        images = images_of(listing.manifest)["hash"]
-        number = pc.index(images, rows["hash"][position].as_py()).as_py()
-        offsets, flat = flattened(listing.rows["images"])
-        owners = np.unique(np.searchsorted(offsets, np.flatnonzero(flat == number), side="right") - 1)
-        return f"image {name!r}", listing.rows["sample_id"].take(pa.array(owners)).to_pylist()
+        return used_by(listing, rows, group=group, position=position)
 
     def constants(self) -> dict[str, Any]:
         # `patch_table` [3][256]: the processor's float32 for each uint8 value, by channel.
@@ -171,7 +171,7 @@ class Vision:
         return stored + text + _BYTES_PER_TOKEN * tokens
 
     def read_rows(self, finished: Finished, listing: Listing) -> Rows:  # noqa: ARG002
-        return gathered(self.fields(), finished, reasons=_reasons, lengths=_lengths)[0]
+        return gathered(self.fields(), finished, reasons=row_reasons, lengths=_lengths)[0]
 
     def summary(self, listing: Listing, rows: Rows, keep: Array) -> dict[str, Any]:  # noqa: ARG002
         # `media_rows`: the text field that names a sample's media rows.
@@ -184,25 +184,16 @@ class Vision:
             "num_images": len(images_of(listing.manifest)),
         }
 
+    def _of_text(self, images: pa.Table) -> dict[str, list[Array]]:
+        """Returns how many tokens images have in a text."""
+        patches = images["grid_h"].to_numpy().astype(np.int64) * images["grid_w"].to_numpy()
+        return {"image_tokens": [patches // self.settings.merge_size**2]}
+
     def _steps(self) -> PixelSteps:
         return loaded_steps(self.recipe.patches, self.processor, self.settings)
 
     def _encoder(self) -> ChatEncoder:
         return loaded_chat(self.recipe.chat, self.tokenizer, self.settings.merge_size)
-
-
-def _reasons(media: Shard | None, text: Shard, why: Coder) -> Array:
-    """Returns why rows are no samples: for the first of their images that failed, else for their text."""
-    assert media is not None
-    failed = why.column(media, "failure")
-    reasons = why.column(text, "failure")
-    if failed.any():
-        values, offsets = text.column(MEDIA_ROWS)
-        of_images = failed[values]
-        rows = np.repeat(np.arange(len(reasons)), np.diff(offsets))[of_images != 0]
-        bad, first = np.unique(rows, return_index=True)
-        reasons[bad] = np.where(reasons[bad], reasons[bad], of_images[of_images != 0][first])
-    return reasons
 
 
 def _lengths(media: Shard | None, text: Shard) -> Array:
@@ -212,6 +203,4 @@ def _lengths(media: Shard | None, text: Shard) -> Array:
     patches = np.zeros(media.entry.rows, np.int64)
     present = np.diff(grid_offsets) > 0
     patches[present] = grids[grid_offsets[:-1][present]].astype(np.int64).prod(axis=1)
-    values, offsets = text.column(MEDIA_ROWS)
-    sums = np.concatenate(([0], np.cumsum(patches[values])))
-    return np.stack([text.lengths("input_ids"), sums[offsets[1:]] - sums[offsets[:-1]], np.diff(offsets)])
+    return np.stack([text.lengths("input_ids"), of_rows(text, patches), text.lengths(MEDIA_ROWS)])

@@ -12,7 +12,7 @@ import numpy as np
 
 from forebay.preprocess.modality import values_digest
 from forebay.steps.image.qwen2_vl import PixelSteps
-from forebay.steps.text.chat import ChatEncoder
+from forebay.steps.text.chat.packed import ChatEncoder
 
 _JPEG = """
 /9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQFdBRkxOUlNSMj5aYV
@@ -36,27 +36,36 @@ _ANY = 2**31
 
 def image_probe(steps: PixelSteps) -> str:
     """Returns the xxh3-128 of the processor's table and of the patches of four images: scaled up, down, transparent."""
-    images = [base64.b64decode(_JPEG), _png(40, 90, seed=1), _png(700, 300, seed=2), _png(64, 64, seed=3, channels=4)]
-    made = [steps.make(data, sample_id=f"probe-{number}", max_pixels=_ANY) for number, data in enumerate(images)]
+    made = [steps.make(data, sample_id=name, max_pixels=_ANY) for name, data in probe_images()]
     samples: list[dict[str, Any]] = [{"patches": image.patches, "grid": np.array(image.grid)} for image in made]
     return values_digest([*samples, {"table": steps.table}])
 
 
+def probe_images() -> list[tuple[str, bytes]]:
+    """Returns four built-in images with names: a JPEG, PNGs to be scaled up and down, a transparent one."""
+    images = [base64.b64decode(_JPEG), _png(40, 90, seed=1), _png(700, 300, seed=2), _png(64, 64, seed=3, channels=4)]
+    return [(f"probe-{number}", data) for number, data in enumerate(images)]
+
+
 def chat_probe(encoder: ChatEncoder) -> str:
     """Returns the xxh3-128 of the tokens of conversations with no image, one and two, in several turns and scripts."""
+    grids = [[], [(1, 4, 6)], [(1, 2, 2), (1, 8, 4)]]
+    made = [
+        encoder.encode(text, sizes, sample_id=f"probe-{number}")
+        for number, (text, sizes) in enumerate(zip(probe_conversations(), grids, strict=True))
+    ]
+    return values_digest(made)
+
+
+def probe_conversations() -> list[str]:
+    """Returns built-in conversations with no image, one and two, in several turns and scripts."""
     image, texts = {"type": "image"}, ["Hello, world! 12.5 %", "¿Dónde está el niño?", "今日は晴れです", "नमस्ते दुनिया"]
     turns = [[_text(text)] for text in texts]
-    conversations = [
+    return [
         _conversation(turns[0], turns[1]),
         _conversation([image, *turns[1]], turns[2]),
         _conversation([image, image, *turns[2]], turns[3], turns[0], turns[1]),
     ]
-    grids = [[], [(1, 4, 6)], [(1, 2, 2), (1, 8, 4)]]
-    made = [
-        encoder.encode(text, sizes, sample_id=f"probe-{number}")
-        for number, (text, sizes) in enumerate(zip(conversations, grids, strict=True))
-    ]
-    return values_digest(made)
 
 
 def _text(text: str) -> dict[str, str]:

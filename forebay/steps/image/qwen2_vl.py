@@ -6,9 +6,7 @@ Below the cut they are `pixel_values` by a table of values: `forebay.train.colla
 from __future__ import annotations
 
 import importlib.util
-import logging
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +17,14 @@ import numpy.typing as npt
 
 from forebay.errors import ConfigError
 from forebay.spans import DECODE, PATCHES, RESIZE, span
+from forebay.steps.image.processor.loading import hide_torchvision, torchvision_problem
 from forebay.steps.step import Step
 from forebay.store.image.codec import FIELDS, Codec
 from forebay.store.image.pixels import Alpha, Pixels, decode_image, patchify, resized, unpatchify
 from forebay.store.image.pixels import Patches as PatchArray
-from forebay.store.image.settings import ImageSettings, grid_thw, processor_document, settings_in
+from forebay.store.image.settings import ImageSettings, class_name, grid_thw, processor_document, settings_in
 from forebay.store.layout import FieldSpec
+from forebay.visible import an
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,15 +32,13 @@ if TYPE_CHECKING:
 Table = npt.NDArray[np.float32]
 """[3, 256]: the float32 value in `pixel_values` of a channel's uint8 value."""
 
-_log = logging.getLogger(__name__)
-
 _CHECKED_PIXELS = 1 << 21
 """Up to this `max_pixels` an image above it is checked too; it would cost seconds where it is tens of millions."""
 
 Backend = Literal["pil", "torchvision"]
 
-_CLASSES: dict[Backend, str] = {"pil": "Qwen2VLImageProcessorPil", "torchvision": "Qwen2VLImageProcessor"}
-"""Of transformers, for every `image_processor_type` that `settings_in` lets through."""
+_ENDINGS: dict[Backend, str] = {"pil": "Pil", "torchvision": ""}
+"""Of the names of transformers' classes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,15 +142,14 @@ def make_processor(path: Path, document: Mapping[str, Any], backend: Backend) ->
     family or none that its class takes.
     """
     settings_in(path, document)
-    if (problem := _torchvision_problem()) is not None:
+    if (problem := torchvision_problem()) is not None:
         if backend == "torchvision":
             raise ConfigError(
                 f'vision.backend = "torchvision": torchvision is installed but does not load ({problem}); '
                 'set vision.backend = "pil", or install the torchvision that belongs to this torch',
                 code="FB107",
             )
-        _hide_torchvision()
-        _log.warning("torchvision is installed but does not load (%s); going on as if it were not there", problem)
+        hide_torchvision(problem)
     if backend == "torchvision" and importlib.util.find_spec("torchvision") is None:
         raise ConfigError(
             'vision.backend = "torchvision": torchvision is not installed; install it, or set vision.backend = "pil"',
@@ -160,13 +157,12 @@ def make_processor(path: Path, document: Mapping[str, Any], backend: Backend) ->
         )
     import transformers
 
-    known = {name: value for name, value in document.items() if name != "auto_map"}
+    name = class_name(document) + _ENDINGS[backend]
+    known = {field: value for field, value in document.items() if field != "auto_map"}
     try:
-        return getattr(transformers, _CLASSES[backend]).from_dict(known)
+        return getattr(transformers, name).from_dict(known)
     except (AttributeError, KeyError, ValueError, TypeError) as err:
-        raise ConfigError(
-            f"vision.processor: {path} does not load as a {_CLASSES[backend]}: {err!r}", code="FB107"
-        ) from err
+        raise ConfigError(f"vision.processor: {path} does not load as {an(name)}: {err!r}", code="FB107") from err
 
 
 def patch_table(processor: Any, settings: ImageSettings) -> Table:
@@ -263,7 +259,7 @@ def _processed(processor: Any, image: Image, **options: Any) -> npt.NDArray[np.f
 def _unlike(processor: Any, found: str) -> ConfigError:
     return ConfigError(
         f"vision.processor: {type(processor).__name__} gives {found}; only processors that cut patches as Qwen2-VL's "
-        "can be stored: point vision.processor at one",
+        'can be stored as patches: point vision.processor at one, or set images = "processor" under [vision]',
         code="FB107",
     )
 
@@ -272,22 +268,3 @@ def _rgb(pixels: npt.NDArray[np.uint8]) -> Image:
     from PIL import Image
 
     return Image.fromarray(pixels)
-
-
-def _torchvision_problem() -> str | None:
-    """Why torchvision, which is there, cannot be imported; None where it can or is not there."""
-    if importlib.util.find_spec("torchvision") is None:
-        return None
-    try:
-        importlib.import_module("torchvision")
-    except (ImportError, RuntimeError, OSError, AttributeError) as err:
-        return f"{type(err).__name__}: {err}"
-    return None
-
-
-def _hide_torchvision() -> None:
-    from transformers.utils import import_utils
-
-    sys.modules["torchvision"] = None  # type: ignore[assignment]  # Python's way to say: not to be imported
-    import_utils.is_torchvision_available.cache_clear()
-    import_utils.is_torchvision_v2_available.cache_clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
@@ -20,9 +20,17 @@ class Plain(Transcript):
     name: ClassVar[str] = "plain"
     stands_alone: ClassVar[bool] = True
 
+    end_token: bool = True
+    """The end token stands behind a text, where the tokenizer has one. `false` for CTC, which has none."""
+
+    def document(self) -> dict[str, Any]:
+        """Returns what keys say of the step; of the end token only where there is to be none."""
+        own = Transcript.document(self)
+        return {name: value for name, value in own.items() if name != "end_token" or not self.end_token}
+
     def writer(self, vocabulary: Vocabulary) -> Prompt:
         """Returns what writes the ids."""
-        return PlainPrompt(vocabulary)
+        return PlainPrompt(vocabulary, end_token=self.end_token)
 
     @classmethod
     def batch(cls, stored: Stored) -> TextBatch:
@@ -34,7 +42,17 @@ class Plain(Transcript):
 
 
 class PlainPrompt(Prompt):
-    """The text's own ids, with the end token where the tokenizer has one."""
+    """The text's own ids, with the end token where the tokenizer has one and the settings want it."""
+
+    def __init__(self, vocabulary: Vocabulary, *, end_token: bool = True) -> None:
+        """Takes the tokenizer."""
+        super().__init__(vocabulary)
+        self._has_end = end_token
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """`end_token` 0 where texts have none although the tokenizer may have one."""
+        return {} if self._has_end else {"end_token": 0}
 
     def texts(self, utterance: Utterance) -> list[str]:
         """Returns the text."""
@@ -42,7 +60,7 @@ class PlainPrompt(Prompt):
 
     def build(self, utterance: Utterance) -> TokenSequence:
         """Returns the sequence of an utterance; nothing of it is prefix."""
-        end = self._vocabulary.eos_token_id
+        end = self._vocabulary.eos_token_id if self._has_end else None
         ids = self._vocabulary.encode(utterance.text, sample_id=utterance.sample_id)
         ids += [] if end is None else [end]
         return TokenSequence(ids=ids, prefix_len=0, num_label_tokens=len(ids))

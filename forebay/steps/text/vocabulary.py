@@ -12,6 +12,7 @@ from typing import Any
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder
+from forebay.steps.text.letters import CLASS, fast_letters
 from forebay.steps.text.symbols import is_symbol_table
 from forebay.steps.text.words import Words
 
@@ -171,6 +172,8 @@ def _load(folder: Path) -> Any:
         tokenizer = from_folder(AutoTokenizer, folder)
     except Exception as err:  # not our work: tokenizers raises bare Exception for a file that it cannot read
         raise ConfigError(f"text.tokenizer: transformers cannot load {folder}: {err!r}", code="FB105") from err
+    if type(tokenizer).__name__ == CLASS:
+        return fast_letters(tokenizer, folder)
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ConfigError(
             f"text.tokenizer: {folder} has only a Python tokenizer ({type(tokenizer).__name__}); "

@@ -46,7 +46,7 @@ def encode(codec: Codec, *, data: bytes, pixels: npt.NDArray[np.uint8], patches:
         return FIELDS[codec], np.frombuffer(data, np.uint8)
     if codec == "webp" and max(pixels.shape) <= _WEBP_MAX_SIDE:
         return FIELDS[codec], np.frombuffer(_webp(pixels), np.uint8)
-    return FIELDS[codec], np.frombuffer(_zstd().compress(np.ascontiguousarray(patches)), np.uint8)
+    return FIELDS[codec], np.frombuffer(zstd().compress(np.ascontiguousarray(patches)), np.uint8)
 
 
 def decode(
@@ -71,11 +71,12 @@ def decode(
     if codec == "webp" and stored[:4].tobytes() != _ZSTD_MAGIC:
         return patchify(np.asarray(_opened_webp(stored)), settings)
     size_bytes = grid[1] * grid[2] * settings.patch_bytes
-    buffer = _zstd().decompress(stored, decompressed_size=size_bytes)
+    buffer = zstd().decompress(stored, decompressed_size=size_bytes)
     return np.frombuffer(buffer, np.uint8).reshape(-1, settings.patch_bytes)
 
 
-def _zstd() -> Any:
+def zstd() -> Any:
+    """Returns the codec of what is stored compressed."""
     import pyarrow as pa
 
     return pa.Codec("zstd", compression_level=_ZSTD_LEVEL)
@@ -149,6 +150,10 @@ class StoredImages:
             "image_grid_thw": np.concatenate([np.zeros((0, 3), np.int32), *grids]),
             "patches": tuple(map(self._patches, images)),
         }
+
+    def joined(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a sample whose `patches` are one array, those of its images one behind the other."""
+        return {**sample, "patches": np.concatenate([self.no_patches, *sample["patches"]])}
 
     @property
     def no_patches(self) -> Array:

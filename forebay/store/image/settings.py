@@ -5,14 +5,27 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from forebay.errors import ConfigError, SampleError
 
 _NESTED, _PLAIN = "processor_config.json", "preprocessor_config.json"
-_FAMILY = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
+_SPELLINGS = ("Fast", "Pil")
+"""What names of processors end in, in documents of different years."""
+_QWEN = ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor", "Qwen3VLImageProcessor")
+"""Qwen-VL's own; transformers has the first one alone, for all of them."""
+_GLM: dict[str, Any] = {"min_pixels": 112 * 112, "max_pixels": 28 * 28 * 15000, "enlarges": True}
+_FAMILY: dict[str, dict[str, Any]] = {
+    **{name: {} for name in _QWEN},
+    "CohereCompassImageProcessor": {},
+    "Ernie4_5_VLMoeImageProcessor": {"temporal_patch_size": 1, "max_pixels": 28 * 28 * 6177},
+    "Glm4vImageProcessor": _GLM,
+    "Glm46VImageProcessor": _GLM,
+}
+"""The processors that cut patches as Qwen2-VL's, and their own defaults where these are others. What transformers makes
+of their pixels is compared before a build, bit for bit."""
 _MAX_ASPECT_RATIO = 200
 _MAX_NUMBER = 1e300
 """JSON holds integers that no float can."""
@@ -38,6 +51,9 @@ class ImageSettings:
     do_normalize: bool = True
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+    enlarges: bool = False
+    """Whether an image with a side below `factor` is enlarged before its grid is found. In that family (GLM-4V) the
+    bounds count the pixels of all temporal copies; here they are of one."""
 
     @property
     def factor(self) -> int:
@@ -50,8 +66,11 @@ class ImageSettings:
         return 3 * self.patch_size**2
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the settings as JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """Returns the settings as JSON values; `enlarges` where it is so: older caches have no such entry."""
+        values = asdict(self)
+        if not self.enlarges:
+            del values["enlarges"]
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> Self:
@@ -72,32 +91,62 @@ def image_settings(folder: Path) -> ImageSettings:
     return settings_in(*processor_document(folder))
 
 
+def is_native(document: Mapping[str, Any]) -> bool:
+    """Returns whether a processor's document is one of Qwen-VL's own, whose packs are those models', by its type."""
+    return _base(document.get("image_processor_type")) in _QWEN
+
+
+def class_name(document: Mapping[str, Any]) -> str:
+    """Returns the name in transformers, without Fast or Pil, of the class of a document."""
+    name = _base(document.get("image_processor_type"))
+    return _QWEN[0] if name in _QWEN else name
+
+
+def _base(kind: Any) -> str:
+    name = kind if isinstance(kind, str) else ""
+    for ending in _SPELLINGS:
+        name = name.removesuffix(ending)
+    return name
+
+
 def settings_in(path: Path, document: Mapping[str, Any]) -> ImageSettings:
     """Returns the settings in a processor's document, as `image_settings` does; `path` names it in messages."""
     kind = document.get("image_processor_type")
-    if kind not in _FAMILY:
+    if (name := _base(kind)) not in _FAMILY:
         raise ConfigError(
-            f"{path}: image_processor_type is {json.dumps(kind)}, wanted {_FAMILY[0]}: "
-            "point vision.processor at a model of the Qwen2-VL, Qwen2.5-VL or Qwen3-VL family",
+            f"{path}: image_processor_type is {json.dumps(kind)}, wanted {_QWEN[0]} or one that cuts patches as it "
+            f"does ({', '.join(sorted({*_FAMILY} - {*_QWEN}))}): point vision.processor at such a model, or set "
+            'images = "processor" under [vision]',
             code="FB107",
         )
+    own = _FAMILY[name]
     size = document.get("size") or {}
     if not isinstance(size, dict):
         raise ConfigError(f"{path}: size is {json.dumps(size)}, wanted an object of shortest_edge and longest_edge")
-    values = {
-        "min_pixels": size.get("shortest_edge"),
-        "max_pixels": size.get("longest_edge"),
-        **{name: value for name, value in document.items() if value is not None},
-    }
+    given = {name: value for name, value in document.items() if value is not None and name != "enlarges"}
+    if own.get("enlarges"):  # these classes know bounds as `size` alone
+        given = {name: value for name, value in given.items() if name not in ("min_pixels", "max_pixels")}
+    edges = {"min_pixels": size.get("shortest_edge"), "max_pixels": size.get("longest_edge")}
+    values = {**own, **{name: value for name, value in edges.items() if value is not None}, **given}
     wanted = {f.name: f for f in fields(ImageSettings)}
-    return _checked(
-        path,
-        {
-            name: _value(path, name, values[name], wanted[name].default)
-            for name in wanted
-            if values.get(name) is not None
-        },
-    )
+    found = {
+        name: _value(path, name, values[name], wanted[name].default) for name in wanted if values.get(name) is not None
+    }
+    return _of_one_copy(path, _checked(path, found))
+
+
+def _of_one_copy(path: Path, settings: ImageSettings) -> ImageSettings:
+    """Returns the settings with bounds of one temporal copy, where their class counts all copies."""
+    copies = settings.temporal_patch_size
+    if not settings.enlarges or copies == 1:
+        return settings
+    if settings.min_pixels % copies or settings.max_pixels % copies:
+        raise ConfigError(
+            f"{path}: size is {settings.min_pixels} to {settings.max_pixels} pixels, wanted multiples of "
+            f'temporal_patch_size {copies}: set images = "processor" under [vision]',
+            code="FB107",
+        )
+    return replace(settings, min_pixels=settings.min_pixels // copies, max_pixels=settings.max_pixels // copies)
 
 
 def grid_thw(width: int, height: int, settings: ImageSettings) -> tuple[int, int, int]:
@@ -118,6 +167,9 @@ def grid_thw(width: int, height: int, settings: ImageSettings) -> tuple[int, int
                 "resize the image or set do_resize",
             )
         return 1, height // settings.patch_size, width // settings.patch_size
+    if settings.enlarges and min(height, width) < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
     if max(height, width) / min(height, width) > _MAX_ASPECT_RATIO:
         raise SampleError(
             "aspect_ratio",

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from forebay.config.tree import Config
+from forebay.errors import CacheMismatchError
 from forebay.pretrained import from_folder
 from forebay.train.calibrate.case import Case
 from forebay.train.calibrate.search import Line
@@ -30,9 +31,9 @@ from forebay.train.calibrate.steps import Steps, opened
 from forebay.train.collate.patches import pixel_dtype, to_model_inputs
 from forebay.train.device import Batch
 from forebay.train.loop.compiled import set_passes
-from forebay.train.loop.learner import summed_loss
 from forebay.train.loop.trainable import adamw, set_trainable
 from forebay.train.models.lora import with_adapters
+from forebay.train.models.objective import Objective
 from forebay.train.models.table import ModelFacts
 
 _logger = logging.getLogger(__name__)
@@ -102,7 +103,8 @@ def probe(config: Config, facts: ModelFacts, cases: list[Case], *, accumulates: 
         for case in cases:
             found.append(_through(case.fake_sizes, steps, _tracked(steps, case, config, source), is_fake=True))
         return found
-    except RuntimeError as err:  # what fake tensors raise where a value is asked for
+    # What fake tensors raise where a value is asked for, and what comes of that in a model of no family.
+    except (RuntimeError, CacheMismatchError) as err:
         _logger.info("the model cannot run on fake tensors (%s); probing with small real steps", err)
     real = Steps(config, facts, source.constants, accumulates=accumulates)
     return [_real(real, case, config, source) for case in cases]
@@ -197,7 +199,7 @@ class FakeSteps:
 
     def __init__(self, config: Config, facts: ModelFacts, constants: Mapping[str, Any], *, accumulates: bool) -> None:
         """Makes model and optimizer. accumulates: a step takes the same micro-batch twice."""
-        self._config, self._facts, self._constants = config, facts, constants
+        self._config, self._objective, self._constants = config, Objective(facts), constants
         self._times = 2 if accumulates else 1
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         self.mode = FakeTensorMode()
@@ -227,10 +229,8 @@ class FakeSteps:
         self.optimizer.zero_grad()
 
     def _backward(self, inputs: dict[str, Any]) -> None:
-        labels = inputs.pop("labels")
         with self._autocast():
-            logits = self.model(**inputs).logits
-        loss = summed_loss(logits, labels, labels_are_shifted=self._facts.labels_are_shifted)
+            loss = self._objective(self.model, inputs, units=1).loss
         loss.backward()
 
     def _fake(self, value: Any) -> Any:

@@ -103,10 +103,10 @@ def checked(config: Config) -> ModelFacts:
     if config.train.model is None:
         raise ConfigError(
             f"{config.path}: train.model is missing; name the folder of a model whose model_type is one of "
-            f"{', '.join(FAMILIES)}",
+            f"{', '.join(FAMILIES)}, or of any other of transformers that returns a loss",
             code="FB108",
         )
-    facts = model_facts(Path(config.train.model))
+    facts = model_facts(Path(config.train.model), config)
     check_config(facts, config)
     check_weights(facts.folder, init=config.train.init)
     return facts

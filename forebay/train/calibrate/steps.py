@@ -19,10 +19,11 @@ from forebay.store.source import SampleSource
 from forebay.train.collate.patches import fields_of
 from forebay.train.device import Batch
 from forebay.train.loop.launch import make_accelerator
-from forebay.train.loop.learner import Learner, count_targets
+from forebay.train.loop.learner import Learner
 from forebay.train.loop.micro_batches import Group, count_samples
+from forebay.train.models.objective import Objective
 from forebay.train.models.table import ModelFacts
-from forebay.train.select import select
+from forebay.train.select import as_stored, select
 
 
 def opened(config: Config) -> SampleSource:
@@ -46,7 +47,7 @@ def for_trials(config: Config) -> Config:
         trackers=(),
         output_dir=str(Path(tempfile.gettempdir()) / f"forebay-calibrate-{os.getpid()}"),  # never made
     )
-    return dataclasses.replace(config, train=train, loader=dataclasses.replace(config.loader, pixels="uint8"))
+    return as_stored(dataclasses.replace(config, train=train))
 
 
 class _NoLoader:
@@ -80,10 +81,10 @@ class Steps:
         has_text_alone: bool = False,
     ) -> None:
         """Loads the model. accumulates: a step takes the same micro-batch twice, so that gradients are there."""
-        self._accelerator = make_accelerator(config, has_text_alone=has_text_alone)
+        self._accelerator = make_accelerator(config, has_text_alone=has_text_alone, may_rest=facts.own_loss is not None)
         self._learner = Learner(config, facts=facts, accelerator=self._accelerator, constants=constants)
         self._learner.start(None, loader=_NoLoader())
-        self._facts, self._times, self._count = facts, 2 if accumulates else 1, 0
+        self._objective, self._times, self._count = Objective(facts), 2 if accumulates else 1, 0
         self.device: torch.device = self._accelerator.device
         self.losses: list[float] = []
 
@@ -115,7 +116,7 @@ class Steps:
         """Returns the seconds of one optimizer step on `batch`, the work of the device included."""
         started_s = time.perf_counter()
         fields = fields_of(batch)
-        targets = count_targets(fields["labels"], labels_are_shifted=self._facts.labels_are_shifted)
+        targets = self._objective.units(fields)
         ranks = self._learner.num_ranks
         group = Group(
             batches=[(batch, 1)] * self._times,

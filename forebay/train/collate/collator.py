@@ -9,11 +9,13 @@ import torch
 
 from forebay.errors import ConfigError
 from forebay.steps.batch import fresh
-from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
-from forebay.steps.table import AUDIO, TEXT, audio_step, text_step, unknown
+from forebay.steps.step import Allocate, AudioBatch, Batch, PaddingSide, Stored, TextBatch
+from forebay.steps.table import AUDIO, FORMS, TEXT, form_step, text_step, unknown
 from forebay.steps.text.transcript import Transcript
+from forebay.store.image.arrays import FEATURES
 from forebay.store.source import Sample, SampleSource, SourceUnion
 from forebay.train.collate.crop import Crops
+from forebay.train.collate.images import ImagesBatch, ImagesTextBatch
 
 
 class BatchMaker(Protocol):
@@ -47,12 +49,14 @@ class Collator:
         dtype: torch.dtype = torch.float32,
         padding_side: PaddingSide = "right",
         crop_s: float | None = None,
+        as_codes: bool = False,
     ) -> None:
         """Takes from `source` its constants and field specifications only.
 
         source: of a union whose sources have other fields, each its own collator, as `Loader` has.
         dtype: of floating-point fields: float32, float16 or bfloat16. padding_side: of `input_ids`.
         crop_s: length of random crops; samples then have the draw of their crop beside them (`CropDraws.beside`).
+        as_codes: images as their processor gives them are codes where `ImagesExpansion` makes values of them.
         Raises ConfigError for features, prompts or dtypes that have no batch form, or constants that are missing.
         """
         if dtype not in _DTYPES:
@@ -67,10 +71,11 @@ class Collator:
         stored = Stored(f"cache {source.key[:16]}", source.constants, source.fields)
         self.dtype, self.padding_side = dtype, padding_side
         features = stored.constant("features")
-        if features not in AUDIO:
+        if features not in (*FORMS, FEATURES):
             raise ConfigError(f"{stored.name}: no batch form for features {features!r}; {unknown(AUDIO, features)}")
-        step = audio_step(features)
-        self._features, self._text = step.batch(stored), _text_form(stored, has_audio=step.has_audio)
+        self._features, self._text = _forms(stored, features)
+        if as_codes and isinstance(self._features, ImagesBatch):
+            self._features = self._features.as_codes()
         self._crops = None if crop_s is None else Crops.of(stored, crop_s=crop_s)
 
     def __call__(self, samples: Sequence[Sample | Mapping[str, torch.Tensor]]) -> Batch:
@@ -95,6 +100,14 @@ class Collator:
         return self._features.count_frames(samples)
 
 
+def _forms(stored: Stored, features: str) -> tuple[AudioBatch, TextBatch | None]:
+    """Returns the forms of what is seen or heard, and of the text beside it."""
+    if features == FEATURES:
+        return ImagesBatch.of(stored), ImagesTextBatch.of(stored)
+    step = form_step(features)
+    return step.batch(stored), _text_form(stored, has_audio=step.has_audio)
+
+
 def _text_form(stored: Stored, *, has_audio: bool) -> TextBatch | None:
     """Returns the form of the tokens beside the features; None for a cache without text."""
     prompt = stored.constants.get("prompt")
@@ -115,4 +128,11 @@ def _text_form(stored: Stored, *, has_audio: bool) -> TextBatch | None:
 
 
 def _as_arrays(sample: Sample | Mapping[str, torch.Tensor]) -> Sample:
-    return {name: v.numpy() if isinstance(v, torch.Tensor) else v for name, v in sample.items()}
+    return {name: _as_array(value) for name, value in sample.items()}
+
+
+def _as_array(value: Any) -> Any:
+    """Returns a tensor as an array; what is a tuple, an array an image, as a tuple of arrays."""
+    if isinstance(value, tuple):
+        return tuple(map(_as_array, value))
+    return value.numpy() if isinstance(value, torch.Tensor) else value

@@ -9,7 +9,9 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.steps.image.choice import images_by
 from forebay.steps.table import audio_step
+from forebay.train.select import as_stored
 
 OWN = "config"
 """What tables call the config's own way: its cache and its plan."""
@@ -29,7 +31,8 @@ class Arm:
     is_unbucketed: bool = False
     """Batches are of random samples: as many batches as the config's plan has, of equal size."""
     is_plain: bool = False
-    """transformers' Trainer, a DataLoader with workers, the reference extractor in the collator, random batches."""
+    """transformers' Trainer, a DataLoader with workers, the reference extractor or processor in the collator, random
+    batches."""
 
     def config(self, config: Config, *, folder: str) -> Config:
         """Returns the config that this arm trains by. It keeps nothing of what it learns.
@@ -38,9 +41,8 @@ class Arm:
         """
         quiet: dict[str, Any] = {"output_dir": folder, "eval": (), "save_best": None, "trackers": ()}
         train = dataclasses.replace(config.train, **quiet)
-        # Packs keep their uint8 patches, as in `forebay train`: the learner expands the patches on the device.
-        loader = dataclasses.replace(config.loader, cache="off" if self.is_uncached else "require", pixels="uint8")
-        return dataclasses.replace(config, loader=loader, train=train)
+        loader = dataclasses.replace(config.loader, cache="off" if self.is_uncached else "require")
+        return as_stored(dataclasses.replace(config, loader=loader, train=train))
 
 
 def arms_of(names: str, config: Config) -> list[Arm]:
@@ -81,7 +83,7 @@ def _arm(name: str) -> Arm:
 
 
 def _require_possible(arm: Arm, config: Config) -> None:
-    if config.modality == "vision" and arm.name not in _OF_PACKS:
+    if config.plan is not None and config.plan.kind == "pack" and arm.name not in _OF_PACKS:
         raise ConfigError(
             f"--against names {arm.name}, but {config.path} makes packs, whose samples have no length of a batch; "
             f"for packs give --against {', '.join(_OF_PACKS)}"
@@ -92,7 +94,12 @@ def _require_possible(arm: Arm, config: Config) -> None:
             "random batches in common; give --against uncached, or compare a config of one source"
         )
     step = audio_step(config.audio.features)
-    if arm.is_plain and not (step.has_audio and step.reads_sound):
+    if arm.is_plain and config.vision is not None and images_by(config) != "processor":
+        raise ConfigError(
+            f"--against names hf, but {config.path} stores patches, and that way is one of recordings and of images as "
+            "their processor gives them; give --against uncached,unbucketed"
+        )
+    if arm.is_plain and config.vision is None and not (step.has_audio and step.reads_sound):
         raise ConfigError(
             f"--against names hf, but {config.path} has no sound for an extractor; give --against uncached,unbucketed"
         )

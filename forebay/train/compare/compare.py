@@ -92,7 +92,7 @@ def _check(config: Config, arms: Sequence[Arm]) -> None:
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("compare runs on one rank, and WORLD_SIZE is above 1; start it without torchrun")
-    facts = model_facts(Path(config.train.model))
+    facts = model_facts(Path(config.train.model), config)
     check_config(facts, config)
     check_weights(facts.folder, init=config.train.init)
     try:

@@ -66,6 +66,8 @@ class Setup:
     """Name of the device; None: the CPU."""
     workers: dict[int, float] = field(default_factory=dict)
     """Samples/s of the numbers of DataLoader workers that were tried; empty for arms without such workers."""
+    agreement: dict[str, Any] | None = None
+    """Of `hf` over images: how batches of the cache compare with the processor's own. None for other arms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

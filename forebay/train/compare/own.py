@@ -53,7 +53,7 @@ class Session:
         self._places = places_in(self._loader.source, task.ids)
         data_s = time.perf_counter() - began
         began = time.perf_counter()
-        facts, source = model_facts(Path(str(config.train.model))), self._loader.source
+        facts, source = model_facts(Path(str(config.train.model)), config), self._loader.source
         for part in parts_of(source):
             check_constants(facts, part.constants)
         accelerator = make_accelerator(config, has_text_alone=without_audio(source) is not None)

@@ -1,4 +1,4 @@
-"""The arm `hf`: transformers' Trainer, a DataLoader with workers, the reference extractor in the collator."""
+"""The arm `hf`: transformers' Trainer, a DataLoader with workers, the extractor or processor in the collator."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,13 +26,16 @@ from forebay.steps.table import text_step
 from forebay.steps.text.transcript import Transcript
 from forebay.train.compare.machine import device_name
 from forebay.train.compare.measure import BlockClock, Setup, Shapes, Task, count_flops, finish, spread_out
-from forebay.train.compare.own import release_memory
+from forebay.train.compare.own import places_in, release_memory
+from forebay.train.compare.plain_images import PictureCollator, agreement
 from forebay.train.loop.compiled import set_passes
 from forebay.train.loop.schedule import Schedule
 from forebay.train.loop.trainable import adamw, set_learning_rate, set_trainable
 from forebay.train.models.folder import model_facts
 from forebay.train.models.trainee import new_model
+from forebay.train.select import make_loader
 from forebay.train.uncached.clips import Clips
+from forebay.train.uncached.pictures import Pictures
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +49,10 @@ def work(task: Task, parent: Connection) -> None:
     """Does the turns that the parent asks for, by their number; None ends them."""
     config = task.arm_config
     began = time.perf_counter()
-    clips = Clips(config, list(task.ids.values()))
-    collator = PlainCollator(config, clips)
+    clips = (Clips if config.vision is None else Pictures)(config, list(task.ids.values()))
     data_s = time.perf_counter() - began
+    collator, agrees, made_s = _collator(config, clips, task)
+    data_s += made_s
     blocks, ids, frames = plain_blocks(task), list(task.ids.values()), [task.frames[index] for index in task.ids]
     acc = max(len(step) for block in blocks for step in block)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, grad_acc=acc))
@@ -56,7 +60,7 @@ def work(task: Task, parent: Connection) -> None:
     best = max(tried, key=lambda number: tried[number])
     logger.info("samples/s by DataLoader workers: %s; taken: %d", tried, best)
     plain = PlainTrainer(config, clips, collator, workers=best, folder=config.train.output_dir)
-    parent.send(Setup(data_s=data_s, model_s=plain.model_s, device=device_name(), workers=tried))
+    parent.send(Setup(data_s=data_s, model_s=plain.model_s, device=device_name(), workers=tried, agreement=agrees))
 
     def send(block: Batches, clock: BlockClock, room: int) -> None:
         used = [place for step in block for batch in step for place in batch]
@@ -68,6 +72,25 @@ def work(task: Task, parent: Connection) -> None:
     parent.send(finish(plain.counted()))
 
 
+def _collator(config: Config, clips: Clips | Pictures, task: Task) -> tuple[Collating, dict[str, Any] | None, float]:
+    """Returns the collator, of images how batches of the cache compare with what it makes, and its own seconds."""
+    began = time.perf_counter()
+    if isinstance(clips, Clips):
+        return PlainCollator(config, clips), None, time.perf_counter() - began
+    clips.write_texts()
+    source = make_loader(config, dp_rank=0, dp_world_size=1).source
+    began = time.perf_counter()
+    collator = PictureCollator(config, clips, source)
+    made_s = time.perf_counter() - began
+    numbers = {index: number for number, index in enumerate(task.ids)}
+    batches = [[numbers[i] for i in batch] for block in task.blocks for step in block.steps for batch in step.batches]
+    places = list(places_in(source, task.ids).values())
+    agrees = agreement(source, clips, collator, places=places, batches=batches)
+    if not agrees["is_kept"]:
+        logger.warning("batches of the cache are not those of the processor: %s", agrees["differences"])
+    return collator, agrees, made_s
+
+
 def plain_blocks(task: Task) -> list[Batches]:
     """Returns the random batches of each block; the Trainer has as many micro-batches in every step."""
     places = {index: place for place, index in enumerate(task.ids)}
@@ -77,6 +100,18 @@ def plain_blocks(task: Task) -> list[Batches]:
     acc = max(1, min([acc, *(len(block.samples) // len(block.steps) for block in task.blocks)]))
     found = [block.shuffled(task.seed_of(number), grad_acc=acc) for number, block in enumerate(task.blocks)]
     return [[[[places[i] for i in batch] for batch in step.batches] for step in block.steps] for block in found]
+
+
+class Collating(Protocol):
+    """Samples of a plain data set to a batch."""
+
+    def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
+        """Returns what the model takes."""
+        ...
+
+    def room(self, batch: Mapping[str, Any]) -> int:
+        """Returns the frames or tokens that a batch has room for."""
+        ...
 
 
 class PlainCollator:
@@ -119,6 +154,11 @@ class PlainCollator:
                 for sample, length in zip(samples, lengths, strict=True)
             ]
         return features | self._text(samples, padding_side="right", allocate=fresh)
+
+    def room(self, batch: Mapping[str, Any]) -> int:
+        """Returns the frames that a batch has room for."""
+        features = batch["input_features"]
+        return int(features.shape[0] * features.shape[-1])
 
     @property
     def _has_mask(self) -> bool:
@@ -192,6 +232,10 @@ class _Trainer(Trainer):  # type: ignore[misc]
         self.plain.got_batches(found[0])
         return found
 
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """Returns the arguments of the model; some give a loss only where they are asked for one."""
+        return {**super()._prepare_inputs(inputs), **({"return_loss": True} if self.plain.is_asked else {})}
+
     def training_step(self, *arguments: Any, **options: Any) -> Any:
         """Returns the loss of a micro-batch, which is kept."""
         loss = super().training_step(*arguments, **options)
@@ -202,10 +246,13 @@ class _Trainer(Trainer):  # type: ignore[misc]
 class PlainTrainer:
     """One Trainer over some blocks, its DataLoader, and the clock of the block at hand."""
 
-    def __init__(self, config: Config, clips: Clips, collator: PlainCollator, *, workers: int, folder: str) -> None:
+    def __init__(
+        self, config: Config, clips: Clips | Pictures, collator: Collating, *, workers: int, folder: str
+    ) -> None:
         began = time.perf_counter()
         self._config, self._folder, self._clips, self._collator = config, folder, clips, collator
-        self._model = new_model(config, model_facts(Path(str(config.train.model))))
+        facts = model_facts(Path(str(config.train.model)), config)
+        self._model, self.is_asked = new_model(config, facts), facts.own_loss is not None and facts.own_loss.is_asked
         set_trainable(self._model, config.train)
         set_passes(self._model, config.train)
         self.sampler = _Sampler()
@@ -271,9 +318,7 @@ class PlainTrainer:
         """Counts the micro-batches of a step."""
         self.clock.got_batches(batches, wait_s=self.wait_s, bucket=-1)
         self.wait_s = 0.0
-        for batch in batches:
-            features = batch["input_features"]
-            self._room += features.shape[0] * features.shape[-1]
+        self._room += sum(map(self._collator.room, batches))
 
     def step_done(self) -> None:
         """Counts a step by the losses of its micro-batches, which the Trainer has scaled to add up."""
@@ -298,7 +343,7 @@ class PlainTrainer:
 
 
 def _tried_workers(
-    config: Config, clips: Clips, collator: PlainCollator, block: Batches, *, folder: str
+    config: Config, clips: Clips | Pictures, collator: Collating, block: Batches, *, folder: str
 ) -> dict[int, float]:
     """Returns samples/s of the first block by numbers of workers: none, two, as many as there are cores.
 

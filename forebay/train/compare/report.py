@@ -183,6 +183,7 @@ class Comparison:
             "compilations": figures.finish.compilations,
             "skipped_steps": sum(turn.skipped for turn in figures.turns),
             "workers": figures.setup.workers,
+            "agreement": figures.setup.agreement,
             "losses": figures.losses,
             "loss_difference": largest_difference(own.losses, figures.losses),
         }
@@ -264,9 +265,28 @@ def _sentences(name: str, arm: dict[str, Any]) -> Iterator[str]:
         f"{own['high']:.2f}); the largest difference between the losses is {found['difference']:.3g}, at step "
         f"{found['step']}."
     )
+    if arm["agreement"] is not None:
+        yield _agreement(name, arm["agreement"])
     if arm["workers"]:
         tried = ", ".join(f"{number}: {rate:.3g}" for number, rate in arm["workers"].items())
         yield f"- DataLoader workers of {name} and their samples/s on the first block: {tried}; the best was taken."
+
+
+def _agreement(name: str, found: dict[str, Any]) -> str:
+    """Returns whether batches of the cache are those of the processor, in a sentence."""
+    compared = f"{found['batches']} batches of {found['samples']} samples of the cache and of {name}"
+    fields = ", ".join(found["differences"])
+    promise = f"the promise is: {found['promise']}"
+    if found["is_kept"]:
+        largest = max(found["differences"].values(), default=0.0)
+        how = "equal bit for bit" if not largest else f"equal within {largest:.3g}"
+        return f"- {compared} are {how} ({fields}); {promise}."
+    differ = ", ".join(
+        f"{field} in shape, dtype or that one has it" if value is None else f"{field} by up to {value:.3g}"
+        for field, value in found["differences"].items()
+        if value is None or value
+    )
+    return f"- {compared} DIFFER: {differ}; {promise}."
 
 
 def _machine(document: dict[str, Any]) -> str:

@@ -12,11 +12,14 @@ from typing import Any
 from forebay.errors import ConfigError
 from forebay.store.files import write_bytes
 from forebay.train.compare.report import table
+from forebay.train.evaluation.result import HIGHER_IS_BETTER
 from forebay.train.loop.steps_log import FILE_NAME, VERSION, read_lines
 from forebay.visible import from_here, json_text, printable
 
 _EVALUATIONS = "eval.jsonl"
 _MAX_LISTED = 8
+_RATES = {"wer": "WER", "cer": "CER", "accuracy": "accuracy", "f1": "F1", "loss": "loss"}
+"""The figures of evaluations that are compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,9 +81,10 @@ class Run:
     def _evaluation(self, name: str) -> dict[str, Any]:
         own = [line for line in self.evaluations if str(line["name"]) == name]
         found: dict[str, Any] = {"step": own[-1]["step"]}
-        for what in ("loss", "wer", "cer"):
+        for what in _RATES:
             known = [line[what] for line in own if _is_number(line.get(what))]
-            found |= {what: own[-1].get(what), f"best_{what}": min(known, default=None)}
+            best = max if what in HIGHER_IS_BETTER else min
+            found |= {what: own[-1].get(what), f"best_{what}": best(known, default=None)}
         return found
 
 
@@ -168,7 +172,7 @@ def _markdown(document: dict[str, Any]) -> Iterator[str]:
     sets = dict.fromkeys(name for final in document["final"] for name in final["evaluations"])
     for name in sets:
         own = [final["evaluations"].get(name) for final in document["final"]]
-        for what, label in (("wer", "WER"), ("cer", "CER"), ("loss", "loss")):
+        for what, label in _RATES.items():
             if any(each is not None and each[what] is not None for each in own):
                 rows.append([f"{printable(name)} {label}, last (best)", *(_evaluation(each, what) for each in own)])
     yield from table(["", *names], rows)

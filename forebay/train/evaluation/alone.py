@@ -57,7 +57,7 @@ def evaluate_alone(config: Config, *, checkpoint: Path | None = None) -> EvalRep
         raise ConfigError(
             f"{config.path}: train.model is missing; name the folder of the model that was trained", code="FB108"
         )
-    facts = model_facts(Path(config.train.model))
+    facts = model_facts(Path(config.train.model), config)
     check_config(facts, config)
     folder = checkpoint or _of_run(run_folder(config)) or facts.folder
     init = config.train.init if folder == facts.folder else "pretrained"
@@ -83,7 +83,7 @@ def _model(config: Config, facts: ModelFacts, folder: Path) -> Any:
     """Returns the model with the weights of a folder: `train.model`, a whole checkpoint, or one of adapters."""
     if folder == facts.folder:
         check_weights(folder, init=config.train.init)
-        model = load_model(folder, seed=config.loader.seed, init=config.train.init)
+        model = load_model(folder, seed=config.loader.seed, init=config.train.init, facts=facts)
     elif (folder / ADAPTER_CONFIG).is_file():
         model = checkpoint_model(config, facts, folder)
     else:

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -16,15 +16,18 @@ from forebay.steps.batch import IGNORED
 from forebay.steps.text.transcript import TextEncoder
 from forebay.train.collate.patches import fields_of, pixel_dtype, to_model_inputs
 from forebay.train.device import Batch
-from forebay.train.evaluation.generate import Encoded, Generator, prompts_of
+from forebay.train.evaluation.classes import ClassCounts, class_rates, counted
+from forebay.train.evaluation.generate import Encoded, Generator, MuteError, prompts_of
 from forebay.train.evaluation.rates import Errors, Written, by_language, count_errors, summed, worst
 from forebay.train.evaluation.repetition import repeats_itself
 from forebay.train.evaluation.result import EvalResult
 from forebay.train.evaluation.sets import EvalSet
 from forebay.train.evaluation.texts import Normalisation
-from forebay.train.loop.learner import count_targets, summed_loss
+from forebay.train.models import ctc
 from forebay.train.models.folder import check_batch
+from forebay.train.models.objective import Objective, Passed
 from forebay.train.models.table import ModelFacts
+from forebay.visible import printable
 
 _logger = logging.getLogger(__name__)
 
@@ -39,7 +42,10 @@ class Pass:
     losses: list[tuple[int, float, int]] = field(default_factory=list)
     """Of each batch its first sample, the sum of its losses, and its targets."""
     written: list[Written] = field(default_factory=list)
+    classes: list[ClassCounts] = field(default_factory=list)
     num_samples: int = 0
+    mute: str | None = None
+    """Why the model writes nothing, where its own `generate` failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +71,10 @@ class Evaluator:
     pixels: str
     """`loader.pixels` of the run, whose dtype the patches of images get."""
     gather: Gather
+    objective: Objective
     is_sharded: bool = False
+    mute: list[str] = field(default_factory=list)
+    """Why the model writes nothing: of an earlier evaluation, too; filled here."""
 
     def evaluate(self, each: EvalSet, *, step: int) -> Outcome:
         """Returns the outcome of one set, the same on every rank but for its seconds; the model's modes come back.
@@ -80,40 +89,63 @@ class Evaluator:
         return self._outcome(each, passes, step=step, started_s=started_s)
 
     def _pass(self, each: EvalSet) -> Pass:
-        found: Pass = Pass()
-        loader, seen, losses = each.loader, 0, []
-        generator = self._generator(each) if each.writes else None
+        written: list[Written] = []
+        classes: list[ClassCounts] = []
+        loader, seen, losses, mute = each.loader, 0, [], self.mute[0] if self.mute else None
         with contextlib.closing(iter(loader)) as batches:  # type: ignore[type-var]
             for batch in batches:
                 indices, weight = loader.indices, loader.weight
-                loss, encoded, inputs = self._loss(batch, loader, keeps=generator is not None)
+                inputs, passed = self._passed(batch, loader, keeps=each.writes)
                 fields = fields_of(batch)
                 if weight:
-                    count = count_targets(fields["labels"], labels_are_shifted=self.facts.labels_are_shifted)
-                    losses.append((min(indices), loss, count))
+                    losses.append((min(indices), passed.loss, self.objective.units(fields)))
                     seen += len(indices)
-                if generator is None:
+                    if self.facts.num_labels is not None and "labels" in fields:
+                        classes.append(counted(passed.output.logits, fields["labels"]))
+                if not each.writes or mute is not None:
                     continue
-                written = generator.write(inputs, self._prompts(fields), encoded=encoded)
+                try:
+                    texts = self._texts(each, inputs, fields, passed.output)
+                except MuteError as err:
+                    mute = str(err)
+                    continue
                 if weight:
-                    found.written.extend(self._written(each, indices, fields["labels"], written))
-        found.losses.extend((first, float(loss), count) for first, loss, count in losses)
-        return Pass(losses=found.losses, written=found.written, num_samples=seen)
+                    written.extend(self._written(each, indices, fields["labels"], texts))
+        sums = [(first, float(loss), count) for first, loss, count in losses]
+        return Pass(losses=sums, written=written, classes=classes, num_samples=seen, mute=mute)
 
-    def _loss(self, batch: Batch, loader: Any, *, keeps: bool) -> tuple[torch.Tensor, Encoded | None, dict[str, Any]]:
-        """Returns the summed loss, what the model's encoder made of the audio if it has one, and the model's arguments.
+    def _texts(
+        self, each: EvalSet, inputs: dict[str, Any], fields: Mapping[str, Any], output: Any
+    ) -> list[tuple[list[int], bool]]:
+        """Returns the ids that the model writes for each sample, and whether a text was cut short."""
+        if self.facts.blank_id is not None:
+            return self._heard(inputs, output.logits)
+        if self.facts.generates:
+            return self._generator(each).write(inputs, None, encoded=None)
+        return self._generator(each).write(inputs, self._prompts(fields), encoded=self._encoded(output))
 
-        keeps: whether texts are written next, so that what was computed is kept for them.
+    def _passed(self, batch: Batch, loader: Any, *, keeps: bool) -> tuple[dict[str, Any], Passed]:
+        """Returns the model's arguments without the labels, and what came of them: the summed loss, and the output.
+
+        keeps: whether texts are written next, so that what an encoder computed is kept for them.
         """
         check_batch(self.facts, fields_of(batch))
         dtype = pixel_dtype(self.pixels)
         inputs = to_model_inputs(batch, loader.source.constants, device=self.device, dtype=dtype)
-        labels = inputs.pop("labels")
-        has_encoder = keeps and self.facts.labels_are_shifted
-        output = self.model(**{**inputs, **({"use_cache": True} if has_encoder else {})})
-        loss = summed_loss(output.logits, labels, labels_are_shifted=self.facts.labels_are_shifted)
-        encoded = Encoded(output.encoder_last_hidden_state, output.past_key_values) if has_encoder else None
-        return loss, encoded, inputs
+        options = {"use_cache": True} if keeps and self.facts.labels_are_shifted else {}
+        passed = self.objective(self.model, inputs, units=self.objective.units(fields_of(batch)), **options)
+        return {name: value for name, value in inputs.items() if name != "labels"}, passed
+
+    def _encoded(self, output: Any) -> Encoded | None:
+        """Returns what the model's encoder made of the audio, if it has one."""
+        has_encoder = self.facts.labels_are_shifted
+        return Encoded(output.encoder_last_hidden_state, output.past_key_values) if has_encoder else None
+
+    def _heard(self, inputs: dict[str, Any], logits: torch.Tensor) -> list[tuple[list[int], bool]]:
+        """Returns what a model with CTC writes, and that none of it was cut short."""
+        assert self.facts.blank_id is not None
+        frames = ctc.num_frames(self.facts, self.model, inputs).clamp(max=logits.shape[1])
+        return [(ids, False) for ids in ctc.greedy(logits, frames, blank_id=self.facts.blank_id)]
 
     def _prompts(self, fields: Any) -> Any:
         return prompts_of(
@@ -161,7 +193,7 @@ class Evaluator:
             )
 
     def _outcome(self, each: EvalSet, passes: list[Pass], *, step: int, started_s: float) -> Outcome:
-        written = sorted((one for own in passes for one in own.written), key=lambda one: one.index)
+        written = self._all_written(each, passes)
         losses = sorted(loss for own in passes for loss in own.losses)
         errors = count_errors(written)
         total = summed(errors)
@@ -178,9 +210,24 @@ class Evaluator:
             text=each.settings.text,
             repetition_share=astray,
             languages=by_language(written, errors),
+            **asdict(class_rates(counts for own in passes for counts in own.classes)),
             trap=trap(total.wer, astray, limit=self.repetition_limit),
         )
         return Outcome(result=result, worst=worst(written, errors))
+
+    def _all_written(self, each: EvalSet, passes: list[Pass]) -> list[Written]:
+        """Returns the texts of all ranks in the order of the samples; none where a rank could not write."""
+        reasons = [own.mute for own in passes if own.mute is not None]
+        if not reasons:
+            return sorted((one for own in passes for one in own.written), key=lambda one: one.index)
+        if not self.mute:
+            self.mute.append(reasons[0])
+            _logger.warning(
+                "%s: no WER, since `generate` of %s failed (%s); the sets are evaluated by their loss alone. Mend "
+                "generation_config.json or config.json there (decoder_start_token_id, eos_token_id)",
+                *(printable(each.settings.name), self.facts.who, printable(reasons[0])),
+            )
+        return []
 
 
 def _tell_unreferenced(each: EvalSet, errors: Sequence[Errors]) -> None:

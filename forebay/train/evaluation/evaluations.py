@@ -21,6 +21,7 @@ from forebay.train.evaluation.result import EvalResult
 from forebay.train.evaluation.sets import EvalSet, open_sets
 from forebay.train.evaluation.texts import normalizer, text_encoder
 from forebay.train.models.lora import base_of
+from forebay.train.models.objective import Objective
 from forebay.train.models.table import ModelFacts
 from forebay.visible import printable
 
@@ -39,12 +40,13 @@ class Evaluations:
         self.sets: list[EvalSet] = open_sets(
             config, facts=facts, rank=accelerator.process_index, num_ranks=accelerator.num_processes
         )
-        tokenizer = Path(config.text.tokenizer) if config.text is not None else facts.folder
+        tokenizer = Path((config.text and config.text.tokenizer) or facts.folder)
         kinds = {each.settings.text for each in self.sets if each.writes}
         self._normalizers = {kind: normalizer(kind, tokenizer=tokenizer) for kind in sorted(kinds)}
         self._encoder = text_encoder(config) if kinds else None
         self._gather = gather_on_host(accelerator.num_processes) if self.sets else list
         self._log: EvalLog | None = None
+        self._mute: list[str] = []
 
     def begin(self, folder: Path, *, step: int) -> None:
         """Makes `folder` the run's: lines of steps behind `step`, those of a checkpoint or 0, are cut away."""
@@ -91,6 +93,8 @@ class Evaluations:
             repetition_limit=self._config.train.repetition_limit,
             pixels=self._config.loader.pixels,
             gather=self._gather,
+            objective=Objective(self._facts),
+            mute=self._mute,
             is_sharded=self._accelerator.num_processes > 1 and is_sharded(bare),
         )
 
@@ -98,11 +102,12 @@ class Evaluations:
 def line_of(result: EvalResult) -> str:
     """Returns what is said of an evaluation: `Step 100: dev WER 29.59 %, CER 11.20 %, loss 1.234 (500 samples, 41 s)`.
 
-    Behind the samples stands the normalisation of the texts, where there is one.
+    Behind the samples stands the normalisation of the texts, where there is one. Of classes accuracy and F1 are said.
     """
-    rates = [
-        f"{name} {100 * rate:.2f} %" for name, rate in (("WER", result.wer), ("CER", result.cer)) if rate is not None
-    ]
+    known = {"WER": result.wer, "CER": result.cer, "accuracy": result.accuracy, "F1": result.f1}
+    rates = [f"{name} {100 * rate:.2f} %" for name, rate in known.items() if rate is not None]
+    if result.accuracy is None and result.f1_micro is not None:
+        rates.append(f"F1 of all classes together {100 * result.f1_micro:.2f} %")
     figures = ", ".join([*rates, f"loss {result.loss:.3f}"])
     text = "" if result.text == "none" or result.wer is None else f", text {result.text}"
     spent = f"{result.elapsed_s:.0f} s" if result.elapsed_s >= 9.95 else f"{result.elapsed_s:.1f} s"

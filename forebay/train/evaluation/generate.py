@@ -1,5 +1,7 @@
 """What a model writes for the samples of a batch: greedy `generate` from the prompt that each sample was learnt behind.
 
+A seq2seq model of no family was learnt behind nothing but its start token, and its own `generate` writes.
+
 transformers' own `generate` of a Whisper finds out languages, cuts long audio and builds prompts from names. Here every
 sample has its prompt already: language, task and earlier text are in the cached ids in front of the labels. So the
 general `GenerationMixin.generate` does the writing, with these ids as the decoder's beginning.
@@ -9,12 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from forebay.steps.batch import IGNORED
+from forebay.train.models.objective import FAILURES
 from forebay.train.models.table import ModelFacts
+
+
+class MuteError(Exception):
+    """The own `generate` of a model of no family failed; the text says how."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,19 +75,35 @@ class Generator:
     """Whether every rank goes on until all ranks are done: where weights are sharded, a forward pass is collective."""
 
     def write(
-        self, inputs: Mapping[str, Any], prompts: Prompts, *, encoded: Encoded | None
+        self, inputs: Mapping[str, Any], prompts: Prompts | None, *, encoded: Encoded | None
     ) -> list[tuple[list[int], bool]]:
         """Returns for each sample the ids that the model writes, without the end token, and whether it was cut short.
 
-        inputs: the model's arguments for the batch, on its device. encoded: of a model with an encoder, from the pass
-        of the loss, which had the same prompts in front of its targets; it is used up.
+        inputs: the model's arguments for the batch, on its device. prompts: None for a model of no family. encoded: of
+        a family with an encoder, from the pass of the loss, which had the same prompts in front of its targets; it is
+        used up. Raises MuteError where the `generate` of a model of no family fails.
         """
         from transformers import GenerationMixin
 
-        width = prompts.ids.shape[1]
-        written = GenerationMixin.generate(
-            self.model,
-            **self._arguments(inputs, prompts, encoded),
+        if prompts is not None:
+            arguments = self._arguments(inputs, prompts, encoded)
+            generate = partial(GenerationMixin.generate, self.model)
+            return self._read(self._generated(generate, arguments, width=prompts.ids.shape[1]))
+        own = {name: value for name, value in inputs.items() if name != "use_cache"}
+        try:  # in front of the text stands the start token
+            return self._read(self._generated(self.model.generate, own, width=1))
+        except torch.OutOfMemoryError:
+            raise
+        except FAILURES as err:
+            raise MuteError(f"{type(err).__name__}: {err}") from err
+
+    def _generated(self, generate: Any, arguments: Mapping[str, Any], *, width: int) -> torch.Tensor:
+        """Returns the ids behind the prompts, [batch, longest]."""
+        ends: dict[str, Any] = {}
+        if self.end_ids:
+            ends = {"eos_token_id": list(self.end_ids), "pad_token_id": self.end_ids[0]}
+        written: torch.Tensor = generate(
+            **arguments,
             synced_gpus=self.synced,
             # Over what the model's generation config says, so that its own limits and sampling do not count.
             max_new_tokens=self._limit(width),
@@ -93,10 +117,12 @@ class Generator:
             top_k=50,
             return_dict_in_generate=False,
             use_cache=True,
-            eos_token_id=list(self.end_ids),
-            pad_token_id=self.end_ids[0],
+            **ends,
         )
-        return [self._until_end(row) for row in written[:, width:].tolist()]
+        return written[:, width:]
+
+    def _read(self, ids: torch.Tensor) -> list[tuple[list[int], bool]]:
+        return [self._until_end(row) for row in ids.tolist()]
 
     def _limit(self, width: int) -> int:
         room = self.facts.max_positions - width if self.facts.max_positions is not None else None

@@ -22,7 +22,7 @@ from forebay.train.evaluation.rates import jiwer_module
 from forebay.train.evaluation.texts import languages_of, stored_texts
 from forebay.train.loader import Loader
 from forebay.train.models.folder import check_config, check_constants
-from forebay.train.models.table import ModelFacts
+from forebay.train.models.table import FAMILIES, ModelFacts
 from forebay.train.select import loader_settings, open_by_config, pack_collator, select, where_it_lies
 
 _logger = logging.getLogger(__name__)
@@ -68,7 +68,14 @@ def _opened(config: Config, entry: EvalConfig, *, facts: ModelFacts, rank: int, 
         )
     planned_by, source = _source(config, entry, facts)
     writes = _writes(entry, source)
-    if writes and limit is None and (room is None or room > _MANY_TOKENS):
+    if writes and not facts.writes:
+        writes = False
+        _logger.info(
+            "%s: a %s is evaluated by its loss; forebay has texts of models of a family (%s), by CTC, and of speech "
+            "seq2seq models that need nothing but the clip",
+            *(_name(entry), facts.model_class, ", ".join(FAMILIES)),
+        )
+    if writes and facts.blank_id is None and limit is None and (room is None or room > _MANY_TOKENS):
         _logger.warning(
             "%s: a model that has gone astray may write %s tokens for each sample; set generate_max_tokens",
             *(_name(entry), "any number of" if room is None else room),
@@ -112,11 +119,12 @@ def _writes(entry: EvalConfig, source: SampleSource) -> bool:
         raise ConfigError(
             f"{_name(entry)}: it holds speech and text without audio, and only speech has a WER; make it two sets"
         )
-    return heard == {True} and "patch_table" not in source.constants and "prompt" in source.constants
+    is_speech = source.constants.get("features") not in ("patches", "images")
+    return heard == {True} and is_speech and "prompt" in source.constants
 
 
 def _check_tokenizer(config: Config, entry: EvalConfig, source: SampleSource) -> None:
-    if config.text is None:
+    if config.text is None or not config.text.tokenizer:
         return
     wanted = tokenizer_digest(Path(config.text.tokenizer))
     for part in parts_of(source):
@@ -134,7 +142,7 @@ def _loader(config: Config, planned_by: Config, source: SampleSource, *, rank: i
     # Evaluation sets are small: to make their plan costs less than to keep it.
     planned = in_order(plan_of(planned_by, source, keep=False), parts=parts)
     collator: Any = None
-    if config.modality == "vision":
+    if source.constants.get("features") == "patches":
         # The patches cross over as they are and are expanded on the device.
         collator = pack_collator(replace(config.loader, pixels="uint8"), planned_by.plan, source)
     return Loader(

@@ -6,9 +6,11 @@ import itertools
 import math
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import IterableDataset
 
 from forebay.errors import ConfigError, MissingExtraError, ResumeError
@@ -16,12 +18,17 @@ from forebay.extras import install_line
 from forebay.plan.pack.plan import PackPlan
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
+from forebay.train.models.arguments import asked, loses_no_labels, taken_by, watched
+from forebay.train.models.lora import base_of
+from forebay.visible import an
 
 try:
     import accelerate  # noqa: F401  # transformers says so only when the first TrainingArguments are made
-    from transformers import TrainerCallback, TrainerState
+    from transformers import Trainer, TrainerCallback, TrainerState
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.trainer_utils import get_last_checkpoint
+
+    from forebay.train.integrations.renamed import WholeWeights
 except ImportError as err:
     raise MissingExtraError(f"transformers' Trainer needs accelerate; run: {install_line('train')}") from err
 
@@ -30,6 +37,10 @@ __all__ = ["STATE_NAME", "LoaderMixin"]
 STATE_NAME = "forebay_loader"
 """Of the loader's state in `stateful_callbacks` of a checkpoint's trainer_state.json."""
 _TRAINER_STATE = "trainer_state.json"
+_ADVICE = (
+    "change the config so that it makes what the model takes, take a class of model that reads the field, or pop the "
+    "field in a compute_loss of your Trainer"
+)
 
 
 class LoaderMixin:
@@ -51,6 +62,12 @@ class LoaderMixin:
     compute_loss_func: Any
     train_dataset: Any
     eval_dataset: Any
+    can_return_loss: bool
+    model_accepts_loss_kwargs: bool
+    is_fsdp_enabled: bool
+    is_deepspeed_enabled: bool
+    _evaluates_loader = False
+    _knows_scale = False
 
     # The signature is that of transformers' Trainer.
     def train(
@@ -79,14 +96,64 @@ class LoaderMixin:
             self._restore(loader, Path(resume_from_checkpoint))
         else:
             loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 0})
-        self.remove_callback(_KeepState)  # type: ignore[attr-defined]
-        self.add_callback(_KeepState(loader))  # type: ignore[attr-defined]
+        self._follow(_KeepState(loader))
+        if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            bare = self.accelerator.unwrap_model(self.model)
+            self._follow(WholeWeights(bare, resumed=Path(resume_from_checkpoint) if resume_from_checkpoint else None))
         # Skipping costs nothing here, and without it the Trainer would count the rest of an epoch as a whole one.
         asked, self.args.ignore_data_skip = self.args.ignore_data_skip, False
         try:
             return super().train(resume_from_checkpoint or None, *args, **kwargs)  # type: ignore[misc]
         finally:
             self.args.ignore_data_skip = asked
+
+    def _follow(self, callback: TrainerCallback) -> None:
+        """Makes the Trainer call a callback, in the place of another of its kind."""
+        self.remove_callback(type(callback))  # type: ignore[attr-defined]
+        self.add_callback(callback)  # type: ignore[attr-defined]
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns the Trainer's loss. A model of pairs (CLIP, SigLIP) is asked for its own: it gives none otherwise.
+
+        The Trainer takes it that a model with `**kwargs` divides its loss by `num_items_in_batch`. Many do not (CTC,
+        several labels a sample): their loss is a mean, and is scaled as one, by ranks and accumulated batches.
+        Raises CacheMismatchError for a field of a loader's batch that the model does not read.
+        """
+        if not isinstance(inputs, dict):
+            return super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        bare = base_of(self.accelerator.unwrap_model(model))
+        count: Any = kwargs.get("num_items_in_batch")
+        if is_first := self._is_first_scaled(model, count):
+            # With a gradient, the number is found behind the loss where the model has divided by it.
+            kwargs["num_items_in_batch"] = count = count.float().requires_grad_()
+        with self._watched(model, bare, inputs):
+            found = super().compute_loss(model, asked(bare, inputs), *args, **kwargs)  # type: ignore[misc]
+        return self._as_scaled(found, count) if is_first else found
+
+    def _is_first_scaled(self, model: Any, count: Any) -> bool:
+        """Returns whether this is the first loss that the Trainer itself would have the model divide by a number."""
+        is_own = getattr(super().compute_loss, "__func__", None) is Trainer.compute_loss  # type: ignore[misc]
+        is_open = self.model_accepts_loss_kwargs and self.compute_loss_func is None and not self._knows_scale
+        return bool(is_own and is_open and model.training and isinstance(count, torch.Tensor))
+
+    def _as_scaled(self, found: Any, count: torch.Tensor) -> Any:
+        """Returns what compute_loss gave; as a mean where the model did not divide by `count`, and from then on."""
+        self._knows_scale = True
+        loss = found[0] if isinstance(found, tuple) else found
+        if _depends_on(loss, count):
+            return found
+        self.model_accepts_loss_kwargs = False
+        if self.args.average_tokens_across_devices:
+            loss = loss / (self.accelerator.num_processes // self.get_tp_size())  # type: ignore[attr-defined]
+        return (loss, *found[1:]) if isinstance(found, tuple) else loss
+
+    def _watched(self, model: Any, bare: Any, inputs: dict[str, Any]) -> AbstractContextManager[None]:
+        """Returns what watches the first pass on fields of such names; nothing for batches of other data sets."""
+        names, tried = frozenset(inputs), self.__dict__.setdefault("_tried", set())
+        if names in tried or not (isinstance(self.train_dataset, Loader) if model.training else self._evaluates_loader):
+            return nullcontext()
+        tried.add(names)
+        return watched(model, names, takes=taken_by(bare), who=f"the Trainer's {type(bare).__name__}", advice=_ADVICE)
 
     def get_train_dataloader(self) -> Any:
         """Returns this rank's loader, not prepared by accelerate."""
@@ -98,13 +165,15 @@ class LoaderMixin:
         """Returns this rank's loader of an evaluation, at the head of its epoch 0; a name is looked up in the dict."""
         found = self.eval_dataset if eval_dataset is None else eval_dataset
         found = self.eval_dataset[found] if isinstance(found, str) else found
-        if not isinstance(found, Loader):
+        self._evaluates_loader = isinstance(found, Loader)
+        if not self._evaluates_loader:
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
         return self._from_its_head(found)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """Returns this rank's loader for `predict`, at the head of its epoch 0."""
-        if not isinstance(test_dataset, Loader):
+        self._evaluates_loader = isinstance(test_dataset, Loader)
+        if not self._evaluates_loader:
             return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
         return self._from_its_head(test_dataset)
 
@@ -129,6 +198,8 @@ class LoaderMixin:
                 "write; set predict_with_generate=False",
                 code="FB707",
             )
+        # The Trainer evaluates without a loss what has neither labels nor a default of return_loss.
+        self.can_return_loss |= loses_no_labels(base_of(self.accelerator.unwrap_model(self.model)))
         loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 0})
         return loader
 
@@ -178,7 +249,7 @@ class LoaderMixin:
         if is_shifted and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             raise ConfigError(
                 f"label_smoothing_factor is {self.args.label_smoothing_factor}, and the Trainer would score each token "
-                f"of a {name} against itself, not the next one; set it to 0, or pass a compute_loss_func",
+                f"of {an(name)} against itself, not the next one; set it to 0, or pass a compute_loss_func",
                 code="FB707",
             )
 
@@ -208,6 +279,20 @@ class LoaderMixin:
                 "gradient_accumulation_steps as wrote it",
                 code="FB515",
             )
+
+
+def _depends_on(loss: torch.Tensor, leaf: torch.Tensor) -> bool:
+    """Returns whether a loss was computed of `leaf`, a tensor that wants a gradient."""
+    open_, seen = [loss.grad_fn], set()
+    while open_:
+        step = open_.pop()
+        if step is None or step in seen:
+            continue
+        if getattr(step, "variable", None) is leaf:
+            return True
+        seen.add(step)
+        open_ += [other for other, _ in step.next_functions]
+    return False
 
 
 class _KeepState(TrainerCallback):  # type: ignore[misc]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from forebay.config.train import TrainConfig
-from forebay.train.evaluation.result import EvalResult
+from forebay.train.evaluation.result import HIGHER_IS_BETTER, EvalResult
 
 _logger = logging.getLogger(__name__)
 
@@ -23,12 +23,12 @@ class BestRecord:
     name: str
     """The set, the first one of `[[train.eval]]`."""
     metric: str
-    """`wer`, `cer` or `loss`."""
+    """`wer`, `cer`, `loss`, `accuracy` or `f1`."""
     value: float
 
 
 class Best:
-    """Tells which evaluation is the best so far: the lowest `train.save_best` on the first set of `[[train.eval]]`.
+    """Tells which evaluation is the best so far: the best `train.save_best` on the first set of `[[train.eval]]`.
 
     Every rank calls `consider` with equal results, so that all ranks agree on whether a checkpoint is written.
     """
@@ -57,7 +57,7 @@ class Best:
         self.record = record
 
     def consider(self, results: Sequence[EvalResult]) -> bool:
-        """Returns whether a checkpoint is wanted now, since the set's result is lower than every one before.
+        """Returns whether a checkpoint is wanted now, since the set's result is better than every one before.
 
         results: of one step, equal on all ranks. A result that is a trap, None or not finite is never the best. After
         True the caller writes a checkpoint before the next step: it becomes the best one.
@@ -70,12 +70,15 @@ class Best:
                 _logger.warning(
                     'train.save_best = "%s", and %s has none; set train.save_best = "loss"', self._metric, result.name
                 )
-            elif math.isfinite(value) and (self.record is None or value < self.record.value):
+            elif math.isfinite(value) and (self.record is None or self._is_better(value, self.record.value)):
                 self.record = BestRecord(
                     checkpoint="", step=result.step, name=result.name, metric=self._metric, value=float(value)
                 )
                 return True
         return False
+
+    def _is_better(self, value: float, other: float) -> bool:
+        return value > other if self._metric in HIGHER_IS_BETTER else value < other
 
     def in_checkpoint(self, name: str) -> BestRecord | None:
         """Returns the record that the checkpoint of this name is to hold, which is its own if `consider` wanted it."""

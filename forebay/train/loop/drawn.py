@@ -27,5 +27,5 @@ def drawn_by(loader: BatchLoader, config: Config) -> dict[str, Drawn]:
         end=end,
         dp_world_size=loader.dp_world_size,
         durations_s=samples / rate_hz if has_audio else None,
-        edges_s=config.plan.edges_s if isinstance(config.plan, BucketConfig) else (),
+        edges_s=config.plan.edges_s if has_audio and isinstance(config.plan, BucketConfig) else (),
     )

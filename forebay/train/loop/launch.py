@@ -33,10 +33,11 @@ def process_state() -> Any:
     return state
 
 
-def make_accelerator(config: Config, *, has_text_alone: bool) -> Any:
+def make_accelerator(config: Config, *, has_text_alone: bool, may_rest: bool = False) -> Any:
     """Returns accelerate's Accelerator in the precision of the config.
 
-    has_text_alone: some micro-batches have no audio, and give the audio encoder no gradient.
+    has_text_alone: some micro-batches have no audio, and give the audio encoder no gradient. may_rest: parts of the
+    model may have no gradient in a step (layer drop, masks that are not drawn).
     Raises ConfigError for a precision that is not possible here, and for text alone under FSDP; MissingExtraError
     without accelerate.
     """
@@ -61,6 +62,7 @@ def make_accelerator(config: Config, *, has_text_alone: bool) -> Any:
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
 
+    finds_unused = has_text_alone or may_rest
     try:
         # The plugin, because a bare number is overridden by an environment variable, and `backward` divides by it.
         return Accelerator(
@@ -68,7 +70,7 @@ def make_accelerator(config: Config, *, has_text_alone: bool) -> Any:
             mixed_precision=settings.mixed_precision,
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             # DDP otherwise waits for the gradients of an encoder that a text has no use for.
-            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if has_text_alone else None,
+            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if finds_unused else None,
             **tracker_settings(config),
         )
     except ValueError as err:

@@ -15,12 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from forebay.config.tree import Config
 from forebay.errors import ResumeError
 from forebay.spans import BACKWARD, COPY, FORWARD, span
-from forebay.steps.batch import IGNORED
 from forebay.train.collate.patches import fields_of, pixel_dtype, to_model_inputs
 from forebay.train.device import Batch
 from forebay.train.loop import sharded
@@ -33,7 +31,10 @@ from forebay.train.loop.phases import Phases
 from forebay.train.loop.schedule import Schedule, run_steps
 from forebay.train.loop.skipped import SkippedSteps
 from forebay.train.loop.trainable import set_learning_rate, set_trainable
+from forebay.train.models import ctc
 from forebay.train.models.folder import check_batch
+from forebay.train.models.lora import base_of
+from forebay.train.models.objective import Objective
 from forebay.train.models.processor import processor_files, warn_of_missing
 from forebay.train.models.table import ModelFacts
 from forebay.train.models.trainee import base_hashes, checkpoint_model, new_model
@@ -65,6 +66,7 @@ class Learner:
         self._loader = config.loader
         self._constants = constants or {}
         self.facts = facts
+        self._objective = Objective(facts)
         self.accelerator = accelerator
         self.checkpoints = Checkpoints(run_folder(config), config.train)
         self._processor = processor_files(config, facts)
@@ -72,6 +74,7 @@ class Learner:
         self._model: Any = None
         self._optimizer: Any = None
         self._schedule: Schedule | None = None
+        self._has_short = False
 
     @property
     def is_main_rank(self) -> bool:
@@ -179,7 +182,7 @@ class Learner:
         return micro_batch_groups(
             loader,
             size=size,
-            count_targets=partial(count_targets, labels_are_shifted=self.facts.labels_are_shifted),
+            count_targets=self._objective.units,
             sum_over_ranks=host_sum(self.accelerator.num_processes),
             num_ranks=self.accelerator.num_processes,
         )
@@ -235,13 +238,23 @@ class Learner:
     def _loss(self, batch: Batch) -> torch.Tensor:
         with span("bookkeeping"):
             check_batch(self.facts, fields_of(batch))
+            if self.facts.blank_id is not None:
+                self._check_lengths(batch)
         device, dtype = self.accelerator.device, pixel_dtype(self._loader.pixels)
         with span(COPY):
             inputs = to_model_inputs(batch, self._constants, device=device, dtype=dtype)
         with span(FORWARD):
-            labels = inputs.pop("labels")
-            logits = self._model(**inputs).logits
-            return summed_loss(logits, labels, labels_are_shifted=self.facts.labels_are_shifted)
+            return self._objective(self._model, inputs, units=self._objective.units(fields_of(batch))).loss
+
+    def _check_lengths(self, batch: Batch) -> None:
+        short = ctc.check_lengths(self.facts, base_of(self.model), fields_of(batch))
+        if short and not self._has_short:
+            self._has_short = True
+            _logger.warning(
+                "%d of %d clips of a batch have fewer frames of %s than their text wants: their loss is 0, and nothing "
+                "is learnt from them (ctc_zero_infinity); drop them by [filter]",
+                *(short, len(batch["labels"]), self.facts.model_class),
+            )
 
     def save(self, *, step: int, meter: Meter, loader: BatchLoader) -> Path | None:
         """Returns the checkpoint that rank 0 has written, None on other ranks; all ranks return when it is there."""
@@ -267,25 +280,6 @@ class Learner:
             _logger.info("checkpoint of step %d: %s", step, saved)
         self.accelerator.wait_for_everyone()
         return saved
-
-
-def count_targets(labels: torch.Tensor, *, labels_are_shifted: bool) -> int:
-    """Returns how many positions of `labels` [batch, tokens] count in the loss."""
-    targets = labels if labels_are_shifted else labels[:, 1:]
-    return int((targets != IGNORED).sum())
-
-
-def summed_loss(logits: torch.Tensor, labels: torch.Tensor, *, labels_are_shifted: bool) -> torch.Tensor:
-    """Returns the cross-entropy summed over all targets, float32 scalar, in nats; 0 where there are none.
-
-    logits: [batch, tokens, vocab]; labels: int64 [batch, tokens]. The sum over `count_targets` is what
-    `model(**batch).loss` gives; the sum itself can be weighted by the targets of all micro-batches and ranks.
-    """
-    if not labels_are_shifted:
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    return functional.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
 
 
 def seed_step(seed: int, *, step: int, rank: int) -> None:

@@ -15,9 +15,13 @@ import torch
 from forebay.errors import PlanError
 from forebay.spans import ALL_REDUCE, span
 from forebay.steps.batch import IGNORED
+from forebay.train.collate.patches import fields_of
 from forebay.train.device import Batch
+from forebay.train.models.objective import num_rows
 
 SumOverRanks = Callable[[Sequence[int]], list[int]]
+CountTargets = Callable[[Mapping[str, Any]], int]
+"""Returns what the loss of a batch is a mean of: target tokens, or samples."""
 
 
 class BatchLoader(Protocol):
@@ -63,7 +67,7 @@ def micro_batch_groups(
     loader: BatchLoader,
     *,
     size: int | Callable[[], int],
-    count_targets: Callable[[torch.Tensor], int],
+    count_targets: CountTargets,
     sum_over_ranks: SumOverRanks,
     num_ranks: int = 1,
 ) -> Generator[Group, None, None]:
@@ -95,7 +99,7 @@ def _next_group(
     epoch: Iterator[Batch],
     *,
     size: int,
-    count_targets: Callable[[torch.Tensor], int],
+    count_targets: CountTargets,
     sum_over_ranks: SumOverRanks,
     num_ranks: int,
 ) -> Group | None:
@@ -105,7 +109,7 @@ def _next_group(
     batches = [(batch, loader.weight) for batch in itertools.islice(epoch, size)]
     wait_s = time.perf_counter() - started_s
     with span("bookkeeping"):
-        num_targets = sum(weight * count_targets(batch["labels"]) for batch, weight in batches)
+        num_targets = sum(weight * count_targets(fields_of(batch)) for batch, weight in batches)
         num_samples = sum(weight * count_samples(batch) for batch, weight in batches)
     ready, num_targets, num_samples = sum_over_ranks([bool(batches), num_targets, num_samples])
     if not ready:
@@ -121,9 +125,9 @@ def _next_group(
 
 def count_samples(batch: Batch) -> int:
     """Returns the samples of a batch: its rows, or in packs the segments that hold a target (padding holds none)."""
-    labels = batch["labels"]
     if "position_ids" not in batch:
-        return len(labels)
+        return num_rows(fields_of(batch))
+    labels = batch["labels"]
     segments = (batch["position_ids"][0].flatten() == 0).cumsum(0)
     # Segments rise along the pack, so every change is a new one.
     return int((torch.diff(segments[labels.flatten() != IGNORED], prepend=segments.new_zeros(1)) != 0).sum())

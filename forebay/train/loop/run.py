@@ -42,7 +42,7 @@ from forebay.train.loop.waiting import waiting_line
 from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
 from forebay.train.models.table import FAMILIES, ModelFacts
 from forebay.train.profile.recorder import Recorder
-from forebay.train.select import SourceKind, make_loader
+from forebay.train.select import SourceKind, as_stored, make_loader
 from forebay.visible import from_here
 
 _logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def run(
         state = process_state()
     try:
         with phases("data"):
-            loader = make_loader(_as_stored(config), dp_rank=state.process_index, dp_world_size=state.num_processes)
+            loader = make_loader(as_stored(config), dp_rank=state.process_index, dp_world_size=state.num_processes)
             for part in parts_of(loader.source):
                 check_constants(facts, part.constants)
         report = train(
@@ -169,7 +169,7 @@ def train(
     has_text_alone = isinstance(loader, Loader) and without_audio(loader.source) is not None
     phases = phases or Phases()
     compilations = num_compilations()
-    accelerator = make_accelerator(config, has_text_alone=has_text_alone)
+    accelerator = make_accelerator(config, has_text_alone=has_text_alone, may_rest=facts.own_loss is not None)
     learner = Learner(config, facts=facts, accelerator=accelerator, constants=constants)
     with phases("evaluation sets") if config.train.eval else contextlib.nullcontext():
         evaluations = Evaluations(config, facts=facts, accelerator=accelerator)
@@ -222,20 +222,15 @@ def _report(meter: Meter, *, checkpoint: Path | None, **facts: Any) -> TrainRepo
     )
 
 
-def _as_stored(config: Config) -> Config:
-    """Returns a config whose packs keep their uint8 patches: the learner expands the patches on the device."""
-    return dataclasses.replace(config, loader=dataclasses.replace(config.loader, pixels="uint8"))
-
-
 def _check_settings(config: Config) -> ModelFacts:
     if config.train.model is None:
         raise ConfigError(
             f"{config.path}: train.model is missing; name the folder of a model whose model_type is one of "
-            f"{', '.join(FAMILIES)}",
+            f"{', '.join(FAMILIES)}, or of any other of transformers that returns a loss",
             code="FB108",
         )
     check_trackers(config.train)
-    facts = model_facts(Path(config.train.model))
+    facts = model_facts(Path(config.train.model), config)
     check_config(facts, config)
     return facts
 

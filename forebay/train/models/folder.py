@@ -14,10 +14,15 @@ from forebay.config.digest import hub_advice
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.pretrained import from_folder
-from forebay.steps.batch import IGNORED
-from forebay.steps.table import audio_step, made, text_step
+from forebay.steps.image.choice import images_by
+from forebay.steps.sections import features_of
+from forebay.steps.table import audio_step, text_step
+from forebay.train.models import generic
+from forebay.train.models.choice import check_model_type, tasks_of
+from forebay.train.models.generic import check_ids
 from forebay.train.models.lora import ADAPTER_CONFIG
-from forebay.train.models.table import ModelFacts, family_of
+from forebay.train.models.table import FAMILIES, ModelFacts, family_of
+from forebay.visible import an
 
 _logger = logging.getLogger(__name__)
 
@@ -29,13 +34,23 @@ _MAX_LISTED = 20
 Init = Literal["pretrained", "random"]
 
 
-def model_facts(folder: Path) -> ModelFacts:
+def model_facts(folder: Path, config: Config | None = None) -> ModelFacts:
     """Returns what the config.json in `folder` says; nothing is fetched, no code of the folder is run.
 
-    Raises ConfigError where there is no usable config.json, or its `model_type` is none of the table.
+    config: of the run, which says what kind of model is meant where config.json leaves that open. Raises ConfigError
+    where there is no usable config.json, or transformers has no model of it that returns a loss.
     """
-    config = _transformers_config(folder)
-    return family_of(config.model_type, path=folder).facts(folder, config)
+    found = _transformers_config(folder)
+    family = family_of(found.model_type)
+    facts = None if family is None else family.facts(folder, found)
+    if facts is not None and not generic.is_other_than(found, facts) and not _makes_no_packs(facts, config):
+        return facts
+    return generic.facts(folder, found, tasks=tasks_of(config))
+
+
+def _makes_no_packs(facts: ModelFacts, config: Config | None) -> bool:
+    """Returns whether a config makes images as a processor gives them, for a model that also takes packs."""
+    return facts.takes_packs and config is not None and images_by(config) == "processor"
 
 
 def _transformers_config(folder: Path) -> Any:
@@ -61,7 +76,13 @@ def _transformers_config(folder: Path) -> Any:
             "remove that entry",
             code="FB108",
         )
-    family_of(model_type, path=path)
+    check_model_type(model_type, path)
+    if "auto_map" in document and model_type not in FAMILIES:
+        raise ConfigError(
+            f"train.model: {path} has auto_map, which names code of its own, and forebay runs none; remove auto_map if "
+            "transformers has the model itself",
+            code="FB108",
+        )
     try:
         return from_folder(AutoConfig, folder)
     except (OSError, ValueError, TypeError, StrictDataclassError) as err:
@@ -117,20 +138,25 @@ def _listed(folder: Path) -> str:
 
 
 def load_model(
-    folder: Path, *, seed: int, init: Init = "pretrained", dtype: torch.dtype | Literal["auto"] = torch.float32
+    folder: Path,
+    *,
+    seed: int,
+    init: Init = "pretrained",
+    dtype: torch.dtype | Literal["auto"] = torch.float32,
+    facts: ModelFacts | None = None,
 ) -> Any:
     """Returns the model of `folder` on the CPU, in training mode.
 
     init: `pretrained` loads the folder's safetensors (none, a missing or a misfitting weight raises ConfigError);
     `random` makes weights from `seed` alone: equal in every run and on every rank. The caller's random state does not
-    move. dtype: of loaded weights; `auto` is that of the
-    files. Random ones are float32.
+    move. dtype: of loaded weights; `auto` is that of the files. Random ones are float32. facts: which class it is to
+    be, where somebody knows; left out, what config.json says alone.
     """
     import transformers
 
     config = _transformers_config(folder)
     check_weights(folder, init=init)
-    model_class = getattr(transformers, family_of(config.model_type, path=folder).facts(folder, config).model_class)
+    model_class = getattr(transformers, (facts or model_facts(folder)).model_class)
     if init == "pretrained":
         model = _pretrained(model_class, folder, dtype=dtype)
         _freeze_as_made(model, model_class, config)
@@ -167,9 +193,11 @@ def _pretrained(model_class: Any, folder: Path, *, dtype: torch.dtype | Literal[
     except (OSError, ValueError, RuntimeError, SafetensorError) as err:
         raise ConfigError(f"train.model: cannot load the weights in {folder}: {err}", code="FB108") from err
     if lost := sorted(loading["missing_keys"]):
+        head = f"transformers.{model_class.__name__}.from_pretrained({str(folder)!r}).save_pretrained('with-head')"
         raise ConfigError(
             f"train.model: the weights in {folder} lack {lost[0]} (and {len(lost) - 1} more) of its config.json; "
-            'mend the folder, or set train.init = "random" to begin with random ones',
+            'mend the folder, or set train.init = "random" to begin with random ones; a new head alone is made '
+            f'random by: python -c "import transformers; {head}"',
             code="FB108",
         )
     return model
@@ -186,11 +214,14 @@ def _freeze_as_made(model: Any, model_class: Any, config: Any) -> None:
 
 def check_config(facts: ModelFacts, config: Config) -> None:
     """Returns when the model takes what the config makes, else raises ConfigError with both values; reads no data."""
+    if facts.own_loss is not None:
+        generic.check_config(facts, config)
+        return
     if facts.takes_packs != (config.modality == "vision"):
         takes, has = ("packs of images and text", "no") if facts.takes_packs else ("audio", "a")
         raise ConfigError(
-            f"train.model: {facts.folder} is a {facts.model_type} model and takes {takes}, but {config.path} has {has} "
-            "[vision] section; name another train.model or change the config",
+            f"train.model: {facts.folder} is {an(facts.model_type)} model and takes {takes}, but {config.path} "
+            f"has {has} [vision] section; name another train.model or change the config",
             code="FB109",
         )
     if facts.takes_packs:
@@ -199,15 +230,15 @@ def check_config(facts: ModelFacts, config: Config) -> None:
     if facts.text_prompt is not None and not audio_step(config.audio.features).has_audio:
         _check_prompt(facts, prompt, facts.text_prompt)
         return
-    wanted, step = facts.constants["features"], audio_step(config.audio.features)
+    wanted, step = facts.constants["features"], features_of(config)
     if step.form() != wanted:
         raise ConfigError(
-            f'audio.features is "{config.audio.features}", but {facts.folder} is a {facts.model_type} model and takes '
-            f'"{wanted}"; set audio.features = "{wanted}" or another train.model',
+            f'audio.features is "{config.audio.features}", but {facts.folder} is {an(facts.model_type)} model and '
+            f'takes "{wanted}"; set audio.features = "{wanted}" or another train.model',
             code="FB109",
         )
     n_mels = facts.constants.get("n_mels")
-    made_of = made(step, config.audio.settings).fields()[0]
+    made_of = step.fields()[0]
     if n_mels is not None and (bins := made_of.shape[0]) != n_mels:
         raise ConfigError(
             f"audio.n_mels is {bins}, but the model in {facts.folder} takes {n_mels} mel bins; "
@@ -220,7 +251,7 @@ def check_config(facts: ModelFacts, config: Config) -> None:
 def _check_prompt(facts: ModelFacts, prompt: str | None, wanted: str) -> None:
     if prompt is None or text_step(prompt).form() != wanted:
         raise ConfigError(
-            f"text.prompt is {prompt!r}, but {facts.folder} is a {facts.model_type} model; "
+            f"text.prompt is {prompt!r}, but {facts.folder} is {an(facts.model_type)} model; "
             f'set text.prompt = "{wanted}"',
             code="FB109",
         )
@@ -228,6 +259,9 @@ def _check_prompt(facts: ModelFacts, prompt: str | None, wanted: str) -> None:
 
 def check_constants(facts: ModelFacts, constants: Mapping[str, Any]) -> None:
     """Returns when a source's constants are the model's, else raises CacheMismatchError with both values."""
+    if facts.own_loss is not None:
+        generic.check_constants(facts, constants)
+        return
     if constants.get("features") == "none":
         _check_text_alone(facts, constants.get("prompt"))
         return
@@ -262,6 +296,9 @@ def check_batch(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
     A token id beyond the embedding is an index error without a name on the CPU and a device-side assertion on CUDA. A
     rare token can come late, so every batch is looked at: two reductions over a few thousand integers.
     """
+    if facts.own_loss is not None:
+        generic.check_batch(facts, batch)
+        return
     _check_fields(facts, batch)
     n_mels = facts.constants.get("n_mels")
     is_mel = n_mels is not None and "input_features" in batch
@@ -279,7 +316,8 @@ def check_batch(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
             code="FB404",
         )
     for name in (facts.ids_field, "labels"):
-        _check_ids(facts, name, batch[name])
+        check_ids(facts, name, batch[name], limit=facts.vocab_size)
+        _check_width(facts, name, batch[name])
 
 
 def _check_fields(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
@@ -295,23 +333,14 @@ def _check_fields(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
                 else 'set audio.features = "{features}" and text.prompt = "{prompt}"'.format_map(facts.constants)
             )
             raise CacheMismatchError(
-                f"batch has no field {name} (it has {', '.join(sorted(batch))}), which a {facts.model_type} model "
+                f"batch has no field {name} (it has {', '.join(sorted(batch))}), which {an(facts.model_type)} model "
                 f"needs; {wanted}, then run forebay preprocess",
                 code="FB404",
             )
 
 
-def _check_ids(facts: ModelFacts, name: str, ids: torch.Tensor) -> None:
-    if not ids.numel():
-        return
-    low, high = (int(value) for value in torch.aminmax(ids))
-    if high >= facts.vocab_size or low < (IGNORED if name == "labels" else 0):
-        raise CacheMismatchError(
-            f"{name} holds token ids {low} to {high}, the model in {facts.folder} has ids 0 to {facts.vocab_size - 1}; "
-            "its text.tokenizer is not the model's: name the model's folder there and run forebay preprocess",
-            code="FB404",
-        )
-    if facts.max_label_tokens is not None and ids.shape[1] > facts.max_label_tokens:
+def _check_width(facts: ModelFacts, name: str, ids: torch.Tensor) -> None:
+    if facts.max_label_tokens is not None and ids.numel() and ids.shape[1] > facts.max_label_tokens:
         raise CacheMismatchError(
             f"{name} has {ids.shape[1]} tokens, the model in {facts.folder} takes {facts.max_label_tokens}; "
             f"set text.max_label_tokens = {facts.max_label_tokens} and run forebay preprocess",

@@ -113,7 +113,8 @@ def save_adapter(model: Any, folder: Path, *, target: Path, weights: Mapping[str
         if not has_folder:
             settings.base_model_name_or_path = None
     (folder / "README.md").unlink(missing_ok=True)  # an empty form for the hub
-    base_of(model).generation_config.save_pretrained(folder)
+    if (generation := getattr(base_of(model), "generation_config", None)) is not None:
+        generation.save_pretrained(folder)
 
 
 def _base_weights(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

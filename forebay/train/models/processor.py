@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from forebay.config.tree import Config
+from forebay.train.models.arguments import accepted
 from forebay.train.models.table import ModelFacts
 
 _logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ def processor_files(config: Config, facts: ModelFacts) -> dict[str, Path]:
     They come from `train.model`'s folder. What that folder lacks comes from `text.tokenizer` and `vision.processor`.
     """
     found = _files(facts.folder)
-    if config.text is not None:
+    if config.text is not None and config.text.tokenizer:
         tokenizer = _files(Path(config.text.tokenizer))
         if not _has_any(found, _VOCABULARIES):
             found |= {name: path for name, path in tokenizer.items() if name in _TOKENIZER}
@@ -43,9 +44,9 @@ def processor_files(config: Config, facts: ModelFacts) -> dict[str, Path]:
 def warn_of_missing(files: Mapping[str, Path], facts: ModelFacts) -> None:
     """Logs one warning that names what checkpoints with these files lack for inference, none if they lack nothing."""
     missing = []
-    if not _has_any(files, _VOCABULARIES):
+    if facts.vocab_size is not None and not _has_any(files, _VOCABULARIES):
         missing.append("tokenizer (tokenizer.json)")
-    if facts.value_fields and not _has_any(files, _PREPROCESSORS):
+    if _takes_media(facts) and not _has_any(files, _PREPROCESSORS):
         missing.append("processor (preprocessor_config.json)")
     if facts.constants.get("prompt") in ("qwen3_asr", "chat") and not _has_template(files):
         missing.append("prompt (chat_template.jinja)")
@@ -54,6 +55,12 @@ def warn_of_missing(files: Mapping[str, Path], facts: ModelFacts) -> None:
             "checkpoints will lack what inference needs: %s; put the files into %s",
             *(", ".join(missing), facts.folder),
         )
+
+
+def _takes_media(facts: ModelFacts) -> bool:
+    if facts.own_loss is None:
+        return bool(facts.value_fields)
+    return not accepted(facts.model_class).names.isdisjoint({"pixel_values", "input_values", "input_features"})
 
 
 def processor_class(files: Mapping[str, Path], model_type: str) -> str | None:

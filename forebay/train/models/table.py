@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from forebay.errors import ConfigError
-
 TextEncoder = Literal["zeros", "silence"]
 """What the decoder of an encoder-decoder attends to beside text alone, as `train.text_encoder` names it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnLoss:
+    """What a model's own loss is a mean of, so that the losses of micro-batches and ranks can be weighed.
+
+    per: `next_token`, targets of causal models; `token`, labels as they stand; or `sample`.
+    """
+
+    per: Literal["next_token", "token", "sample"]
+    is_sum: bool = False
+    """Whether the model gives the sum over samples (`ctc_loss_reduction = "sum"`)."""
+    is_asked: bool = False
+    """Whether the model gives a loss only for `return_loss=True` (CLIP)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,9 +36,20 @@ class ModelFacts:
     """Name of the model's class in transformers."""
     constants: Mapping[str, Any]
     """What the constants of a cache have to be, `features` and `prompt` among them; a cache may lack some."""
-    vocab_size: int
+    vocab_size: int | None
+    """Ids of tokens that the model knows; None where it reads and writes none."""
     labels_are_shifted: bool
     """True: `labels[:, t]` is the target of position t (Whisper). False: of position t - 1 (causal models)."""
+    own_loss: OwnLoss | None = None
+    """Of a model that computes its loss itself: every model of no family. None: cross entropy of `logits`."""
+    num_labels: int | None = None
+    """Classes of a model of classes; None for other models."""
+    class_names: tuple[str, ...] | None = None
+    """Their names in the order of their numbers."""
+    blank_id: int | None = None
+    """Of a model with CTC: the id that no label has."""
+    generates: bool = False
+    """Of a model of no family: whether its own `generate` writes down what a clip says."""
     ids_field: str = "input_ids"
     """Batch field of the token ids that the model reads."""
     value_fields: tuple[str, ...] = ()
@@ -42,6 +64,18 @@ class ModelFacts:
     """Positions of the decoder; None where the model sets no such limit."""
     max_positions: int | None = None
     """Tokens that a prompt and what is written behind it have together at most; None where the model says nothing."""
+    why: str = ""
+    """Why a model of no family is of this class."""
+
+    @property
+    def who(self) -> str:
+        """The class and the folder, for messages."""
+        return f"{self.model_class} in {self.folder}"
+
+    @property
+    def writes(self) -> bool:
+        """Whether evaluations can have texts of the model: of the families, by CTC, and of speech seq2seq models."""
+        return self.own_loss is None or self.blank_id is not None or self.generates
 
 
 class Family(Protocol):
@@ -53,6 +87,8 @@ class Family(Protocol):
 
 
 FAMILIES = {
+    "qwen2_5_vl": "forebay.train.models.qwen2_5_vl",
+    "qwen2_vl": "forebay.train.models.qwen2_vl",
     "qwen3_asr": "forebay.train.models.qwen3_asr",
     "qwen3_vl": "forebay.train.models.qwen3_vl",
     "whisper": "forebay.train.models.whisper",
@@ -60,17 +96,9 @@ FAMILIES = {
 """The module of each `model_type`; `Family` says what the module has."""
 
 
-def family_of(model_type: object, *, path: Path) -> Family:
-    """Returns the family of a model type; ConfigError, with all families and the nearest, where the table has none.
-
-    path: the config.json that names the model type.
-    """
-    if isinstance(model_type, str) and model_type in FAMILIES:
-        family: Family = importlib.import_module(FAMILIES[model_type])
-        return family
-    near = difflib.get_close_matches(str(model_type), FAMILIES, n=1)
-    raise ConfigError(
-        f"train.model: {path} has model_type {model_type!r}, wanted one of {', '.join(FAMILIES)}"
-        + (f"; the nearest is {near[0]!r}" if near else ""),
-        code="FB108",
-    )
+def family_of(model_type: str) -> Family | None:
+    """Returns the family of a model type; None where the table has none."""
+    if model_type not in FAMILIES:
+        return None
+    family: Family = importlib.import_module(FAMILIES[model_type])
+    return family

@@ -10,6 +10,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError, ResumeError
 from forebay.store.files import hash_file
 from forebay.train.models.folder import load_model, model_facts
+from forebay.train.models.generic import tell
 from forebay.train.models.lora import BASE, check_adapter, load_adapter, with_adapters
 from forebay.train.models.table import ModelFacts
 
@@ -20,7 +21,9 @@ def new_model(config: Config, facts: ModelFacts) -> Any:
     Raises ConfigError where `train.model` or [train.lora] is not usable, MissingExtraError without peft.
     """
     settings, seed = config.train, config.loader.seed
-    model = load_model(facts.folder, seed=seed, init=settings.init)
+    model = load_model(facts.folder, seed=seed, init=settings.init, facts=facts)
+    if facts.why:
+        tell(facts)
     if settings.lora is None:
         return model
     base = facts.folder if settings.init == "pretrained" else None
@@ -67,11 +70,12 @@ def base_hashes(config: Config, facts: ModelFacts, checkpoint: Path | None = Non
 def _whole_model(wanted: ModelFacts, folder: Path) -> Any:
     try:
         stored = model_facts(folder)
-        model = load_model(folder, seed=0)
+        model = load_model(folder, seed=0, facts=stored)
     except ConfigError as err:
         raise ResumeError(f"cannot go on from {folder}: {err}; train without --resume") from err
     was, now = (
-        {"model_type": facts.model_type, "vocab_size": facts.vocab_size, **facts.constants}
+        {name: getattr(facts, name) for name in ("model_type", "model_class", "vocab_size", "num_labels")}
+        | dict(facts.constants)
         for facts in (stored, wanted)
     )
     for name, value in now.items():

@@ -30,7 +30,7 @@ class Clips:
         self._modality = Speech.of(config, recipe)
         with naming_urls():
             manifest = self._modality.manifest(config)
-        self._rows, self._names = _rows_of(manifest.rows, ids, config=config), [file.name for file in manifest.files]
+        self._rows, self._names = rows_of(manifest.rows, ids, config=config), [file.name for file in manifest.files]
         self._read = MediaReader(
             manifest.files,
             max_open=config.run.max_open_tars,
@@ -55,7 +55,8 @@ class Clips:
         return {"waveform": waveform, **{name: text[name] for name in names}}
 
 
-def _rows_of(rows: pa.Table, ids: Sequence[str], *, config: Config) -> pa.Table:
+def rows_of(rows: pa.Table, ids: Sequence[str], *, config: Config) -> pa.Table:
+    """Returns the listed rows with these ids, in their order. Raises ManifestError for an id that is not listed."""
     places = {sample_id: place for place, sample_id in enumerate(rows["sample_id"].to_pylist())}
     for sample_id in ids:
         if sample_id not in places:

@@ -21,6 +21,7 @@ from forebay.preprocess.modality import Modality
 from forebay.preprocess.sources.kept import column_of, names_of
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.sparse import sparse_files
+from forebay.steps.image.choice import images_by
 from forebay.steps.recipe import AnyRecipe
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec, Ints
@@ -37,15 +38,17 @@ MAX_SUBSTITUTES = 100
 
 _SOURCES = {
     "speech": "forebay.train.uncached.speech:UncachedSpeech",
-    "vision": "forebay.train.uncached.vision:UncachedVision",
+    "patches": "forebay.train.uncached.vision:UncachedVision",
+    "processor": "forebay.train.uncached.images:UncachedImages",
 }
-"""Class by `Config.modality`."""
+"""Class of recordings and texts, and of images by what is stored of them."""
 
 
 def uncached_source(config: Config, *, stored_probe: Mapping[str, str] | None = None) -> UncachedSource:
     """Returns the source that makes the samples of a config; see `UncachedSource`."""
     with naming_urls():
-        source: UncachedSource = pkgutil.resolve_name(_SOURCES[config.modality])(config, stored_probe=stored_probe)
+        kind = "speech" if config.vision is None else images_by(config) or "patches"
+        source: UncachedSource = pkgutil.resolve_name(_SOURCES[kind])(config, stored_probe=stored_probe)
     return source
 
 

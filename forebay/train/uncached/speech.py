@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
+from forebay.preprocess.sources.inputs import list_inputs
 from forebay.preprocess.sources.kept import column_of, names_of
 from forebay.preprocess.sources.media import open_parts
 from forebay.preprocess.sources.rows import WHOLE_FILE, Manifest, described
@@ -72,6 +73,7 @@ class UncachedSpeech(UncachedSource):
         """
         self._recipe = recipe = cast(Recipe, recipe_of(config))
         recipe.check()
+        list_inputs(config)
         self._modality = Speech.of(config, recipe)
         self._said: pa.Table | None = None
         manifest = self._modality.manifest(config)

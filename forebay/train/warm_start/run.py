@@ -23,11 +23,11 @@ from forebay.steps.table import text_step
 from forebay.store.files import folder_aside
 from forebay.store.temporary import sweep
 from forebay.train.models.folder import load_model, model_facts
-from forebay.train.models.table import ModelFacts
+from forebay.train.models.table import FAMILIES, ModelFacts
 from forebay.train.warm_start.ids import IdMover, missing_message
 from forebay.train.warm_start.rows import Moves
 from forebay.train.warm_start.tokenizer import NewTokenizer, check_loaded, is_byte_level, read_tokenizer
-from forebay.visible import from_here
+from forebay.visible import an, from_here
 
 _TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
@@ -91,6 +91,12 @@ def warm_start(model: Path, *, tokenizer: Path, out: Path, seed: int = 0) -> War
     """
     _check_folders(model, out)
     new, facts = read_tokenizer(tokenizer), model_facts(model)
+    if facts.own_loss is not None:
+        raise ConfigError(
+            f"{model} is {an(facts.model_class)}, and a warm start knows the prompts of {', '.join(FAMILIES)} alone; "
+            "name one of these, or give your model the new tokenizer by resize_token_embeddings",
+            code="FB108",
+        )
     loaded = load_model(model, seed=seed, dtype="auto")
     _check_finite(loaded, f"of {model}", "load the model again from where it came from")
     old = _old_tokenizer(model)

@@ -16,7 +16,7 @@ from forebay.inspect.report.overview import Choice, overview_of
 from forebay.inspect.report.serve.pages import Pages
 from forebay.inspect.report.write import write_report
 from forebay.store.cache import open_cache
-from forebay.visible import printable
+from forebay.visible import printable, printable_lines
 from tests.inspect.conftest import Built
 from tests.inspect.report.html import Page, read_page
 from tests.inspect.report.test_markup import ANYTHING
@@ -86,7 +86,7 @@ def test_ids_texts_and_metadata_stay_text(ids: list[str], texts: list[str], word
         served = Pages(overview, root="/token")
         answers = [served.answer(path, "") for path in ("/", "/sample/0", "/sample/1", "/sample/2")]
     assert_safe(page)
-    assert printable(word) in page.text
+    assert printable_lines(word) in page.text
     for answer in answers:
         assert answer.status == 200
         assert_safe(read_page(bytes(answer.parts[0]).decode("utf-8")), root="/token")

@@ -23,7 +23,7 @@ def tensors(text: bytes, *, prefix: int) -> dict[str, np.ndarray]:
 
 
 def test_tokens_that_share_a_character_are_one_piece() -> None:
-    found = pieces_of(tensors("aé😀".encode(), prefix=1), image_id=None, tokenizer=Bytes())
+    found = pieces_of(tensors("aé😀".encode(), prefix=1), image_ids=(), tokenizer=Bytes())
     assert [(piece.kind, piece.text, piece.count) for piece in found] == [
         ("given", "a", 1),
         ("learnt", "é", 2),
@@ -32,13 +32,13 @@ def test_tokens_that_share_a_character_are_one_piece() -> None:
 
 
 def test_a_character_that_never_ends_does_not_take_the_rest() -> None:
-    found = pieces_of(tensors(b"\xff" * 20 + b"ab", prefix=0), image_id=None, tokenizer=Bytes())
+    found = pieces_of(tensors(b"\xff" * 20 + b"ab", prefix=0), image_ids=(), tokenizer=Bytes())
     assert sum(piece.count for piece in found) == 22
     assert max(piece.count for piece in found) <= 8
 
 
 def test_without_a_tokenizer_pieces_are_numbers() -> None:
-    found = pieces_of(tensors(b"abc", prefix=2), image_id=None, tokenizer=None)
+    found = pieces_of(tensors(b"abc", prefix=2), image_ids=(), tokenizer=None)
     assert [(piece.kind, piece.text, piece.ids) for piece in found] == [
         ("given", None, (97,)),
         ("given", None, (98,)),
@@ -48,13 +48,13 @@ def test_without_a_tokenizer_pieces_are_numbers() -> None:
 
 def test_image_tokens_are_one_piece_a_run() -> None:
     values = {"input_ids": np.array([1, 7, 7, 7, 2, 7], np.int32), "label_mask": np.array([0, 0, 0, 0, 1, 0], np.uint8)}
-    found = pieces_of(values, image_id=7, tokenizer=None)
+    found = pieces_of(values, image_ids=(7,), tokenizer=None)
     assert [(piece.kind, piece.count) for piece in found] == [("given", 1), ("image", 3), ("learnt", 1), ("image", 1)]
     assert learnt_mask(values).tolist() == [False, False, False, False, True, False]
 
 
 def test_a_long_text_is_shown_in_part() -> None:
-    found = pieces_of(tensors(b"x" * (MAX_TOKENS + 50), prefix=0), image_id=None, tokenizer=Bytes())
+    found = pieces_of(tensors(b"x" * (MAX_TOKENS + 50), prefix=0), image_ids=(), tokenizer=Bytes())
     assert sum(piece.count for piece in found) == MAX_TOKENS
 
 
@@ -62,5 +62,5 @@ def test_a_long_text_is_shown_in_part() -> None:
 def test_pieces_of_a_real_tokenizer_say_the_text_again(text: str) -> None:
     tokenizer = load_tokenizer(DEMO / "model")
     ids = np.array(tokenizer.encode(text).ids, np.int32)
-    found = pieces_of({"input_ids": ids}, image_id=None, tokenizer=tokenizer)
+    found = pieces_of({"input_ids": ids}, image_ids=(), tokenizer=tokenizer)
     assert "".join(piece.text or "" for piece in found) == text

@@ -57,9 +57,10 @@ def test_thousands_of_random_weights_stay_within_tijdemans_bound() -> None:
         assert deviation(Assignment(weights)) <= tijdeman(weights) + 1e-12
 
 
-def test_whole_periods_of_65536_too() -> None:
+@pytest.mark.parametrize("count", [2, pytest.param(12, marks=pytest.mark.wide)])
+def test_whole_periods_of_65536_too(count: int) -> None:
     rng = np.random.default_rng(5)
-    for _ in range(12):
+    for _ in range(count):
         weights = random_weights(rng, PERIOD)
         assignment = Assignment(weights)
         assert assignment.period * np.gcd.reduce(weights) == PERIOD

@@ -239,10 +239,11 @@ def test_the_twelve_languages_in_seven_buckets() -> None:
     assert off[-100:].max() < made.plan.bound / 2  # and it does not grow: 100,000 samples are behind it
 
 
-def test_thousands_of_random_weights_through_the_plan() -> None:
+@pytest.mark.parametrize("count", [150, pytest.param(1200, marks=pytest.mark.wide)])
+def test_many_random_weights_through_the_plan(count: int) -> None:
     """What a user sees: whole batches of sample indices, under many weights, within one sample at every prefix."""
     rng = np.random.default_rng(8)
-    for _ in range(1200):
+    for _ in range(count):
         weights = random_weights(rng, 512)
         source_of = np.repeat(np.arange(len(weights)), 3)
         plan = make(np.zeros(len(source_of), int), source_of, weights, batch_size=int(rng.integers(1, 9))).plan

@@ -251,7 +251,7 @@ def test_nothing_heavy_is_loaded(corpus: Corpus) -> None:
         "import sys; from forebay.cli import main; code = main(['status', sys.argv[1]])\n"
         "print([name for name in ('torch', 'transformers', 'pandas', 'soundfile') if name in sys.modules], code)"
     )
-    result = python("-c", code, corpus.folder / "config.toml")
+    result = python("-c", code, corpus.folder / "config.toml", is_warm=False)
     assert result.stdout.splitlines()[-1] == "[] 0", result.stderr
 
 

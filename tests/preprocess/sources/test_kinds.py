@@ -74,7 +74,7 @@ def test_a_new_kind_is_one_file_and_one_line(tmp_path: Path, modality: str, monk
 def test_every_kind_is_found_in_its_module(modality: str) -> None:
     wanted = {"speech": SpeechKind, "vision": VisionKind}[modality]
     names = [name for kind in SOURCE_KINDS.values() if (name := getattr(kind, modality))]
-    assert len(names) == {"speech": 9, "vision": 4}[modality]
+    assert len(names) == {"speech": 10, "vision": 6}[modality]
     for name in names:
         assert isinstance(resolve_name(name), wanted)
 
@@ -82,8 +82,8 @@ def test_every_kind_is_found_in_its_module(modality: str) -> None:
 UNKNOWN = [
     ("speech", "jsonll", r'source\.kind is "jsonll", for speech wanted one of tar, .*, text; did you mean jsonl\?$'),
     ("speech", "xyz", r'source\.kind is "xyz", for speech wanted one of tar, .*, text$'),
-    ("vision", "tar", r'source\.kind is "tar", for vision wanted one of webdataset, jsonl, hf, table$'),
-    ("vision", "webdatasets", r"wanted one of webdataset, jsonl, hf, table; did you mean webdataset\?$"),
+    ("vision", "tar", r'source\.kind is "tar", for vision wanted one of webdataset, jsonl, hf, table, folder, python$'),
+    ("vision", "webdatasets", r"one of webdataset, jsonl, hf, table, folder, python; did you mean webdataset\?$"),
 ]
 COMMANDS = ["key", "inspect", "train", "train --dry-run", "preprocess", "preprocess --dry-run"]
 

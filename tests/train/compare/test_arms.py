@@ -10,7 +10,7 @@ import pytest
 from forebay.config import MixtureConfig, MixtureSource
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.steps.recipe import load_config
+from forebay.steps.recipe import load_config, recipe_of
 from forebay.train.compare.arms import arms_of
 from tests.processes import ROOT
 
@@ -75,3 +75,12 @@ def test_hf_needs_sound(speech: Config, features: str) -> None:
     config = dataclasses.replace(speech, audio=dataclasses.replace(speech.audio, features=features))
     with pytest.raises(ConfigError, match=r"has no sound for an extractor; give --against uncached,unbucketed"):
         arms_of("hf", config)
+
+
+def test_images_of_a_processor_are_compared_as_they_are() -> None:
+    config = load_config(str(ROOT / "configs/demo_any.toml"))
+    own, uncached = (arm.config(config, folder="scratch") for arm in arms_of("uncached", config))
+    assert (own.loader.pixels, uncached.loader.pixels) == ("float32", "float32")
+    assert recipe_of(own) == recipe_of(config)
+    packs = load_config(str(ROOT / "configs/demo_vision.toml"))
+    assert arms_of("uncached", packs)[0].config(packs, folder="scratch").loader.pixels == "uint8"

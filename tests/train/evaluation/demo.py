@@ -79,16 +79,18 @@ def demo_config(folder: Path, family: str, *overrides: str, sets: str = "") -> C
     return load_config(evaluated, overrides=overrides)
 
 
-def make_demo(folder: Path, family: str) -> Config:
+def make_demo(folder: Path, family: str, *, is_taught: bool = True) -> Config:
     """Seals the cache of `NUM_SAMPLES` recordings in `folder` and makes a model that has nearly learnt their texts.
 
-    So texts differ, most of them end by themselves, and the best token leads by more than rounding.
+    So texts differ, most of them end by themselves, and the best token leads by more than rounding. is_taught: it costs
+    7 s of CPU; a model that is not has random weights.
     """
     config = demo_config(folder, family)
     build_here(config)
     source = ROOT / "demo" / "speech" / FAMILIES[family][1]
     model = load_model(source, seed=5, init="random")
-    _teach(model, select(config))
+    if is_taught:
+        _teach(model, select(config))
     target = folder / f"{family}_model"
     model.save_pretrained(target)
     for path in source.iterdir():

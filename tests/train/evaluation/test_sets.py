@@ -22,12 +22,21 @@ from forebay.train.evaluation.sets import open_sets
 from forebay.train.evaluation.texts import normalizer
 from forebay.train.models.folder import model_facts
 from tests.commands import run as command
-from tests.train.evaluation.demo import ROOT, demo_config
+from tests.train.evaluation.demo import ROOT, demo_config, make_demo
 from tests.train.evaluation.test_demo import folder_of
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 SET = '[[train.eval]]\nname = "dev"\nconfig = "THIS"\n'
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Caches and models of both families; what is asked of sets here is the same of models that have learnt nothing."""
+    folder = tmp_path_factory.mktemp("sets")
+    for family in ("whisper", "qwen3_asr"):
+        make_demo(folder, family, is_taught=False)
+    return folder
 
 
 def opened(training: Any, /, **changes: Any) -> Any:

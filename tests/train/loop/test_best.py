@@ -22,6 +22,17 @@ def settings_of(metric: Any = "wer") -> TrainConfig:
     return TrainConfig(eval=sets, save_best=metric)
 
 
+def test_of_accuracy_and_f1_the_highest_is_the_best() -> None:
+    for metric in ("accuracy", "f1"):
+        best = Best(settings_of(metric))
+        found = [
+            best.consider([result_of(step, None, **{metric: value})]) for step, value in enumerate((0.5, 0.4, 0.6))
+        ]
+        assert found == [True, False, True]
+        assert best.record is not None
+        assert (best.record.metric, best.record.value) == (metric, 0.6)
+
+
 def result_of(step: int, wer: float | None, **changes: Any) -> EvalResult:
     result = EvalResult(
         name="dev", step=step, loss=2.0, wer=wer, cer=0.5, num_samples=3, elapsed_s=0.1, text="none", trap=None

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from forebay.config import BucketConfig
 from forebay.plan.bucket.make import bucket_plan
@@ -17,6 +16,7 @@ from forebay.train.loader import Loader
 from forebay.train.loop.micro_batches import host_sum, micro_batch_groups
 from tests.train.fake_source import FakeSource
 from tests.train.loaders import loader_of
+from tests.train.tiny import num_labels
 
 SIZES = {"0": {"batch_size": 3, "grad_acc": 1}, "1": {"batch_size": 2, "grad_acc": 3}}
 
@@ -43,7 +43,7 @@ def steps_of(loader: Loader) -> list[tuple[int, int]]:
         assert wanted is not None
         return wanted
 
-    groups = micro_batch_groups(loader, size=size, count_targets=torch.Tensor.numel, sum_over_ranks=host_sum(1))
+    groups = micro_batch_groups(loader, size=size, count_targets=num_labels, sum_over_ranks=host_sum(1))
     found: list[tuple[int, int]] = []
     while sum(count for count, _ in found) < len(loader):
         group = next(groups)

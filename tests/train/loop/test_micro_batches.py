@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import PlanError
 from forebay.train.loop.micro_batches import Group, host_sum, micro_batch_groups
+from tests.train.tiny import num_labels
 
 
 class Numbered:
@@ -43,7 +44,7 @@ class Numbered:
 
 
 def groups_of(loader: Numbered, *, size: int) -> Generator[Group, None, None]:
-    return micro_batch_groups(loader, size=size, count_targets=torch.Tensor.numel, sum_over_ranks=host_sum(1))
+    return micro_batch_groups(loader, size=size, count_targets=num_labels, sum_over_ranks=host_sum(1))
 
 
 def indices(group: Group) -> list[int]:
@@ -96,8 +97,6 @@ def test_ranks_that_end_apart_are_an_error_and_not_a_hang() -> None:
     def one_of_two(values: Any) -> list[int]:
         return [int(value) for value in values]  # the other rank adds nothing: it is at its end
 
-    groups = micro_batch_groups(
-        Numbered(1), size=1, count_targets=torch.Tensor.numel, sum_over_ranks=one_of_two, num_ranks=2
-    )
+    groups = micro_batch_groups(Numbered(1), size=1, count_targets=num_labels, sum_over_ranks=one_of_two, num_ranks=2)
     with pytest.raises(PlanError, match="1 of 2 ranks are at the end of their epoch"):
         next(groups)

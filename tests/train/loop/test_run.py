@@ -21,12 +21,12 @@ from forebay.config import TrainConfig
 from forebay.errors import CacheMismatchError, ConfigError, ForebayError, MissingExtraError, PlanError, ResumeError
 from forebay.train.loop import run as module
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
-from forebay.train.loop.learner import summed_loss
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import run, train
 from forebay.train.loop.schedule import Schedule
 from forebay.train.loop.trainable import adamw
 from forebay.train.models.folder import load_model
+from forebay.train.models.objective import summed_loss
 from forebay.train.prefetch import THREAD_NAME
 from tests.train.tiny import (
     ListLoader,

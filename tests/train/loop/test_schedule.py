@@ -26,7 +26,7 @@ from forebay.train.loop.meter import StepLog
 from forebay.train.loop.micro_batches import host_sum, micro_batch_groups
 from forebay.train.loop.run import train
 from forebay.train.loop.schedule import Schedule, run_steps, steps_to_go
-from tests.train.tiny import ListLoader, config_of, real_loader, real_loader_model, whisper_batch
+from tests.train.tiny import ListLoader, config_of, num_labels, real_loader, real_loader_model, whisper_batch
 
 SAMPLES_A_SECOND = 16_000
 
@@ -100,7 +100,7 @@ def test_steps_of_epochs_are_the_groups_of_the_loop(
     groups = micro_batch_groups(
         loader,
         size=lambda: loader.size(grad_acc),
-        count_targets=torch.Tensor.numel,
+        count_targets=num_labels,
         sum_over_ranks=host_sum(1),
     )
     count = 0

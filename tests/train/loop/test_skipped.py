@@ -90,10 +90,10 @@ def test_a_loss_of_inf_with_finite_gradients_is_skipped_too(
     def with_inf(*args: Any, **kwargs: Any) -> torch.Tensor:
         return real(*args, **kwargs) + torch.tensor(math.inf)
 
-    from forebay.train.loop import learner
+    from forebay.train.models import objective
 
-    real = learner.summed_loss
-    monkeypatch.setattr(learner, "summed_loss", with_inf)
+    real = objective.summed_loss
+    monkeypatch.setattr(objective, "summed_loss", with_inf)
     report, _ = trained(fp16_config(tmp_path, whisper, max_steps=3), [whisper_batch(0)])
     assert report.skipped_steps == 3
 

@@ -34,9 +34,13 @@ def test_facts_of_both_models(tmp_path: Path) -> None:
         ("{", r"is not a transformers config\.json"),
         ("[]", r"is not a transformers config\.json"),
         ("{}", r"is not a transformers config\.json: KeyError\('model_type'\)"),
-        ('{"model_type": "bert"}', r"model_type 'bert', wanted one of qwen3_asr, qwen3_vl, whisper$"),
-        ('{"model_type": ["whisper"]}', r"model_type \['whisper'\], wanted one of qwen3_asr, qwen3_vl, whisper"),
-        ('{"model_type": "qwen3-asr"}', r"model_type 'qwen3-asr', wanted one of .*; the nearest is 'qwen3_asr'"),
+        ('{"model_type": "encodec"}', r"'encodec' and architectures None, and transformers has no model .* a loss"),
+        (
+            '{"model_type": ["whisper"]}',
+            r"model_type \"\['whisper'\]\", which the installed .* does not have",
+        ),
+        ('{"model_type": "qwen3-asr"}', r"model_type 'qwen3-asr', which .* not have; the nearest is 'qwen3_asr'"),
+        ('{"model_type": "bert", "auto_map": {}}', r"has auto_map, which names code of its own, and forebay runs none"),
         ('{"model_type": "whisper", "d_model": "wide"}', r"transformers refuses"),
     ],
 )

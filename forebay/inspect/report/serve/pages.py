@@ -154,9 +154,9 @@ class Pages:
 
     def _image(self, index: int, place: int) -> Answer:
         reading = self._reading(index)
-        if reading is None or place >= len(reading.stored):
+        if reading is None or place >= len(reading.pictures):
             return plain(404, "there is no such image")
-        return _media("image/webp", served_image(reading.stored[place]))
+        return _media("image/webp", served_image(reading.pictures[place]))
 
     def _rows(self, query: str) -> Answer:
         languages = len(self.overview.columns.languages[0])

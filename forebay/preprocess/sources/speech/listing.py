@@ -36,7 +36,7 @@ from forebay.store.remote.raw.sources import localized, shown
 
 ROWS_PER_TASK = 4096
 
-_TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "duration_s", "language")
+_TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "size", "duration_s", "language")
 
 
 def read_manifest(source: SourceConfig, *, cache_root: str | os.PathLike[str] | None = None) -> Manifest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import SourceConfig
+from forebay.config.data import COLUMNS_READ, Reads, SourceColumns, SourceConfig
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.sources.hf_file import (
     DEFAULTS,
@@ -26,6 +26,7 @@ from forebay.preprocess.sources.json_lines import JsonError, parse_nested
 from forebay.preprocess.sources.kept import require_columns
 from forebay.preprocess.sources.rows import WHOLE_FILE
 from forebay.preprocess.sources.vision.canonical import IDS, MESSAGES, REFUSED_OF_ROW, identifier, text_error
+from forebay.preprocess.sources.vision.labels import declared_classes, named_labels
 from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Place, VisionKind, file_place, part_tasks
 from forebay.store.source_files import SourceFile
 
@@ -67,8 +68,9 @@ def read_hf_part(task: PartTask) -> Part:
     The image column is `Image()` (bytes, path or both), binary, strings (paths relative to the data file), or a list of
     one of these; null is no image. Text by `source.columns.messages` (a list, or its JSON; left at its default also
     `conversations`), else `source.columns.question` and `source.columns.answer`; optional `sample_id` or `id`,
-    `system`. Other columns are counted by name, or refused row by row as `canonical` does. No image is read where
-    parquet's statistics say that all are there. Raises ManifestError for missing columns and other types.
+    `system`. Or `source.columns.label` (a ClassLabel is its names) or `source.columns.text`, by what is read. Other
+    columns are counted by name, or refused row by row as `canonical` does. No image is read where parquet's statistics
+    say that all are there. Raises ManifestError for missing columns and other types.
     """
     file = HfFile(Path(task.path))
     images = _ImageColumn(file, task)
@@ -76,11 +78,12 @@ def read_hf_part(task: PartTask) -> Part:
     require_columns(task.source.keep_columns, file.schema.names, where=task.path)
     text |= {name: name for name in task.source.keep_columns}
     taken = {*text.values(), task.source.columns.image}
-    held = [name for name in file.schema.names if name in _HELD - taken]
+    held = [name for name in file.schema.names if name in _HELD - taken] if task.reads == "conversations" else []
+    classes = declared_classes(file.schema, text["label"]) if "label" in text else None
     columns = list(dict.fromkeys([*text.values(), *held, *images.leaves]))
     is_large = any(map(_holds_bytes, (file.schema.field(name).type for name in held)))
     batch_rows = _IMAGES_PER_BATCH if is_large else images.batch_rows
-    rows, number = PartRows(keep=task.source.keep_columns), task.first
+    rows, number = task.rows(), task.first
     parts = range(task.start, task.stop)
     try:
         starts = np.asarray(file.part_starts())
@@ -88,6 +91,8 @@ def read_hf_part(task: PartTask) -> Part:
             runs = np.searchsorted(starts, np.arange(number, number + len(batch)), side="right")
             values = {name: batch[column].to_pylist() for name, column in text.items()}
             values |= {name: _values(batch[name]) for name in held}
+            if classes is not None:
+                values["label"] = [*named_labels(values["label"], classes)]
             for position, places in enumerate(images.places(batch, number, runs.tolist())):
                 fields = {name: column[position] for name, column in values.items()}
                 _add(rows, fields, places, where=f"{task.name}, row {number + position + 1}")
@@ -95,7 +100,7 @@ def read_hf_part(task: PartTask) -> Part:
     except (OSError, pa.ArrowException) as err:
         raise damaged(task.path, err) from err
     rows.unused.add(set(file.schema.names) - taken - {*held}, rows=number - task.first)
-    return rows.part(task.group)
+    return rows.part(task.group, classes=classes)
 
 
 def _add(rows: PartRows, fields: dict[str, Any], places: Sequence[Place | str | None], *, where: str) -> None:
@@ -105,7 +110,8 @@ def _add(rows: PartRows, fields: dict[str, Any], places: Sequence[Place | str | 
         found = [file_place(place) if isinstance(place, str) else place for place in places]
         if None in found:
             raise SampleError("missing_file", "its image has neither bytes nor a path")
-        fields = {**fields, "messages": _decoded(fields.get("messages"))}
+        if "messages" in fields:
+            fields = {**fields, "messages": _decoded(fields["messages"])}
         used = [place for place in found if place is not None]
         rows.add(fields, used, sample_id=sample_id, explicit=sample_id is not None)
     except SampleError as err:
@@ -141,26 +147,41 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 
 def _text_columns(file: HfFile, task: PartTask) -> dict[str, str]:
-    """The columns of texts and ids by their names in a conversation. Raises ManifestError where there are none."""
+    """The columns of texts and ids by their names in a row. Raises ManifestError where there are none."""
     columns, names = task.source.columns, file.schema.names
-    wanted = {"messages": columns.messages, "question": columns.question, "answer": columns.answer}
+    wanted = {name: getattr(columns, name) for name in COLUMNS_READ[task.reads] if name not in ("image", "id")}
     found = {name: column for name, column in wanted.items() if column in names}
-    if "messages" not in found and columns.messages == MESSAGES[0] and MESSAGES[1] in names:
-        found["messages"] = MESSAGES[1]
+    if task.reads == "conversations" and "messages" not in found and columns.messages == MESSAGES[0]:
+        found |= {"messages": MESSAGES[1]} if MESSAGES[1] in names else {}
     ids = {name: name for name in _IDS if name in names} if columns.id is None else {"id": columns.id}
     for name, column in {**wanted, **ids}.items():
         if column not in names and column != getattr(DEFAULTS, name):
-            raise _no_column(task, f"{column} (source.columns.{name})", names)
-    if "messages" not in found and not {"question", "answer"} <= found.keys():
-        raise _no_column(task, f"{wanted['messages']}, nor {wanted['question']} and {wanted['answer']}", names)
+            raise no_column(task, f"{column} (source.columns.{name})", names)
+    if lacks_text(task.reads, found):
+        raise no_column(task, wanted_text(columns, task.reads), names)
     return found | ids
 
 
-def _no_column(task: PartTask, what: str, names: list[str]) -> ManifestError:
+def lacks_text(reads: Reads, found: Collection[str]) -> bool:
+    """Says whether a table with these of the columns of `[source.columns]` does not hold what rows are read as."""
+    if reads == "conversations":
+        return "messages" not in found and not {"question", "answer"} <= {*found}
+    return reads != "images" and {"labels": "label", "texts": "text"}[reads] not in found
+
+
+def wanted_text(columns: SourceColumns, reads: Reads) -> str:
+    """Returns what to call the columns that rows are read from, beside the image's."""
+    if reads == "conversations":
+        return f"{columns.messages}, nor {columns.question} and {columns.answer}"
+    return columns.label if reads == "labels" else columns.text
+
+
+def no_column(task: PartTask, what: str, names: Sequence[str]) -> ManifestError:
+    """Returns the error for a table without a column that is read."""
+    *others, last = (name for name in COLUMNS_READ[task.reads] if name != "id")
+    listed = f"{', '.join(others)} or {last}" if others else last
     return ManifestError(
-        f"{task.path}: no column {what}; it has {', '.join(names)}; set image, question, answer or messages "
-        "under [source.columns]",
-        code="FB202",
+        f"{task.path}: no column {what}; it has {', '.join(names)}; set {listed} under [source.columns]", code="FB202"
     )
 
 
@@ -170,7 +191,7 @@ class _ImageColumn:
     def __init__(self, file: HfFile, task: PartTask) -> None:
         self._name = name = task.source.columns.image
         if name not in file.schema.names:
-            raise _no_column(task, f"{name} (source.columns.image)", file.schema.names)
+            raise no_column(task, f"{name} (source.columns.image)", file.schema.names)
         kind = file.schema.field(name).type
         self._is_list = _is_list(kind)
         element = kind.value_type if self._is_list else kind

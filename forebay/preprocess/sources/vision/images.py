@@ -18,7 +18,7 @@ from forebay.preprocess.pool import Map
 from forebay.preprocess.sources.hf_file import damaged, place_row
 from forebay.preprocess.sources.media import MediaReader, is_gone
 from forebay.preprocess.sources.naming import NamedFiles, shown_name
-from forebay.preprocess.sources.rows import IMAGE_SCHEMA, storable, table_of
+from forebay.preprocess.sources.rows import IMAGE_SCHEMA, WHOLE_FILE, storable, table_of
 from forebay.preprocess.sources.vision.part import Part
 from forebay.preprocess.worker import mark
 from forebay.store.image.formats import image_size
@@ -55,16 +55,16 @@ class ImageTask:
 
     def name(self, position: int) -> str:
         """Returns what to call one of the images."""
-        file, member, offset = (self.places[column][position].as_py() for column in _PLACE[:3])
-        return image_name(self.files[file], member, offset)
+        file, member, offset, size = (self.places[column][position].as_py() for column in _PLACE)
+        return image_name(self.files[file], member, offset=offset, size=size)
 
 
-def image_name(file: SourceFile, member: str, offset: int) -> str:
+def image_name(file: SourceFile, member: str, *, offset: int, size: int) -> str:
     """Returns what to call an image: the file, and the member or the row inside it."""
     name = shown_name(file)
     if member:
         return f"{name}:{member}"
-    return f"{name}, row {place_row(offset) + 1}" if file.listed else name
+    return f"{name}, row {place_row(offset) + 1}" if file.listed and size == WHOLE_FILE else name
 
 
 def look_at(task: ImageTask) -> pa.Table:
@@ -111,14 +111,15 @@ def _read(read: MediaReader, task: ImageTask, file: int, offset: int, size: int)
 class Images:
     """Images by reference: entry i of the parts' image tables, put together, is reference i.
 
-    files: grows by what is looked at. holds_images: of the kind, see `VisionKind`. file: int32 by reference, -1 before.
-    fact: int64 by reference, into `facts()`.
+    files: grows by what is looked at. holds_images, lists_images: of the kind, see `VisionKind`. file: int32 by
+    reference, -1 before. fact: int64 by reference, into `facts()`.
     """
 
     source: SourceConfig
     files: NamedFiles
     map_: Map
     holds_images: bool
+    lists_images: bool = False
     file: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     fact: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     _group: Array = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -147,7 +148,12 @@ class Images:
             chosen = np.flatnonzero(is_file & (self._group[new] == group))
             written = places["path"].take(pa.array(chosen)).combine_chunks().dictionary_encode()
             manifest = self.files.files[group]
-            numbers = [self.files.number(path, manifest=manifest) for path in written.dictionary.to_pylist()]
+            names = written.dictionary.to_pylist()
+            numbers = (
+                [self.files.listed(path) for path in names]
+                if self.lists_images
+                else [self.files.number(path, manifest=manifest) for path in names]
+            )
             self.file[new[chosen]] = np.asarray(numbers, np.int32)[written.indices.to_numpy()]
         self.files.stamp()
         missing = np.full(len(self.files.files) - len(self._fact_of_file), -1, np.int64)

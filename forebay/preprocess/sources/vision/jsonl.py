@@ -10,7 +10,7 @@ from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.sources.json_lines import JsonError, not_lines, parse_object
 from forebay.preprocess.sources.vision.canonical import identifier, image_names
-from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, VisionKind, file_place, part_tasks
+from forebay.preprocess.sources.vision.part import Part, PartTask, VisionKind, file_place, part_tasks
 from forebay.store.remote.raw.sources import at_hand
 from forebay.store.source_files import SourceFile
 
@@ -57,10 +57,11 @@ def read_jsonl_part(
     """Returns the rows of some lines; blank lines are none.
 
     A line: a conversation as `canonical` takes it, `image` or `images` (a path or paths, relative to the manifest), and
-    optional `sample_id` or `id`. Raises ManifestError, with the line, for what is no JSON object; a row that is no
-    conversation, or has a field twice, fails. renamed: gives the fields of a line the names that conversations have.
+    optional `sample_id` or `id`. Or an image with `label`, with `text`, or alone, as `read_row`. Raises ManifestError,
+    with the line, for what is no JSON object; a row that is no conversation, or has a field twice, fails. renamed:
+    gives the fields of a line the names that rows have.
     """
-    rows = PartRows(keep=task.source.keep_columns)
+    rows = task.rows()
     for number, line in _lines(task):
         where = f"{task.name}, line {number}"
         try:

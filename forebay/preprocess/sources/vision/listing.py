@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import SOURCE_KINDS, SourceConfig, row_slice
+from forebay.config.data import SOURCE_KINDS, Reads, SourceConfig, row_slice
 from forebay.errors import BuildError, ManifestError
 from forebay.preprocess.arriving import is_remote, run_on_sources, tell_if_too_large
 from forebay.preprocess.pool import Map, WorkerDied
@@ -21,6 +21,7 @@ from forebay.preprocess.sources.kept import PREFIX, column_of, names_of, require
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files
 from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, Manifest, merged, rejections
 from forebay.preprocess.sources.vision.images import Images
+from forebay.preprocess.sources.vision.labels import with_labels
 from forebay.preprocess.sources.vision.part import (
     Part,
     VisionKind,
@@ -33,8 +34,16 @@ from forebay.preprocess.sources.vision.part import (
 from forebay.store.layout import Array
 
 
-def read_conversations(source: SourceConfig, *, cache_root: str | os.PathLike[str], map_: Map = map) -> Manifest:
-    """Returns the eligible conversations of a config, what their images are, and what was left out and why.
+def read_conversations(
+    source: SourceConfig,
+    *,
+    cache_root: str | os.PathLike[str],
+    map_: Map = map,
+    reads: Reads = "conversations",
+) -> Manifest:
+    """Returns the eligible rows of a config, what their images are, and what was left out and why.
+
+    reads: what rows are read as, `Config.reads`. Of `labels` the schema of the rows says what they are, see `labels`.
 
     rows: CONVERSATION_SCHEMA, with rows of one file that share an image brought together, the groups by first
     appearance. images: IMAGE_SCHEMA, of these rows alone.
@@ -49,11 +58,11 @@ def read_conversations(source: SourceConfig, *, cache_root: str | os.PathLike[st
     an image kills the processes of `map_`, OSError or TarError where the machine fails.
     """
     kind: VisionKind = resolve_name(SOURCE_KINDS[source.kind].vision)
-    manifests = manifest_files(source)
+    manifests = manifest_files(source, reads=reads)
     tell_if_too_large(manifests)
-    tasks = kind.parts(source, manifests, os.fspath(cache_root))
+    tasks = (dataclasses.replace(task, reads=reads) for task in kind.parts(source, manifests, os.fspath(cache_root)))
     selected = row_slice(source.rows) if source.rows is not None else slice(None)
-    images = Images(source, NamedFiles(manifests, source), map_, kind.holds_images)
+    images = Images(source, NamedFiles(manifests, source), map_, kind.holds_images, kind.lists_images)
     parts: list[Part] = []
     wave = FIRST_WAVE if _may_end_early(source, selected) else None
     while True:
@@ -78,6 +87,9 @@ def read_conversations(source: SourceConfig, *, cache_root: str | os.PathLike[st
                 manifest = _finished(candidates, failed, images, absent=absent, is_full=is_full)
                 unused = merged(part.unused for part in parts)
                 require_values(manifest.rows, unused, where=", ".join(source.manifests))
+                if reads == "labels":
+                    with_rows = with_labels(manifest.rows, [part.classes for part in parts if len(part.rows)])
+                    manifest = dataclasses.replace(manifest, rows=with_rows)
                 return dataclasses.replace(manifest, unused=unused)
         wave = 2 * (wave or 1)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import SourceConfig
+from forebay.config.data import Reads, SourceConfig
 from forebay.errors import SampleError
 from forebay.preprocess.sources.eligible import apply_filters, unique_ids
 from forebay.preprocess.sources.json_lines import JsonError
@@ -39,7 +39,8 @@ from forebay.preprocess.sources.rows import (
     storable,
     table_of,
 )
-from forebay.preprocess.sources.vision.canonical import canonical, text_error
+from forebay.preprocess.sources.vision.canonical import text_error
+from forebay.preprocess.sources.vision.reading import EXCLUDED, read_row
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
@@ -85,7 +86,8 @@ class Place(NamedTuple):
 class PartTask:
     """Part of one file. group: its number. name: in messages. start, stop: bytes of a jsonl, row groups of a data file.
 
-    first: number of the first line of a jsonl, from 1; of the first row of a data file, from 0.
+    first: number of the first line of a jsonl, from 1; of the first row of a data file, from 0. reads: what rows are
+    read as.
     """
 
     source: SourceConfig
@@ -96,13 +98,19 @@ class PartTask:
     start: int = 0
     stop: int = 0
     first: int = 0
+    reads: Reads = "conversations"
+
+    def rows(self) -> PartRows:
+        """Returns what gathers the rows of the part."""
+        return PartRows(keep=self.source.keep_columns, reads=self.reads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """What a task found: PART_ROWS and PART_IMAGES.
 
-    absent: the file cannot be opened. unused: rows by the name of a field that nothing takes.
+    absent: the file cannot be opened. unused: rows by the name of a field that nothing takes. classes: the names of all
+    classes, in their order, where the file itself says them.
     """
 
     group: int
@@ -110,18 +118,21 @@ class Part:
     images: pa.Table
     absent: bool = False
     unused: Mapping[str, int] = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionKind:
     """How sources of one kind are read. parts: (source, manifests, cache root) -> tasks. read: what a task gives.
 
-    holds_images: rows of a data file hold images; the manifests of other kinds only name them.
+    holds_images: rows of a data file hold images; the manifests of other kinds only name them. lists_images: the
+    manifests are the images themselves.
     """
 
     parts: Callable[[SourceConfig, Sequence[SourceFile], str], Iterator[PartTask]]
     read: Callable[[PartTask], Part]
     holds_images: bool = False
+    lists_images: bool = False
 
 
 def part_tasks(
@@ -150,10 +161,11 @@ class PartRows:
     """The rows of a part, gathered one by one; Python objects are held of at most 4096 rows, and of different places.
 
     keep: fields of rows that are kept. unused: fields that no row's conversation takes; the caller adds those that it
-    knows of a whole file.
+    knows of a whole file. reads: what the rows are read as.
     """
 
     keep: tuple[str, ...] = ()
+    reads: Reads = "conversations"
     unused: Unused = field(default_factory=Unused)
     _tables: list[pa.Table] = field(default_factory=list)
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
@@ -169,12 +181,12 @@ class PartRows:
         explicit: bool,
         kept: Mapping[str, Any] | None = None,
     ) -> None:
-        """Adds a conversation. kept: the values that are kept, where they are not among the fields.
+        """Adds a row. kept: the values that are kept, where they are not among the fields.
 
-        Raises TextError where it is none, SampleError `missing_file` for an impossible name.
+        Raises TextError as `read_row`, SampleError `missing_file` for an impossible name.
         """
         unknown: set[str] = set()
-        text, used = canonical(fields, list(images), unknown=unknown)
+        text, used = read_row(self.reads, fields, list(images), unknown=unknown)
         try:
             values = values_in(fields if kept is None else kept, self.keep)
         except JsonError as err:
@@ -187,13 +199,16 @@ class PartRows:
 
     def reject(self, sample_id: str | None, reason: str, message: str, *, kind: Kind = "failed") -> None:
         """Adds a row that cannot be used."""
+        kind = "excluded" if reason in EXCLUDED else kind
+        if reason == "bad_conversation" and self.reads != "conversations":
+            reason = "bad_row"
         self._append((sample_id, False, None, [], kind, reason, storable(message)), (None,) * len(self.keep))
 
-    def part(self, group: int, *, absent: bool = False) -> Part:
+    def part(self, group: int, *, absent: bool = False, classes: tuple[str, ...] | None = None) -> Part:
         """Returns what was gathered."""
         self._flush()
         rows, images = concatenated(self._tables, is_last=False), table_of([*self._places], PART_IMAGES)
-        return Part(group=group, rows=rows, images=images, absent=absent, unused=self.unused.counts)
+        return Part(group=group, rows=rows, images=images, absent=absent, unused=self.unused.counts, classes=classes)
 
     def _append(self, row: tuple[Any, ...], kept: tuple[Any, ...]) -> None:
         self._rows.append(row)

@@ -7,18 +7,18 @@ from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any
 
-from forebay.config.data import TABLE_FILES, SourceColumns, SourceConfig
+from forebay.config.data import COLUMNS_READ, TABLE_FILES, Reads, SourceColumns, SourceConfig
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.sources.json_lines import JsonError, parse_nested
 from forebay.preprocess.sources.kept import require_columns
 from forebay.preprocess.sources.text_table import TextTable, Wanted, read_csv
 from forebay.preprocess.sources.vision.canonical import IDS, identifier, image_names, text_error
-from forebay.preprocess.sources.vision.hf import file_runs, read_hf_part
+from forebay.preprocess.sources.vision.hf import file_runs, lacks_text, no_column, read_hf_part, wanted_text
 from forebay.preprocess.sources.vision.jsonl import line_blocks, read_jsonl_part
 from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, VisionKind, file_place, part_tasks
+from forebay.preprocess.sources.vision.reading import written_label
 from forebay.store.source_files import SourceFile
 
-_NAMED = ("image", "question", "answer", "messages", "id")
 _TEXTS, _LINES, _TYPED = (".csv", ".tsv"), ".jsonl", (".parquet", ".arrow")
 
 
@@ -42,27 +42,31 @@ def read_table_part(task: PartTask) -> Part:
 
     The image column holds a path relative to the table, in a CSV also a JSON list of paths; of parquet and arrow bytes
     too, as in `hf`. Text by `source.columns.messages` (in a CSV as JSON), else `source.columns.question` and
-    `source.columns.answer`; optional `system`. An empty value of a CSV is none. Rows that cannot be used have their
+    `source.columns.answer`; optional `system`. Or `source.columns.label`, in a CSV one value or a JSON list, or
+    `source.columns.text`, by what is read. An empty value of a CSV is none. Rows that cannot be used have their
     reasons, `bad_row` and `bad_text` of a CSV among them. Raises ManifestError for a file that is no such table.
     """
     ending = Path(task.path).suffix.lower()
     if ending in _TYPED:
         return read_hf_part(task)
     if ending == _LINES:
-        return read_jsonl_part(task, renamed=lambda fields: _renamed(fields, task.source.columns))
+        return read_jsonl_part(task, renamed=lambda fields: _renamed(fields, task.source.columns, task.reads))
     return _read_csv_part(task)
 
 
-def _renamed(fields: Mapping[str, Any], columns: SourceColumns) -> dict[str, Any]:
-    """Returns the fields of a line under the names that conversations have."""
-    given = {name: column for name in _NAMED if (column := getattr(columns, name)) not in (None, name)}
+def _renamed(fields: Mapping[str, Any], columns: SourceColumns, reads: Reads) -> dict[str, Any]:
+    """Returns the fields of a line under the names that rows have."""
+    names = COLUMNS_READ[reads]
+    given = {name: column for name in names if (column := getattr(columns, name)) not in (None, name)}
     rest = {name: value for name, value in fields.items() if name not in given and name not in given.values()}
     return rest | {name: fields[column] for name, column in given.items() if column in fields}
 
 
 def _read_csv_part(task: PartTask) -> Part:
     source, columns = task.source, task.source.columns
-    named = {name: getattr(columns, name) or name for name in _NAMED} | {"system": "system"}
+    named = {name: getattr(columns, name) or name for name in COLUMNS_READ[task.reads]}
+    if task.reads == "conversations":
+        named["system"] = "system"
     if columns.id is None:
         named |= {name: name for name in IDS}
     table = read_csv(Path(task.path), Wanted(frozenset((*named.values(), *source.keep_columns)), columns.image))
@@ -71,7 +75,7 @@ def _read_csv_part(task: PartTask) -> Part:
     require_columns(source.keep_columns, names, where=task.path)
     found = {name: table.values[column].to_pylist() for name, column in named.items() if column in names}
     kept = {name: table.part(name).to_pylist() for name in source.keep_columns}
-    rows = PartRows(keep=source.keep_columns)
+    rows = task.rows()
     for row in range(len(table)):
         fields = {name: value for name, values in found.items() if (value := values[row]) is not None}
         _add(rows, fields, {name: values[row] for name, values in kept.items()}, table=table, row=row, task=task)
@@ -91,6 +95,8 @@ def _add(
         for name in ("messages", "image"):
             if name in fields and (name == "messages" or fields[name].lstrip().startswith("[")):
                 fields[name] = _nested(name, fields[name])
+        if "label" in fields:
+            fields["label"] = written_label(fields["label"])
         images = [*map(file_place, image_names(fields))]
         rows.add(fields, images, sample_id=sample_id, explicit=sample_id is not None, kept=kept)
     except SampleError as err:
@@ -105,22 +111,18 @@ def _nested(name: str, text: str) -> Any:
 
 
 def _require(task: PartTask, names: Sequence[str]) -> None:
-    """Raises ManifestError where a CSV has neither messages nor a question and an answer, or lacks a named column."""
-    columns = task.source.columns
+    """Raises ManifestError where a CSV lacks what is read of it, or a named column."""
+    columns, reads = task.source.columns, task.reads
     defaults = {field.name: field.default for field in fields_of(SourceColumns)}
     missing = [
         f"{column} (source.columns.{name})"
-        for name in _NAMED
+        for name in COLUMNS_READ[reads]
         if (column := getattr(columns, name)) is not None and column not in names and column != defaults[name]
     ]
-    if not missing and columns.messages not in names and not {columns.question, columns.answer} <= {*names}:
-        missing = [f"{columns.messages}, nor {columns.question} and {columns.answer}"]
+    if not missing and lacks_text(reads, {name for name in COLUMNS_READ[reads] if getattr(columns, name) in names}):
+        missing = [wanted_text(columns, reads)]
     if missing:
-        raise ManifestError(
-            f"{task.path}: no column {missing[0]}; it has {', '.join(names)}; set image, question, answer or messages "
-            "under [source.columns]",
-            code="FB202",
-        )
+        raise no_column(task, missing[0], names)
 
 
 KIND = VisionKind(parts=table_parts, read=read_table_part, holds_images=True)

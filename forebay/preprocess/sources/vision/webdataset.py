@@ -1,4 +1,7 @@
-"""`kind = "webdataset"` of conversations: tars of `{id}.json` and `{id}.jpg`, or `{id}.0.jpg`, `{id}.1.png`."""
+"""`kind = "webdataset"` under `[vision]`: tars of `{id}.json` and `{id}.jpg`, or `{id}.0.jpg`, `{id}.1.png`.
+
+Rows of one image with a class or a text are in `tar_images`.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,9 @@ from forebay.preprocess.sources.members import (
 from forebay.preprocess.sources.rows import storable
 from forebay.preprocess.sources.vision.canonical import identifier, image_names, text_error
 from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Place, VisionKind, part_tasks
+from forebay.preprocess.sources.vision.tar_images import IMAGE_EXTENSIONS, MEMBERS_PER_RUN, add_images
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import Refused, TarIndex
-
-IMAGE_EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp"))
-
-_MEMBERS_PER_RUN = 256
 
 
 @dataclass(slots=True)
@@ -50,13 +50,16 @@ def read_tar_part(task: PartTask) -> Part:
     Its images are the members `{id}.jpg`, `.jpeg`, `.png`, `.webp` (in any case) and `{id}.{n}.jpg`, in the order of
     their numbers; names of images in the JSON only say how many there are. The id is that of the JSON, else the name.
     Rows that cannot be used: `unreadable_tar`, `bad_conversation`, `image_count_mismatch`, what the tar's index
-    refuses; images without a JSON are excluded as `no_conversation`.
+    refuses; images without a JSON are excluded as `no_conversation`. What is no conversation: `add_images`.
     """
-    rows = PartRows(keep=task.source.keep_columns)
+    rows = task.rows()
     index = tar_index(task.path, cache_root=task.cache_root)
     if isinstance(index, UnreadableTar):
         rows.reject(task.name, index.reason, index.message)
         return rows.part(task.group, absent=index.absent)
+    if task.reads != "conversations":
+        add_images(rows, index, task)
+        return rows.part(task.group)
     samples = _samples(index)
     entries = sorted([(row, stem) for stem, row in samples.jsons.items()] + list(samples.lonely.items()))
     with opened(index.path) as descriptor:
@@ -83,7 +86,7 @@ def _add(rows: PartRows, descriptor: int, index: TarIndex, samples: _Samples, st
     fields = _json(descriptor, index, samples.jsons[stem])
     members = sorted(samples.images.get(stem, ()), key=lambda row: _order(index.names[row], stem))
     places = [
-        Place(None, storable(index.names[row]), int(index.offsets[row]), int(index.sizes[row]), row // _MEMBERS_PER_RUN)
+        Place(None, storable(index.names[row]), int(index.offsets[row]), int(index.sizes[row]), row // MEMBERS_PER_RUN)
         for row in members
     ]
     named = len(image_names(fields))

@@ -11,22 +11,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-import os
-import stat
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from forebay.config.code import Asker, ask, not_allowed, same_source, source_of, spec_problem
 from forebay.errors import ConfigError
-from forebay.steps.text.normal import run_code
-from forebay.steps.text.normal.run_code import Answer, CodeError
+from forebay.steps import run_code
+from forebay.steps.run_code import Answer, CodeError
 from forebay.steps.text.normal.step import NormalStep, Problem, Runner, Where
 
-_MAX_BYTES = 1 << 20
+_ASKER = Asker("text.normalize", "FB120")
 _PROBE_S = 120
 """Seconds after which a function that does not end is refused."""
 
@@ -83,9 +79,9 @@ class Code(NormalStep):
         if problem := spec_problem(spec):
             raise ConfigError(f"text.normalize: {problem}", code="FB102")
         if not where.allow_code:
-            raise ConfigError(not_allowed(spec), code="FB120")
+            raise ConfigError(not_allowed(_ASKER.setting, spec), code="FB120")
         path = where.folder / name
-        content = _content(path, where.folder)
+        content = source_of(path, where.folder, _ASKER)
         return cls(function=function, digest=hashlib.sha256(content).hexdigest(), path=path)
 
     def open(self) -> Runner:
@@ -110,12 +106,8 @@ class Code(NormalStep):
         The processes have other seeds of `hash`, so that an order of a set shows. Raises ConfigError where results
         differ, where no probe text gives one, and where the file cannot be run.
         """
-        source, runs = self._bytes(), []
-        for seed in ("1", "2"):
-            found = self._probed(source, seed)
-            if error := found.get("error"):
-                raise ConfigError(f"{self._called()}: {error}; correct the file", code="FB120")
-            runs += found["runs"]
+        source = self._bytes()
+        runs = [run for seed in ("1", "2") for run in self._probed(source, seed)["runs"]]
         for (text, language), *answers in zip(_PROBE, *runs, strict=True):
             self._compare(text, language, [tuple(answer) for answer in answers])
         if all(kind == "raised" for kind, _ in runs[0]):
@@ -147,28 +139,17 @@ class Code(NormalStep):
             "function": self.function,
             "pairs": _PROBE,
         }
-        try:
-            done = subprocess.run(
-                [sys.executable, "-P", run_code.__file__],
-                input=json.dumps(question).encode("ascii"),
-                capture_output=True,
-                env={**os.environ, "PYTHONHASHSEED": seed},
-                timeout=_PROBE_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as err:
-            raise ConfigError(
-                f"{self._called()} did not end with {len(_PROBE)} probe texts in {_PROBE_S} s; correct it", code="FB120"
-            ) from err
-        try:
-            found: dict[str, Any] = json.loads(done.stdout)
-        except ValueError as err:
-            last = " ".join(done.stderr.decode("utf-8", "replace").split())[-200:]
-            raise ConfigError(
-                f"{self._called()} ended its process with exit status {done.returncode}: {last or 'no message'}; "
-                "correct the file",
-                code="FB120",
-            ) from err
+        found = ask(
+            [run_code.__file__],
+            question,
+            seed=seed,
+            timeout_s=_PROBE_S,
+            called=self._called(),
+            asker=_ASKER,
+            work=f"{len(_PROBE)} probe texts",
+        )
+        if error := found.get("error"):
+            raise ConfigError(f"{self._called()}: {error}; correct the file", code="FB120")
         return found
 
     def _result(self, answer: Answer) -> str | Problem:
@@ -180,67 +161,7 @@ class Code(NormalStep):
 
     def _bytes(self) -> bytes:
         """Returns the bytes of the key. Raises ConfigError where the file holds others."""
-        content = _content(self.path, self.path.parent)
-        if (found := hashlib.sha256(content).hexdigest()) != self.digest:
-            raise ConfigError(
-                f"{self.path} has changed: its sha256 was {self.digest[:16]} and is {found[:16]}; run it again",
-                code="FB120",
-            )
-        return content
+        return same_source(self.path, self.digest, _ASKER)
 
     def _called(self) -> str:
         return f"text.normalize: {self.label}"
-
-
-def not_allowed(spec: str) -> str:
-    """Returns what to say of an entry that is code, in a config that allows none."""
-    return (
-        f'text.normalize has "{spec}", which is code, and run.allow_code is false; if you trust that file, write '
-        "allow_code = true under [run] in the config file itself (--set cannot)"
-    )
-
-
-def spec_problem(spec: str) -> str | None:
-    """Returns what is wrong with an entry `file.py:function` as it is written; None where nothing is."""
-    name, _, function = spec.rpartition(":")
-    shown = json.dumps(spec)
-    if not name.endswith(".py") or not function.isidentifier():
-        return f'{shown} is no "file.py:function"; name a Python file and a function of it'
-    parts = name.split("/")
-    if "://" in name or ":" in name or "\\" in name or not name.isprintable():
-        return f"{shown} names no file beside the config; name one, without a URL"
-    if name.startswith("/") or ".." in parts or "" in parts:
-        return f"{shown} leads out of the config's folder; put the file beside the config"
-    return None
-
-
-def _content(path: Path, folder: Path) -> bytes:
-    """Returns the bytes of a regular file at or below a folder, below which no part of the path is a link."""
-    try:
-        for part in [path, *path.parents]:
-            if part == folder:
-                break
-            if stat.S_ISLNK(part.lstat().st_mode):
-                raise ConfigError(
-                    f"text.normalize: {part} is a link; code is a regular file beside the config", code="FB120"
-                )
-        content = _read(path)
-    except OSError as err:
-        raise ConfigError(
-            f"text.normalize: cannot read {path}: {err.strerror}; code lies beside the config", code="FB120"
-        ) from err
-    if len(content) > _MAX_BYTES:
-        raise ConfigError(f"text.normalize: {path} has more than {_MAX_BYTES} bytes; name a smaller file", code="FB120")
-    return content
-
-
-def _read(path: Path) -> bytes:
-    """Returns the first bytes of a regular file. Raises ConfigError for a pipe, a folder or a device."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ConfigError(f"text.normalize: {path} is no regular file; name a Python file", code="FB120")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(_MAX_BYTES + 1)
-    finally:
-        os.close(descriptor)

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forebay.steps.text.normal.code import spec_problem
+from forebay.config.code import spec_problem
 from forebay.steps.text.normal.phones.settings import problems as phones_problems
 from forebay.steps.text.normal.step import NormalStep, Where
 

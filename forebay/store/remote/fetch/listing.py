@@ -20,7 +20,7 @@ from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissin
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
 from forebay.store.remote.fetch.content import DIGITS, HASHES, Expected, judge
 from forebay.store.remote.fetch.names import folders_of
-from forebay.visible import human_bytes
+from forebay.visible import an, human_bytes
 
 MANIFEST = "evaluation_manifest.json"
 MAKE = "forebay evalset CONFIG --out DIR"
@@ -256,7 +256,7 @@ def _parsed(where: Url, data: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as err:
         raise ManifestError(f"{where} is no JSON ({err}); name the manifest of an evaluation set") from err
     if not isinstance(document, dict):
-        raise ManifestError(f"{where} is a {type(document).__name__}, wanted an object with `files`")
+        raise ManifestError(f"{where} is {an(type(document).__name__)}, wanted an object with `files`")
     return document
 
 

@@ -23,6 +23,7 @@ from forebay.config.tree import Config
 from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError, ForebayError, ManifestError, RemoteDeniedError, RemoteError
 from forebay.store.files import write_bytes
+from forebay.store.inputs import located
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.raw.origin import Place, Version, objects_of, origin_of
 
@@ -33,8 +34,11 @@ _ATTEMPTS = 3
 def localized(config: Config) -> Config:
     """Returns the config with paths in mirrors where `source.manifest` holds URLs; any other config as it is.
 
+    Of code that yields samples: with the list of what it yielded.
+
     Raises ManifestError for a URL that is both an object and a folder, RemoteError where the store does not answer.
     """
+    config = located(config)
     source = config.source
     if not any(map(is_url, source.manifests)):
         return config

@@ -1,7 +1,7 @@
-"""Runs a function of the user: in a worker as a module's functions, and as a program of its own for the probe.
+"""Runs code of the user: in a worker as what a module holds, and as a program of its own for the probe of a function.
 
 As a program it imports nothing of forebay, so that it starts at once: `python -P run_code.py < question > answer`, both
-JSON. The function's own output goes to standard error.
+JSON. What the user's code prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ Answer = tuple[Literal["text", "type", "raised"], str]
 
 Function = Callable[[str, str], object]
 
+_MODULE = "forebay_code_"
+"""How names of modules of users begin."""
+
 
 class CodeError(Exception):
     """The code cannot be run at all: it is no Python, raises when it is imported, or has no such function."""
 
 
-def loaded(source: bytes, path: str, function: str) -> Function:
-    """Returns a function of a module that is made of these very bytes. path: for `__file__` and tracebacks.
+def loaded(source: bytes, path: str, name: str, *, what: Literal["function", "class"] = "function") -> Any:
+    """Returns a function or class of a module that is made of these very bytes. path: for `__file__` and tracebacks.
 
     The module has a name of its own and no place on `sys.path`: what lies beside the file cannot be imported. Raises
     CodeError.
     """
-    module = types.ModuleType(f"forebay_code_{hashlib.sha256(source).hexdigest()[:16]}")
+    module = types.ModuleType(f"{_MODULE}{hashlib.sha256(source).hexdigest()[:16]}")
     module.__file__ = path
     sys.modules[module.__name__] = module  # dataclasses look their module up there
     try:
@@ -40,12 +43,13 @@ def loaded(source: bytes, path: str, function: str) -> Function:
         raise
     except BaseException as err:
         raise CodeError(f"importing it raised {described(err)}") from err
-    found: Any = getattr(module, function, None)
-    if not callable(found):
-        names = sorted(name for name, value in vars(module).items() if isinstance(value, types.FunctionType))
-        raise CodeError(f"it has no function {function}; its functions: {', '.join(names) or 'none'}")
-    called: Function = found
-    return called
+    found: Any = getattr(module, name, None)
+    if not callable(found) or (what == "class" and not isinstance(found, type)):
+        kind, kinds = (type, "classes") if what == "class" else (types.FunctionType, "functions")
+        own = {key: value for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+        names = sorted(key for key, value in own.items() if isinstance(value, kind))
+        raise CodeError(f"it has no {what} {name}; its {kinds}: {', '.join(names) or 'none'}")
+    return found
 
 
 def answer(function: Function, text: str, language: str) -> Answer:
@@ -61,10 +65,15 @@ def answer(function: Function, text: str, language: str) -> Answer:
 
 
 def described(err: BaseException) -> str:
-    """Returns an exception as one line, with the line of the code that raised it."""
-    trace, line = err.__traceback__, None
+    """Returns an exception as one line, with the last line of the user's file that led to it."""
+    lines: dict[bool, int] = {}
+    trace = err.__traceback__
     while trace is not None:
-        line, trace = trace.tb_lineno, trace.tb_next
+        module = str(trace.tb_frame.f_globals.get("__name__"))
+        if module != __name__:
+            lines[module.startswith(_MODULE)] = trace.tb_lineno
+        trace = trace.tb_next
+    line = lines.get(True, lines.get(False))  # of an installed package: the last line of all
     try:
         message = " ".join(str(err).split())[:200]
     except Exception:  # noqa: BLE001 - of the user's own exceptions
@@ -85,11 +94,12 @@ def probed(question: dict[str, Any]) -> dict[str, Any]:
     return {"runs": [first, again[::-1]]}
 
 
-def _main() -> None:
+def serve(answered: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Writes the answer to the question of standard input, as JSON; whatever else is printed goes to standard error."""
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii") as out:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        json.dump(probed(json.load(sys.stdin)), out)
+        json.dump(answered(json.load(sys.stdin)), out)
 
 
 if __name__ == "__main__":
-    _main()
+    serve(probed)

@@ -1,0 +1,157 @@
+"""Code that a config names: a regular Python file at or below the config's folder, read as bytes and never imported.
+
+Nothing here runs the file in this process: what makes keys needs its bytes alone. `ask` starts a process of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from forebay.errors import ConfigError
+
+_MAX_BYTES = 1 << 20
+
+
+class Asker(NamedTuple):
+    """The setting of a config that names code, and the code of errors about it."""
+
+    setting: str
+    code: str
+
+
+def not_allowed(setting: str, spec: str) -> str:
+    """Returns what to say of a setting that is code, in a config that allows none."""
+    return (
+        f'{setting} has "{spec}", which is code, and run.allow_code is false; if you trust that code, write '
+        "allow_code = true under [run] in the config file itself (--set cannot)"
+    )
+
+
+def spec_problem(spec: str, *, what: Literal["function", "class"] = "function") -> str | None:
+    """Returns what is wrong with a `file.py:name` as it is written; None where nothing is."""
+    file, _, name = spec.rpartition(":")
+    shown = json.dumps(spec)
+    if not file.endswith(".py") or not name.isidentifier():
+        return f'{shown} is no "file.py:{what}"; name a Python file and a {what} of it'
+    parts = file.split("/")
+    if "://" in file or ":" in file or "\\" in file or not file.isprintable():
+        return f"{shown} names no file beside the config; name one, without a URL"
+    if file.startswith("/") or ".." in parts or "" in parts:
+        return f"{shown} leads out of the config's folder; put the file beside the config"
+    return None
+
+
+def source_of(path: Path, folder: Path, asker: Asker) -> bytes:
+    """Returns the bytes of a Python file at or below a folder, below which no part of the path is a link.
+
+    Raises ConfigError for a link, a pipe, a folder, a device, and for more than a mebibyte.
+    """
+    require_plain(path, folder, asker)
+    with opened(path, asker) as file:
+        try:
+            content: bytes = file.read(_MAX_BYTES + 1)
+        except OSError as err:
+            raise _unreadable(path, err, asker) from err
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(
+            f"{asker.setting}: {path} has more than {_MAX_BYTES} bytes; name a smaller file", code=asker.code
+        )
+    return content
+
+
+def same_source(path: Path, digest: str, asker: Asker) -> bytes:
+    """Returns the bytes of a file whose sha256 is in the key. Raises ConfigError where the file holds others."""
+    content = source_of(path, path.parent, asker)
+    if (found := hashlib.sha256(content).hexdigest()) != digest:
+        raise ConfigError(
+            f"{path} has changed: its sha256 was {digest[:16]} and is {found[:16]}; run it again", code=asker.code
+        )
+    return content
+
+
+def digest_of(path: Path, folder: Path, asker: Asker) -> str:
+    """Returns the sha256 of a file of any size that code depends on; the rules of `source_of` hold for its place."""
+    require_plain(path, folder, asker)
+    with opened(path, asker) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_plain(path: Path, folder: Path, asker: Asker) -> None:
+    """Raises ConfigError where a part of a path below a folder is a link, or where nothing is there."""
+    try:
+        for part in [path, *path.parents]:
+            if part == folder:
+                return
+            if stat.S_ISLNK(part.lstat().st_mode):
+                raise ConfigError(
+                    f"{asker.setting}: {part} is a link; code is a regular file beside the config", code=asker.code
+                )
+    except OSError as err:
+        raise _unreadable(path, err, asker) from err
+
+
+def opened(path: Path, asker: Asker) -> Any:
+    """Returns a regular file, opened as bytes. Raises ConfigError for a pipe, a folder, a device or a link."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as err:
+        raise _unreadable(path, err, asker) from err
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ConfigError(f"{asker.setting}: {path} is no regular file; name a Python file", code=asker.code)
+    return os.fdopen(descriptor, "rb")
+
+
+def _unreadable(path: Path, err: OSError, asker: Asker) -> ConfigError:
+    return ConfigError(
+        f"{asker.setting}: cannot read {path}: {err.strerror}; code lies beside the config", code=asker.code
+    )
+
+
+def ask(
+    program: Sequence[str],
+    question: Mapping[str, Any],
+    *,
+    seed: str,
+    timeout_s: float | None,
+    called: str,
+    asker: Asker,
+    work: str = "",
+) -> dict[str, Any]:
+    """Returns what a program says to a question, both JSON, in a Python process with this seed of `hash`.
+
+    Neither the current folder nor that of the program is on its `sys.path`. called: the user's code, for messages.
+    work: what it has to do within `timeout_s`.
+    Raises ConfigError where it does not end in time or gives no answer.
+    """
+    where = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", *program],
+            input=json.dumps(question).encode("ascii"),
+            capture_output=True,
+            env={**os.environ, "PYTHONPATH": where, "PYTHONHASHSEED": seed},
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as err:
+        raise ConfigError(
+            f"{called} did not end with {work} in {timeout_s:.0f} s; correct it", code=asker.code
+        ) from err
+    try:
+        found: dict[str, Any] = json.loads(done.stdout)
+    except ValueError as err:
+        last = " ".join(done.stderr.decode("utf-8", "replace").split())[-200:]
+        raise ConfigError(
+            f"{called} ended its process with exit status {done.returncode}: {last or 'no message'}; correct the file",
+            code=asker.code,
+        ) from err
+    return found

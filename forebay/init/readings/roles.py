@@ -1,0 +1,75 @@
+"""Which column of a table has which role, where one is given, usual or chosen; and tables of the same columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.errors import ConfigError
+from forebay.init.choose import Choice, Chooser
+from forebay.init.columns import Candidate
+from forebay.init.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """Tables of the same columns. first: the head of one of them. others: names of those of other splits."""
+
+    paths: tuple[Path, ...]
+    first: Table
+    others: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What a person calls them."""
+        name = self.first.path.name
+        return name if len(self.paths) == 1 else f"{name} and {len(self.paths) - 1} more tables"
+
+
+def pick(
+    table: Table, role: str, candidates: Sequence[Candidate], chooser: Chooser, *, may_lack: bool = True
+) -> str | None:
+    """Returns the column that holds a role: the one that was given, the only one, or the one that is chosen."""
+    option = f"column {role}"
+    if option in chooser.given:
+        chooser.used.add(option)
+        name = chooser.given[option]
+        if name not in table.names:
+            raise ConfigError(
+                f"--column {role}={name}: {table.path} has no such column; it has {', '.join(table.names)}"
+            )
+        return name
+    if not candidates:
+        if may_lack:
+            return None
+        raise ConfigError(
+            f"{table.path}: no column looks like {role}; give --column {role}=NAME, one of {', '.join(table.names)}"
+        )
+    choices = [Choice(_label(table, each.name), each.name, each.name) for each in candidates]
+    return chooser.one(f"which column of {table.path.name} is {role}", choices, option=option)
+
+
+def _label(table: Table, name: str) -> str:
+    values = table.values(name)
+    shown = repr(str(values[0])[:50]) if values else "empty"
+    return f"{name} (for example {shown})"
+
+
+def unlike_usual(**columns: str | None) -> dict[str, str]:
+    """Returns the columns of `[source.columns]` that have another name than they have when nothing is said."""
+    usual = {"id": ("sample_id", "id"), "duration": ()}
+    return {role: name for role, name in columns.items() if name is not None and name not in usual.get(role, (role,))}
+
+
+def only(
+    candidates: Sequence[Candidate], role: str, table: Table, chooser: Chooser, *, is_open: bool = True
+) -> str | None:
+    """Returns the likeliest column; asks only where several may be it and neither is the usual one."""
+    named = [each for each in candidates if each.score >= 1]
+    return pick(table, role, named[:1] or (candidates if is_open else []), chooser)
+
+
+def splits_note(tables: Tables) -> list[str]:
+    """Returns what is said of tables of other splits."""
+    return [f"Other splits are left out: {', '.join(tables.others)}."] if tables.others else []

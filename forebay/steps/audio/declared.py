@@ -1,0 +1,118 @@
+"""`declared`: features whose batch form the cache itself declares, whatever made them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from forebay.errors import ConfigError
+from forebay.steps.form import BatchForm
+from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, Dtype, Stored
+from forebay.store.layout import Array, FieldSpec, Group
+from forebay.store.source import Sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Declared(AudioStep):
+    """A step that says in a `BatchForm` what it makes; a cache keeps the form, and reading needs nothing else.
+
+    A step of this kind has `batch_form`, `num_frames` and `make`.
+    """
+
+    name: ClassVar[str] = "declared"
+    stored_as: ClassVar[str] = "declared"
+    sample_rate_hz: ClassVar[int | None] = None
+
+    def batch_form(self) -> BatchForm:
+        """Returns the form of what `make` gives. It may load what makes it: never ask where only a key is wanted."""
+        raise NotImplementedError
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns the fields of the form, the one that frames are counted by first."""
+        form = self.batch_form()
+        specs = form.specs()
+        main = form.main.name
+        return tuple(sorted(specs, key=lambda spec: spec.name != main))
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The form."""
+        return {"n_mels": None, "form": self.batch_form().to_json()}
+
+    @classmethod
+    def batch(cls, stored: Stored) -> AudioBatch:
+        """Returns the batches that the cache's form declares. Raises ConfigError where it is no form."""
+        return _batch_of(form_of(stored, "form", group="media"))
+
+
+def form_of(stored: Stored, name: str, *, group: Group | None = None) -> BatchForm:
+    """Returns the form that a constant of a cache holds. Raises ConfigError where it holds none.
+
+    group: whose fields must be on disk as the form says. None: who opened the cache has compared them.
+    """
+    try:
+        form = BatchForm.from_json(stored.constant(name))
+        for wanted in form.specs(group) if group is not None else ():
+            if stored.fields.get(wanted.name) != wanted:
+                raise ValueError(
+                    f"the field {wanted.name} is {stored.fields.get(wanted.name)}, the form wants {wanted}"
+                )
+        return form
+    except ValueError as err:
+        raise ConfigError(
+            f"{stored.name}: its metadata declares no form of batches that forebay writes: {err}; "
+            "rebuild it: forebay preprocess"
+        ) from err
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredBatch(AudioBatch):
+    """Batches of clips by a declared form."""
+
+    form: BatchForm
+
+    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
+        """Returns the fields of the form. Raises ConfigError for clips that stand in no batch together."""
+        from forebay.steps.form_batch import collate
+
+        with self._refused():
+            return collate(self.form, self._arrays(samples), dtype=dtype, allocate=allocate)
+
+    def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
+        """Returns (values along the axis that grows of the samples, those that their batch has room for)."""
+        from forebay.steps.form_batch import count
+
+        main = self.form.main
+        with self._refused():
+            return count(main, [(main.array(sample),) for sample in samples])
+
+    @contextlib.contextmanager
+    def _refused(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, IndexError) as err:
+            raise ConfigError(
+                f"clips of {self.form.made_by} stand in no batch together: {err}; its promise is {self.form.promise}: "
+                "set plan.batch_size = 1, or rebuild the cache: forebay preprocess"
+            ) from err
+
+    def _arrays(self, samples: Sequence[Sample]) -> list[Mapping[str, Sequence[Array]]]:
+        return [{name: (array,) for name, array in self.form.arrays(sample).items()} for sample in samples]
+
+
+def _batch_of(form: BatchForm) -> DeclaredBatch:
+    return DeclaredBatch(form.main.name, form)
+
+
+def interpolated(lengths: Sequence[tuple[int, int]], num_samples: Array) -> Array:
+    """Returns about how many frames clips have, int64, by a line through (samples, frames) of two clips.
+
+    An estimate: what is stored is counted.
+    """
+    (first, few), (last, many) = lengths
+    slope = (many - few) / max(last - first, 1)
+    return np.maximum(np.round(few + (num_samples - first) * slope), 0).astype(np.int64)

@@ -1,0 +1,169 @@
+"""How batches by a declared form compare with those of the feature extractor itself: what a cache can promise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from forebay.steps.audio.extractor.open import Arrays, OpenExtractor
+from forebay.steps.form import BatchForm, FieldForm, Promise, Side
+from forebay.store.layout import Array
+
+_WITHIN = 5e-4
+"""Up to this difference of any value batches are the same but for rounding."""
+_MARGIN = 2.0
+"""Other clips than those of the probe differ more. Quiet ones and tones are among these, because they differ most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch by the extractor itself. alone: of each of its clips. whole: the batch."""
+
+    alone: tuple[Arrays, ...]
+    whole: Arrays
+
+    @classmethod
+    def of(
+        cls, opened: OpenExtractor, clips: Sequence[Array], alone: Sequence[Arrays], members: Sequence[int]
+    ) -> Batch:
+        """Returns the extractor's batch of some of the clips, in this order."""
+        return cls(tuple(alone[i] for i in members), opened.batch([clips[i] for i in members]))
+
+
+def promise_of(form: BatchForm, batches: Sequence[Batch]) -> Promise:
+    """Returns how batches by the form compare with the extractor's own.
+
+    What an extractor's own mask says is padding does not count.
+    """
+    names = list(dict.fromkeys([*(field.name for field in form.fields), *(n for each in batches for n in each.whole)]))
+    pairs = [(batch, collated(form, batch.alone)) for batch in batches]
+    found = [_compared(name, form, batch, ours.get(name)) for batch, ours in pairs for name in names]
+    limit = max(max(each.values, each.padding) for each in found)
+    masks = dict.fromkeys(each.mask for each in found if each.masked > 0)
+    where = f"where {' and '.join(masks)} is 1" if masks else ""
+    if limit == 0:
+        return Promise(kind="exact", why=where)
+    if limit <= _WITHIN:
+        return Promise(kind="within", limit=_rounded_up(limit * _MARGIN), why=where)
+    return Promise(kind="alone", why=_why(found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """The largest differences of one field of one batch: in what clips hold, beside that, and where `mask` is 0."""
+
+    name: str
+    values: float = 0.0
+    padding: float = 0.0
+    masked: float = 0.0
+    mask: str = ""
+
+
+def _compared(name: str, form: BatchForm, batch: Batch, ours: Array | None) -> _Compared:
+    theirs = batch.whole.get(name)
+    if ours is None or theirs is None:
+        # A mask that a batch of the extractor lacks is all ones where it says nothing.
+        there = ours if theirs is None else theirs
+        is_said = there is not None and not (there.dtype.kind != "f" and (there == 1).all())
+        return _Compared(name, values=math.inf if is_said else 0.0)
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return _Compared(name, values=math.inf)
+    differences = np.abs(ours.astype(np.float64) - theirs)
+    if not differences.any():
+        return _Compared(name)
+    field = next(field for field in form.fields if field.name == name)
+    if field.dtype != "float32":
+        return _Compared(name, values=math.inf)
+    held = _held(field, batch, ours.shape)
+    mask = _mask_beside(field, batch, ours.shape)
+    counted = np.ones(ours.shape, bool) if mask is None else _spread(batch.whole[mask] == 1, field, ours.shape)
+    return _Compared(
+        name,
+        values=_most(differences[held]),
+        padding=_most(differences[~held & counted]),
+        masked=_most(differences[~held & ~counted]),
+        mask=mask or "",
+    )
+
+
+def _most(differences: Array) -> float:
+    most = float(differences.max()) if differences.size else 0.0
+    return most if math.isfinite(most) else math.inf
+
+
+def _held(field: FieldForm, batch: Batch, shape: tuple[int, ...]) -> Array:
+    """Returns where a batch holds what its clips are alone, bool."""
+    held = np.zeros(shape, bool)
+    for row, one in zip(held, batch.alone, strict=True):
+        row[place(one[field.name], row, field.side)] = True
+    return held
+
+
+def _mask_beside(field: FieldForm, batch: Batch, shape: tuple[int, ...]) -> str | None:
+    """Returns the output of the extractor that marks the values of a field along its axis that grows, if one does."""
+    if len(field.grows) != 1:
+        return None
+    wanted = (shape[0], shape[field.grows[0] + 1])
+    for name, array in batch.whole.items():
+        if name != field.name and array.shape == wanted and is_mask([array]):
+            return name
+    return None
+
+
+def _spread(marks: Array, field: FieldForm, shape: tuple[int, ...]) -> Array:
+    """Returns marks [rows, places] over the other axes of a field, bool."""
+    axis = field.grows[0] + 1
+    inner = [1] * len(shape)
+    inner[0], inner[axis] = marks.shape
+    return np.broadcast_to(marks.reshape(inner), shape)
+
+
+def _why(found: Sequence[_Compared]) -> str:
+    """Returns what a clip beside others differs in from the clip alone."""
+    said = []
+    for name in dict.fromkeys(each.name for each in found):
+        values = max(each.values for each in found if each.name == name)
+        padding = max(each.padding for each in found if each.name == name)
+        most = max(values, padding)
+        if most > _WITHIN:
+            by = "" if most == math.inf else f" (by up to {most:.2g})"
+            said.append(f"{'other values' if values > _WITHIN else 'another padding'} in {name}{by}")
+    return f"its own batches have {', '.join(said)}"
+
+
+def collated(form: BatchForm, alone: Sequence[Arrays]) -> Arrays:
+    """Returns the batch that a form makes of clips, its floats in float32: not yet rounded to what is stored."""
+    import torch
+
+    from forebay.steps.batch import fresh
+    from forebay.steps.form_batch import collate
+
+    whole = replace(
+        form,
+        fields=tuple(replace(f, stored_dtype="float32") if f.dtype == "float32" else f for f in form.fields),
+    )
+    stored = [{k: v for field in whole.stored for k, v in field.stored(each[field.name]).items()} for each in alone]
+    samples = [{name: (array,) for name, array in whole.arrays(each).items()} for each in stored]
+    batch = collate(whole, samples, dtype=torch.float32, allocate=fresh)
+    return {name: tensor.numpy() for name, tensor in batch.items()}
+
+
+def _rounded_up(value: float) -> float:
+    """Returns a number with one digit that is no smaller."""
+    unit = 10.0 ** math.floor(math.log10(value))
+    return float(f"{math.ceil(value / unit) * unit:.0e}")
+
+
+def place(one: Array, row: Array, side: Side) -> tuple[slice, ...]:
+    """Returns where what a clip is alone stands in its row of a batch."""
+    if side == "right":
+        return tuple(slice(0, length) for length in one.shape)
+    return tuple(slice(room - length, room) for length, room in zip(one.shape, row.shape, strict=True))
+
+
+def is_mask(arrays: Sequence[Array]) -> bool:
+    """Whether integers are all 0 or 1 and several, so that a byte holds each."""
+    return all(array.dtype.kind in "biu" and array.size > 1 and ((array == 0) | (array == 1)).all() for array in arrays)

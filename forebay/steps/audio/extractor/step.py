@@ -1,0 +1,211 @@
+"""`extractor`: what a feature extractor of transformers makes of a clip alone, in a batch form that a probe finds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from forebay.config.digest import url_problem
+from forebay.config.url import is_url, url_or_path
+from forebay.errors import ConfigError, DecodeError
+from forebay.steps.audio.declared import Declared
+from forebay.steps.audio.extractor.folder import ExtractorFolder
+from forebay.steps.audio.extractor.native import native_step
+from forebay.steps.audio.extractor.open import OpenExtractor, load_extractor
+from forebay.steps.audio.extractor.probe import Probed, probed
+from forebay.steps.form import BatchForm, FieldForm
+from forebay.steps.step import AudioStep, Fields
+from forebay.steps.table import made
+from forebay.store.layout import Array
+
+_log = logging.getLogger(__name__)
+
+_MAX_FLOAT16 = 65_504.0
+
+_PROBES: dict[Extractor, Probed] = {}
+"""What this process, or the one that sent a step here, has probed. A probe costs up to some seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extractor(Declared):
+    """Every output of a folder's feature extractor, by its own name and with its own dtype.
+
+    digest: of the folder's files, never their path. kind: the extractor's class as the folder names it, or the
+    model_type by which transformers finds it. rate_hz: of the clips.
+    """
+
+    name: ClassVar[str] = "extractor"
+    given: ClassVar[frozenset[str]] = frozenset({"digest", "kind", "rate_hz"})
+
+    extractor: str = field(default="", compare=False)
+    """Folder with the preprocessor_config.json or processor_config.json of a feature extractor of transformers; in the
+    key by content."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Type of the stored values that are floats."""
+    leave_out: tuple[str, ...] = ()
+    """Outputs of the extractor that are not stored."""
+    digest: str
+    kind: str
+    rate_hz: int
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.extractor:
+            raise ValueError(
+                'features = "extractor" needs extractor = "FOLDER", a folder with a preprocessor_config.json'
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, ({f.name: getattr(self, f.name) for f in fields(self)}, _PROBES.get(self))
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], *, folder: Path, rate_hz: int) -> AudioStep:
+        """Returns the step of a config's settings; one of ours where it makes the extractor's values.
+
+        folder: of the config, which `extractor` is relative to. Reads the extractor's files, not transformers. Raises
+        ConfigError where they define none, or one of another sample rate.
+        """
+        place = url_or_path(str(settings.get("extractor", "")))
+        if is_url(place):
+            raise ConfigError(f"audio.extractor: {url_problem(place)}", code="FB102")
+        path = folder / place
+        found = ExtractorFolder.read(path)
+        step = made(
+            cls,
+            {**settings, "extractor": str(path)},
+            digest=found.digest,
+            kind=found.kind or found.model_type,
+            rate_hz=rate_hz,
+        )
+        stated = found.document.get("sampling_rate")
+        if type(stated) is int and stated != rate_hz:
+            raise ConfigError(rate_problem(step.kind or str(path), stated, rate_hz), code="FB121")
+        native = None if step.leave_out else native_step(found, dtype=step.dtype)
+        return step if native is None else native
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        """transformers, and its version."""
+        return {"transformers": version("transformers")}
+
+    def check_code(self) -> None:
+        """Returns if the probe finds nothing wrong; logs where batches are not those of the extractor itself."""
+        self.warn()
+
+    @classmethod
+    def completed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings with `leave_out` in one order."""
+        return {**settings, **({"leave_out": tuple(sorted(settings["leave_out"]))} if "leave_out" in settings else {})}
+
+    def probe(self) -> Probed:
+        """Returns what a probe finds of the extractor, once a process. Loads transformers.
+
+        Raises ConfigError where the extractor cannot be loaded, is of another sample rate, or gives what cannot be
+        stored.
+        """
+        if self not in _PROBES:
+            folder, extractor = self._loaded()
+            opened = OpenExtractor.of(extractor, processor_class=folder.processor_class, leave_out=self.leave_out)
+            if opened.sample_rate_hz != self.rate_hz:
+                raise ConfigError(rate_problem(opened.name, opened.sample_rate_hz, self.rate_hz), code="FB121")
+            _PROBES[self] = probed(opened, dtype=self.dtype)
+        return _PROBES[self]
+
+    def batch_form(self) -> BatchForm:
+        """Returns the form that the probe found."""
+        return self.probe().form
+
+    def warn(self) -> None:
+        """Logs where batches are not those that the extractor itself makes of several clips."""
+        form = self.batch_form()
+        if form.promise.kind == "alone":
+            _log.warning(
+                "audio.extractor: each clip is stored as %s makes it alone, and beside others it makes another: %s",
+                form.made_by,
+                form.promise.why,
+            )
+
+    def num_frames(self, num_samples: Array) -> Array:
+        """Returns about how many frames clips have, int64; exactly where lengths follow the probe's rule."""
+        return self.probe().frames(num_samples)
+
+    def size_bytes(self, num_samples: Array) -> int:
+        """Returns about how much is stored of clips of these lengths, all fields together."""
+        return self.probe().size_bytes(num_samples)
+
+    def make(self, waveforms: Sequence[Array]) -> list[Fields]:
+        """Returns every output for each clip, made of that clip alone.
+
+        Raises DecodeError, reason `extractor_failed` for a clip that the extractor does not take or makes another form
+        of, `not_finite` where it makes NaN, infinity or what the stored dtype cannot hold.
+        """
+        form, opened = self.batch_form(), _opened(self)
+        return [self._fields(form, opened.alone(waveform), waveform) for waveform in waveforms]
+
+    def _fields(self, form: BatchForm, made: Mapping[str, Array], waveform: Array) -> Fields:
+        found: Fields = {}
+        for each in form.fields:
+            if each.name not in made:
+                if each.mask_of is None:
+                    raise _failed(form, waveform, f"gives no {each.name}")
+                continue
+            array = made[each.name]
+            if each.mask_of is not None:
+                if not (array == 1).all():
+                    raise _failed(form, waveform, f"marks padding in {each.name}, where it marked none in the probe")
+                continue
+            found |= self._stored(form, each, array, waveform)
+        return found
+
+    def _stored(self, form: BatchForm, each: FieldForm, array: Array, waveform: Array) -> Fields:
+        if each.stored_dtype == "float16" and array.size and float(np.abs(array).max()) > _MAX_FLOAT16:
+            raise DecodeError(
+                "not_finite",
+                f"{form.made_by} makes {float(np.abs(array).max()):g} in {each.name}, which float16 does not hold; "
+                'set audio.dtype = "float32"',
+            )
+        try:
+            return each.stored(array)
+        except ValueError as err:
+            raise _failed(form, waveform, f"gives another form than in the probe: {err}") from err
+
+    def _loaded(self) -> tuple[ExtractorFolder, Any]:
+        folder = ExtractorFolder.read(Path(self.extractor))
+        if folder.digest != self.digest:
+            raise ConfigError(
+                f"audio.extractor: {self.extractor} changed since the command began; run the command again",
+                code="FB121",
+            )
+        return folder, load_extractor(folder)
+
+
+def rate_problem(name: str, wanted_hz: int, rate_hz: int) -> str:
+    """Returns what is wrong where an extractor is of another sample rate than the config's clips."""
+    return (
+        f"audio.extractor: {name} is defined at {wanted_hz} Hz; sample_rate_hz is {rate_hz}: "
+        f"set audio.sample_rate_hz = {wanted_hz}"
+    )
+
+
+def _failed(form: BatchForm, waveform: Array, what: str) -> DecodeError:
+    return DecodeError("extractor_failed", f"{form.made_by} {what}, for a clip of {waveform.size} samples")
+
+
+@lru_cache(maxsize=4)
+def _opened(step: Extractor) -> OpenExtractor:
+    return OpenExtractor(step._loaded()[1], step.probe().call, step.leave_out)
+
+
+def _received(values: dict[str, Any], probe: Probed | None) -> Extractor:
+    """Returns a step that was sent to this process, with what its sender had probed."""
+    step = Extractor(**values)
+    if probe is not None:
+        _PROBES.setdefault(step, probe)
+    return step

@@ -1,0 +1,56 @@
+"""Runs a step of the user over the probe clips, as a program: `python -P -m forebay.steps.audio.own.probe`.
+
+The question is `Own.question`, the answer `runs`: what the step gave for each clip, and once more in reverse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from forebay.errors import BuildError, ConfigError, DecodeError
+from forebay.steps.audio.own.step import Own
+from forebay.steps.run_code import serve
+from forebay.store.layout import Array
+
+
+def probe_clips(rate_hz: int) -> list[Array]:
+    """Returns clips of three lengths: noise that grows louder, and silence."""
+    made = np.random.default_rng(17)
+    lengths = (rate_hz // 5 + 7, rate_hz, 2 * rate_hz + rate_hz // 3)
+    noise = [made.uniform(-0.5, 0.5, n).astype(np.float32) * np.linspace(0.1, 1, n, dtype=np.float32) for n in lengths]
+    return [*noise, np.zeros(rate_hz, np.float32)]
+
+
+def probed(question: dict[str, Any]) -> dict[str, Any]:
+    """Returns `runs`, or `error` where the step cannot be run at all."""
+    own = Own.asked(question)
+    try:
+        own.opened_class()
+        clips = probe_clips(own.rate_hz)
+        first = list(_answers(own, clips))
+        return {"runs": [first, list(_answers(own, clips[::-1]))[::-1]]}
+    except ConfigError as err:
+        return {"error": str(err)}
+
+
+def _answers(own: Own, clips: list[Array]) -> Iterator[tuple[str, str]]:
+    for clip in clips:
+        try:
+            [fields] = own.compute([clip])
+        except DecodeError as err:
+            yield "raised", str(err)
+        except BuildError as err:
+            yield "differs", str(err)
+        else:
+            digest = hashlib.sha256()
+            for name, array in fields.items():
+                digest.update(f"{name} {array.dtype} {array.shape}\n".encode() + np.ascontiguousarray(array).tobytes())
+            yield "made", f"values of sha256 {digest.hexdigest()[:16]}"
+
+
+if __name__ == "__main__":
+    serve(probed)

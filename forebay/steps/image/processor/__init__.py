@@ -1,0 +1,1 @@
+"""Any image processor of transformers as a step: how it is loaded and probed, and its values as codes."""

@@ -1,0 +1,130 @@
+"""Image processors of transformers, made of a document that was read and checked, by their PIL classes.
+
+Nothing is asked of the folder again: transformers would look into other files there (a config.json of timm, an
+`auto_map` that names code) for the class to take.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import ConfigError
+from forebay.store.image.settings import class_name
+from forebay.visible import an
+
+_log = logging.getLogger(__name__)
+
+
+def pil_processor(path: Path, document: Mapping[str, Any]) -> Any:
+    """Returns transformers' image processor of a document, of the class that works with Pillow.
+
+    `image_processor_type` may be written as X, XFast or XPil, or as `feature_extractor_type` of old folders.
+
+    Raises ConfigError, which names `path`, for a document that names code of its own, no class that transformers knows,
+    one that needs torchvision or another package that is not there, or has settings that its class does not take.
+    """
+    if document.get("auto_map") is not None:
+        raise ConfigError(
+            f"{path}: auto_map names code of the folder ({json.dumps(document['auto_map'])}), which is never run; "
+            "point vision.processor at a folder whose processor is a class of transformers",
+            code="FB123",
+        )
+    if (problem := torchvision_problem()) is not None:
+        hide_torchvision(problem)
+    cls = _class_of(path, _type_in(path, document))
+    try:
+        return cls.from_dict(dict(document))
+    except ImportError as err:
+        raise needs_package(path, cls.__name__, err) from err
+    except Exception as err:  # whatever a foreign class raises of its settings
+        raise ConfigError(
+            f"vision.processor: {path} does not load as {an(cls.__name__)}: {err!r}; save the processor again",
+            code="FB123",
+        ) from err
+
+
+def needs_package(path: Path | str, name: str, err: ImportError) -> ConfigError:
+    """Returns the error that says which package a processor lacks, in the words of what it raised."""
+    said = " ".join(str(err).split()).split(". ")[0]
+    return ConfigError(
+        f"vision.processor: {path} is {an(name)}, which needs a package that is not installed: {said:.200}; "
+        "install it, or point vision.processor at another processor",
+        code="FB123",
+    )
+
+
+def torchvision_problem() -> str | None:
+    """Returns why torchvision, which is there, cannot be imported; None where it can or is not there."""
+    if sys.modules.get("torchvision", ...) is None or importlib.util.find_spec("torchvision") is None:
+        return None
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError, OSError, AttributeError) as err:
+        return f"{type(err).__name__}: {err}"
+    return None
+
+
+def hide_torchvision(problem: str) -> None:
+    """Makes this process go on as if torchvision were not there, and says so.
+
+    One that does not load (built for another torch, as a rule) makes transformers fail for every backend, because
+    transformers looks only whether it is there. Nothing could import it anyway.
+    """
+    from transformers.utils import import_utils
+
+    sys.modules["torchvision"] = None  # type: ignore[assignment]  # Python's way to say: not to be imported
+    import_utils.is_torchvision_available.cache_clear()
+    import_utils.is_torchvision_v2_available.cache_clear()
+    _log.warning("torchvision is installed but does not load (%s); going on as if it were not there", problem)
+
+
+def _type_in(path: Path, document: Mapping[str, Any]) -> str:
+    """The class's name as X, whatever spelling the document has."""
+    kind = document.get("image_processor_type")
+    if kind is None and isinstance(old := document.get("feature_extractor_type"), str):
+        kind = old.replace("FeatureExtractor", "ImageProcessor")
+    if not isinstance(kind, str) or not kind.isidentifier():
+        raise ConfigError(
+            f"{path}: image_processor_type is {json.dumps(kind)}, wanted the name of an image processor of "
+            "transformers; save the processor again with processor.save_pretrained(folder)",
+            code="FB123",
+        )
+    return class_name({"image_processor_type": kind})
+
+
+def _class_of(path: Path, name: str) -> Any:
+    from transformers.models.auto.image_processing_auto import (
+        IMAGE_PROCESSOR_MAPPING_NAMES,
+        get_image_processor_class_from_name,
+    )
+
+    pil = {names["pil"] for names in IMAGE_PROCESSOR_MAPPING_NAMES.values() if names.get("pil")}
+    known = {found for names in IMAGE_PROCESSOR_MAPPING_NAMES.values() for found in names.values() if found}
+    for wanted in (f"{name}Pil", name):
+        if wanted in pil:
+            try:
+                return get_image_processor_class_from_name(wanted)
+            except ImportError as err:
+                raise needs_package(path, wanted, err) from err
+    if name in known:
+        raise ConfigError(
+            f"vision.processor: {path} is {an(name)}, which exists for torchvision alone, and forebay uses processors "
+            "by Pillow; point vision.processor at a processor that has a PIL class",
+            code="FB123",
+        )
+    names = {(base := found.removesuffix("Pil")).lower(): base for found in sorted(pil)}
+    near = difflib.get_close_matches(name.lower(), names, 1, 0.5)
+    hint = f"; the nearest is {names[near[0]]}" if near else ""
+    raise ConfigError(
+        f'{path}: image_processor_type "{name}" is no class of the installed transformers{hint}; install a '
+        "transformers that has it, or point vision.processor at another folder",
+        code="FB123",
+    )

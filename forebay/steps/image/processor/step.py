@@ -1,0 +1,172 @@
+"""`processor`: images as any image processor of transformers makes them, codes and a table of values where it can."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from forebay.errors import ConfigError, SampleError
+from forebay.spans import DECODE, PATCHES, span
+from forebay.steps.form import BatchForm, FieldForm
+from forebay.steps.image.processor.codes import Encoder, NotInTable
+from forebay.steps.image.processor.outputs import NoArrayError, Output, array_of, ask
+from forebay.steps.image.processor.whole import image_processor_of
+from forebay.steps.step import Step
+from forebay.store.image.pixels import Alpha, decode_image
+from forebay.store.layout import Array
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Size = tuple[int, int]
+"""Width and height of an image as displayed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Processed(Step):
+    """What a processor gives of one image by itself. `processor` is the digest of its files, `folder` their place."""
+
+    name: ClassVar[str] = "processor"
+    given: ClassVar[frozenset[str]] = frozenset({"processor", "folder", "max_pixels", "max_sample_bytes"})
+
+    processor: str
+    folder: str = field(default="", compare=False)
+    max_pixels: int = 89_478_485
+    """Of the encoded image, above which it fails before it is decoded."""
+    max_sample_bytes: int = 256 * 1024 * 1024
+    """Of the encoded image."""
+    alpha: Alpha = "white"
+    """`white`: transparent images are laid on white. `drop`: the colours under the alpha show."""
+    table: bool = True
+    """Whether floats of which a channel takes few values are stored as codes of one or two bytes, and a table."""
+    leave_out: tuple[str, ...] = ()
+    """Outputs of the processor that are not stored: what is no array, and what the model does not need."""
+    version: int = 1
+
+    def opened(self, form: BatchForm | None = None) -> OpenProcessor:
+        """Returns the processor, loaded; a process does that once. Raises ConfigError.
+
+        form: what a probe found, in whatever process. None: this process probes, which takes up to some seconds.
+        """
+        if form is None:
+            return _opened(self, self.folder)
+        return OpenProcessor(self, _loaded(self, self.folder), form=form)
+
+
+class OpenProcessor:
+    """A processor of transformers and the form of what it gives."""
+
+    def __init__(self, step: Processed, processor: Any, *, form: BatchForm) -> None:
+        """Takes an image processor and its form, as `probe` found it."""
+        self.form = form
+        self._step, self._processor = step, processor
+        self._encoders = {stored.name: Encoder(stored.table) for stored in form.stored if stored.table is not None}
+
+    def __reduce__(self) -> Any:
+        # A worker loads the processor and takes the form as it is: a probe takes seconds where images become large.
+        return _again, (self._step, self._step.folder, self.form)
+
+    def make(self, data: bytes, *, sample_id: str, size: Size | None = None) -> dict[str, Array]:
+        """Returns the arrays of an encoded image by the name of the field, codes where there is a table.
+
+        size: of the image as its header says, by which texts were written.
+
+        Raises SampleError for an image that cannot be decoded, or that the processor refuses; ConfigError where the
+        processor gives what is not of the form that was found.
+        """
+        with span(DECODE):
+            image = decode_image(data, max_pixels=self._step.max_pixels, sample_id=sample_id, alpha=self._step.alpha)
+            require_size(image, size, sample_id=sample_id)
+        with span(PATCHES):
+            try:
+                answer = ask(self._processor, [image])
+            except Exception as err:  # whatever a foreign class raises of an image
+                said = " ".join(str(err).split())
+                raise SampleError(
+                    "refused_image",
+                    f"{self.form.made_by} does not take {image.width}x{image.height} pixels: {type(err).__name__}: "
+                    f"{said:.300}",
+                ) from err
+            return {stored.name: self._array(stored, answer, sample_id) for stored in self.form.stored}
+
+    def _array(self, stored: FieldForm, answer: Mapping[str, Output | NoArrayError], sample_id: str) -> Array:
+        found = answer.get(stored.name)
+        if found is None and stored.join == "cat":
+            # An output that the processor gives of some images alone: of this one it has no rows.
+            found = np.empty([length or 0 for length in stored.shape], stored.dtype)
+        if not isinstance(found, np.ndarray) or (found.ndim and stored.join != "cat" and len(found) != 1):
+            shown = list(found.shape) if isinstance(found, np.ndarray) else "no array"
+            raise self._other(stored, sample_id, f"{shown} for one image")
+        array = array_of(found, stored.join)
+        fits = array.ndim == len(stored.shape) and all(
+            wanted in (None, length) for wanted, length in zip(stored.shape, array.shape, strict=True)
+        )
+        if not fits or array.dtype.name != stored.dtype:
+            raise self._other(stored, sample_id, f"{array.dtype.name} {list(array.shape)}")
+        if stored.table is None:
+            return array
+        try:
+            return self._encoders[stored.name].codes(array)
+        except NotInTable as err:
+            raise ConfigError(
+                f"{sample_id}: {self.form.made_by} gives {stored.name} of {err.value!r} in channel {err.channel}, "
+                f"which is none of the {stored.table.values.shape[1]} values that the probe found; "
+                "set table = false under [vision] to store floats",
+                code="FB124",
+            ) from err
+
+    def _other(self, stored: FieldForm, sample_id: str, found: str) -> ConfigError:
+        wanted = [("n" if length is None else length) for length in stored.shape]
+        return ConfigError(
+            f"{sample_id}: {self.form.made_by} gives {stored.name} as {found}, the probe found {stored.dtype} "
+            f'{wanted}; leave the image out, or the output: leave_out = ["{stored.name}"] under [vision]',
+            code="FB124",
+        )
+
+
+def require_size(image: Image, size: Size | None, *, sample_id: str) -> None:
+    """Raises SampleError where a decoded image has another size than its header says."""
+    if size is not None and image.size != size:
+        raise SampleError(
+            "unreadable_image",
+            f"{sample_id}: its header gives {size[0]}x{size[1]} pixels as displayed, its pixels are "
+            f"{image.width}x{image.height}; save the image again",
+        )
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(step: Processed, folder: str) -> Any:  # noqa: ARG001  its digest is that of the folder's files
+    return image_processor_of(Path(folder))
+
+
+@functools.lru_cache(maxsize=4)
+def _opened(step: Processed, folder: str) -> OpenProcessor:
+    from forebay.steps.image.processor.probe import probe  # with it comes torch, which no key needs
+
+    processor = _loaded(step, folder)
+    return OpenProcessor(step, processor, form=probe(processor, leave_out=step.leave_out, table=step.table))
+
+
+_pickled: dict[tuple[Processed, str], OpenProcessor] = {}
+"""Of this process, where it got them from another one: tasks that bring the same processor share it."""
+
+
+def _again(step: Processed, folder: str, form: BatchForm) -> OpenProcessor:
+    if (step, folder) not in _pickled:
+        _pickled.clear()
+        _pickled[step, folder] = step.opened(form)
+    return _pickled[step, folder]
+
+
+def probe_processor(processor: Any, *, leave_out: tuple[str, ...] = (), table: bool = True) -> BatchForm:
+    """Returns the form and the promise of an image processor, an instance or the folder of one. Raises ConfigError."""
+    from forebay.steps.image.processor.probe import probe
+
+    if isinstance(processor, str | Path):
+        processor = image_processor_of(Path(processor))
+    return probe(processor, leave_out=leave_out, table=table)

@@ -1,0 +1,160 @@
+"""`chat`: conversations to tokens: the folder's chat template, image tokens by grid, and which tokens are targets."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from forebay.errors import ConfigError
+from forebay.steps.step import TextStep
+from forebay.steps.text.chat.conversation import (
+    Message,
+    check_conversation,
+    learnt_spans,
+    parse_conversation,
+    rendered_text,
+    tokens_pattern,
+)
+from forebay.steps.text.chat.turn_marks import find_turn_marks, target_mask
+from forebay.steps.text.vocabulary import Vocabulary
+from forebay.store.layout import FieldSpec
+
+VISION_START, IMAGE_PAD, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+VISION_TOKENS = (VISION_START, IMAGE_PAD, VISION_END)
+"""Without which no image can stand in a conversation."""
+
+# A model counts all of these, whoever wrote them. Some are in no template.
+_ALL_VISION_TOKENS = (*VISION_TOKENS, "<|vision_pad|>", "<|video_pad|>")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chat(TextStep):
+    """`input_ids` int32 [tokens] and `label_mask` uint8 [tokens] of a conversation under the tokenizer's chat template.
+
+    Image tokens are expanded; the mask is 1 where a token is a target: in what the assistant says, and in what ends its
+    turn. Batches of conversations are packs.
+    """
+
+    name: ClassVar[str] = "chat"
+    axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "label_mask": "tokens", "image_rows": "images"}
+    of_images: ClassVar[bool] = True
+
+    learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
+    """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
+    version: int = 2
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns the fields of the text group: `input_ids` and `label_mask`, [num_tokens] both."""
+        return (
+            FieldSpec(name="input_ids", dtype="int32", group="text"),
+            FieldSpec(name="label_mask", dtype="uint8", group="text"),
+        )
+
+    def encoder(self, folder: Path, *, merge_size: int) -> ChatEncoder:
+        """Returns what writes conversations with the tokenizer of a local folder, see `ChatEncoder`."""
+        return ChatEncoder(self, folder, merge_size=merge_size)
+
+
+class ChatEncoder:
+    """Writes conversations as the chat template of a local folder does, with `<|image_pad|>` repeated by grid.
+
+    The ids are those of the tokenizer for the rendered and expanded string. A target is what the assistant says and the
+    control token that closes its turn; with `step.learn_through = "newline"` also the token of line ends behind that,
+    where one stands. A token that reaches out of the turn (the header's line end together with line ends that an answer
+    begins with) is none. Turns whose message has `"loss": false` have no target.
+    """
+
+    def __init__(self, step: Chat, folder: Path, *, merge_size: int) -> None:
+        """Loads the tokenizer (and with it transformers).
+
+        merge_size: of the image processor; `merge_size`^2 patches become one token. Raises ConfigError where the
+        folder's files are not those of `step.tokenizer`, lack what images need, or where the template's turns cannot be
+        found or have no newline behind them that `step.learn_through` could mean.
+        """
+        self._vocabulary = Vocabulary(folder, digest=step.tokenizer)
+        self._ids = {token: self._vocabulary.require(token, prompt="chat") for token in VISION_TOKENS}
+        self._render = functools.partial(render_chat, self._vocabulary)
+        shown = f"{VISION_START}{IMAGE_PAD}{VISION_END}"
+        self._marks = find_turn_marks(self._vocabulary, self._render, image=shown, placeholder=IMAGE_PAD)
+        self._learns_newline = step.learn_through == "newline"
+        if self._learns_newline:
+            self._marks.require_newline(folder)
+        self._reserved = _reserved(self._vocabulary, self._marks.template_ids)
+        self._merge_size = merge_size
+        self._backend = self._vocabulary.tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What a collator must know: `prompt`, ids of the image's tokens, `pad_token_id`."""
+        pad = self._vocabulary.pad_token_id
+        if pad is None:
+            raise ConfigError(
+                f"text.tokenizer: the tokenizer in {self._vocabulary.folder} names no pad_token and no eos_token; "
+                "use the model's own tokenizer",
+                code="FB106",
+            )
+        return {
+            "prompt": "chat",
+            "image_token_id": self._ids[IMAGE_PAD],
+            "vision_start_token_id": self._ids[VISION_START],
+            "vision_end_token_id": self._ids[VISION_END],
+            "pad_token_id": pad,
+        }
+
+    def encode(self, messages: str, grids: Sequence[tuple[int, int, int]], *, sample_id: str) -> dict[str, np.ndarray]:
+        """Returns `input_ids` int32 [tokens] and `label_mask` uint8 [tokens], 1 where a token is a target.
+
+        messages: a conversation in canonical form, JSON. grids: (t, h, w) in patches of its images, in order.
+        Raises TextError: `bad_conversation`, `no_assistant_turn`, `nothing_to_learn`, `empty_text`,
+        `special_token_in_text`, `image_count_mismatch`, `bad_text`.
+        """
+        conversation = parse_conversation(messages, sample_id=sample_id)
+        turns = check_conversation(conversation, self._reserved, num_images=len(grids), sample_id=sample_id)
+        rendered = rendered_text(self._render, conversation, self._vocabulary.folder, sample_id=sample_id)
+        spans = self._marks.spans(rendered)
+        learnt = learnt_spans(spans, turns, num_shown=rendered.count(IMAGE_PAD), sample_id=sample_id)
+        return self._tokenize(rendered, learnt, grids)
+
+    def decode(self, input_ids: Sequence[int] | np.ndarray) -> str:
+        """Returns the text in the ids of a sample, roles with it; control and image tokens are left out."""
+        return self._vocabulary.decode([int(i) for i in input_ids])
+
+    def _tokenize(
+        self, rendered: str, spans: list[tuple[int, int]], grids: Sequence[tuple[int, int, int]]
+    ) -> dict[str, np.ndarray]:
+        encoding = self._backend.encode(rendered, add_special_tokens=False)
+        ids = np.array(encoding.ids, dtype=np.int32)
+        mask = target_mask(rendered, spans, encoding.offsets, learns_newline=self._learns_newline)
+        # Ids are repeated, not the string: the tokenizer would take 4 times as long and give the same.
+        repeats = np.ones(len(ids), dtype=np.int64)
+        repeats[ids == self._ids[IMAGE_PAD]] = [t * h * w // self._merge_size**2 for t, h, w in grids]
+        return {"input_ids": np.repeat(ids, repeats), "label_mask": np.repeat(mask, repeats)}
+
+
+def _reserved(vocabulary: Vocabulary, template_ids: frozenset[int]) -> re.Pattern[str]:
+    """Returns a pattern of the control tokens that no message may write; others, such as `<think>`, it may."""
+    tokenizer = vocabulary.tokenizer
+    named = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
+    tokens = {*tokenizer.convert_ids_to_tokens(sorted(template_ids)), *_ALL_VISION_TOKENS, *filter(None, named)}
+    return tokens_pattern(tokens)
+
+
+def render_chat(vocabulary: Vocabulary, messages: list[Message], *, add_generation_prompt: bool = False) -> str:
+    """Returns the conversation as the folder's chat template writes it; ValueError where the template refuses it."""
+    from jinja2 import TemplateError  # comes with transformers
+
+    try:
+        chat = vocabulary.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+    except (TypeError, TemplateError) as err:  # TypeError: a template for texts alone adds strings to the list of parts
+        raise ValueError(str(err)) from err
+    return str(chat)

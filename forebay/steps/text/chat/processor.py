@@ -1,0 +1,201 @@
+"""`chat` beside images that a processor makes: conversations as the model's own processor writes them.
+
+The processor is called with blank images: how many tokens an image becomes follows from its size, which a probe proves.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from forebay.config.digest import processor_digest
+from forebay.errors import ConfigError, TextError
+from forebay.steps.form import BatchForm
+from forebay.steps.text.chat.conversation import (
+    Message,
+    check_conversation,
+    learnt_spans,
+    parse_conversation,
+    rendered_text,
+    tokens_pattern,
+)
+from forebay.steps.text.chat.processor_form import TextForm, find_text_form
+from forebay.steps.text.chat.processor_ids import Writer, Written
+from forebay.steps.text.chat.turn_marks import TurnMarks, find_turn_marks, probe_turns, target_mask
+from forebay.steps.text.of_images import ImagesText, Size
+from forebay.steps.text.vocabulary import Vocabulary
+from forebay.store.layout import Array, FieldSpec
+
+MASK = "label_mask"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessorChat(ImagesText):
+    """`input_ids`, what the processor gives beside them for each token, and `label_mask` of a conversation.
+
+    Ids are those of the processor's own `apply_chat_template`, image tokens included. The mask is 1 where a token is a
+    target: in what the assistant says, and in what ends its turn.
+    """
+
+    name: ClassVar[str] = "chat"
+    axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", MASK: "tokens"}
+    given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "processor", "tokenizer_folder", "processor_folder"})
+
+    tokenizer: str
+    processor: str
+    tokenizer_folder: str = field(default="", compare=False)
+    processor_folder: str = field(default="", compare=False)
+    learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
+    """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
+    version: int = 1
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns the fields of the text group, [num_tokens] each."""
+        return self.fields_of(self.encoder().form)
+
+    def fields_of(self, form: BatchForm | None) -> tuple[FieldSpec, ...]:
+        """Returns the fields of the form, and the mask of targets."""
+        return (*super(ProcessorChat, self).fields_of(form), FieldSpec(name=MASK, dtype="uint8", group="text"))
+
+    def encoder(self) -> ProcessorChatEncoder:
+        """Returns what writes conversations; a process keeps the last ones."""
+        return _opened(self, self.tokenizer_folder, self.processor_folder)
+
+
+class ProcessorChatEncoder:
+    """Writes conversations as the processor of a folder does.
+
+    A target is what the assistant says and the control token that closes its turn; with `learn_through = "newline"`
+    also the token of line ends behind that, where one stands. A token that reaches out of the turn is none. Turns whose
+    message has `"loss": false` have no target.
+    """
+
+    def __init__(self, step: ProcessorChat) -> None:
+        """Loads tokenizer and processor, and probes what they write.
+
+        Raises ConfigError where a folder's files are not those of the key, where the processor cannot be built, where
+        what it writes depends on more than the sizes of images, or where turns cannot be found.
+        """
+        self.step = step
+        tokenizer_folder, self._folder = Path(step.tokenizer_folder), Path(step.processor_folder)
+        _require_digest(self._folder, step.processor)
+        self._vocabulary = Vocabulary(tokenizer_folder, digest=step.tokenizer)
+        self._writer = Writer(self._vocabulary, self._folder)
+        self._learns_newline = step.learn_through == "newline"
+        self._marks = _marks(self._vocabulary, self._writer)
+        if self._learns_newline:
+            self._marks.require_newline(tokenizer_folder)
+        self._form: TextForm = find_text_form(self._writer)
+        self._reserved = tokens_pattern(self._writer.control_tokens | self._named(self._marks))
+        self._check_turns()
+
+    @property
+    def form(self) -> BatchForm:
+        """How the fields become those of a batch."""
+        return self._form.batch
+
+    @property
+    def max_images(self) -> int | None:
+        """How many images a conversation may have; None for any number."""
+        return self._form.max_images
+
+    @property
+    def header(self) -> str:
+        """What stands before what the assistant says."""
+        return self._marks.header
+
+    @property
+    def processor(self) -> Any:
+        """The whole processor, without its video part."""
+        return self._writer.processor
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What a cache says of all samples.
+
+        The prompt, the form of its fields, and which outputs of images a batch has: an image processor gives more than
+        a model takes (numbers of tiles, for example).
+        """
+        return {
+            "prompt": ProcessorChat.name,
+            "text_form": self.form.to_json(),
+            "image_outputs": list(self._form.images),
+        }
+
+    def encode(self, text: str, sizes: Sequence[Size], *, sample_id: str) -> dict[str, Array]:
+        """Returns the fields of a conversation, see `ProcessorChat`.
+
+        text: the conversation in canonical form, JSON. sizes: (width, height) of its images, in order.
+        Raises TextError: `bad_conversation`, `no_assistant_turn`, `nothing_to_learn`, `empty_text`,
+        `special_token_in_text`, `image_count_mismatch`, `bad_text`, `images_together`.
+        """
+        conversation = parse_conversation(text, sample_id=sample_id)
+        turns = check_conversation(conversation, self._reserved, num_images=len(sizes), sample_id=sample_id)
+        self._form.check_images(len(sizes), sample_id=sample_id)
+        rendered = rendered_text(self._writer.render, conversation, self._vocabulary.folder, sample_id=sample_id)
+        written = self._written(conversation, sizes, sample_id=sample_id)
+        spans = self._marks.spans(written.text)
+        shown = self._writer.count_images(rendered)
+        learnt = learnt_spans(spans, turns, num_shown=shown, sample_id=sample_id)
+        mask = target_mask(written.text, learnt, written.offsets, learns_newline=self._learns_newline)
+        return {**self._form.stored(written, sample_id=sample_id), MASK: mask}
+
+    def decode(self, input_ids: Sequence[int] | np.ndarray) -> str:
+        """Returns the text in the ids of a sample, roles with it; control and image tokens are left out."""
+        return self._vocabulary.decode([int(i) for i in input_ids])
+
+    def _written(self, conversation: list[Message], sizes: Sequence[Size], *, sample_id: str) -> Written:
+        try:
+            return self._writer.write(conversation, sizes)
+        except (ValueError, TypeError, IndexError, KeyError) as err:
+            raise TextError(
+                "bad_conversation",
+                f"{sample_id}: {self._writer.name} refuses the conversation: {err!r:.300}; correct the manifest",
+            ) from err
+
+    def _named(self, marks: TurnMarks) -> set[str]:
+        """Returns the control tokens that the template writes and those that the tokenizer has a name for."""
+        tokenizer = self._vocabulary.tokenizer
+        named = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
+        return {*tokenizer.convert_ids_to_tokens(sorted(marks.template_ids)), *filter(None, named)}
+
+    def _check_turns(self) -> None:
+        """Raises ConfigError where turns hide in an image's own tokens, or tokens depend on the day."""
+        user, assistant = probe_turns()
+        if self._writer.asks_for_the_date:
+            raise ConfigError(
+                f"text.tokenizer: the chat template of {self._vocabulary.folder} asks for the date of the day, so ids "
+                "would differ from build to build; take strftime_now out of a copy of the template",
+                code="FB126",
+            )
+        written = self._writer.write([user, assistant], [(64, 48)])
+        if len(self._marks.spans(written.text)) != 1:
+            raise ConfigError(
+                f"vision.processor: {self._writer.name} writes the marks of an assistant's turn into its image tokens, "
+                "so turns cannot be found; use the model's own chat template",
+                code="FB126",
+            )
+
+
+@functools.lru_cache(maxsize=2)
+def _opened(step: ProcessorChat, tokenizer_folder: str, processor_folder: str) -> ProcessorChatEncoder:  # noqa: ARG001
+    # Folders are no part of a step's equality, but of what is opened.
+    return ProcessorChatEncoder(step)
+
+
+def _marks(vocabulary: Vocabulary, writer: Writer) -> TurnMarks:
+    return find_turn_marks(vocabulary, writer.render, image=writer.placeholder, placeholder=writer.placeholder)
+
+
+def _require_digest(folder: Path, digest: str) -> None:
+    found = processor_digest(folder)
+    if found != digest:
+        raise ConfigError(
+            f"vision.processor: the files of {folder} have digest {found[:16]}, the recipe was made with "
+            f"{digest[:16]}; they changed in between: run the command again"
+        )

@@ -1,0 +1,1 @@
+"""Caches of images as their processor gives them."""
