@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import logging
 import os
 import threading
@@ -97,6 +98,24 @@ class Bucket:
         return sorted(meta["path"] for page in obstore.list(self.store(), prefix) for meta in page)
 
 
+class _OneAtATime:
+    """A WSGI application that answers one request at a time; bodies come and go side by side.
+
+    moto's threads share an object's buffer: a GET beside the PUT that replaces the object answers 500 (moto 5.2.5,
+    `FakeKey.dispose`), which no real store does.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app, self._lock = app, threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        body, length = environ["wsgi.input"], environ.get("CONTENT_LENGTH")
+        if length or environ.get("wsgi.input_terminated"):
+            environ["wsgi.input"] = io.BytesIO(body.read(int(length)) if length else body.read())
+        with self._lock:
+            return self._app(environ, start_response)
+
+
 class ObjectServer:
     """A context in which a moto S3 server listens on a free port of loopback. What is in it is gone at its end.
 
@@ -117,6 +136,8 @@ class ObjectServer:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # one line a request
         self._moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._moto.start()
+        assert self._moto._server is not None
+        self._moto._server.app = _OneAtATime(self._moto._server.app)
         return self
 
     def __exit__(

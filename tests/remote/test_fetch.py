@@ -12,7 +12,7 @@ import os
 import re
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,9 +38,17 @@ from tests.remote.fake_store import Answer, Asked, fake_store, listing
 
 pytestmark = pytest.mark.usefixtures("environment")
 
+
+class Content(bytes):
+    """Bytes that a failed comparison shows in one line, so that it says which file is missing or another."""
+
+    def __repr__(self) -> str:
+        return bytes.__repr__(self) if len(self) <= 20 else f"<{len(self)} bytes, MD5 {hashlib.md5(self).hexdigest()}>"
+
+
 SEGMENT = 64 * 1024
-LARGE = bytes(range(251)) * 2000  # eight segments, and no power of two
-FILES = {"hi_eval.tarx": LARGE, "bn_eval.tarx": LARGE[::-1], "more/deep/a b.txt": b"hello", "empty": b""}
+LARGE = Content(bytes(range(251)) * 2000)  # eight segments, and no power of two
+FILES = {"hi_eval.tarx": LARGE, "bn_eval.tarx": Content(LARGE[::-1]), "more/deep/a b.txt": b"hello", "empty": b""}
 
 
 @pytest.fixture(autouse=True)
@@ -58,15 +66,18 @@ def url(bucket: Emptied) -> Url:
 
 
 def fetched(url: Url, folder: Path, *, retries: int = 0, num_threads: int = 4, **options: Any) -> FetchReport:
-    """Fetches in this process."""
+    """Fetches in this process. Prints what was refused: a failed test shows it."""
     bounds = options.pop("bounds", Bounds(size_bytes=1_000_000_000, files=1000))
     settings = RemoteConfig(retries=retries, timeout_s=20, max_concurrent=num_threads)
-    return fetch(url, folder, settings, FetchOptions(bounds=bounds, **options), examine=check_members)
+    report = fetch(url, folder, settings, FetchOptions(bounds=bounds, **options), examine=check_members)
+    print("refused:", report.refused)
+    return report
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
     """Returns the bytes of a folder's files by name; those that are being written too."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if not path.is_dir()}
+    paths = [path for path in sorted(folder.rglob("*")) if not path.is_dir()]
+    return {path.relative_to(folder).as_posix(): Content(path.read_bytes()) for path in paths}
 
 
 def reasons(report: FetchReport) -> dict[str, str]:
@@ -527,7 +538,7 @@ def test_names_that_are_one_in_the_folder_are_refused(
 # Manifests
 
 
-def manifest_of(files: dict[str, bytes], kind: str = "xxh3_128", **changes: Any) -> bytes:
+def manifest_of(files: Mapping[str, bytes], kind: str = "xxh3_128", **changes: Any) -> bytes:
     """Returns a manifest of these files."""
     import xxhash
 

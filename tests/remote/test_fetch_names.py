@@ -201,6 +201,33 @@ def test_two_writers_have_a_part_each_and_the_next_one_goes_on(tmp_path: Path) -
         third.close()
 
 
+def test_a_part_that_somebody_took_over_and_finished_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another fetch may take a new part for that of a dead one, and be done with it, before the part is locked."""
+    data, real = b"12345" * 10, fcntl.flock
+    finished: list[str] = []
+
+    def flock(descriptor: int, how: int) -> None:
+        if not finished:
+            finished.append("other")
+            with TargetFolder(tmp_path) as folder:
+                other = part_of(folder, data)
+                other.write(0, data)
+                other.trim()
+                other.publish()
+                other.close()
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with TargetFolder(tmp_path) as folder:
+        part = part_of(folder, data)
+        assert (tmp_path / "a").read_bytes() == data
+        assert part.path.exists()
+        assert part.missing() == [0]
+        part.close()
+
+
 def test_a_file_system_without_locks_has_the_number_of_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

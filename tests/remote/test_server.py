@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import obstore
 import pytest
 from obstore.exceptions import AlreadyExistsError
@@ -29,6 +33,31 @@ def test_a_second_create_of_a_key_is_refused(bucket: Bucket) -> None:
     with pytest.raises(AlreadyExistsError, match=r"metadata\.json"):
         obstore.put(bucket.store(), "metadata.json", b"second", mode="create")
     assert bucket.get("metadata.json") == b"first"
+
+
+def test_moto_answers_one_request_at_a_time(
+    server: ObjectServer, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads share the buffer of an object: a GET beside a PUT of the same key was answered by 500."""
+    assert server._moto is not None
+    assert server._moto._server is not None
+    first = server._moto._server.app
+    inside, seen = [0], []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        inside[0] += 1
+        seen.append(inside[0])
+        time.sleep(0.002)
+        answer = first._app(environ, start_response)
+        inside[0] -= 1
+        return answer
+
+    monkeypatch.setattr(server._moto._server, "app", type(first)(app))
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda number: bucket.put("a", bytes([number]) * 100_000), range(20)))
+        read = list(threads.map(lambda _: bucket.get("a"), range(20)))
+    assert seen == [1] * 40
+    assert len(set(read)) == 1
 
 
 def test_the_proxy_passes_all_and_counts(bucket: Bucket, proxy: Proxy) -> None:

@@ -112,9 +112,17 @@ class TargetFolder:
             name = self._temporary(prefix)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE
             created = os.open(name, flags, 0o666, dir_fd=self.descriptor)
-            if _lock(created) is not False:
+            if _lock(created) is not False and self._is_still(name, created):
                 return Part(self, created, name, expected)
-            os.close(created)  # taken for that of a dead fetch before it was locked
+            os.close(created)  # taken for that of a dead fetch before it was locked, and perhaps finished by now
+
+    def _is_still(self, name: str, descriptor: int) -> bool:
+        """Says if an open file still has a name."""
+        try:
+            found = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(found, os.fstat(descriptor))
 
     def sweep(self) -> None:
         """Removes what dead fetches left of objects that nobody goes on with."""
@@ -161,7 +169,7 @@ class TargetFolder:
             found = os.fstat(descriptor)
             if is_free and stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
                 os.rename(left, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
-                if os.path.samestat(found, os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)):
+                if self._is_still(name, descriptor):
                     return descriptor, name
         os.close(descriptor)
         return None
