@@ -2,8 +2,8 @@
 
 Nothing here runs the iterator. `forebay preprocess` lists it once, into a folder of the cache root: `samples.jsonl` has
 a line a sample, with the digest of its sound, `*.media` files hold the sounds, and `images/` the images, each named by
-its digest. These are the source files of
-the config from then on: their content is in the key, and who reads samples reads them there.
+its digest. These are the source files of the config from then on: their content is in the key, and who reads samples
+reads them there.
 """
 
 from __future__ import annotations
