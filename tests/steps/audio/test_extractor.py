@@ -429,6 +429,24 @@ def test_clips_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(step.compute([noise(4999, seed=1)])) == 1
 
 
+@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:Degrees of freedom")
+def test_a_clip_without_a_frame_is_too_short(tmp_path: Path) -> None:
+    transformers.Speech2TextFeatureExtractor().save_pretrained(tmp_path / "s2t")
+    step = step_of(tmp_path / "s2t")
+    with pytest.raises(DecodeError, match=r"makes no frame of input_features of a clip of 399 samples") as caught:
+        step.compute([noise(399, seed=1)])  # its first frame needs 400 samples
+    assert caught.value.reason == "too_short"
+    assert len(step.compute([noise(560, seed=1)])[0]["input_features"]) == 2
+
+
+def test_silence_is_named_and_numpy_says_nothing(tmp_path: Path) -> None:
+    transformers.Speech2TextFeatureExtractor().save_pretrained(tmp_path / "s2t")
+    step = step_of(tmp_path / "s2t")
+    with pytest.raises(DecodeError, match=r"NaN or infinity in input_features of a clip of 8000 samples") as caught:
+        step.compute([np.zeros(8000, np.float32)])
+    assert caught.value.reason == "not_finite"
+
+
 def test_a_failing_clip_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(tmp_path, odd(tmp_path / "odd", monkeypatch), "run.max_failed_share=0.5")
     lengths = [len(audio) for audio in speech_corpus(tmp_path).audio.values()]

@@ -437,6 +437,14 @@ def test_a_clip_of_more_than_a_batch_has_costs_itself(tmp_path: Path) -> None:
     assert caught.value.reason == "step_failed"
 
 
+def test_a_clip_without_a_frame_is_too_short(tmp_path: Path) -> None:
+    own = own_of(tmp_path, body(RIGHT))
+    assert own.compute([np.ones(160, np.float32)])[0]["x"].shape == (1, 2)
+    with pytest.raises(DecodeError, match="makes no frame of x of a clip of 159 samples") as caught:
+        own.compute([np.ones(159, np.float32)])
+    assert caught.value.reason == "too_short"
+
+
 def test_values_beyond_float16_fail_and_others_are_stored_in_it(tmp_path: Path) -> None:
     own = own_of(tmp_path, body('return {"x": self.right(clip)}'), dtype="float16")
     [made] = own.compute([np.full(1600, 0.5, np.float32)])

@@ -15,7 +15,7 @@ import numpy as np
 from forebay.config.digest import url_problem
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError, DecodeError
-from forebay.steps.audio.declared import Declared
+from forebay.steps.audio.declared import Declared, require_frame
 from forebay.steps.audio.extractor.folder import ExtractorFolder
 from forebay.steps.audio.extractor.native import native_step
 from forebay.steps.audio.extractor.open import OpenExtractor, load_extractor
@@ -144,7 +144,8 @@ class Extractor(Declared):
         """Returns every output for each clip, made of that clip alone.
 
         Raises DecodeError, reason `extractor_failed` for a clip that the extractor does not take or makes another form
-        of, `not_finite` where it makes NaN, infinity or what the stored dtype cannot hold.
+        of, `not_finite` where it makes NaN, infinity or what the stored dtype cannot hold, `too_short` where it makes
+        no frame.
         """
         form, opened = self.batch_form(), _opened(self)
         return [self._fields(form, opened.alone(waveform), waveform) for waveform in waveforms]
@@ -162,6 +163,7 @@ class Extractor(Declared):
                     raise _failed(form, waveform, f"marks padding in {each.name}, where it marked none in the probe")
                 continue
             found |= self._stored(form, each, array, waveform)
+        require_frame(form, found, waveform)
         return found
 
     def _stored(self, form: BatchForm, each: FieldForm, array: Array, waveform: Array) -> Fields:
