@@ -31,6 +31,8 @@ from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
 from tests.preprocess.here_pool import build_here
 
+MODEL = Path(__file__).resolve().parents[3] / "demo" / "speech" / "model"
+
 BANDS = '''\
 import os
 import numpy as np
@@ -474,6 +476,16 @@ def test_a_field_that_samples_have_anyway_is_refused(corpus: Corpus) -> None:
     source = BANDS.replace('"peak"', '"waveform"')
     with pytest.raises(ConfigError, match=r"Bands makes a field 'waveform', and samples have one"):
         build_here(own_config(corpus, source=source, audio="keep_waveform = true"))
+
+
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize(("name", "prompt"), [("labels", "plain"), ("decoder_input_ids", "whisper")])
+def test_a_field_that_batches_have_of_the_text_is_refused(corpus: Corpus, name: str, prompt: str) -> None:
+    source = BANDS.replace('"attention_mask"', f'"{name}"')
+    text = (f'text.tokenizer="{MODEL}"', f'text.prompt="{prompt}"')
+    config = own_config(corpus, *text, source=source, audio="")
+    with pytest.raises(ConfigError, match=f"makes a field '{name}', and a batch has the {name} of .* \"{prompt}\""):
+        build_here(config)
 
 
 @pytest.fixture
