@@ -22,7 +22,7 @@ from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
 from forebay.steps.audio.extractor.step import Extractor
 from forebay.steps.batch import fresh
-from forebay.steps.recipe import recipe_of
+from forebay.steps.recipe import Recipe, recipe_of
 from forebay.steps.step import Batch, Stored, TextBatch
 from forebay.steps.table import text_step
 from forebay.steps.text.transcript import Transcript
@@ -95,7 +95,8 @@ def _collator(config: Config, clips: Clips | Pictures, task: Task) -> tuple[Coll
 
 
 def _of_clips(config: Config, clips: Clips) -> Collating:
-    step = recipe_of(config).features
+    recipe = recipe_of(config)
+    step = recipe.features if isinstance(recipe, Recipe) else None
     if isinstance(step, Extractor):
         return ExtractorCollator(step, _text_of(clips))
     return PlainCollator(config, clips)

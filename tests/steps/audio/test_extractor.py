@@ -229,6 +229,7 @@ def test_what_differs_beside_others_is_warned_of(folder: Path, caplog: pytest.Lo
         step_of(folder / "Wav2Vec2FeatureExtractor").check_code()
     assert "each clip is stored as Wav2Vec2FeatureExtractor makes it alone" in caplog.text
     assert "other values in input_values (by up to " in caplog.text
+    assert "docs/any-model.md says what that means" in caplog.text
 
 
 # The key
@@ -341,6 +342,9 @@ def test_classes_that_do_not_load(tmp_path: Path) -> None:
         probed_form(place)
     place = written(tmp_path / "c", {"feature_extractor_type": "DacFeatureExtractor", "sampling_rate": "fast"})
     with pytest.raises(ConfigError, match="has the sampling_rate 'fast', wanted an integer"):
+        probed_form(place)
+    place = written(tmp_path / "e", {"feature_extractor_type": "FooFeatureExtractor"})
+    with pytest.raises(ConfigError, match="does not have; take a folder whose class it has"):
         probed_form(place)
     place = written(tmp_path / "d", {"sampling_rate": 16_000})
     with pytest.raises(ConfigError, match="names no feature_extractor_type"):

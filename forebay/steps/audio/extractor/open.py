@@ -35,6 +35,9 @@ _FAILURES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError
 
 _KINDS = "fiub"
 
+_SUFFIX = "FeatureExtractor"
+"""How the names of these classes end."""
+
 _ONE_AT_A_TIME = threading.RLock()
 """Nobody promises that an extractor may be called by several threads, as those of an uncached loader."""
 
@@ -281,14 +284,15 @@ def load_extractor(folder: ExtractorFolder) -> Any:
 def _known(folder: ExtractorFolder, kind: str) -> Any:
     import transformers
 
-    cls = getattr(transformers, kind, None) if kind.endswith("FeatureExtractor") else None
+    cls = getattr(transformers, kind, None) if kind.endswith(_SUFFIX) else None
     if not hasattr(cls, "from_dict"):
-        names = [name for name in dir(transformers) if name.endswith("FeatureExtractor")]
-        near = difflib.get_close_matches(kind, names, n=1)
+        # All names end alike, so that only what stands before says which one is near.
+        names = [name.removesuffix(_SUFFIX) for name in dir(transformers) if name.endswith(_SUFFIX)]
+        near = difflib.get_close_matches(kind.removesuffix(_SUFFIX), names, n=1)
         raise refused(
             folder.path,
             f"feature_extractor_type is {kind!r}, which transformers {transformers.__version__} does not have"
-            + (f"; did you mean {near[0]}?" if near else "; take a folder whose class it has"),
+            + (f"; did you mean {near[0]}{_SUFFIX}?" if near else "; take a folder whose class it has"),
         )
     return cls
 

@@ -127,7 +127,8 @@ class Extractor(Declared):
         form = self.batch_form()
         if form.promise.kind == "alone":
             _log.warning(
-                "audio.extractor: each clip is stored as %s makes it alone, and beside others it makes another: %s",
+                "audio.extractor: each clip is stored as %s makes it alone, and beside others it makes another: %s; "
+                "docs/any-model.md says what that means",
                 form.made_by,
                 form.promise.why,
             )
