@@ -144,6 +144,13 @@ class Recipe(_Recipe):
                 f"audio.features: {self.features.batch_form().made_by} makes a field {found[0]!r}, and samples have "
                 "one of that name already; rename the field, or the column of source.keep_columns"
             )
+        made = {form.name for form in self.features.batch_form().fields}
+        if self.tokens is not None and (found := sorted(made.intersection(self.tokens.batch_names))):
+            raise ConfigError(
+                f"audio.features: {self.features.batch_form().made_by} makes a field {found[0]!r}, and a batch has the "
+                f'{found[0]} of text.prompt = "{self.tokens.prompt}" by that name; rename the field, or take another '
+                "prompt"
+            )
 
     def sections(self) -> dict[str, Any]:
         """Returns `audio`, None without, and `text`, None without."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from forebay.config.tree import Config
+from forebay.store.inputs import SAMPLES
 from forebay.visible import printable
 
 _SHOWN = 16
@@ -33,6 +34,9 @@ def difference(config: Config, row: Mapping[str, Any]) -> str:
     """Returns a row of `differences` as a message has it, with what its values are digests of."""
     name, wanted, stored = row["field"], row["wanted"], row["stored"]
     content = content_of(config, row)
+    if name == f"sources.{SAMPLES}" and wanted is None:
+        code = printable(config.source.manifests[0])
+        return f"the samples of {code} are not listed: it was edited, or the folder of its samples was deleted"
     if content is None:
         return f"{name} differs ({wanted!r} wanted, {stored!r} stored)"
     return f"{name} differs ({_of(content, wanted, stored)})"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, DecodeError
 from forebay.steps.form import BatchForm
 from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, Dtype, Stored
 from forebay.store.layout import Array, FieldSpec, Group
@@ -47,6 +47,18 @@ class Declared(AudioStep):
     def batch(cls, stored: Stored) -> AudioBatch:
         """Returns the batches that the cache's form declares. Raises ConfigError where it is no form."""
         return _batch_of(form_of(stored, "form", group="media"))
+
+
+def require_frame(form: BatchForm, stored: Mapping[str, Array], clip: Array) -> None:
+    """Returns where a clip has a frame of the field that frames are counted by.
+
+    Raises DecodeError, reason `too_short`, where it has none: in a batch it would be padding alone.
+    """
+    if form.main.grows and not len(stored[form.main.name]):
+        raise DecodeError(
+            "too_short",
+            f"{form.made_by} makes no frame of {form.main.name} of a clip of {clip.size} samples: raise min_duration_s",
+        )
 
 
 def form_of(stored: Stored, name: str, *, group: Group | None = None) -> BatchForm:

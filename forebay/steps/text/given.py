@@ -28,6 +28,7 @@ class Given(Transcript):
     name: ClassVar[str] = "given"
     stored_as: ClassVar[str] = Whisper.name
     reads_labels: ClassVar[bool] = True
+    batch_names: ClassVar[frozenset[str]] = Whisper.batch_names
 
     def __post_init__(self) -> None:
         # Not super(): a dataclass with slots is another class than the one that super() was compiled for.

@@ -29,6 +29,7 @@ class Tts(Transcript):
 
     name: ClassVar[str] = "tts"
     axes: ClassVar[dict[str, str | int]] = {**Transcript.axes, "speaker_id": 1, "language_id": 1}
+    batch_names: ClassVar[frozenset[str]] = frozenset({"input_ids", "input_lengths", "speaker_ids", "language_ids"})
 
     blank_token: str = ""
     """This token of the tokenizer stands before, between and behind all others, as VITS wants it (`add_blank`).

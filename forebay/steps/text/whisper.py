@@ -21,6 +21,7 @@ class Whisper(Transcript):
 
     name: ClassVar[str] = "whisper"
     stands_alone: ClassVar[bool] = True
+    batch_names: ClassVar[frozenset[str]] = frozenset({"decoder_input_ids", "labels"})
 
     def writer(self, vocabulary: Vocabulary) -> Prompt:
         """Returns what writes the sequence."""

@@ -10,7 +10,7 @@ from typing import Any
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.image.choice import images_by
-from forebay.steps.table import audio_step
+from forebay.steps.table import audio_step, is_own
 from forebay.train.select import as_stored
 
 OWN = "config"
@@ -102,6 +102,11 @@ def _require_possible(arm: Arm, config: Config) -> None:
     if arm.is_plain and config.vision is None and not (step.has_audio and step.reads_sound):
         raise ConfigError(
             f"--against names hf, but {config.path} has no sound for an extractor; give --against uncached,unbucketed"
+        )
+    if arm.is_plain and is_own(config.audio.features):
+        raise ConfigError(
+            f"--against names hf, but audio.features of {config.path} is {config.audio.features}, which no extractor "
+            "of transformers makes; give --against uncached,unbucketed"
         )
     if arm.is_uncached and any(entry.cache is not None for entry in config.mixture.source):
         raise ConfigError(

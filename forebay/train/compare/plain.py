@@ -20,13 +20,16 @@ from transformers import AutoFeatureExtractor, Trainer, TrainerCallback, Trainin
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
+from forebay.steps.audio.extractor.step import Extractor
 from forebay.steps.batch import fresh
-from forebay.steps.step import Batch, Stored
+from forebay.steps.recipe import Recipe, recipe_of
+from forebay.steps.step import Batch, Stored, TextBatch
 from forebay.steps.table import text_step
 from forebay.steps.text.transcript import Transcript
 from forebay.train.compare.machine import device_name
 from forebay.train.compare.measure import BlockClock, Setup, Shapes, Task, count_flops, finish, spread_out
 from forebay.train.compare.own import places_in, release_memory
+from forebay.train.compare.plain_extractor import ExtractorCollator
 from forebay.train.compare.plain_images import PictureCollator, agreement
 from forebay.train.loop.compiled import set_passes
 from forebay.train.loop.schedule import Schedule
@@ -76,7 +79,7 @@ def _collator(config: Config, clips: Clips | Pictures, task: Task) -> tuple[Coll
     """Returns the collator, of images how batches of the cache compare with what it makes, and its own seconds."""
     began = time.perf_counter()
     if isinstance(clips, Clips):
-        return PlainCollator(config, clips), None, time.perf_counter() - began
+        return _of_clips(config, clips), None, time.perf_counter() - began
     clips.write_texts()
     source = make_loader(config, dp_rank=0, dp_world_size=1).source
     began = time.perf_counter()
@@ -89,6 +92,21 @@ def _collator(config: Config, clips: Clips | Pictures, task: Task) -> tuple[Coll
     if not agrees["is_kept"]:
         logger.warning("batches of the cache are not those of the processor: %s", agrees["differences"])
     return collator, agrees, made_s
+
+
+def _of_clips(config: Config, clips: Clips) -> Collating:
+    recipe = recipe_of(config)
+    step = recipe.features if isinstance(recipe, Recipe) else None
+    if isinstance(step, Extractor):
+        return ExtractorCollator(step, _text_of(clips))
+    return PlainCollator(config, clips)
+
+
+def _text_of(clips: Clips) -> TextBatch:
+    """Returns the form of the config's token ids."""
+    step = text_step(str(clips.constants["prompt"]))
+    assert issubclass(step, Transcript)  # the model's check of the config saw to it
+    return step.batch(Stored("raw data", clips.constants, clips.fields))
 
 
 def plain_blocks(task: Task) -> list[Batches]:
@@ -130,10 +148,7 @@ class PlainCollator:
                 "copy it there, or leave hf out"
             ) from err
         self._rate = int(clips.constants["sample_rate_hz"])
-        stored = Stored("raw data", clips.constants, clips.fields)
-        step = text_step(str(clips.constants["prompt"]))
-        assert issubclass(step, Transcript)  # the model's check of the config saw to it
-        self._text = step.batch(stored)
+        self._text = _text_of(clips)
 
     def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
         """Returns what the model takes."""

@@ -229,6 +229,7 @@ def test_what_differs_beside_others_is_warned_of(folder: Path, caplog: pytest.Lo
         step_of(folder / "Wav2Vec2FeatureExtractor").check_code()
     assert "each clip is stored as Wav2Vec2FeatureExtractor makes it alone" in caplog.text
     assert "other values in input_values (by up to " in caplog.text
+    assert "docs/any-model.md says what that means" in caplog.text
 
 
 # The key
@@ -342,6 +343,9 @@ def test_classes_that_do_not_load(tmp_path: Path) -> None:
     place = written(tmp_path / "c", {"feature_extractor_type": "DacFeatureExtractor", "sampling_rate": "fast"})
     with pytest.raises(ConfigError, match="has the sampling_rate 'fast', wanted an integer"):
         probed_form(place)
+    place = written(tmp_path / "e", {"feature_extractor_type": "FooFeatureExtractor"})
+    with pytest.raises(ConfigError, match="does not have; take a folder whose class it has"):
+        probed_form(place)
     place = written(tmp_path / "d", {"sampling_rate": 16_000})
     with pytest.raises(ConfigError, match="names no feature_extractor_type"):
         probed_form(place)
@@ -427,6 +431,24 @@ def test_clips_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ConfigError, match="other values when it is asked again"):
         step.compute([noise(30_000, seed=1)])
     assert len(step.compute([noise(4999, seed=1)])) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:Degrees of freedom")
+def test_a_clip_without_a_frame_is_too_short(tmp_path: Path) -> None:
+    transformers.Speech2TextFeatureExtractor().save_pretrained(tmp_path / "s2t")
+    step = step_of(tmp_path / "s2t")
+    with pytest.raises(DecodeError, match=r"makes no frame of input_features of a clip of 399 samples") as caught:
+        step.compute([noise(399, seed=1)])  # its first frame needs 400 samples
+    assert caught.value.reason == "too_short"
+    assert len(step.compute([noise(560, seed=1)])[0]["input_features"]) == 2
+
+
+def test_silence_is_named_and_numpy_says_nothing(tmp_path: Path) -> None:
+    transformers.Speech2TextFeatureExtractor().save_pretrained(tmp_path / "s2t")
+    step = step_of(tmp_path / "s2t")
+    with pytest.raises(DecodeError, match=r"NaN or infinity in input_features of a clip of 8000 samples") as caught:
+        step.compute([np.zeros(8000, np.float32)])
+    assert caught.value.reason == "not_finite"
 
 
 def test_a_failing_clip_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

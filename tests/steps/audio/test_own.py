@@ -31,6 +31,8 @@ from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
 from tests.preprocess.here_pool import build_here
 
+MODEL = Path(__file__).resolve().parents[3] / "demo" / "speech" / "model"
+
 BANDS = '''\
 import os
 import numpy as np
@@ -437,6 +439,14 @@ def test_a_clip_of_more_than_a_batch_has_costs_itself(tmp_path: Path) -> None:
     assert caught.value.reason == "step_failed"
 
 
+def test_a_clip_without_a_frame_is_too_short(tmp_path: Path) -> None:
+    own = own_of(tmp_path, body(RIGHT))
+    assert own.compute([np.ones(160, np.float32)])[0]["x"].shape == (1, 2)
+    with pytest.raises(DecodeError, match="makes no frame of x of a clip of 159 samples") as caught:
+        own.compute([np.ones(159, np.float32)])
+    assert caught.value.reason == "too_short"
+
+
 def test_values_beyond_float16_fail_and_others_are_stored_in_it(tmp_path: Path) -> None:
     own = own_of(tmp_path, body('return {"x": self.right(clip)}'), dtype="float16")
     [made] = own.compute([np.full(1600, 0.5, np.float32)])
@@ -466,6 +476,16 @@ def test_a_field_that_samples_have_anyway_is_refused(corpus: Corpus) -> None:
     source = BANDS.replace('"peak"', '"waveform"')
     with pytest.raises(ConfigError, match=r"Bands makes a field 'waveform', and samples have one"):
         build_here(own_config(corpus, source=source, audio="keep_waveform = true"))
+
+
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize(("name", "prompt"), [("labels", "plain"), ("decoder_input_ids", "whisper")])
+def test_a_field_that_batches_have_of_the_text_is_refused(corpus: Corpus, name: str, prompt: str) -> None:
+    source = BANDS.replace('"attention_mask"', f'"{name}"')
+    text = (f'text.tokenizer="{MODEL}"', f'text.prompt="{prompt}"')
+    config = own_config(corpus, *text, source=source, audio="")
+    with pytest.raises(ConfigError, match=f"makes a field '{name}', and a batch has the {name} of .* \"{prompt}\""):
+        build_here(config)
 
 
 @pytest.fixture

@@ -77,6 +77,13 @@ def test_hf_needs_sound(speech: Config, features: str) -> None:
         arms_of("hf", config)
 
 
+def test_no_extractor_makes_what_code_of_the_user_makes(speech: Config) -> None:
+    audio = dataclasses.replace(speech.audio, features="steps/my.py:Bands")
+    config = dataclasses.replace(speech, audio=audio)
+    with pytest.raises(ConfigError, match=r"is steps/my\.py:Bands, which no extractor of transformers makes; give"):
+        arms_of("hf", config)
+
+
 def test_images_of_a_processor_are_compared_as_they_are() -> None:
     config = load_config(str(ROOT / "configs/demo_any.toml"))
     own, uncached = (arm.config(config, folder="scratch") for arm in arms_of("uncached", config))

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 import forebay
 from forebay.config.tree import Config
@@ -150,6 +152,21 @@ def test_the_extractor_has_to_be_there(config: Config, tmp_path: Path) -> None:
     bare = dataclasses.replace(task.config, train=dataclasses.replace(task.config.train, model=str(tmp_path)))
     with pytest.raises(ConfigError, match=r"--against hf needs the extractor's preprocessor_config\.json in"):
         plain.PlainCollator(bare, clips)
+
+
+def test_a_config_of_any_extractor_has_that_extractor_s_batches(tmp_path: Path) -> None:
+    extractor = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=True)
+    extractor.save_pretrained(tmp_path)
+    audio = ('audio.features="extractor"', f'audio.extractor="{tmp_path}"', 'text.prompt="plain"')
+    wanted = forebay.load_config(ROOT / "configs/demo_qwen3_asr.toml", overrides=audio)
+    clips = Clips(wanted, ["en_digits_oh", "en_digits_17"])
+    collator, samples = plain._of_clips(wanted, clips), [clips[0], clips[1]]
+    batch = collator(samples)
+    heard = [sample["waveform"] for sample in samples]
+    made = extractor(heard, sampling_rate=16_000, padding=True, return_tensors="pt")
+    assert batch.keys() == {*made, "labels"} == {"input_values", "attention_mask", "labels"}
+    assert all(torch.equal(batch[name], made[name]) for name in made)
+    assert collator.room(batch) == 2 * max(map(len, heard))
 
 
 def test_the_plain_way_has_the_mean_micro_batches_in_every_step(config: Config, tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ _FAILURES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError
 
 _KINDS = "fiub"
 
+_SUFFIX = "FeatureExtractor"
+"""How the names of these classes end."""
+
 _ONE_AT_A_TIME = threading.RLock()
 """Nobody promises that an extractor may be called by several threads, as those of an uncached loader."""
 
@@ -132,7 +135,8 @@ class OpenExtractor:
         return self._arrays(self._called(clips))
 
     def _called(self, clips: Sequence[Array]) -> Mapping[str, Any]:
-        with _ONE_AT_A_TIME:
+        # NaN is found and named with its clip; numpy's warning names neither, and silence of the probe has it too.
+        with _ONE_AT_A_TIME, np.errstate(divide="ignore", invalid="ignore"):
             output: Mapping[str, Any] = self.extractor(
                 [np.array(clip) for clip in clips],  # its own copies: some extractors write into what they are given
                 sampling_rate=self.sample_rate_hz,
@@ -175,7 +179,9 @@ class OpenExtractor:
                     "source.max_duration_s",
                 )
             if array.dtype.kind == "f" and not _is_finite(array):
-                raise DecodeError("not_finite", f"{self.name} makes NaN or infinity in {name} of {clip.size} samples")
+                raise DecodeError(
+                    "not_finite", f"{self.name} makes NaN or infinity in {name} of a clip of {clip.size} samples"
+                )
         return {name: array[0] for name, array in output.items()}
 
     def require_same(self, one: Arrays, other: Arrays, length: str) -> None:
@@ -278,14 +284,15 @@ def load_extractor(folder: ExtractorFolder) -> Any:
 def _known(folder: ExtractorFolder, kind: str) -> Any:
     import transformers
 
-    cls = getattr(transformers, kind, None) if kind.endswith("FeatureExtractor") else None
+    cls = getattr(transformers, kind, None) if kind.endswith(_SUFFIX) else None
     if not hasattr(cls, "from_dict"):
-        names = [name for name in dir(transformers) if name.endswith("FeatureExtractor")]
-        near = difflib.get_close_matches(kind, names, n=1)
+        # All names end alike, so that only what stands before says which one is near.
+        names = [name.removesuffix(_SUFFIX) for name in dir(transformers) if name.endswith(_SUFFIX)]
+        near = difflib.get_close_matches(kind.removesuffix(_SUFFIX), names, n=1)
         raise refused(
             folder.path,
             f"feature_extractor_type is {kind!r}, which transformers {transformers.__version__} does not have"
-            + (f"; did you mean {near[0]}?" if near else "; take a folder whose class it has"),
+            + (f"; did you mean {near[0]}{_SUFFIX}?" if near else "; take a folder whose class it has"),
         )
     return cls
 

@@ -15,10 +15,10 @@ import numpy as np
 from forebay.config.digest import url_problem
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError, DecodeError
-from forebay.steps.audio.declared import Declared
+from forebay.steps.audio.declared import Declared, require_frame
 from forebay.steps.audio.extractor.folder import ExtractorFolder
 from forebay.steps.audio.extractor.native import native_step
-from forebay.steps.audio.extractor.open import OpenExtractor, load_extractor
+from forebay.steps.audio.extractor.open import Arrays, OpenExtractor, load_extractor
 from forebay.steps.audio.extractor.probe import Probed, probed
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.step import AudioStep, Fields
@@ -127,7 +127,8 @@ class Extractor(Declared):
         form = self.batch_form()
         if form.promise.kind == "alone":
             _log.warning(
-                "audio.extractor: each clip is stored as %s makes it alone, and beside others it makes another: %s",
+                "audio.extractor: each clip is stored as %s makes it alone, and beside others it makes another: %s; "
+                "docs/any-model.md says what that means",
                 form.made_by,
                 form.promise.why,
             )
@@ -144,10 +145,19 @@ class Extractor(Declared):
         """Returns every output for each clip, made of that clip alone.
 
         Raises DecodeError, reason `extractor_failed` for a clip that the extractor does not take or makes another form
-        of, `not_finite` where it makes NaN, infinity or what the stored dtype cannot hold.
+        of, `not_finite` where it makes NaN, infinity or what the stored dtype cannot hold, `too_short` where it makes
+        no frame.
         """
         form, opened = self.batch_form(), _opened(self)
         return [self._fields(form, opened.alone(waveform), waveform) for waveform in waveforms]
+
+    def own_batch(self, waveforms: Sequence[Array]) -> Arrays:
+        """Returns the batch that the extractor itself makes of clips float32 [num_samples], as its users call it.
+
+        What the extractor raises comes through.
+        """
+        self.probe()  # it knows the call
+        return _opened(self).batch(waveforms)
 
     def _fields(self, form: BatchForm, made: Mapping[str, Array], waveform: Array) -> Fields:
         found: Fields = {}
@@ -162,6 +172,7 @@ class Extractor(Declared):
                     raise _failed(form, waveform, f"marks padding in {each.name}, where it marked none in the probe")
                 continue
             found |= self._stored(form, each, array, waveform)
+        require_frame(form, found, waveform)
         return found
 
     def _stored(self, form: BatchForm, each: FieldForm, array: Array, waveform: Array) -> Fields:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import BuildError, ConfigError, DecodeError
+from forebay.steps.audio.declared import require_frame
 from forebay.steps.form import BatchForm, FieldForm, Promise
 from forebay.steps.run_code import described
 from forebay.steps.step import Fields
@@ -105,6 +106,7 @@ class Opened:
         for name, form in wanted.items():
             stored |= self._stored(form, result[name])
         self._count(clip, stored)
+        require_frame(self.form, stored, clip)
         return stored
 
     def _stored(self, form: FieldForm, array: Any) -> Fields:

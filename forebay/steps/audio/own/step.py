@@ -140,8 +140,8 @@ class Own(Declared):
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
         """Returns what the class makes of each clip.
 
-        Raises DecodeError where it raises (`step_failed`) or gives NaN or infinity (`not_finite`), BuildError where it
-        gives something else than it declared.
+        Raises DecodeError where it raises (`step_failed`), gives NaN or infinity (`not_finite`) or no frame
+        (`too_short`), BuildError where it gives something else than it declared.
         """
         return [self.opened_class().made(clip) for clip in waveforms]
 
