@@ -186,13 +186,15 @@ class PartRows:
         Raises TextError as `read_row`, SampleError `missing_file` for an impossible name.
         """
         unknown: set[str] = set()
-        text, used = read_row(self.reads, fields, list(images), unknown=unknown)
+        try:
+            text, used = read_row(self.reads, fields, list(images), unknown=unknown)
+        finally:  # of a row that lacks its class too: it may have one under another name
+            if unknown.difference(self.keep):
+                self.unused.add(unknown.difference(self.keep))
         try:
             values = values_in(fields if kept is None else kept, self.keep)
         except JsonError as err:
             raise text_error(err) from err
-        if unknown.difference(self.keep):
-            self.unused.add(unknown.difference(self.keep))
         places = [file_place(image) if isinstance(image, str) else image for image in used]
         numbers = [self._places.setdefault(place, len(self._places)) for place in places]
         self._append((sample_id, explicit, text, numbers, None, None, None), values)
