@@ -89,6 +89,10 @@ def test_a_build_without_samples_says_so(built: Path, tmp_path: Path, capsys: py
     code, out, _ = run(capsys, "preprocess", built, *nobody, "--no-progress")
     assert code == 0
     assert "excluded: language 4\nno sample is left: mend what was excluded or failed, or change the filters" in out
+    code, _, err = run(capsys, "preprocess", built, *nobody, "--set", "plan.batch_seconds=120")
+    assert code == 1
+    assert "no samples to plan: " in err
+    assert "has 0 samples (excluded: language 4); mend what was excluded or failed, or change the filters" in err
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.config.url import is_url, parse_url
-from forebay.errors import BuildError, CacheCorruptError
+from forebay.errors import BuildError, CacheCorruptError, PlanError
 from forebay.plan.make import plan_example, plan_of
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.modality import Listing, Modality
@@ -81,6 +81,8 @@ def _with_plan(config: Config, report: BuildReport) -> BuildReport:
         where, example = from_here(config.path), plan_example(config)
         line = f"plan: none, {where} has no [plan] section; training needs one, for example: {example}"
         return replace(report, plan=line)
+    if not report.num_samples:
+        raise PlanError(f"no samples to plan: {report.nothing_left()}", code="FB501")
     source: SampleSource = open_cache(report.cache, remote=config.remote)
     if config.filter.is_given:
         source = filtered(source, Filter.of(config.filter))

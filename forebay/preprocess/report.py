@@ -102,12 +102,23 @@ class BuildReport:
             yield f"shards: {self.shards_written} made, {self.shards_linked} linked, {self.shards_kept} kept"
         if self.pushed is not None:
             yield from self.pushed.lines()
-        for kind, counts in (("excluded", self.excluded), ("failed", self.failed)):
-            if counts:
-                yield f"{kind}: " + ", ".join(f"{reason} {n}" for reason, n in counts.items())
+        yield from self._left_out()
         if self.longer:
             yield f"longer: {self.longer} kept, of more audio than their manifest says"
         if not self.num_samples:
             yield "no sample is left: mend what was excluded or failed, or change the filters of [source]"
         if self.plan:
             yield self.plan + (f": {from_here(self.plan_folder)}" if self.plan_folder else "")
+
+    def nothing_left(self) -> str:
+        """Returns what to say of a cache without samples: where it is, what was left out, and what to do."""
+        left_out = "; ".join(self._left_out()) or "its sources have no rows"
+        return (
+            f"{from_here(self.cache)} has 0 samples ({left_out}); mend what was excluded or failed, or change the "
+            "filters of [source]"
+        )
+
+    def _left_out(self) -> Iterator[str]:
+        for kind, counts in (("excluded", self.excluded), ("failed", self.failed)):
+            if counts:
+                yield f"{kind}: " + ", ".join(f"{reason} {n}" for reason, n in counts.items())

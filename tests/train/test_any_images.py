@@ -103,6 +103,17 @@ def test_classes_of_folders_are_learnt(folder: Path, tmp_path: Path) -> None:
     assert f"all accuracy {100 * outcome.result.accuracy:.2f} %, F1 " in line_of(outcome.result)
 
 
+def test_a_set_of_other_classes_is_refused_though_the_model_names_none(folder: Path, tmp_path: Path) -> None:
+    model = foreign.vit(tmp_path / "model", id2label={number: f"LABEL_{number}" for number in range(3)})
+    config = config_of(folder, tmp_path / "runs", model, prompt="label", classes=["c", "b", "a"])
+    build_here(config)
+    other = config_of(folder, tmp_path / "runs", model, prompt="label", classes=["c", "a", "b"])
+    cache = build_here(other).cache
+    config = replace(config, train=replace(config.train, eval=(EvalConfig(name="dev", cache=str(cache)),)))
+    with pytest.raises(CacheMismatchError, match=r'"dev": class 1 is \'a\' in .* and \'b\' in the training data; give'):
+        run(config)
+
+
 def test_other_numbers_and_names_of_classes_are_refused_with_both(folder: Path, tmp_path: Path) -> None:
     config = config_of(folder, tmp_path, foreign.vit(tmp_path / "two", id2label={0: "a", 1: "b"}), prompt="label")
     build_here(config)

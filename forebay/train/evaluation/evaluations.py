@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,20 @@ FILE_NAME = "eval.jsonl"
 class Evaluations:
     """The sets of a run, opened and checked; evaluated after steps. Every rank has one and calls it alike."""
 
-    def __init__(self, config: Config, *, facts: ModelFacts, accelerator: Any) -> None:
-        """Opens the sets: what `open_sets` raises is raised before the first step. Without sets nothing is done."""
+    def __init__(
+        self, config: Config, *, facts: ModelFacts, accelerator: Any, trained: Mapping[str, Any] | None = None
+    ) -> None:
+        """Opens the sets: what `open_sets` raises is raised before the first step. Without sets nothing is done.
+
+        trained: constants of the training data, where there is training.
+        """
         self._config, self._facts, self._accelerator = config, facts, accelerator
         self.sets: list[EvalSet] = open_sets(
-            config, facts=facts, rank=accelerator.process_index, num_ranks=accelerator.num_processes
+            config,
+            facts=facts,
+            rank=accelerator.process_index,
+            num_ranks=accelerator.num_processes,
+            trained=trained,
         )
         tokenizer = Path((config.text and config.text.tokenizer) or facts.folder)
         kinds = {each.settings.text for each in self.sets if each.writes}

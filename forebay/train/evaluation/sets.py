@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from forebay.train.loader import Loader
 from forebay.train.models.folder import check_config, check_constants
 from forebay.train.models.table import FAMILIES, ModelFacts
 from forebay.train.select import loader_settings, open_by_config, pack_collator, select, where_it_lies
+from forebay.visible import printable
 
 _logger = logging.getLogger(__name__)
 
@@ -46,20 +48,36 @@ class EvalSet:
     """The language of every sample, "" where none is known."""
 
 
-def open_sets(config: Config, *, facts: ModelFacts, rank: int, num_ranks: int) -> list[EvalSet]:
+def open_sets(
+    config: Config, *, facts: ModelFacts, rank: int, num_ranks: int, trained: Mapping[str, Any] | None = None
+) -> list[EvalSet]:
     """Returns the sets of a config for one rank, each of which the model can take.
 
-    Raises CacheMismatchError for a set of other features or another tokenizer than the model's, with both values;
+    trained: constants of the training data, where there is training.
+
+    Raises CacheMismatchError for a set of other features or another tokenizer than the model's, or of other classes
+    than the training data's, with both values;
     ConfigError for a set without samples, of speech and text alone together, or where `generate_max_tokens` is more
     than the model has positions for; MissingExtraError without jiwer.
     """
-    sets = [_opened(config, entry, facts=facts, rank=rank, num_ranks=num_ranks) for entry in config.train.eval]
+    sets = [
+        _opened(config, entry, facts=facts, rank=rank, num_ranks=num_ranks, trained=trained or {})
+        for entry in config.train.eval
+    ]
     if any(each.writes for each in sets):
         jiwer_module()
     return sets
 
 
-def _opened(config: Config, entry: EvalConfig, *, facts: ModelFacts, rank: int, num_ranks: int) -> EvalSet:
+def _opened(
+    config: Config,
+    entry: EvalConfig,
+    *,
+    facts: ModelFacts,
+    rank: int,
+    num_ranks: int,
+    trained: Mapping[str, Any],
+) -> EvalSet:
     limit, room = entry.generate_max_tokens, facts.max_positions
     if limit is not None and room is not None and limit > room:
         raise ConfigError(
@@ -81,6 +99,7 @@ def _opened(config: Config, entry: EvalConfig, *, facts: ModelFacts, rank: int, 
             *(_name(entry), "any number of" if room is None else room),
         )
     for part in parts_of(source):
+        _check_classes(entry, part.constants, trained)
         check_constants(facts, part.constants)
     _check_tokenizer(config, entry, source)
     return EvalSet(
@@ -121,6 +140,24 @@ def _writes(entry: EvalConfig, source: SampleSource) -> bool:
         )
     is_speech = source.constants.get("features") not in ("patches", "images")
     return heard == {True} and is_speech and "prompt" in source.constants
+
+
+def _check_classes(entry: EvalConfig, found: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
+    """Raises CacheMismatchError where a number is another class than in training: the model need not have names."""
+    own, wanted = found.get("classes"), trained.get("classes")
+    if own is None or wanted is None or own == wanted:
+        return
+    pairs = enumerate(itertools.zip_longest(own, wanted))
+    number, here, there = next((number, *pair) for number, pair in pairs if pair[0] != pair[1])
+    shown = [
+        f"none of {len(names)}" if name is None else repr(printable(name))
+        for name, names in ((here, own), (there, wanted))
+    ]
+    raise CacheMismatchError(
+        f"{_name(entry)}: class {number} is {shown[0]} in {entry.cache or entry.config} and {shown[1]} in the training "
+        "data; give both configs the same text.classes, then: forebay preprocess CONFIG",
+        code="FB404",
+    )
 
 
 def _check_tokenizer(config: Config, entry: EvalConfig, source: SampleSource) -> None:

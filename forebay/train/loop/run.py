@@ -172,7 +172,7 @@ def train(
     accelerator = make_accelerator(config, has_text_alone=has_text_alone, may_rest=facts.own_loss is not None)
     learner = Learner(config, facts=facts, accelerator=accelerator, constants=constants)
     with phases("evaluation sets") if config.train.eval else contextlib.nullcontext():
-        evaluations = Evaluations(config, facts=facts, accelerator=accelerator)
+        evaluations = Evaluations(config, facts=facts, accelerator=accelerator, trained=constants)
     checkpoint = _resume_from(run_folder(config), resume=resume)
     state = learner.start(checkpoint, loader=loader, phases=phases)
     first, last = state.step if state else 0, learner.schedule.num_steps

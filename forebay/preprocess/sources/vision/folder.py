@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forebay.config.data import PICTURES, TEXT_OF_IMAGE, SourceConfig
+from forebay.config.data import TEXT_OF_IMAGE, SourceConfig
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.sources.naming import path_stem, shown_name
-from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Place, VisionKind
+from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Place, VisionKind, is_picture
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.sources import at_hand, files_below, is_folder, place_of
 from forebay.store.source_files import SourceFile
@@ -42,10 +42,10 @@ def folder_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_ro
     """
     for entry, written in enumerate(source.manifests):
         files = [(number, file) for number, file in enumerate(manifests) if file.entry == entry]
-        images = [(number, file) for number, file in files if _ends(file, PICTURES)]
+        images = [(number, file) for number, file in files if is_picture(file)]
         if not images:
             raise ManifestError(f"{written}: no images; add them, or correct source.manifest", code="FB204")
-        texts = {path_stem(str(file.path)): file for _, file in files if _ends(file, TEXT_OF_IMAGE)}
+        texts = {path_stem(str(file.path)): file for _, file in files if file.path.name.lower().endswith(TEXT_OF_IMAGE)}
         others = _others(Path(written), {str(file.path) for _, file in files})
         if lonely := texts.keys() - {path_stem(str(file.path)) for _, file in images}:
             others[NO_OWNER] = len(lonely)
@@ -65,7 +65,7 @@ def folder_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_ro
 
 
 def read_folder_part(task: PartTask) -> Part:
-    """Returns a row an image. Its id is the path below the folder without its extension.
+    """Returns a row an image. Its id is the path below the folder without its extension, with it where that is taken.
 
     Its class is the first folder below that of `source.manifest`, as torchvision's ImageFolder has it; an image beside
     the folders has none. Its text is that of `NAME.txt` beside it, in UTF-8.
@@ -129,10 +129,6 @@ def _names_below(folder: Path) -> Iterator[str]:
         return
     for base, _, names in os.walk(folder):
         yield from (os.path.relpath(f"{base}/{name}", folder) for name in names)
-
-
-def _ends(file: SourceFile, endings: tuple[str, ...]) -> bool:
-    return file.path.name.lower().endswith(endings)
 
 
 KIND = VisionKind(parts=folder_parts, read=read_folder_part, lists_images=True)

@@ -63,6 +63,8 @@ def with_labels(rows: pa.Table, declared: Sequence[tuple[str, ...] | None]) -> p
         labels = Labels(names=None, count=top + 1, is_multi=is_multi)
     else:
         names = given if given is not None else tuple(sorted({_name(each) for each in flat}))
+        if given is None:
+            _tell_if_renumbered(flat, names)
         labels = Labels(names=names, count=len(names), is_multi=is_multi)
         if given is None and _MANY < len(names) == len(rows):
             logger.warning(
@@ -74,6 +76,22 @@ def with_labels(rows: pa.Table, declared: Sequence[tuple[str, ...] | None]) -> p
     place = rows.schema.get_field_index("text")
     rows = rows.set_column(place, rows.schema.field(place), pc.cast(column, pa.large_string()))
     return rows.replace_schema_metadata({**(rows.schema.metadata or {}), _KEY: json.dumps(labels.to_json())})
+
+
+def _tell_if_renumbered(flat: Sequence[Any], names: Sequence[str]) -> None:
+    """Warns where one name among integers makes names of them all: they lose their numbers."""
+    integers = {_name(each) for each in flat if _number(each) is not None}
+    number = next((number for number, name in enumerate(names) if name in integers and name != str(number)), None)
+    if number is not None:
+        logger.warning(
+            "labels: %d of %d classes are integers, and %.60r is none, so all are names: without text.classes %s has "
+            "number %d; correct that row, or name all classes there",
+            len(integers),
+            len(names),
+            next(_name(each) for each in flat if _number(each) is None),
+            names[number],
+            number,
+        )
 
 
 def labels_of(rows: pa.Table) -> Labels | None:

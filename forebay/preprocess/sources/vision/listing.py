@@ -79,7 +79,7 @@ def read_conversations(
         if is_all or source.max_samples is not None:
             if source.rows is not None:
                 rows = rows.take(pa.array(np.arange(len(rows), dtype=np.int64)[selected]))
-            candidates = candidate_rows(rows, manifests, source)
+            candidates = candidate_rows(rows, manifests, source, lists_images=kind.lists_images)
             failed = _looked_at(candidates.rows, images, source.max_samples)
             is_full = np.count_nonzero(failed < 0) == source.max_samples
             if is_all or is_full:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import Reads, SourceConfig
+from forebay.config.data import PICTURES, Reads, SourceConfig
 from forebay.errors import SampleError
 from forebay.preprocess.sources.eligible import apply_filters, unique_ids
 from forebay.preprocess.sources.json_lines import JsonError
@@ -186,13 +186,15 @@ class PartRows:
         Raises TextError as `read_row`, SampleError `missing_file` for an impossible name.
         """
         unknown: set[str] = set()
-        text, used = read_row(self.reads, fields, list(images), unknown=unknown)
+        try:
+            text, used = read_row(self.reads, fields, list(images), unknown=unknown)
+        finally:  # of a row that lacks its class too: it may have one under another name
+            if unknown.difference(self.keep):
+                self.unused.add(unknown.difference(self.keep))
         try:
             values = values_in(fields if kept is None else kept, self.keep)
         except JsonError as err:
             raise text_error(err) from err
-        if unknown.difference(self.keep):
-            self.unused.add(unknown.difference(self.keep))
         places = [file_place(image) if isinstance(image, str) else image for image in used]
         numbers = [self._places.setdefault(place, len(self._places)) for place in places]
         self._append((sample_id, explicit, text, numbers, None, None, None), values)
@@ -253,8 +255,13 @@ def flattened(lists: Any) -> tuple[Array, Array]:
     return np.concatenate(([0], np.cumsum(lengths))), pc.list_flatten(lists).to_numpy(zero_copy_only=False)
 
 
-def candidate_rows(rows: pa.Table, manifests: Sequence[SourceFile], source: SourceConfig) -> Manifest:
-    """Returns the rows that are conversations, with the columns that ids and filters look at, and `images`."""
+def candidate_rows(
+    rows: pa.Table, manifests: Sequence[SourceFile], source: SourceConfig, *, lists_images: bool = False
+) -> Manifest:
+    """Returns the rows that are conversations, with the columns that ids and filters look at, and `images`.
+
+    lists_images: a row is an image of the manifests, see `VisionKind`; ids that clash are then named after its file.
+    """
     stems = pa.array([path_stem(shown_name(file).rpartition("/")[2]) for file in manifests], pa.large_string())
     derived = joined(stems.take(rows["group"].combine_chunks()), "/", rows["offset"])
     rows = rows.set_column(
@@ -269,7 +276,8 @@ def candidate_rows(rows: pa.Table, manifests: Sequence[SourceFile], source: Sour
         if len(part := unusable.filter(pc.equal(unusable["kind"], kind)))
     ]
     names = ("row", "sample_id", "explicit_id", "group", "offset", "text")
-    columns = {**{name: rows[name] for name in names}, "file": rows["group"]}
+    file = pa.array(_listed_images(rows, manifests), pa.int32()) if lists_images else rows["group"]
+    columns = {**{name: rows[name] for name in names}, "file": file}
     kept = {name: column_of(rows, name) for name in names_of(rows)}
     table = row_table(columns, num_rows=len(rows), kept=kept)
     manifest = Manifest(
@@ -278,6 +286,22 @@ def candidate_rows(rows: pa.Table, manifests: Sequence[SourceFile], source: Sour
         rejected=pa.concat_tables([REJECTED_SCHEMA.empty_table(), *rejected]),
     )
     return apply_filters(unique_ids(manifest), source)
+
+
+def _listed_images(rows: pa.Table, manifests: Sequence[SourceFile]) -> Array:
+    """Returns the number of the file of each row: rows of a group are the images of one entry, in their order."""
+    group, offset = rows["group"].to_numpy(), rows["offset"].to_numpy()
+    found = np.zeros(len(rows), np.int64)
+    for first in np.unique(group).tolist():
+        entry = manifests[first].entry
+        numbers = [number for number, file in enumerate(manifests) if file.entry == entry and is_picture(file)]
+        found[group == first] = np.asarray(numbers)[offset[group == first]]
+    return found
+
+
+def is_picture(file: SourceFile) -> bool:
+    """Whether a file is an image by its name."""
+    return file.path.name.lower().endswith(PICTURES)
 
 
 def _with_base(rows: pa.Table, base: int) -> pa.Table:

@@ -156,3 +156,13 @@ def test_any_names_are_classes(names: list[str], tmp_path_factory: pytest.TempPa
     assert labels is not None
     assert labels.names == tuple(sorted(wanted))
     assert len(found.rows) == len(wanted)
+
+
+def test_an_image_whose_id_is_taken_has_its_file_s_name(tmp_path: Path) -> None:
+    places = ["cat/1.jpg", "cat/1.png", "cat/2.webp", "dog/1.jpg", "dog/1.webp"]
+    for seed, place in enumerate(places):
+        write_picture(tmp_path / "set" / place, seed)
+    config = config_of(tmp_path / "set", "folder")
+    assert rows_of(config).rows["sample_id"].to_pylist() == ["cat/1", "cat/1.png", "cat/2", "dog/1", "dog/1.webp"]
+    write_picture(tmp_path / "set" / "cat" / "0.jpg", 9)
+    assert {"cat/1.png", "dog/1.webp"} < set(rows_of(config).rows["sample_id"].to_pylist())

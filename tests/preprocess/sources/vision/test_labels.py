@@ -127,6 +127,25 @@ def test_columns_have_names_and_are_in_the_key(tmp_path: Path) -> None:
         config_of(table, "table", columns={"label": "x"}, prompt="plain")
 
 
+def test_one_name_among_integers_renumbers_them_and_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_picture(tmp_path / "a.png")
+    table = tmp_path / "rows.csv"
+    table.write_text("image,label\na.png,2\na.png,10\na.png,n/a\n")
+    assert labels_of(rows_of(config_of(table, "table")).rows) == Labels(names=("10", "2", "n/a"), count=3)
+    assert "2 of 3 classes are integers, and 'n/a' is none, so all are names: without" in caplog.text
+    caplog.clear()
+    lines = [{"image": "a.png", "label": label} for label in ("2", "10", "n/a")]
+    named = rows_of(config_of(write_lines(tmp_path / "rows.jsonl", lines), "jsonl"))
+    assert labels_of(named.rows) == Labels(names=("10", "2", "n/a"), count=3)
+    assert not caplog.records
+
+
+def test_a_row_without_a_class_names_the_fields_that_it_has(tmp_path: Path) -> None:
+    write_picture(tmp_path / "a.png")
+    found = rows_of(config_of(write_lines(tmp_path / "rows.jsonl", [{"image": "a.png", "class": "cat"}]), "jsonl"))
+    assert (found.counts()["excluded"], found.unused) == ({"no_label": 1}, {"class": 1})
+
+
 @pytest.mark.parametrize("has_lists", [False, True])
 def test_a_class_label_of_datasets_has_its_own_order(has_lists: bool, tmp_path: Path) -> None:  # noqa: FBT001
     kind = datasets.ClassLabel(names=["dog", "mouse", "cat"])
