@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,18 @@ def test_a_part_that_somebody_took_over_and_finished_is_not_written_to(
         assert part.path.exists()
         assert part.missing() == [0]
         part.close()
+
+
+def test_threads_that_look_for_parts_at_once_find_them_all(tmp_path: Path) -> None:
+    with TargetFolder(tmp_path) as folder:
+        names = []
+        for number in range(64):
+            part = folder.part(expected(b"12345", etag=f'"{number}"'), "s3://bucket")
+            names.append(part.name)
+            part.close()
+        with ThreadPoolExecutor(8) as threads:
+            prefixes = [name.partition(".tmp-")[0] for name in names]
+            assert list(threads.map(folder._left, prefixes * 20)) == [[name] for name in names] * 20
 
 
 def test_a_file_system_without_locks_has_the_number_of_the_process(

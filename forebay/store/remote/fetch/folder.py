@@ -131,7 +131,7 @@ class TargetFolder:
     def free_bytes(self) -> int:
         """Returns what a fetch may fill: what is free, and what interrupted fetches left, which is gone on with."""
         found = os.fstatvfs(self.descriptor)
-        with os.scandir(self.descriptor) as entries:
+        with self._entries() as entries:
             left = [entry for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)]
             held = sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in left)
         return found.f_bavail * found.f_frsize + held
@@ -143,13 +143,26 @@ class TargetFolder:
         if name.rpartition("/")[0] not in self._made:
             self._made |= folders_of([name])
 
+    @contextlib.contextmanager
+    def _entries(self) -> Iterator[Iterator[os.DirEntry[str]]]:
+        """Yields what lies directly in the folder, by a descriptor of its own.
+
+        Copies of a descriptor share the place that was read up to, so that threads would take entries from each other.
+        """
+        descriptor = os.open(".", _FOLDER, dir_fd=self.descriptor)
+        try:
+            with os.scandir(descriptor) as entries:
+                yield entries
+        finally:
+            os.close(descriptor)
+
     def _temporary(self, prefix: str) -> str:
         return temporary_name(self.path / prefix).name
 
     def _left(self, prefix: str) -> list[str]:
         """Returns the parts of a prefix, the one with most bytes first."""
         found: list[tuple[int, str]] = []
-        with os.scandir(self.descriptor) as entries:
+        with self._entries() as entries:
             for entry in entries:
                 if entry.name.startswith(prefix):
                     with contextlib.suppress(FileNotFoundError):
