@@ -225,6 +225,23 @@ _QWEN: dict[str, Any] = {
     "image_settings": {"size": {"shortest_edge": 784, "longest_edge": 3136}},
 }
 
+
+def _idefics_family(name: str) -> Family:
+    """Idefics3, or SmolVLM, which differs in the names of its classes alone."""
+    return Family(
+        processor=f"{name}Processor",
+        image_processor=f"{name}ImageProcessorPil",
+        template=_IDEFICS,
+        special=(*_IDEFICS_TOKENS, *_ROWS),
+        eos="<end_of_utterance>",
+        config=_idefics(f"{name}Config"),
+        model=f"{name}ForConditionalGeneration",
+        image_settings={"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}},
+        settings={"image_seq_len": 1},
+        answer=" {}<end_of_utterance>",
+    )
+
+
 FAMILIES: dict[str, Family] = {
     "llava_onevision": Family(
         processor="LlavaOnevisionProcessor",
@@ -239,30 +256,8 @@ FAMILIES: dict[str, Family] = {
         answer="{}<|im_end|>",
         together=False,
     ),
-    "idefics3": Family(
-        processor="Idefics3Processor",
-        image_processor="Idefics3ImageProcessorPil",
-        template=_IDEFICS,
-        special=(*_IDEFICS_TOKENS, *_ROWS),
-        eos="<end_of_utterance>",
-        config=_idefics("Idefics3Config"),
-        model="Idefics3ForConditionalGeneration",
-        image_settings={"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}},
-        settings={"image_seq_len": 1},
-        answer=" {}<end_of_utterance>",
-    ),
-    "smolvlm": Family(
-        processor="SmolVLMProcessor",
-        image_processor="SmolVLMImageProcessorPil",
-        template=_IDEFICS,
-        special=(*_IDEFICS_TOKENS, *_ROWS),
-        eos="<end_of_utterance>",
-        config=_idefics("SmolVLMConfig"),
-        model="SmolVLMForConditionalGeneration",
-        image_settings={"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}},
-        settings={"image_seq_len": 1},
-        answer=" {}<end_of_utterance>",
-    ),
+    "idefics3": _idefics_family("Idefics3"),
+    "smolvlm": _idefics_family("SmolVLM"),
     "internvl": Family(
         processor="InternVLProcessor",
         image_processor="GotOcr2ImageProcessorPil",

@@ -28,7 +28,7 @@ from forebay.store.image.pixels import decode_image
 from forebay.store.source import SourceUnion
 from forebay.train.select import make_loader
 from tests.preprocess.here_pool import build_here
-from tests.preprocess.vision.corpus import DEMO
+from tests.preprocess.vision.corpus import DEMO, class_folders
 from tests.steps.text.test_caption import clip
 
 SIZE = {"height": 64, "width": 64}
@@ -39,11 +39,7 @@ CLASSES = {"dog": ["dogs.jpg"], "cat": ["cat.png", "coffee.webp"], "bird": ["bir
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder a class of photos with a text each, and folders of processors."""
     root = tmp_path_factory.mktemp("classes")
-    for name, photos in CLASSES.items():
-        (root / "set" / name).mkdir(parents=True)
-        for photo in photos:
-            shutil.copy(DEMO / "photos" / photo, root / "set" / name)
-            (root / "set" / name / photo).with_suffix(".txt").write_text(f"the {name}")
+    class_folders(root / "set", CLASSES)
     ViTImageProcessorPil(size=SIZE).save_pretrained(root / "vit")
     clip().save_pretrained(root / "clip")
     return root

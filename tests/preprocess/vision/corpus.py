@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,15 @@ def photo(seed: int, *, width: int = 96, height: int = 80, kind: str = "JPEG") -
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, kind)
     return buffer.getvalue()
+
+
+def class_folders(folder: Path, classes: Mapping[str, Sequence[str]]) -> None:
+    """Makes a folder a class, with photos of the demo and a text beside each."""
+    for name, photos in classes.items():
+        (folder / name).mkdir(parents=True)
+        for photo in photos:
+            shutil.copy(DEMO / "photos" / photo, folder / name)
+            (folder / name / photo).with_suffix(".txt").write_text(f"the {name}")
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from forebay.train.select import make_loader
 from forebay.train.uncached.pictures import Pictures
 from tests.images.test_families import corpus
 from tests.preprocess.here_pool import build_here
-from tests.preprocess.vision.corpus import DEMO
+from tests.preprocess.vision.corpus import DEMO, class_folders
 from tests.steps.text.test_caption import clip
 from tests.train.compare.test_turns import done, tasks
 
@@ -35,11 +34,7 @@ CLASSES = {"bird": ["bird.jpg", "nuthatch.jpg"], "cat": ["cat.png"], "dog": ["do
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Photos with classes and captions, a tiny model of classes, and the folder of a processor of pairs."""
     root = tmp_path_factory.mktemp("hf")
-    for name, photos in CLASSES.items():
-        (root / "set" / name).mkdir(parents=True)
-        for photo in photos:
-            shutil.copy(DEMO / "photos" / photo, root / "set" / name)
-            (root / "set" / name / photo).with_suffix(".txt").write_text(f"the {name}")
+    class_folders(root / "set", CLASSES)
     ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(root / "vit")
     names = dict(enumerate(sorted(CLASSES)))
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
