@@ -14,6 +14,7 @@ from forebay.caches.busy import Processes, elsewhere, is_mount_within, try_lock
 from forebay.caches.files import Contents, contents_of
 from forebay.caches.own import strangers
 from forebay.caches.root import FOLDER, Root
+from forebay.caches.stored import stored_strangers
 from forebay.caches.survey import Item, Survey
 from forebay.caches.words import ago
 from forebay.preprocess.runner.parts import read_parts
@@ -51,6 +52,8 @@ class Guard:
 
     def caution(self, item: Item) -> str | None:
         """Returns why an item stays without `--force`."""
+        if item.remote is not None and not self.force:
+            return "no lock of a store tells who reads it: --force"
         if self.force or (item.kind == "leftover" and is_temporary(item.name)):
             return None
         age_s = time.time() - self.used_ns(item) / 1e9
@@ -65,6 +68,8 @@ class Guard:
 
     def use(self, item: Item) -> str | None:
         """Returns who uses an item, or what else is in it; `--force` does not change that."""
+        if item.remote is not None:
+            return stored_strangers(item)
         with contextlib.suppress(FileNotFoundError), opened(self.root, item) as (descriptor, _):
             if descriptor is None:
                 return self._use_of_file(item)

@@ -39,7 +39,7 @@ class ListReport:
     def to_json(self) -> dict[str, Any]:
         """Returns the document of `--json`."""
         document: dict[str, Any] = {
-            "root": str(self.survey.root.folder),
+            "root": self.survey.root.place,
             "caches": [self._document(item) for item in self._caches()],
             "texts": [self._document_of_texts(item) for item in self.survey.of("texts")],
             "inputs": [{"name": item.name, **_sizes(item.sizes), **_times(item)} for item in self.survey.of("inputs")],
@@ -80,7 +80,7 @@ class ListReport:
     def lines(self) -> Iterator[str]:
         """Yields what is printed: its name, what it is, what it was made of, and its configs, for every cache."""
         caches, now, width = self._caches(), time.time(), columns()
-        yield f"{_count(len(caches), 'cache')} in {from_here(self.survey.root.folder)}: {_amount(_all(caches))}"
+        yield f"{_count(len(caches), 'cache')} in {from_here(self.survey.root.place)}: {_amount(_all(caches))}"
         for item in caches:
             yield from self._lines_of(item, now, width)
         for item in self.survey.of("texts"):
@@ -128,7 +128,7 @@ class UsageReport:
             if (found := [item for item in items if item.kind == kind])
         }
         return {
-            "root": str(self.survey.root.folder),
+            "root": self.survey.root.place,
             **_sizes(_all(items)),
             "kinds": kinds,
             "items": [{"name": item.name, "kind": item.kind, **_sizes(item.sizes)} for item in items],
@@ -142,7 +142,7 @@ class UsageReport:
         by_kind = [(words, found) for kind, words in KINDS.items() if (found := self.survey.of(kind))]
         rows = [_row(_all(found), f"{words}, {len(found)}") for words, found in by_kind]
         rows.append(_row(_all([item for item in self.survey.items if item.kind in KINDS]), "together"))
-        yield from table([from_here(self.survey.root.folder), "own", "shared"], rows, left=1)
+        yield from table([from_here(self.survey.root.place), "own", "shared"], rows, left=1)
         yield "own: what removing it frees; shared: files that something else has links to"
         if self.node is not None:
             yield (

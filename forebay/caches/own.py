@@ -76,11 +76,15 @@ def _of_cache(descriptor: int, folder: Path) -> Check:
     metadata = parse_metadata(folder, _bytes_of(descriptor), format_version=FORMAT_VERSION)
     if metadata != document:
         raise CacheCorruptError("its metadata.json is being replaced")
+    return names_of_cache(folder, metadata).__contains__
+
+
+def names_of_cache(folder: Path, metadata: Mapping[str, Any]) -> set[str]:
+    """Returns the names of all files of a cache. Raises CacheError for metadata that describe none."""
     check_found(folder, metadata)
     groups = groups_of(checked_fields(folder, metadata))
-    names = {FILE_NAME, *metadata["files"]}
     shards = {shard_name(group, number) for group in groups for number in range(metadata["num_shards"])}
-    return lambda name: name in names or name in shards
+    return {FILE_NAME, *metadata["files"], *shards}
 
 
 def _bytes_of(descriptor: int) -> bytes:

@@ -108,7 +108,7 @@ class RemovalReport:
     def to_json(self) -> dict[str, Any]:
         """Returns the document of `--json`."""
         return {
-            "root": str(self.survey.root.folder),
+            "root": self.survey.root.place,
             "dry_run": not self.is_done,
             "freed_bytes": self.freed_bytes,
             "over_bytes": self.over_bytes,
@@ -148,9 +148,9 @@ class RemovalReport:
     def _summary(self) -> str:
         count, freed = len(self.going), human_bytes(self.freed_bytes)
         if self.is_done:
-            return f"{count} removed from {from_here(self.survey.root.folder)}, {freed} freed"
+            return f"{count} removed from {from_here(self.survey.root.place)}, {freed} freed"
         if not count:
-            return f"nothing would go from {from_here(self.survey.root.folder)}"
+            return f"nothing would go from {from_here(self.survey.root.place)}"
         return f"{count} would go, which frees {freed}; nothing was removed: add --yes"
 
 
@@ -263,8 +263,8 @@ def named(survey: Survey, names: Sequence[str], guard: Guard) -> list[Decision]:
         item = items.get(name)
         if item is None:
             raise ConfigError(
-                f"{printable(name)}: nothing of that name is in {survey.root.folder}; see: forebay cache ls "
-                f"{from_here(survey.root.folder)}"
+                f"{printable(name)}: nothing of that name is in {survey.root.place}; see: forebay cache ls "
+                f"{from_here(survey.root.place)}"
             )
         if item.kind not in _REMOVABLE:
             what = item.problem or KINDS[item.kind]

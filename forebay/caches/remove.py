@@ -15,6 +15,7 @@ from forebay.caches.files import Contents, File, contents_of
 from forebay.caches.guard import Guard, in_use, locked, opened
 from forebay.caches.own import strangers
 from forebay.caches.root import FOLDER, Root
+from forebay.caches.stored import remove_stored
 from forebay.caches.survey import Item
 from forebay.store.last_use import NOTES, uses_of
 from forebay.store.metadata import FILE_NAME
@@ -26,6 +27,8 @@ def remove(item: Item, guard: Guard) -> str | None:
     root = guard.root
     if (why := guard.reason(item)) is not None:
         return why
+    if item.remote is not None:
+        return remove_stored(item, item.remote)
     try:
         with opened(root, item) as (descriptor, parent):
             if descriptor is None:

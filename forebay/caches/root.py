@@ -9,19 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.config.remote import RemoteConfig
-from forebay.config.tree import stand_in
+from forebay.config.url import is_url, parse_url
 from forebay.errors import CacheNotFoundError, ConfigError
+from forebay.store.remote.root import RemoteRoot
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, kw_only=True)
 class Root:
-    """An opened cache root. folder: its resolved path; descriptor: of that very folder, whatever its path becomes."""
+    """An opened cache root. folder: its resolved path; descriptor: of that very folder, whatever its path becomes.
+
+    remote: the URL that the folder stands for on this node, where it does.
+    """
 
     folder: Path
     descriptor: int
     device: int
+    remote: RemoteRoot | None = None
+
+    @property
+    def place(self) -> str:
+        """What to call it: its folder or URL."""
+        return str(self.remote.url if self.remote else self.folder)
 
 
 @contextmanager
@@ -30,8 +40,10 @@ def opened_root(place: str | Path, settings: RemoteConfig | None = None) -> Iter
 
     Raises CacheNotFoundError where it is no folder, ConfigError for `/`, a home folder, or a folder that holds one.
     """
-    folder = stand_in(str(place), settings or RemoteConfig())
-    resolved = Path(os.path.realpath(folder))
+    remote = RemoteRoot.at(parse_url(str(place)), settings or RemoteConfig()) if is_url(str(place)) else None
+    if remote is not None:
+        remote.prepare()
+    resolved = Path(os.path.realpath(remote.folder if remote else place))
     require_a_root(resolved)
     try:
         descriptor = os.open(resolved, FOLDER)
@@ -41,7 +53,7 @@ def opened_root(place: str | Path, settings: RemoteConfig | None = None) -> Iter
             "forebay cache ls DIR"
         ) from err
     try:
-        yield Root(folder=resolved, descriptor=descriptor, device=os.fstat(descriptor).st_dev)
+        yield Root(folder=resolved, descriptor=descriptor, device=os.fstat(descriptor).st_dev, remote=remote)
     finally:
         os.close(descriptor)
 

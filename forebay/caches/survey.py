@@ -24,7 +24,7 @@ from forebay.store.last_use import NOTES, Use, uses_of
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.metadata import FILE_NAME, check_found, checksum
-from forebay.store.remote.root import LISTED
+from forebay.store.remote.root import LISTED, RemoteRoot
 from forebay.store.segments import TRAILER_BYTES, Head
 from forebay.store.temporary import is_temporary
 from forebay.store.texts import IDENTITY, SEGMENT, TEXTS
@@ -85,7 +85,8 @@ class Item:
     """Something under a root. name: its path there, which people call it by.
 
     inode: of the folder or file. beside: other files of the root that go with it. document: what it says of itself.
-    problem: why it is foreign. uses: noted ones, the latest first. made_ns: when it was finished.
+    problem: why it is foreign. uses: noted ones, the latest first. made_ns: when it was finished. remote: the root below
+    whose URL it lies, where it lies in a store.
     """
 
     kind: Kind
@@ -97,6 +98,7 @@ class Item:
     problem: str = ""
     uses: Sequence[Use] = ()
     made_ns: int = 0
+    remote: RemoteRoot | None = None
 
     @property
     def is_folder(self) -> bool:
@@ -165,6 +167,10 @@ def survey(root: Root) -> Survey:
         with contextlib.suppress(FileNotFoundError):  # it went meanwhile
             status = os.stat(name, dir_fd=root.descriptor, follow_symlinks=False)
             items += _top(root, name, status)
+    if root.remote is not None:
+        from forebay.caches.stored import stored_items
+
+        items += stored_items(root.remote)
     return Survey(root=root, items=items, origin=_origin(root))
 
 

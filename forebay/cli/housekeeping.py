@@ -14,7 +14,7 @@ from forebay.caches.survey import BUILDING, LISTINGS, PLANS, TAR_INDEX, TEXT_IND
 from forebay.cli.options import DONE, FAILED, command, completes, load, printed
 from forebay.config.load import read_remote
 from forebay.config.tree import Config
-from forebay.config.url import is_url, url_or_path
+from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheNotFoundError, ConfigError
 from forebay.progress import during
 from forebay.steps.recipe import load_config, recipe_of
@@ -173,8 +173,9 @@ def _named_items(options: argparse.Namespace) -> tuple[str, list[str]]:
 
 
 def _named_item(options: argparse.Namespace, text: str) -> tuple[str, str]:
-    if is_url(url_or_path(text)):
-        raise ConfigError(f"{text} lies in a store; forebay removes caches of this machine, a store has its own tools")
+    if is_url(place := url_or_path(text)):
+        url = parse_url(place)
+        return str(url.parent), url.name
     path = Path(os.path.abspath(text))
     if options.cache_root is not None:
         inside = Path(options.cache_root)
@@ -321,10 +322,11 @@ def _to_verify(options: argparse.Namespace) -> Iterator[tuple[Path, str, str | N
 
     if options.all:
         with opened_root(options.cache_root or "caches", read_remote(options.set)) as root:
-            caches = survey(root).caches
-        if not caches:
-            raise CacheNotFoundError(f"no cache is in {root.folder}; name a cache root: --cache-root DIR")
-        yield from ((root.folder / item.name, str(root.folder / item.name), None) for item in caches)
+            names = [item.name for item in survey(root).caches]
+        if not names:
+            raise CacheNotFoundError(f"no cache is in {root.place}; name a cache root: --cache-root DIR")
+        places = [f"{root.place}/{name}" for name in names]
+        yield from ((cache_folder(place, read_remote(options.set)), place, None) for place in places)
     for text in options.places:
         place = url_or_path(text)
         if is_url(place) or Path(place).is_dir():

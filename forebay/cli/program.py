@@ -10,8 +10,12 @@ import errno
 import logging
 import os
 import select
+import signal
+import socket
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 from forebay.cli.build import add_evalset, add_index, add_key, add_preprocess, add_status
 from forebay.cli.caches import add_cache
@@ -31,10 +35,13 @@ from forebay.store.files import is_refusal, refusal
 from forebay.version import __version__
 from forebay.visible import one_message, visible_output
 
+_STOPS_WITHIN_S = 1.5
+_INTERRUPTED = "interrupted; what was finished is kept, run the command again to go on"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `forebay COMMAND ...` and returns its exit code."""
-    with visible_output():
+    with visible_output(), _prompt_interrupt():
         try:
             try:
                 return _run(arguments)
@@ -45,6 +52,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _fail(err, FAILED)
             _discard_output()
             return CLOSED
+
+
+@contextlib.contextmanager
+def _prompt_interrupt() -> Iterator[None]:
+    """Ends the process soon after Ctrl-C, whatever it waits for: a native call (a GET that hangs) sees no signal.
+
+    All that is written is right after a crash at any instant, so nothing is lost. The process ends also where the
+    command has returned and a thread of it still waits.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    told, tells = socket.socketpair()
+    tells.settimeout(0)
+    before, is_over = signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False), threading.Event()
+    threading.Thread(target=_end_after_interrupt, args=(told, is_over), name="forebay-interrupt", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        signal.set_wakeup_fd(before)
+        tells.close()
+
+
+def _end_after_interrupt(told: socket.socket, is_over: threading.Event) -> None:
+    with told:
+        while signal.SIGINT not in (numbers := told.recv(64)):
+            if not numbers:
+                return
+    time.sleep(_STOPS_WITHIN_S)
+    if not is_over.is_set():
+        os.write(2, f"forebay: {_INTERRUPTED}\n".encode())
+    elif all(thread.daemon or thread is threading.main_thread() for thread in threading.enumerate()):
+        return  # the interpreter waits for none of these; perhaps `main` was called from Python, which goes on
+    os._exit(INTERRUPTED)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -114,7 +156,7 @@ def _guarded(action: Callable[[], int]) -> int:
         said = f"{err.strerror or err}{where}; what was finished is kept, run the command again"
         return _fail(said, FAILED, code=code)
     except KeyboardInterrupt:
-        return _fail("interrupted; what was finished is kept, run the command again to go on", INTERRUPTED)
+        return _fail(_INTERRUPTED, INTERRUPTED)
 
 
 def _fail(message: object, status: int, *, code: str | None = None) -> int:

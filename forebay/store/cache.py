@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forebay.store.remote.mirror import Mirror
     from forebay.store.remote.node.node import Wanted
 
+T = TypeVar("T")
 Verify = Literal["touch", "open", "never"]
 
 _MAX_OPEN_SHARDS = 1_000
@@ -121,10 +122,15 @@ class Cache(ByHand):
         self._length: int = self.metadata["num_samples"]
         # A wrong slot would hand out another sample, whose own hash is right.
         entry = self.metadata["files"][SLOTS]
-        self._slots = open_slots(self._held, entry, length=self._length, verify=verify != "never")
+        mend = None if self.mirror is None else self.mirror.mend_small
+        is_checked = verify != "never"
+        self._slots = self._mended(
+            lambda: open_slots(self._held, entry, length=self._length, verify=is_checked, mend=mend)
+        )
         # A memoryview gives Python ints at a third of the cost of numpy's scalars.
         self._slot_at = self._slots.array.data
         # Of zeros only the pages that are touched cost anything: opening must not grow with the number of samples.
+        self._was_mended: set[int] = set()
         self._verified = (np.zeros if verify == "touch" else np.ones)(self._length, np.uint8).data
         self._images = stored_images(self.metadata, folder=folder)
         self._verify: Verify = verify
@@ -201,8 +207,12 @@ class Cache(ByHand):
         except CacheCorruptError as err:
             if self.mirror is None:
                 raise
-            what = str(err).partition("; run: ")[0]
-            raise CacheCorruptError(f"{what}; remove that file and open {self.mirror.url} again") from err
+            if index in self._was_mended:
+                what = str(err).partition("; run: ")[0]
+                raise CacheCorruptError(f"{what}, as {self.mirror.url} has it; push the cache again") from err
+            self._was_mended.add(index)
+            self.mirror.mend(self.wanted(group, number) for group in self.groups)
+            return self.read(index)
         self._verified[index] = 1
         return sample
 
@@ -278,7 +288,8 @@ class Cache(ByHand):
         if (spec := self.fields.get("sample_id")) is None:
             raise CacheMismatchError(f"{self.place} has no field sample_id; run: forebay preprocess CONFIG --rebuild")
         try:
-            return self._open.get(spec.group, slot >> ROW_BITS).string("sample_id", slot & ROW_MASK)
+            shard = self._open.get(spec.group, slot >> ROW_BITS)
+            return self._mended(lambda: shard.string("sample_id", slot & ROW_MASK), groups=(spec.group,))
         except IndexError as err:
             raise no_such_row(self.folder, index, slot) from err
 
@@ -333,7 +344,7 @@ class Cache(ByHand):
         columns = self._row_columns()
         if unknown := set(names or ()) - columns.keys():
             raise KeyError(f"{self.place} has no columns {', '.join(sorted(unknown))}; it has {', '.join(columns)}")
-        return row_table(columns, names)
+        return self._mended(lambda: row_table(columns, names), groups=self.groups)
 
     @property
     def column_names(self) -> list[str]:
@@ -351,11 +362,11 @@ class Cache(ByHand):
 
         That one is int32 [num_samples]. None where the cache has no such field.
         """
-        return self._all_samples.categories(name)
+        return self._mended(lambda: self._all_samples.categories(name), groups=self.groups)
 
     def ids_digest(self) -> str:
         """Returns the digest of the samples' ids in their order, all of which are read; the key if there are none."""
-        return self._all_samples.ids_digest()
+        return self._mended(self._all_samples.ids_digest, groups=self.groups)
 
     def told(self) -> bytes:
         """Returns what a store is to tell of all samples at once, see `ToldColumns`."""
@@ -382,12 +393,26 @@ class Cache(ByHand):
         return index % self._length
 
     def _load(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, verify: bool = False) -> Array:
-        array = load_array(self._held, name, self.metadata["files"][name], verify=verify)
+        array = self._mended(lambda: load_array(self._held, name, self.metadata["files"][name], verify=verify))
         if array.dtype != dtype or array.shape != shape:
             raise CacheCorruptError(
                 f"{self.folder / name} holds {array.dtype} {list(array.shape)}, its metadata says {dtype} {list(shape)}"
             )
         return array
+
+    def _mended(self, load: Callable[[], T], *, groups: Collection[Group] = ()) -> T:
+        """Returns what is loaded; files of a store that are damaged on this node are fetched again.
+
+        groups: those whose shards it is loaded of too.
+        """
+        try:
+            return load()
+        except CacheCorruptError:
+            if self.mirror is None:
+                raise
+            self.mirror.mend_small()
+            self.mirror.mend(self.wanted(group, number) for group in groups for number in range(self.num_shards))
+            return load()
 
     def _load_table(self, group: Group, num_fields: int) -> Array:
         return self._load(f"{group}.npy", table_dtype(num_fields), (self.metadata["num_shards"],), verify=True)

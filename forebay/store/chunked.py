@@ -5,7 +5,7 @@ The slots of a cache and the members of a plan are such arrays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,24 @@ class CheckedArray:
     Threads may share it. array: all items, to be read where `require` has been asked first.
     """
 
-    def __init__(self, path: AnyFile | Path, array: Array, sums: Array | None, *, chunk_items: int, again: str) -> None:
+    def __init__(
+        self,
+        path: AnyFile | Path,
+        array: Array,
+        sums: Array | None,
+        *,
+        chunk_items: int,
+        again: str,
+        mend: Callable[[], None] | None = None,
+    ) -> None:
         """Takes `array` as it is.
 
-        sums: of `chunk_sums`, None where nothing is to be checked. again: what a message tells the user to run.
+        sums: of `chunk_sums`, None where nothing is to be checked. again: what a message tells the user to run. mend:
+        puts right what lies under the array, where that can be done.
         Raises CacheCorruptError where there are not as many sums as chunks.
         """
         self.array = array
-        self._path, self._sums, self._chunk_items, self._again = path, sums, chunk_items, again
+        self._path, self._sums, self._chunk_items, self._again, self._mend = path, sums, chunk_items, again, mend
         wanted = -(-len(array) // chunk_items)
         if sums is not None and len(sums) != wanted:
             raise CacheCorruptError(
@@ -82,6 +92,9 @@ class CheckedArray:
         assert self._sums is not None
         start, stored = chunk * self._chunk_items, int(self._sums[chunk])
         computed = _sum(self.array, start, self._chunk_items)
+        if computed != stored and self._mend is not None:
+            self._mend()
+            computed = _sum(self.array, start, self._chunk_items)
         if computed != stored:
             raise CacheCorruptError(
                 f"{self._path}: items from {start} on (byte {start * self.array.itemsize} of the array): stored "
@@ -96,7 +109,9 @@ def slot_sums(slots: Array) -> dict[str, list[str]]:
     return {SUMS: [f"{value:016x}" for value in sums]} if len(sums) > 1 else {}
 
 
-def open_slots(folder: AnyFolder, entry: Mapping[str, Any], *, length: int, verify: bool) -> CheckedArray:
+def open_slots(
+    folder: AnyFolder, entry: Mapping[str, Any], *, length: int, verify: bool, mend: Callable[[], None] | None = None
+) -> CheckedArray:
     """Returns the slots of a cache, int64 [length], mapped; the file's size is checked, with `verify` its content too.
 
     Raises CacheCorruptError where the file is missing or not the one that the entry describes.
@@ -109,7 +124,7 @@ def open_slots(folder: AnyFolder, entry: Mapping[str, Any], *, length: int, veri
         raise CacheCorruptError(f"{path} holds int64 [{found}], its metadata says int64 [{length}]; {_AGAIN}")
     sums = _slot_sums(path, entry) if verify and length > SLOTS_A_CHUNK else None
     array = _mapped(path, length) if length else np.frombuffer(b"", np.int64)
-    return CheckedArray(path, array, sums, chunk_items=SLOTS_A_CHUNK, again=_AGAIN)
+    return CheckedArray(path, array, sums, chunk_items=SLOTS_A_CHUNK, again=_AGAIN, mend=mend)
 
 
 def no_such_row(folder: Path, index: int, slot: int) -> CacheCorruptError:

@@ -237,6 +237,7 @@ class Shard:
         for member, data in ((f"values/{name}.memmap", values), (f"offsets/{name}.memmap", offsets)):
             stored, computed = checksums.get(member), zlib.crc32(data.data)
             if stored != computed:
+                del self._checksums  # perhaps it is these that are damaged, and are mended
                 shown = "none" if stored is None else f"{stored:08x}"
                 raise CacheCorruptError(
                     f"{self.path} {member}: stored CRC-32 {shown}, computed {computed:08x}; "

@@ -68,6 +68,7 @@ _ORDER = (
     "readers",
     "node",
     "remote_store",
+    "interrupt",
     "push",
     "stage",
     "fetch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import os
 import re
@@ -38,7 +39,8 @@ from benchmarks.objects.server import ACCESS_KEY, REGION, SECRET_KEY, Bucket, Ob
 from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheCorruptError, CacheNotFoundError, ForebayError, RemoteError
 from forebay.store.cache import Cache, open_cache
-from tests.faults.row import Row
+from forebay.store.remote.node.ledger import OWN_NAMES
+from tests.faults.row import Row, dice
 from tests.store_factory import make_cache
 
 _TIMEOUT_S, _RETRIES = 0.5, 2
@@ -194,6 +196,34 @@ def check_error(err: ForebayError, case: Case, shared: Shared) -> str:
     return "an error that names bucket and key, then right"
 
 
+def damaged_on_the_node(shared: Shared, number: int, folder: Path) -> str:
+    chance = dice("node-damage", number)
+    shared.proxy.clear()
+    first = shared.open(folder)
+    check_all(first, shared.local)
+    files = (path for path in first.folder.rglob("*.*") if path.name not in OWN_NAMES and path.stat().st_size)
+    path = chance.choice(sorted(files))
+    data = bytearray(path.read_bytes())
+    start = chance.randrange(len(data))
+    for at in range(start, min(len(data), start + chance.choice([1, 64, len(data)]))):
+        data[at] ^= chance.randrange(1, 256)
+    path.write_bytes(data)  # in place, and of the same size
+    assert first.mirror is not None
+    before = first.mirror.counters.to_json()["damaged"]
+    # One that has it open, and one that opens it now.
+    opened = first if path.name == "metadata.json" else copy.copy(first)
+    for cache in (opened, shared.open(folder)):
+        check_all(cache, shared.local)
+        assert cache.samples.equals(shared.local.samples)
+        assert {name: found.tolist() for name, found in cache.lengths.items()} == {
+            name: found.tolist() for name, found in shared.local.lengths.items()
+        }
+    count = first.mirror.counters.to_json()["damaged"] - before
+    is_right = path.read_bytes() == shared.bucket.get(f"caches/one/{path.relative_to(first.folder)}")
+    assert (is_right, count) in ((True, 1), (False, 0))
+    return "fetched again, once" if is_right else "of bytes that nothing is read from"
+
+
 @contextlib.contextmanager
 def names(folder: Path) -> Iterator[str]:
     """Starts a store that lists so many names; where it answers."""
@@ -248,6 +278,15 @@ ROWS: list[Row[Any]] = [
         long=lambda shared: len(cases(shared)),
     ),
     Row(
+        name="node-damage",
+        fault="bytes of a file in the node's folder that change on its disk, and not its size",
+        outcome="every sample and column right; the file is fetched again, once, counted and said",
+        prepared=prepared,
+        trial=damaged_on_the_node,
+        short=10,
+        long=300,
+    ),
+    Row(
         name="million",
         fault="a bucket of a million names",
         outcome="listed in at most 1 GB",
@@ -263,5 +302,11 @@ def test_a_store_that_goes_wrong_gives_right_samples_or_an_error_with_bucket_and
     assert sum(ROWS[0].check(tmp_path).values()) == ROWS[0].short
 
 
+def test_a_file_that_the_disk_of_a_node_damages_is_fetched_again(tmp_path: Path) -> None:
+    found = ROWS[1].check(tmp_path)
+    assert sum(found.values()) == ROWS[1].short
+    assert found["fetched again, once"] > ROWS[1].short // 2
+
+
 def test_a_bucket_of_many_names_is_listed_in_little_memory(tmp_path: Path) -> None:
-    assert sum(ROWS[1].check(tmp_path).values()) == ROWS[1].short
+    assert sum(ROWS[2].check(tmp_path).values()) == ROWS[2].short

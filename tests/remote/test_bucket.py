@@ -353,6 +353,26 @@ def test_a_listing_goes_on_where_it_broke_off(at: Callable[..., Bucket]) -> None
     assert {(one.size_bytes, len(one.etag)) for one in found} == {(7, 34)}
 
 
+@pytest.mark.parametrize(
+    "call", [lambda place: list(place.objects()), lambda place: place.level("a")], ids=["objects", "level"]
+)
+def test_a_listing_of_empty_pages_ends(at: Callable[..., Bucket], call: Callable[[Bucket], object]) -> None:
+    def empty_page(_: Asked) -> Answer:
+        more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{len(store.asked)}</NextContinuationToken>"
+        return Answer(body=f"<ListBucketResult>{more}</ListBucketResult>".encode())
+
+    with fake_store(empty_page) as store:
+        with pytest.raises(
+            RemoteError, match=r"s3://bucket(/a)?: no name and no end of its listing in 0.5 s"
+        ) as caught:
+            call(at(store.endpoint, retries=0))
+        asked = len(store.asked)
+        assert asked > 2
+        time.sleep(0.3)
+        assert len(store.asked) <= asked + 1  # nothing goes on behind the error
+    assert caught.value.code == "FB607"
+
+
 def test_a_listing_is_not_kept(at: Callable[..., Bucket]) -> None:
     with fake_store(listing(20_000)) as store:
         listed = at(store.endpoint).objects()

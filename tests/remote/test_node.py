@@ -73,6 +73,7 @@ def test_a_file_is_the_object_whole_and_counted(tmp_path: Path, bucket: FolderBu
         "evictions": 0,
         "evicted_bytes": 0,
         "stalls": 1,
+        "damaged": 0,
     }
     assert mirror.node.fetch(path, wanted, bucket) == wanted.xxh3_128
 

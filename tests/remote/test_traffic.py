@@ -68,7 +68,7 @@ def test_a_run_says_what_its_nodes_downloaded_kept_and_waited_for(remote: Cache,
     num_files = 2 * remote.num_shards
     assert (node.downloads >= num_files, node.hits + node.misses > 0) == (True, True)
     said = report.to_json()["remote"]
-    assert set(said[0]) == {"hits", "misses", "downloads", "bytes", "evictions", "stalls", "stall_s"}
+    assert set(said[0]) == {"hits", "misses", "downloads", "bytes", "evictions", "stalls", "stall_s", "damaged"}
     assert any(line.startswith("node 0: net ") for line in report.lines())
     assert all(line.remote is not None for line in lines)
     assert sum(line.remote.bytes for line in lines if line.remote) == node.bytes

@@ -11,7 +11,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,11 +30,12 @@ from forebay.errors import (
     RemoteDeniedError,
     RemoteError,
     RemoteMissingError,
+    RemoteReplacedError,
 )
 from forebay.store.cold.mark import ROOT as COLD_ROOT
 from forebay.store.cold.mark import pull_hint
-from forebay.store.files import link_or_copy, write_bytes
-from forebay.store.held import ORIGIN, HeldFile, HeldFolder
+from forebay.store.files import hash_file, link_or_copy, write_bytes
+from forebay.store.held import ORIGIN, HeldFile, HeldFolder, open_own
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.metadata import FILE_NAME, foreign_values, read_metadata, read_regular
 from forebay.store.remote.bucket.bucket import Bucket
@@ -167,6 +168,32 @@ class Mirror:
         """Whether a file is here, whole; it counts as used then."""
         return self._is_here(self.folder / wanted.name, wanted)
 
+    def mend(self, files: Iterable[Wanted]) -> None:
+        """Fetches files again that are here and are not, by their hash, what the store gave.
+
+        The bytes are written over the damaged ones, so that whoever has a file mapped reads the right ones, and two
+        processes that do so at once write the same. Raises RemoteError, RemoteReplacedError where the store has others.
+        """
+        for wanted in files:
+            path = self.folder / wanted.name
+            if not self._is_here(path, wanted) or hash_file(path) == wanted.xxh3_128:
+                continue
+            logger.warning("%s was damaged on this node's disk; it is fetched again from %s", path, self.url)
+            with open(path, "r+b", opener=open_own) as file:
+                for piece in self.bucket.stream(wanted.name, stop=wanted.size_bytes):
+                    file.write(piece)
+                file.flush()
+                os.fdatasync(file.fileno())
+            self.counters.add(damaged=1, downloads=1, bytes=wanted.size_bytes)
+            if (found := hash_file(path)) != wanted.xxh3_128:
+                raise RemoteReplacedError(
+                    f"{self.url / wanted.name}: its xxh3-128 is {found}, wanted {wanted.xxh3_128}; push the cache again"
+                )
+
+    def mend_small(self) -> None:
+        """Does so with the files beside the shards of a cache."""
+        self.mend(_small_files(self.folder))
+
     def _fetch(self, path: Path, wanted: Wanted, *, distance: int) -> str | None:
         if not is_inside(wanted.name):
             raise RemoteError(f"{self.url}: {wanted.name!r} is no name below it")
@@ -269,6 +296,7 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
     mirror = Mirror.at(url, settings, state=xxhash.xxh3_128_hexdigest(data))
     metadata = Wanted(name=FILE_NAME, size_bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data), is_kept=True)
     mirror.node.keep(mirror.folder / FILE_NAME, metadata, data)
+    mirror.mend((metadata,))
     try:
         wanted = _small_files(mirror.folder)
     except CacheCorruptError as err:

@@ -32,6 +32,8 @@ class Traffic:
     """Times that a reader waited for a download."""
     stall_s: float = 0.0
     """For so long, all readers together."""
+    damaged: int = 0
+    """Files that this node's disk had changed, and that were fetched again."""
 
     def __add__(self, other: Traffic) -> Traffic:
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
@@ -39,7 +41,8 @@ class Traffic:
 
     def __str__(self) -> str:
         waits = f", {self.stalls} stalls {self.stall_s:.1f} s" if self.stalls else ""
-        return f"net {human_bytes(self.bytes)}{waits}"
+        damaged = f", {self.damaged} damaged files fetched again" if self.damaged else ""
+        return f"net {human_bytes(self.bytes)}{waits}{damaged}"
 
 
 _NAMES = [field.name for field in dataclasses.fields(Traffic)]

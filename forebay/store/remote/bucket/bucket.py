@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import hashlib
@@ -9,7 +10,8 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -95,6 +97,7 @@ class Bucket:
     again, `retries` times, after pauses that grow from 0.25 to 15 s and are no longer than `timeout_s`. The count
     begins anew where 4 MiB of a body came since. So no method is silent for longer than `(retries + 1) *
     timeout_s`, and for each of these requests 10 s to connect and a pause. A put of more than 1 MB has 34 s more each.
+    A listing whose pages stay empty ends with an error after `patience_s`.
     """
 
     def __init__(self, url: Url, settings: RemoteConfig) -> None:
@@ -140,7 +143,8 @@ class Bucket:
         while True:
             try:
                 # 1000 is what stores give at once.
-                for batch in _obstore().list(self._store(), self._key(prefix) or None, offset=last, chunk_size=1000):
+                pages = _obstore().list(self._store(), self._key(prefix) or None, offset=last, chunk_size=1000)
+                while batch := self._listed(prefix, functools.partial(anext, pages, None)):
                     yield from map(self._info, batch)
                     last, tries = batch[-1]["path"], 0
                 return
@@ -151,13 +155,14 @@ class Bucket:
     @_one
     def folders(self, prefix: str = "") -> list[str]:
         """Returns the names of the folders directly below one. Raises RemoteError."""
-        found = self._asked(prefix, lambda: _obstore().list_with_delimiter(self._store(), self._key(prefix) or None))
-        return sorted(self._name(path) for path in found["common_prefixes"])
+        return self.level(prefix)[1]
 
     @_one
     def level(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Returns the objects and the names of the folders directly below a folder. Raises RemoteError."""
-        found = self._asked(prefix, lambda: _obstore().list_with_delimiter(self._store(), self._key(prefix) or None))
+        key = self._key(prefix) or None
+        ask = functools.partial(_obstore().list_with_delimiter_async, self._store(), key)
+        found = self._asked(prefix, lambda: self._listed(prefix, ask))
         return list(map(self._info, found["objects"])), sorted(map(self._name, found["common_prefixes"]))
 
     @_one
@@ -279,6 +284,25 @@ class Bucket:
         found = self.info(name).size_bytes
         if found != size:
             raise RemoteError(f"{self._where(name)} has {found} bytes, {size} were put; put it again")
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds for which a request may be made again and again."""
+        return (self.settings.retries + 1) * self.settings.timeout_s + self.settings.retries * _LONGEST_PAUSE_S
+
+    def _listed(self, name: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Returns a part of a listing. Of a store that gives one empty page after the other obstore asks for ever."""
+
+        async def bounded() -> T:
+            return await asyncio.wait_for(ask(), self.patience_s)
+
+        with ThreadPoolExecutor(1) as thread, contextlib.suppress(TimeoutError):  # a notebook has a loop in its own
+            return thread.submit(asyncio.run, bounded()).result()
+        raise RemoteError(
+            f"{self._where(name)}: no name and no end of its listing in {self.patience_s:g} s, only page after page "
+            "without any; name a URL below, or set remote.timeout_s higher",
+            code="FB607",
+        )
 
     def _asked(self, name: str, ask: Callable[[], T]) -> T:
         tries = 0

@@ -30,7 +30,7 @@ class Counters:
     """What this process did with a node's folder, since it began.
 
     hits, misses: files that were there, or not, when they were to be read; a file that stays mapped is asked for once.
-    stall_s: seconds in which a reader waited, `stalls` times.
+    stall_s: seconds in which a reader waited, `stalls` times. damaged: files that were not what the store gave.
     """
 
     hits: int = 0
@@ -41,6 +41,7 @@ class Counters:
     evicted_bytes: int = 0
     stalls: int = 0
     stall_s: float = 0.0
+    damaged: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, **more: float) -> None:
