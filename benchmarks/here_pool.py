@@ -21,6 +21,10 @@ class HerePool:
         """Returns `function(item)` of every item."""
         return [function(item) for item in items]
 
+    def under_way(self) -> list[tuple[Any, int]]:
+        """Returns nothing: no other process is at work."""
+        return []
+
     def run(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Yields every task with its result."""
         for task in tasks:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sysconfig
+from pathlib import Path
+
 import pytest
 
 from tests.processes import ROOT, python
@@ -28,6 +31,13 @@ def loaded(code: str) -> str:
     result = python("-c", code + report, is_warm=False)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout.strip()
+
+
+def test_type_checkers_find_the_package_in_an_editable_install() -> None:
+    """They read `.pth` files and run no finder of imports; [editable_wheel] of setup.cfg says which is written."""
+    site = Path(sysconfig.get_path("purelib"))
+    named = [Path(line) for path in site.glob("*forebay*.pth") for line in path.read_text().splitlines()]
+    assert any((folder / "forebay" / "py.typed").is_file() for folder in [site, *named])
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,3 @@ def sizes_of(files: Iterable[File]) -> Sizes:
         else:
             shared += size_bytes
     return Sizes(exclusive_bytes=exclusive, shared_bytes=shared)
-
-
-def sizes_of_all(parts: Sequence[Contents]) -> Sizes:
-    """Returns what several folders take together, see `sizes_of`."""
-    return sizes_of(file for part in parts for file in part.files)

@@ -18,8 +18,11 @@ from forebay.caches.remove import remove
 from forebay.caches.survey import KINDS, Item, Kind, Survey
 from forebay.caches.wanted import Wanted
 from forebay.caches.words import ago
-from forebay.errors import ConfigError
+from forebay.errors import CacheError, ConfigError
 from forebay.progress import Progress
+from forebay.store.files import hash_file
+from forebay.store.inputs import SAMPLES
+from forebay.store.lookup import Sealed
 from forebay.terminal import wrapped
 from forebay.visible import from_here, human_bytes, printable
 
@@ -176,7 +179,8 @@ def decide(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) ->
     if rules.listings:
         found += [_judged(item, guard, (True, "made again when it is needed")) for item in survey.of("listing")]
     if rules.inputs:
-        found += [_judged(item, guard, (True, "the next build runs the iterator")) for item in survey.of("inputs")]
+        staying = [cache for cache in survey.caches if cache.name not in chosen and cache.remote is None]
+        found += [_judged(item, guard, _of_inputs(item, staying, survey)) for item in survey.of("inputs")]
     return found
 
 
@@ -200,6 +204,19 @@ def _of_plan(item: Item, keys: Collection[str], survey: Survey) -> tuple[bool, s
     if not isinstance(named, list) or any(str(key) in keys for key in named):
         return False, "its cache stays"
     return True, "no cache of its key is here"
+
+
+def _of_inputs(item: Item, caches: Sequence[Item], survey: Survey) -> tuple[bool, str]:
+    """A cache is found by the list of what its iterator yielded, so that list stays as long as the cache does."""
+    listed = hash_file(survey.root.folder / item.name / SAMPLES)
+    for cache in caches:
+        try:
+            sources = Sealed(folder=survey.root.folder / cache.name, metadata=dict(cache.document)).sources()
+        except (CacheError, OSError) as err:
+            return False, f"what {cache.name} was made of cannot be read: {err}"
+        if any(source.xxh3_128 == listed for source in sources):
+            return False, f"{cache.name} is found by it; it goes by its name, or behind that cache"
+    return True, "no cache here was made of it; the next build runs the iterator"
 
 
 def _caches(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) -> list[Decision]:

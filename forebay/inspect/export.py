@@ -144,12 +144,12 @@ def bucket_config(durations_s: np.ndarray[Any, Any], buckets: Sequence[BucketRow
     """Returns the document of bucket_config.json. durations_s: float64 [num_samples]. Durations are in seconds."""
     total_s = float(durations_s.sum())
     described = []
-    for number, bucket in enumerate(buckets):
+    for bucket in buckets:
         own = durations_s[bucket.samples]
         held_s = float(own.sum())
         described.append(
             {
-                "bucket_id": number,
+                "bucket_id": bucket.name,
                 "name": bucket.name,
                 "range": f"{round(float(bucket.low_s), 4)}-{round(float(bucket.high_s), 4)}s",
                 "samples": len(own),

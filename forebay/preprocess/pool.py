@@ -149,6 +149,14 @@ class Pool:
                 if done is not None:
                     yield done
 
+    def under_way(self) -> list[tuple[Any, int]]:
+        """Returns the task of each busy worker, and how many of its rows are done. Another thread may ask."""
+        found = []
+        for worker in [worker for worker in self._workers if worker.task is not None]:
+            with contextlib.suppress(ValueError):  # it died, and its marks are closed
+                found.append((worker.task, position_of(worker.marks)))
+        return found
+
     def _receive(
         self, worker: _Worker, function: Callable[[T], R], waiting: Iterator[tuple[T, int]]
     ) -> tuple[T, R] | None:
@@ -176,6 +184,7 @@ class Pool:
     def _give(self, worker: _Worker, function: Callable[[T], R], waiting: Iterator[tuple[T, int]]) -> None:
         worker.task, worker.attempts = next(waiting, (None, 0))
         if worker.task is not None:
+            worker.marks[:8] = bytes(8)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # seen again, and handled, at recv
                 worker.connection.send((function, worker.task, worker.attempts > 0))
 

@@ -175,6 +175,7 @@ class Run:
             unit=self.modality.media_unit if counted == "media" else "text",
             kept=self.counts["kept"],
             linked=self.counts["linked"],
+            under_way=lambda: sum(rows for task, rows in self.pool.under_way() if task.group == counted),
         )
         with BuildProgress(rows, media_unit=self.modality.media_unit, shown=self.options.progress) as progress:
             try:
@@ -248,10 +249,11 @@ class Run:
         gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.workspace.folder.name)
         numbers = sorted({unit[0].index for unit in missing})
         shown = ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
+        stage = f" --stage {self.options.stage}" if self.options.stage else ""
         raise BuildError(
             f"--seal: {len(numbers)} of {len(self.cuts)} shards of {self.config.path} are not finished ({shown}); all "
             f"others are kept; run the parts that are missing (forebay status {self.config.path} names them), or make "
-            f"them here: forebay preprocess {self.config.path}",
+            f"them here: forebay preprocess {self.config.path}{stage}",
             code="FB304",
         ) from gone
 

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,24 @@ def test_results_keep_the_order_of_the_items() -> None:
 def test_run_yields_every_task_once() -> None:
     with Pool(2) as pool:
         assert sorted(pool.run(abs, range(-20, 0))) == [(i, -i) for i in range(-20, 0)]
+
+
+def wait_at(row: int, go: str) -> None:
+    mark(row)
+    while not Path(go).exists():
+        time.sleep(0.01)
+
+
+def test_rows_that_are_under_way_are_known(tmp_path: Path) -> None:
+    with Pool(2) as pool:
+        wait = partial(wait_at, go=str(tmp_path / "go"))
+        found = threading.Thread(target=lambda: list(pool.run(wait, [3, 5])))
+        found.start()
+        while sorted(pool.under_way()) != [(3, 3), (5, 5)]:
+            time.sleep(0.01)
+        (tmp_path / "go").touch()
+        found.join()
+        assert pool.under_way() == []
 
 
 def test_workers_have_one_thread_each() -> None:

@@ -344,6 +344,9 @@ def test_wrong_bytes_of_the_right_size_are_refused_and_named(url: Url, tmp_path:
         reasons(report)["hi_eval.tarx"],
     )
     assert (report.moved_files, len(report.refused)) == (3, 1)
+    lines = list(report.lines())
+    assert lines[0].startswith("not all is there: ")
+    assert [line for line in lines if line.startswith("refused: hi_eval.tarx: ")]
     proxy.clear()
     assert fetched(url, tmp_path / "out").moved_files == 1
     assert files_of(tmp_path / "out") == FILES

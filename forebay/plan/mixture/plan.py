@@ -155,14 +155,20 @@ def mixture_plan(
         grad_accs=plan.grad_accs,
     )
     if made.num_batches == 0:
+        smallest = int(np.argmin(np.where(quantised > 0, sizes.sum(1) / np.maximum(quantised, 1), np.inf)))
         raise PlanError(
-            f'mixture_exhausted = "end" leaves no batch: a source of '
-            f"{dict(zip(names, sizes.sum(1).tolist(), strict=True))} "
-            f"samples is through before {plan.lockstep} batches (plan.lockstep) of {plan.batch_sizes.tolist()} samples "
-            f'of one bucket are full; lower plan.lockstep, give fewer edges, or set mixture_exhausted = "repeat"',
+            'mixture.exhausted = "end" leaves no batch: '
+            f"{names[smallest]!r}, of {sizes[smallest].sum()} samples, is through before {plan.lockstep} batches "
+            f"(plan.lockstep) of {_range(plan.batch_sizes)} samples of one bucket are full; lower plan.lockstep, give "
+            'fewer edges, or set mixture.exhausted = "repeat"',
             code="FB116",
         )
     return made
+
+
+def _range(values: Array) -> str:
+    low, high = int(values.min()), int(values.max())
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _cells(plan: BucketPlan, source_of: Array, num_sources: int) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
@@ -44,7 +44,8 @@ class PartRecord:
     seconds since 1970, by the clock of `host`.
     samples, shards: those of the whole build; shards of one group, of which `groups` are the names.
     to_make, rows_to_make: what was missing of this run's shards; made, rows: what of this it has made. kept, linked:
-    shards that were there. unit: what a row is called. history: `Point`s of the last minutes.
+    shards that were there. under_way: rows of shards that are not finished. unit: what a row is called.
+    history: `Point`s of the last minutes.
     """
 
     runner: str
@@ -67,6 +68,7 @@ class PartRecord:
     linked: int = 0
     rows_to_make: int = 0
     rows: int = 0
+    under_way: int = 0
     unit: str = "sample"
     history: tuple[Point, ...] = field(default=(), repr=False)
 
@@ -101,6 +103,7 @@ class PartLog:
         self._label = label
         self._path = self._folder / f"{label}.{this_place()}-{os.getpid():x}{_ENDING}"
         self._is_written = True
+        self._under_way: Callable[[], int] = lambda: 0
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._beat, name="forebay-part", daemon=True)
@@ -125,8 +128,11 @@ class PartLog:
         self._set(state=state, error=None if text is None else text[:_MESSAGE_CHARACTERS])
         self._write()
 
-    def begin(self, *, to_make: int, rows_to_make: int, unit: str, kept: int, linked: int) -> None:
-        """Notes what is to be made, before the first shard."""
+    def begin(
+        self, *, to_make: int, rows_to_make: int, unit: str, kept: int, linked: int, under_way: Callable[[], int]
+    ) -> None:
+        """Notes what is to be made, before the first shard. under_way: says how many rows of it are done by now."""
+        self._under_way = under_way
         self._set(to_make=to_make, rows_to_make=rows_to_make, unit=unit, kept=kept, linked=linked)
         self._write()
 
@@ -147,9 +153,9 @@ class PartLog:
 
     def _write(self) -> None:
         with self._lock:
-            now = time.time()
-            history = _extended(self.record.history, (now, self.record.made, self.record.rows))
-            self.record = replace(self.record, last_sign=now, history=history)
+            now, under_way = time.time(), self._under_way() if self.record.state == "running" else 0
+            history = _extended(self.record.history, (now, self.record.made, self.record.rows + under_way))
+            self.record = replace(self.record, last_sign=now, history=history, under_way=under_way)
             self._is_written = True
             data = json.dumps(asdict(self.record)).encode("ascii")
         aside = temporary_name(self._path)

@@ -35,8 +35,9 @@ class PartStatus:
     state: `done`: all of its shards are finished. `running`, `failed`, `interrupted`: what its last run says. `lost`:
     by its record it runs, but its process is gone, or has not been heard of for minutes. `incomplete`: its last run
     ended well, and shards are gone since. `not started`: no run has begun it.
-    host, pid, job: of that run; job: of Slurm. heard_s: seconds since it said something. to_make, made: shards. error:
-    the first line of what ended it. log: where its messages are, if that is a file.
+    host, pid, job: of that run; job: of Slurm. heard_s: seconds since it said something. to_make, made: shards.
+    under_way: rows of shards that are not finished. error: the first line of what ended it. log: where its messages
+    are, if that is a file.
     """
 
     part: int | None
@@ -48,6 +49,7 @@ class PartStatus:
     heard_s: float | None = None
     to_make: int = 0
     made: int = 0
+    under_way: int = 0
     error: str | None = None
     log: str | None = None
 
@@ -140,6 +142,7 @@ def _part_line(part: PartStatus) -> str:
     text = f"{name} {part.state}" + (f" {', '.join(where)}" if where else "")
     if part.state in ("running", "lost"):
         text += f": {part.made} of {part.to_make} shards made"
+        text += f", {part.under_way} rows of the next" if part.under_way else ""
         text += "" if part.heard_s is None else f", heard of {duration(part.heard_s)} ago"
     text += f": {part.error}" if part.error else ""
     return text + (f"; its log: {from_here(part.log)}" if part.log and part.state != "running" else "")
@@ -286,6 +289,7 @@ def _status(number: int | None, record: PartRecord, seen: Seen) -> PartStatus:
         heard_s=max(0.0, seen.now - record.last_sign),
         to_make=record.to_make,
         made=record.made,
+        under_way=record.under_way,
         error=record.error,
         log=record.log,
     )
@@ -312,7 +316,7 @@ def _seconds_left(seen: Seen, rate: Rate, shards_left: int) -> float | None:
         return None
     if seen.prepared is None:
         running = [record for record in seen.parts if record.state == "running" and record.part is None]
-        left = sum(record.rows_to_make - record.rows for record in running)
+        left = sum(record.rows_to_make - record.rows - record.under_way for record in running)
         return seconds_left(left, rate.rows) if running and left else None
     group: Group = "media" if "media" in seen.keys else "text"
     rows = seen.prepared.num_rows(group)
@@ -321,7 +325,7 @@ def _seconds_left(seen: Seen, rate: Rate, shards_left: int) -> float | None:
 
 
 def _next(config: Config, state: BuildState, parts: Sequence[PartStatus], num_parts: int, seen: Seen) -> Iterator[str]:
-    name = _named(config)
+    name = _named(config) + " --stage URL" * seen.is_staged
     if any(part.state == "running" for part in parts):
         return
     if state == "finished":

@@ -316,7 +316,10 @@ def test_what_gives_no_mixture_is_refused() -> None:
     lengths, source_of = np.zeros(30, int), np.arange(30) % 2
     with pytest.raises(PlanError, match=r"source 'source 2' of the mixture has weight 1 and no samples; leave it out"):
         make(lengths, source_of, [1, 1, 1])
-    with pytest.raises(PlanError, match=r'"end" leaves no batch: .*before 8 batches .*lower plan.lockstep'):
+    ended = (
+        r"^mixture.exhausted = .end. leaves no batch: 'source \d', of \d+ samples, is .* 8 batches .*lower plan.lock"
+    )
+    with pytest.raises(PlanError, match=ended):
         make(lengths, source_of, [1, 1], lockstep=8, exhausted="end")
     with pytest.raises(PlanError, match=r'"end" leaves no batch'):
         make(lengths, source_of, [1, 1], lockstep=8, exhausted="end", batches="per_source")

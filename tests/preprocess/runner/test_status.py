@@ -194,9 +194,27 @@ def test_a_heartbeat_is_written_while_a_shard_takes_long(tmp_path: Path, monkeyp
     assert not [path for path in tmp_path.rglob("*") if ".tmp-" in path.name]
 
 
+def test_what_is_being_made_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of thousands of clips take minutes: until the first one is done a build had made nothing."""
+    monkeypatch.setattr(parts_module, "_LEAST_S", 0.01)
+    monkeypatch.setattr(parts_module, "HEARTBEAT_S", 0.02)
+    rows = [0]
+    with PartLog(tmp_path, part=None) as log:
+        log.begin(to_make=2, rows_to_make=2000, unit="clip", kept=0, linked=0, under_way=lambda: rows[0])
+        rows[0] = 700
+        for _ in range(200):
+            time.sleep(0.01)
+            (record,) = read_parts(tmp_path, now=time.time())
+            if record.under_way:
+                break
+        assert (record.made, record.rows, record.under_way) == (0, 0, 700)
+        assert record.history[-1][2] == 700  # so there is a rate, and a time that is left
+    assert read_parts(tmp_path, now=time.time())[0].under_way == 0
+
+
 def test_a_record_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     with PartLog(tmp_path / "absent", part=None) as log:
-        log.begin(to_make=1, rows_to_make=1, unit="clip", kept=0, linked=0)
+        log.begin(to_make=1, rows_to_make=1, unit="clip", kept=0, linked=0, under_way=lambda: 0)
         log.made(rows=1, by_this_run=True)
     assert read_parts(tmp_path / "absent", now=0.0) == []
 

@@ -55,9 +55,10 @@ class FetchReport:
         if self.dry_run:
             yield from self.names
             yield f"would fetch: {len(self.names)} of {self.files} files, {human_bytes(self._to_come)}"
+            yield from self._refusals()
             return
         rate = human_bytes((self.moved_bytes - self.resumed_bytes) / max(self.seconds, 1e-3))
-        done = "fetched" if self.moved_files else "already there"
+        done = "not all is there" if self.refused else "fetched" if self.moved_files else "already there"
         yield (
             f"{done}: {from_here(self.target)} ({self.files} files, {human_bytes(self.size_bytes)}, "
             f"{self.seconds:.1f} s)"
@@ -69,13 +70,15 @@ class FetchReport:
         )
         checked = ", ".join(f"{count} by {_SAID.get(by, by)}" for by, count in sorted(self.checked_by.items()))
         yield f"checked: {checked or 'nothing'}"
-        for one in self.refused:
-            yield f"refused: {one['name']}: {one['reason']}"
+        yield from self._refusals()
         if self.tars and not self.refused:
             yield (
                 f'to evaluate on it: a config of kind = "webdataset" and manifest = "{self.target}/*_eval.tar", which '
                 '[[train.eval]] names by config = "..."'
             )
+
+    def _refusals(self) -> Iterator[str]:
+        return (f"refused: {one['name']}: {one['reason']}" for one in self.refused)
 
     @property
     def _to_come(self) -> int:
@@ -104,6 +107,8 @@ class Count:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.close()
+        for one in self.refused if error is not None else ():
+            error.add_note(f"refused: {one['name']}: {one['reason']}")
 
     def add(self, kind: Kind, size_bytes: int, *, by: str) -> None:
         """Counts one file, whose bytes were compared with something."""

@@ -146,6 +146,19 @@ def test_what_an_iterator_yields_goes_all_the_way(tmp_path: Path, capsys: pytest
     assert ran.read_text() == runs
 
 
+def test_prune_leaves_the_samples_that_a_cache_is_found_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(tmp_path)
+    report, root = build_here(config), tmp_path / "caches"
+    prune = ("cache", "prune", root, "--inputs", "--yes", "--force")
+    (found,) = run_json(capsys, *prune)["items"]
+    name = Path(report.cache).name
+    assert (found["did"], found["reason"].startswith(f"{name} is found by it;")) == ("stays", True)
+    assert run_json(capsys, "key", tmp_path / "own.toml")["cache"] == report.cache
+    assert run(capsys, "cache", "rm", root / name, "--yes", "--force")[0] == 0
+    (found,) = run_json(capsys, *prune)["items"]
+    assert (found["did"], found["reason"]) == ("gone", "no cache here was made of it; the next build runs the iterator")
+
+
 def test_the_key_is_of_what_was_yielded(tmp_path: Path) -> None:
     first = build_here(config_of(tmp_path))
     again = build_here(config_of(tmp_path, source=CLIPS + "# the same samples\n"))
