@@ -37,7 +37,7 @@ _MOST = 1 << 16
 class Words:
     """The ids of printable ASCII by a table of words, which fills as texts come. Equal to the tokenizer's own."""
 
-    def __init__(self, tokenizer: Any, cut: re.Pattern[str], added: re.Pattern[str] | None) -> None:
+    def __init__(self, tokenizer: Any, cut: re.Pattern[str], added: re.Pattern[str] | None = None) -> None:
         """tokenizer: of `tokenizers`. cut: finds the words of printable ASCII as that tokenizer does.
 
         added: finds words that it takes out of a text before that; None: there are none.
@@ -85,7 +85,7 @@ class Words:
 
 
 def _cut_of(document: Mapping[str, Any]) -> re.Pattern[str] | None:
-    if document["normalizer"] not in _KEPT_BY:
+    if document["normalizer"] not in _KEPT_BY or document["model"].get("dropout"):
         return None
     rules = document["pre_tokenizer"]
     if rules is None:

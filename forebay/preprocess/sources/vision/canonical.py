@@ -43,7 +43,7 @@ def canonical(
     and `"loss": false` in messages of the assistant that are not learnt.
     Raises TextError `image_count_mismatch` where there are more or fewer tags than images, `bad_conversation` for what
     is none of these forms, a reason of `conversation_fields` for what would lose its meaning, and `two_conversations`,
-    `two_system_messages`, `contradiction` or `loss_weight` for what contradicts itself or is no 0 or 1.
+    `two_system_messages`, `two_values` or `loss_weight` for what contradicts itself or is no 0 or 1.
     """
     unknown = set() if unknown is None else unknown
     try:
@@ -166,7 +166,7 @@ def _one_of(message: Mapping[str, Any], names: tuple[str, str], where: str) -> A
     values = [message[name] for name in names if message.get(name) is not None]
     held = [value for value in values if is_given(value)] or values
     if any(value != held[0] for value in held):
-        raise JsonError(f"{where}: fields {' and '.join(names)} contradict each other", reason="contradiction")
+        raise JsonError(f"{where}: fields {' and '.join(names)} contradict each other", reason="two_values")
     return held[0] if held else None
 
 
