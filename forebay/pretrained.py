@@ -12,3 +12,10 @@ def from_folder(loader: Any, folder: Path, **options: Any) -> Any:
     Left out, `trust_remote_code` is a question on the terminal in transformers, and a `y` runs the folder's code.
     """
     return loader.from_pretrained(str(folder), **options, local_files_only=True, trust_remote_code=False)
+
+
+def without_dropout(tokenizer: Any) -> None:
+    """Makes a fast tokenizer give a text the same tokens each time."""
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if getattr(model, "dropout", None):
+        model.dropout = None

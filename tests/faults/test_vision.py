@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forebay.errors import BuildError
+from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.sources.vision import images as conversation_images
 from forebay.steps.image import qwen2_vl as pixels
 from tests.faults.building import NUM_WORKERS, build_here, check_caches, check_settled, finished_shards
 from tests.faults.row import Row, dice
 from tests.faults.shim import Fault
 from tests.faults.vision import VisionSite, vision_site
+from tests.preprocess.vision.corpus import DEMO
 
 _ASKED = {"p0.jpg": ["q0-0", "q0-1", "q0-2"], "p1.jpg": ["q1-0", "q1-1", "q1-2", "both"]}
+_UNSTEADY = ("{{ strftime_now('%d %b %Y') }}", "{% set day = strftime_now('%j') %}", "{{ [1, 2]|random }}")
 _CRASHES = {"header": (conversation_images, "image_size"), "decode": (pixels, "decode_image")}
 
 
@@ -72,6 +75,25 @@ def _crashing(config: Path, root: Path, stage: str, image: str, *overrides: str)
         return build_here(config, root, Fault(), {}, *overrides)
 
 
+def dated(place: VisionSite, number: int, folder: Path) -> str:
+    """A template that writes the day, at a place of its own: in it, in a branch, or by another filter of chance."""
+    model = folder / "model"
+    shutil.copytree(DEMO / "model", model)
+    lines = (model / "chat_template.jinja").read_text().splitlines(keepends=True)
+    at = dice("vision_dated", number).randrange(len(lines) + 1)
+    lines.insert(
+        at, ("{{ strftime_now('%d %b %Y') }}", "{% set day = strftime_now('%j') %}", "{{ [1, 2]|random }}")[number % 3]
+    )
+    (model / "chat_template.jinja").write_text("".join(lines))
+    ended = place.children.run(
+        build_here, place.config, folder / "caches", Fault(), {}, f'text={{tokenizer="{model}",prompt="chat"}}'
+    )
+    assert isinstance(ended.error, ConfigError), repr(ended.error)
+    assert "asks for the date of the day" in str(ended.error), ended.error
+    check_caches(folder / "caches", place.wanted)
+    return "refused by name"
+
+
 ROWS: list[Row[Any]] = [
     Row(
         name="vision_kill",
@@ -91,6 +113,15 @@ ROWS: list[Row[Any]] = [
         short=2,
         long=4,
     ),
+    Row(
+        name="vision_dated",
+        fault="a chat template that asks for the date of the day, or for chance, at any line",
+        outcome="refused by name before anything is built",
+        prepared=vision_site,
+        trial=dated,
+        short=3,
+        long=60,
+    ),
 ]
 
 
@@ -104,3 +135,7 @@ def test_an_image_that_crashes_its_worker_is_named_with_its_samples(tmp_path: Pa
         assert [row.once(shared, number, tmp_path) for number in (0, 3)] == [
             f"{stage}: stopped with the image and the line that excludes its samples" for stage in _CRASHES
         ]
+
+
+def test_a_template_that_asks_for_the_date_is_refused_by_name(tmp_path: Path) -> None:
+    assert ROWS[2].check(tmp_path) == {"refused by name": 3}

@@ -139,6 +139,8 @@ def usable_name(written: str) -> str | None:
     """Returns what is wrong with a file name in a manifest, or None."""
     if not written:
         return "is empty, wanted a file name"
+    if written[:5].lower() == "data:":
+        return "is a data: URI, the file itself, wanted a file name"
     return "holds a NUL character, wanted a file name" if "\0" in written else None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError, TextError
-from forebay.pretrained import from_folder
+from forebay.pretrained import from_folder, without_dropout
 from forebay.steps.form import BatchForm, FieldForm, Promise
 from forebay.steps.text.of_images import ImagesText, Size
 from forebay.store.layout import Array, FieldSpec
@@ -204,6 +204,7 @@ def _load(folder: Path) -> Any:
         tokenizer = from_folder(AutoTokenizer, folder)
     except Exception as err:  # not our work: tokenizers raises bare Exception for a file that it cannot read
         raise ConfigError(f"text.tokenizer: transformers cannot load {folder}: {err!r}", code="FB105") from err
+    without_dropout(tokenizer)
     if tokenizer.pad_token_id is None:
         raise ConfigError(
             f"text.tokenizer: the tokenizer in {folder} names no pad_token, and texts of a batch are padded; use the "

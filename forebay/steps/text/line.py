@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -213,8 +214,10 @@ class OpenLine:
     def _identity(self) -> dict[str, Any]:
         """All that decides what the steps make of a text and a language."""
         texts, languages = zip(*_PROBE, strict=True)
-        made = [str(result) for result in self._normalize(texts, languages)]
+        # Not a problem's message: it may hold the address of an object.
+        made = [each.reason if isinstance(each, Problem) else each for each in self._normalize(texts, languages)]
         return {
+            "unicode": unicodedata.unidata_version,
             "normalize": [{**step.identity(), **step.found()} for step, _ in self._runners],
             "probe": xxhash.xxh3_128_hexdigest("\0".join(made).encode("utf-8", "surrogatepass")),
         }

@@ -141,6 +141,7 @@ def _render(vocabulary: Vocabulary) -> tuple[str, str]:
     """Returns the chat up to the answer, as what stands before and after the prompt."""
     from jinja2 import TemplateError  # comes with transformers
 
+    vocabulary.renders(vocabulary.tokenizer)
     messages = [
         {"role": "system", "content": [{"type": "text", "text": _MARK}]},
         {"role": "user", "content": [{"type": "audio", "audio": ""}]},

@@ -5,24 +5,31 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError, TextError
-from forebay.pretrained import from_folder
+from forebay.pretrained import from_folder, without_dropout
 from forebay.steps.text.letters import CLASS, fast_letters
 from forebay.steps.text.symbols import is_symbol_table
 from forebay.steps.text.words import Words
+
+_TIME = re.compile(r"<(?:timestamp|\|\d+\.\d+\|)>")
+
+_UNSTEADY = re.compile(r"strftime_now|\|\s*random\b")
+
+_MARK = re.compile(r"[^\w\s].*[^\w\s]", re.DOTALL)
 
 
 class Vocabulary:
     """The tokenizer of a local folder.
 
-    Transcripts go through a copy of the tokenizer without its added tokens, so that `<|endoftext|>` in a transcript
-    stays the characters that somebody wrote (transformers' `split_special_tokens` leaves added tokens that are not
-    special, such as `<asr_text>`). Added tokens enter by their ids, from the prompt alone.
+    A transcript becomes what the tokenizer makes of it alone, but for control tokens: `<|endoftext|>` in a transcript
+    stays the characters that somebody wrote. Those are the special ones, and of the other added tokens those that a
+    prompt or the chat template writes (`<asr_text>`, `<think>`); they enter by their ids, from the prompt alone. Any
+    other added token is a word of the text.
     """
 
     def __init__(self, folder: Path, *, digest: str) -> None:
@@ -39,19 +46,47 @@ class Vocabulary:
             )
         self.folder = folder
         self.tokenizer = _load(folder)
-        document = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        unknown = document["model"].get("unk_token")
-        document.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
-        self._plain = type(self.tokenizer.backend_tokenizer).from_str(json.dumps(document))
+        self._document = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        self._document.update(post_processor=None, truncation=None, padding=None)
         self._added: dict[str, int] = self.tokenizer.get_added_vocab()
-        self._control_ids = frozenset(i for token, i in self._added.items() if token != unknown)
-        # Of a model's own pieces: an id that it cannot give is not looked for in every text.
-        self._refused = self._control_ids.intersection(self._plain.get_vocab(with_added_tokens=False).values())
-        self._words = Words.of(self._plain, document)
         self._ready: dict[str, list[int]] = {}
         self.eos_token_id = _optional_int(self.tokenizer.eos_token_id)
-        longest_first = sorted(self._added, key=len, reverse=True)
-        self._unknown_id = self._plain.token_to_id(unknown) if is_symbol_table(folder) else None
+        self._unknown = _unknown_token(self._document["model"])
+        self._unknown_id = self._added.get(self._unknown) if is_symbol_table(folder) else None
+        self._reserve({*self.tokenizer.all_special_tokens, *filter(_TIME.fullmatch, self._added)})
+        self._reserve(self._marks(self.tokenizer))
+
+    def renders(self, owner: Any) -> None:
+        """Takes the chat template of a tokenizer or processor as the one that is rendered: its marks are no text.
+
+        Raises ConfigError where what it writes depends on the day, or on chance.
+        """
+        if found := _UNSTEADY.search(_template(owner)):
+            raise ConfigError(
+                f"text.tokenizer: the chat template of {self.folder} asks for the date of the day or for chance "
+                f"({found[0]}), so ids would differ from build to build; take it out of a copy of the template",
+                code="FB126",
+            )
+        self._reserve(self._marks(owner))
+
+    def _marks(self, owner: Any) -> set[str]:
+        template = _template(owner)
+        return {token for token in self._added if token in template and _MARK.fullmatch(token)}
+
+    def _reserve(self, tokens: set[str]) -> None:
+        """Keeps tokens as text where a text has them."""
+        for entry in self._document["added_tokens"]:
+            entry["special"] |= entry["content"] in tokens
+        self._plain = type(self.tokenizer.backend_tokenizer).from_str(json.dumps(self._document))
+        self._plain.encode_special_tokens = True
+        control = {entry["content"] for entry in self._document["added_tokens"] if entry["special"]}
+        # An unknown token that is another one's too ends a text, or fills up: no character becomes that.
+        named = {self.tokenizer.bos_token, self.tokenizer.eos_token, self.tokenizer.pad_token}
+        self._control_ids = frozenset(self._added[token] for token in control - ({self._unknown} - named))
+        # Of a model's own pieces: an id that it cannot give is not looked for in every text.
+        self._refused = self._control_ids.intersection(self._plain.get_vocab(with_added_tokens=False).values())
+        self._words = Words.of(self._plain, self._document)
+        longest_first = sorted(control, key=len, reverse=True)
         self._control_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     @property
@@ -83,6 +118,8 @@ class Vocabulary:
                 "have; name another prompt or the model's own tokenizer",
                 code="FB106",
             )
+        if found not in self._control_ids:
+            self._reserve({token})
         return found
 
     @contextlib.contextmanager
@@ -151,7 +188,8 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, control tokens and what is below zero (masked labels) left out."""
-        return str(self._plain.decode([i for i in ids if i >= 0 and i not in self._control_ids]))
+        said = [i for i in ids if i >= 0 and i not in self._control_ids]
+        return str(self._plain.decode(said, skip_special_tokens=False))
 
 
 def joined(parts: Iterable[str | int]) -> list[str | int]:
@@ -165,6 +203,16 @@ def joined(parts: Iterable[str | int]) -> list[str | int]:
     return found
 
 
+def _template(owner: Any) -> str:
+    found = getattr(owner, "chat_template", None) or ""
+    return str(found.get("default", "") if isinstance(found, dict) else found)
+
+
+def _unknown_token(model: Mapping[str, Any]) -> str | None:
+    number = model.get("unk_id")  # of a Unigram model, which has no names
+    return model.get("unk_token") if number is None else model["vocab"][number][0]
+
+
 def _load(folder: Path) -> Any:
     from transformers import AutoTokenizer  # not at import: most of forebay's commands need no tokenizer
 
@@ -172,6 +220,7 @@ def _load(folder: Path) -> Any:
         tokenizer = from_folder(AutoTokenizer, folder)
     except Exception as err:  # not our work: tokenizers raises bare Exception for a file that it cannot read
         raise ConfigError(f"text.tokenizer: transformers cannot load {folder}: {err!r}", code="FB105") from err
+    without_dropout(tokenizer)
     if type(tokenizer).__name__ == CLASS:
         return fast_letters(tokenizer, folder)
     if getattr(tokenizer, "backend_tokenizer", None) is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import string
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,31 +37,40 @@ _MOST = 1 << 16
 class Words:
     """The ids of printable ASCII by a table of words, which fills as texts come. Equal to the tokenizer's own."""
 
-    def __init__(self, tokenizer: Any, cut: re.Pattern[str]) -> None:
-        """tokenizer: of `tokenizers`. cut: finds the words of printable ASCII as that tokenizer does."""
-        self._tokenizer, self._cut = tokenizer, cut
+    def __init__(self, tokenizer: Any, cut: re.Pattern[str], added: re.Pattern[str] | None = None) -> None:
+        """tokenizer: of `tokenizers`. cut: finds the words of printable ASCII as that tokenizer does.
+
+        added: finds words that it takes out of a text before that; None: there are none.
+        """
+        self._tokenizer, self._cut, self._added = tokenizer, cut, added
         self._ids: dict[str, list[int]] = {}
 
     @classmethod
     def of(cls, tokenizer: Any, document: Mapping[str, Any]) -> Words | None:
-        """Returns the table of a tokenizer without added tokens; None for one whose cut is not known here.
+        """Returns the table of a tokenizer that keeps special tokens as text; None for one whose cut is not known here.
 
         document: its tokenizer.json. A cut that is known by name and is another one after all is not taken either.
         """
         cut = _cut_of(document)
         if cut is None or cut.findall(_PROBE) != _pieces(tokenizer, _PROBE):
             return None
-        return cls(tokenizer, cut)
+        added = [
+            re.escape(form) for entry in document["added_tokens"] if not entry["special"] for form in _forms(entry)
+        ]
+        return cls(tokenizer, cut, re.compile("|".join(added)) if added else None)
 
     def encode(self, texts: Sequence[str]) -> list[list[int] | None]:
         """Returns the ids of every text; None for all where most of their words are new, and for what is not ASCII."""
-        cuts = [self._cut.findall(text) if text.isascii() and text.isprintable() else None for text in texts]
+        cuts = [self._cut.findall(text) if self._takes(text) else None for text in texts]
         found = set(itertools.chain.from_iterable(filter(None, cuts)))
         if not self._learn(found, sum(len(text) for text, words in zip(texts, cuts, strict=True) if words)):
             return [None] * len(texts)
         ids = self._ids.__getitem__
         chained = itertools.chain.from_iterable
         return [None if words is None else list(chained(map(ids, words))) for words in cuts]
+
+    def _takes(self, text: str) -> bool:
+        return text.isascii() and text.isprintable() and not (self._added and self._added.search(text))
 
     def _learn(self, words: set[str], num_characters: int) -> bool:
         """Takes words into the table; says whether that is worth it."""
@@ -92,6 +102,11 @@ def _cut_of(document: Mapping[str, Any]) -> re.Pattern[str] | None:
 def _is_bytes(rules: Mapping[str, Any], *, use_regex: bool) -> bool:
     """Whether these rules write bytes as characters. use_regex: and cut as GPT-2 does."""
     return {name: rules.get(name) for name in _BYTES} == _BYTES and rules.get("use_regex", True) is use_regex
+
+
+def _forms(entry: Mapping[str, Any]) -> set[str]:
+    """Returns what of an added token is looked for in a text that a normalizer of `_KEPT_BY` left as it is."""
+    return {entry["content"], unicodedata.normalize("NFKC", entry["content"])}
 
 
 def _pieces(tokenizer: Any, text: str) -> list[str]:

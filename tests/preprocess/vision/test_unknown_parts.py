@@ -32,12 +32,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tools": ({**QUESTION, "tools": [{"name": "look"}]}, "has_tools"),
     "calls": ({"image": "p0.jpg", "messages": conversation({}, {"tool_calls": [{"id": 1}]})}, "has_tools"),
     "thought": ({"image": "p0.jpg", "messages": conversation({}, {"reasoning_content": "h"})}, "has_reasoning"),
+    "reasons": ({"image": "p0.jpg", "messages": conversation({}, {"reasoning": "h"})}, "has_reasoning"),
+    "thinks": ({**QUESTION, "thinking": "h"}, "has_reasoning"),
     "video": ({**QUESTION, "videos": ["v.mp4"]}, "has_video"),
     "tag": ({**QUESTION, "question": "<image><video>What?"}, "has_video"),
     "boxes": ({**QUESTION, "objects": {"ref": ["x"], "bbox": [[0, 0, 1, 1]]}}, "has_boxes"),
     "rejected": ({**QUESTION, "rejected_response": "A cat."}, "preference_data"),
     "both": ({**QUESTION, "messages": TURNS}, "two_conversations"),
     "weight": ({"image": "p0.jpg", "messages": conversation({}, {"weight": 0.3})}, "loss_weight"),
+    "masked": ({"image": "p0.jpg", "messages": conversation({}, {"mask": 1, "train": True})}, "loss_weight"),
+    "scale": ({"image": "p0.jpg", "messages": conversation({}, {"loss_scale": 0.5})}, "loss_weight"),
+    "part": ({"image": "p0.jpg", "messages": conversation({}, {"train_detail": [{"train": False}]})}, "loss_weight"),
+    "roles": ({"image": "p0.jpg", "messages": conversation({"from": "gpt"}, {})}, "two_values"),
+    "values": ({"image": "p0.jpg", "messages": conversation({}, {"value": "A cat."})}, "two_values"),
+    "data": ({**QUESTION, "image": "data:image/png;base64,iVBORw0KGgo"}, "missing_file"),
+    "url": ({**QUESTION, "image": "https://example.org/p0.jpg"}, "missing_file"),
+    "img": ({"question": "<img>http://example.org/p0.jpg</img>What?", "answer": "A cat."}, "missing_file"),
     "limits": (
         {"messages": conversation({"content": [{"type": "image", "image": "p0.jpg", "max_pixels": 784}]}, {})},
         "image_pixel_limits",
@@ -76,17 +86,39 @@ def test_what_cannot_be_stored_is_counted_by_reason_and_named(corpus: PhotoCorpu
     report = build_here(corpus.config())
     assert report.num_samples == 1
     rejected = {row["sample_id"]: row["reason"] for row in json_lines(Path(report.cache) / "rejected.jsonl")}
-    assert rejected == {**{name: reason for name, (_, reason) in REFUSED.items()}, "train/12": "repeated_field"}
+    assert rejected == {
+        **{name: reason for name, (_, reason) in REFUSED.items()},
+        f"train/{len(REFUSED) + 1}": "repeated_field",
+    }
     assert sum(report.failed.values()) == len(REFUSED) + 1
     online = select(corpus.config('loader.cache="off"'))
     assert [online.sample_id(index) for index in range(len(online))] == ["fine"]
+
+
+def test_images_are_found_where_the_row_has_them(corpus: PhotoCorpus) -> None:
+    for name, row in {
+        "fine": QUESTION,
+        "img": {"question": "Picture 1: <img>p0.jpg</img>\nWhat?", "answer": "A wave."},
+        "both": {**QUESTION, "images": []},
+        "other": {"image": "", "images": ["p0.jpg"], "messages": TURNS},
+        "same": {"image": "p0.jpg", "messages": conversation({"from": "human"}, {"from": "gpt", "value": "A wave."})},
+    }.items():
+        add(corpus, name, row)
+    report = build_here(corpus.config())
+    assert (report.num_samples, report.unused_fields) == (5, {})
+    assert (
+        words(open_cache(report.cache), "img", targets=False).count("Picture 1: <|vision_start|><|vision_end|>\nWh")
+        == 1
+    )
 
 
 def test_a_system_message_and_unlearnt_turns_reach_the_sample(corpus: PhotoCorpus) -> None:
     add(corpus, "plain", QUESTION)
     add(corpus, "system", {**QUESTION, "system": "Be brief."})
     turns = [*conversation({"weight": 0}, {"loss": False}), {"role": "user", "content": "Sure?"}]
-    turns.append({"role": "assistant", "content": "Yes.", "weight": 1})
+    for name, value in {"loss_scale": 0, "train": False, "mask": 1}.items():
+        turns += conversation({"content": "Sure?", name: value}, {name: value})
+    turns += conversation({"content": "Sure?"}, {"content": "Yes.", "weight": 1, "mask": 0})[1:]
     add(corpus, "turns", {"image": "p1.jpg", "messages": turns})
     cache = open_cache(build_here(corpus.config()).cache)
     assert words(cache, "system", targets=False).startswith(

@@ -465,3 +465,11 @@ def test_a_tokenizer_without_image_tokens_is_refused() -> None:
 def test_files_that_changed_since_the_recipe_are_refused() -> None:
     with pytest.raises(ConfigError, match="the recipe was made with 000"):
         ChatEncoder(Chat(tokenizer="0" * 64), MODEL, merge_size=2)
+
+
+def test_a_template_that_writes_the_date_is_refused_for_packs(tmp_path: Path) -> None:
+    folder = shutil.copytree(MODEL, tmp_path / "model")
+    template = folder / "chat_template.jinja"
+    template.write_text("{% if strftime_now is defined %}{{ strftime_now('%d') }}{% endif %}" + template.read_text())
+    with pytest.raises(ConfigError, match="asks for the date of the day"):
+        encoder_of(folder)

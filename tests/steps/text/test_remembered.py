@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 from forebay.steps.text.language.detector import Detect, Detector
 from forebay.steps.text.line import _PROBE, OpenLine, Prepared, TextLine, bad_text
 from forebay.steps.text.normal import table
+from forebay.steps.text.normal.code import Code
 from forebay.steps.text.normal.plain import Nfkc
 from forebay.steps.text.normal.step import NormalStep, Problem, Runner, Where
+from forebay.steps.text.normal.whisper import WhisperBasic
 from forebay.steps.text.remembered import text_of_bytes, text_to_bytes
 from forebay.store.cache import open_cache
 from forebay.store.texts import TextStore
@@ -162,6 +165,28 @@ def test_steps_of_other_settings_and_of_another_library_share_nothing(
     monkeypatch.setattr("forebay.steps.text.line._PROBE", (("another result", ""),))
     prepared(TextLine(steps=(Loud(),)).open(), ["a"], store)
     assert ASKED == ["another result", "a"]
+
+
+def test_texts_are_kept_by_the_tables_of_unicode_and_by_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def identity(step: NormalStep) -> str:
+        return json.dumps(TextLine(steps=(Nfkc(), step)).open()._identity, sort_keys=True)
+
+    before = {step: identity(step) for step in (Loud(), WhisperBasic())}
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.metadata.version", lambda name: f"{name} of another day")
+        assert [identity(step) == kept for step, kept in before.items()] == [True, False]
+    monkeypatch.setattr("unicodedata.unidata_version", "99.0")
+    assert [identity(step) == kept for step, kept in before.items()] == [False, False]
+
+
+def test_a_function_that_raises_with_an_address_has_one_store(tmp_path: Path) -> None:
+    source = "kept = []\ndef shout(text, language):\n    kept.append(object())\n    raise ValueError(kept[-1])\n"
+    (tmp_path / "my.py").write_text(source)
+    line = TextLine(steps=(Code.of("my.py:shout", Where(folder=tmp_path, tokenizer=tmp_path, allow_code=True)),)).open()
+    first, second = line.prepare(["a"], [""]), line.prepare(["a"], [""])
+    assert "object at 0x" in str(first)
+    assert first != second
+    assert line._identity == line._identity
 
 
 def test_quick_steps_never_touch_the_store(tmp_path: Path) -> None:

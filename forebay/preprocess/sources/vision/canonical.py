@@ -17,7 +17,7 @@ Image = TypeVar("Image")
 
 _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 
-_TAG = re.compile(r"\n?<image>\n?")
+_TAG = re.compile(r"\n?<image>\n?|<img>([^<>]+)</img>")
 
 MESSAGES = ("messages", "conversations")
 
@@ -33,8 +33,8 @@ def canonical(
 
     fields: `messages` (or `conversations`) of `role` and `content` (or `from`: human, gpt; and `value`), or `question`
     and `answer`; `system`, a message to put first. A content is a string, in which `<image>` (with a newline before
-    and after it) stands for an image, or parts `{"type": "text", "text"}`, `{"type": "image"}` and `{"type": "image",
-    "image": name}`. `loss` (true, false) or `weight` (1, 0) of an assistant's message says whether it is learnt.
+    and after it) or `<img>name</img>` stands for an image, or parts `{"type": "text", "text"}`, `{"type": "image"}` and
+    `{"type": "image", "image": name}`. `LEARNT` of an assistant's message say whether it is learnt.
     images: what tags and parts without a name stand for, in order; anything, a named part gives its name. A question
     without a tag has them before it. unknown: the names of all other fields that have a value are added to it, as
     `name`, `messages.name`, `messages.content.name`.
@@ -43,7 +43,7 @@ def canonical(
     and `"loss": false` in messages of the assistant that are not learnt.
     Raises TextError `image_count_mismatch` where there are more or fewer tags than images, `bad_conversation` for what
     is none of these forms, a reason of `conversation_fields` for what would lose its meaning, and `two_conversations`,
-    `two_system_messages` or `loss_weight` for what contradicts itself or is no 0 or 1.
+    `two_system_messages`, `two_values` or `loss_weight` for what contradicts itself or is no 0 or 1.
     """
     unknown = set() if unknown is None else unknown
     try:
@@ -63,11 +63,11 @@ def canonical(
 
 
 def image_names(fields: Mapping[str, Any]) -> list[str]:
-    """Returns the names that `images` or `image` gives, none where both are missing or null; for one, a string will do.
+    """Returns the names that `images` or `image` gives, none where neither holds any; for one, a string will do.
 
     Raises TextError `bad_conversation` for other types.
     """
-    name = next((name for name in IMAGES if fields.get(name) is not None), None)
+    name = next((name for name in IMAGES if is_given(fields.get(name))), None)
     if name is None:
         return []
     values = fields[name] if isinstance(fields[name], list) else [fields[name]]
@@ -103,7 +103,7 @@ def _conversation(fields: Mapping[str, Any], *, num_images: int, unknown: set[st
         raise JsonError(f"has both {held[0]} and {held[1]}, wanted one conversation", reason="two_conversations")
     with_messages = bool(given) and given[0] in MESSAGES
     unknown.update(unknown_fields(fields, WITH_MESSAGES if with_messages else WITH_QUESTION, REFUSED_OF_ROW))
-    if all(fields.get(name) is not None for name in IMAGES):
+    if all(is_given(fields.get(name)) for name in IMAGES):
         unknown.add(IMAGES[1])
     if not given:
         raise JsonError("has neither messages nor a question; give messages, or question and answer")
@@ -146,40 +146,47 @@ def _messages(messages: Any, name: str, unknown: set[str]) -> Iterator[dict[str,
         if found:
             unknown.update(f"{name}.{field}" for field in found)
         role = _role(message, where)
-        content = message.get("content") if message.get("content") is not None else message.get("value")
+        content = _one_of(message, ("content", "value"), where)
         made = {"role": role, "content": list(_parts(content, where, unknown, name=name))}
         yield made if _is_learnt(message, role, where) else {**made, "loss": False}
 
 
 def _role(message: Mapping[str, Any], where: str) -> str:
-    role = message.get("role") if message.get("role") is not None else message.get("from")
-    if isinstance(role, str) and role in REFUSED_ROLES:
-        raise refusal(REFUSED_ROLES[role], f"{where}: role is {role!r}")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise JsonError(f"{where}: role is {str(role)[:60]!r}, wanted one of {', '.join(_ROLES)}")
-    return _ROLES[role]
+    given = {name: message[name] for name in ("role", "from") if message.get(name) is not None}
+    for role in given.values() or (None,):
+        if isinstance(role, str) and role in REFUSED_ROLES:
+            raise refusal(REFUSED_ROLES[role], f"{where}: role is {role!r}")
+        if not isinstance(role, str) or role not in _ROLES:
+            raise JsonError(f"{where}: role is {str(role)[:60]!r}, wanted one of {', '.join(_ROLES)}")
+    return str(_one_of({name: _ROLES[role] for name, role in given.items()}, ("role", "from"), where))
+
+
+def _one_of(message: Mapping[str, Any], names: tuple[str, str], where: str) -> Any:
+    """Returns the value of the field that is given; both may be, if they say the same."""
+    values = [message[name] for name in names if message.get(name) is not None]
+    held = [value for value in values if is_given(value)] or values
+    if any(value != held[0] for value in held):
+        raise JsonError(f"{where}: fields {' and '.join(names)} contradict each other", reason="two_values")
+    return held[0] if held else None
 
 
 def _is_learnt(message: Mapping[str, Any], role: str, where: str) -> bool:
     """Whether a message is learnt as far as its role lets it. Only an assistant's may say no; no other may say yes."""
-    if "loss" not in message and "weight" not in message:
-        return True
-    given = {name: message[name] for name in ("loss", "weight") if message.get(name) is not None}
+    given = {name: message[name] for name in LEARNT if message.get(name) is not None}
     for name, value in given.items():
         if not isinstance(value, int | float) or value not in (0, 1):
             raise JsonError(
                 f"{where}: field {name} is {str(value)[:60]!r}, wanted true or false, 1 or 0", reason="loss_weight"
             )
-    if len({bool(value) for value in given.values()}) > 1:
-        raise JsonError(f"{where}: fields loss and weight contradict each other", reason="loss_weight")
-    if role == "assistant":
-        return all(given.values())
-    if any(given.values()):
+    said = {bool(value) is LEARNT[name] for name, value in given.items()}
+    if len(said) > 1:
+        raise JsonError(f"{where}: fields {' and '.join(given)} contradict each other", reason="loss_weight")
+    if role != "assistant" and True in said:
         raise JsonError(
             f"{where}: {' and '.join(given)} would have a message of role {role} learnt, wanted the assistant's alone",
             reason="loss_weight",
         )
-    return True
+    return role != "assistant" or False not in said
 
 
 def _parts(content: Any, where: str, unknown: set[str], *, name: str = "system") -> Iterator[dict[str, Any]]:
@@ -210,10 +217,12 @@ def _split(text: str, where: str) -> Iterator[dict[str, Any]]:
         yield from _text(text)
         return
     refuse_tags(text, where=where)
-    for number, piece in enumerate(_TAG.split(text)):
-        if number:
-            yield {"type": "image"}
-        yield from _text(piece)
+    position = 0
+    for tag in _TAG.finditer(text):
+        yield from _text(text[position : tag.start()])
+        yield {"type": "image"} if tag[1] is None else {"type": "image", "image": tag[1]}
+        position = tag.end()
+    yield from _text(text[position:])
 
 
 def _text(text: str) -> Iterator[dict[str, Any]]:
@@ -225,6 +234,8 @@ TOOLS, REASONING, VIDEO, AUDIO = "has_tools", "has_reasoning", "has_video", "has
 
 BOXES, PREFERENCES, PIXEL_LIMITS = "has_boxes", "preference_data", "image_pixel_limits"
 
+PARTLY_LEARNT = "loss_weight"
+
 _WHAT = {
     TOOLS: "tools and their calls",
     REASONING: "reasoning apart from the answer",
@@ -232,6 +243,7 @@ _WHAT = {
     AUDIO: "audio in a conversation over images",
     BOXES: "boxes of objects",
     PREFERENCES: "answers to prefer or to reject",
+    PARTLY_LEARNT: "which part of a message is learnt",
     PIXEL_LIMITS: "a size of one image, other than that of the processor",
 }
 
@@ -243,7 +255,10 @@ WITH_MESSAGES = _COMMON | {"messages", "conversations"}
 
 WITH_QUESTION = _COMMON | {"question", "answer"}
 
-MESSAGE = frozenset({"role", "from", "content", "value", "loss", "weight"})
+LEARNT = {"loss": True, "weight": True, "loss_scale": True, "train": True, "mask": False}
+"""Fields that say of a message whether it is learnt, by what they say then."""
+
+MESSAGE = frozenset({"role", "from", "content", "value", *LEARNT})
 
 TEXT_PART = frozenset({"type", "text"})
 
@@ -251,7 +266,7 @@ IMAGE_PART = frozenset({"type", "image"})
 
 REFUSED_OF_ROW: Mapping[str, str] = {
     **dict.fromkeys(("tools", "functions", "tool_calls", "function_call"), TOOLS),
-    "reasoning_content": REASONING,
+    **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), REASONING),
     **dict.fromkeys(("videos", "video"), VIDEO),
     **dict.fromkeys(("audios", "audio"), AUDIO),
     "objects": BOXES,
@@ -261,6 +276,7 @@ REFUSED_OF_ROW: Mapping[str, str] = {
 REFUSED_OF_MESSAGE: Mapping[str, str] = {
     **REFUSED_OF_ROW,
     "tool_call_id": TOOLS,
+    **dict.fromkeys(("train_detail", "training_detail"), PARTLY_LEARNT),
 }
 
 REFUSED_OF_PART: Mapping[str, str] = {

@@ -42,6 +42,8 @@ from forebay.preprocess.sources.rows import (
 from forebay.preprocess.sources.vision.canonical import text_error
 from forebay.preprocess.sources.vision.reading import EXCLUDED, read_row
 from forebay.store.layout import Array
+from forebay.store.remote.raw.sources import Place as StorePlace
+from forebay.store.remote.raw.sources import is_elsewhere, place_of
 from forebay.store.source_files import SourceFile
 
 _ROWS_PER_BATCH = 4096
@@ -102,7 +104,8 @@ class PartTask:
 
     def rows(self) -> PartRows:
         """Returns what gathers the rows of the part."""
-        return PartRows(keep=self.source.keep_columns, reads=self.reads)
+        home = place_of(Path(self.source.audio_dir or self.path))
+        return PartRows(keep=self.source.keep_columns, reads=self.reads, home=home)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,11 +164,12 @@ class PartRows:
     """The rows of a part, gathered one by one; Python objects are held of at most 4096 rows, and of different places.
 
     keep: fields of rows that are kept. unused: fields that no row's conversation takes; the caller adds those that it
-    knows of a whole file. reads: what the rows are read as.
+    knows of a whole file. reads: what the rows are read as. home: the place in a store of what names their files.
     """
 
     keep: tuple[str, ...] = ()
     reads: Reads = "conversations"
+    home: StorePlace | None = None
     unused: Unused = field(default_factory=Unused)
     _tables: list[pa.Table] = field(default_factory=list)
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
@@ -196,6 +200,13 @@ class PartRows:
         except JsonError as err:
             raise text_error(err) from err
         places = [file_place(image) if isinstance(image, str) else image for image in used]
+        for place in places:
+            if place.path is not None and is_elsewhere(place.path, self.home):
+                raise SampleError(
+                    "missing_file",
+                    f"its image is {place.path[:200]!r}, and no image is fetched from elsewhere; put it "
+                    "beside the manifest, under a name",
+                )
         numbers = [self._places.setdefault(place, len(self._places)) for place in places]
         self._append((sample_id, explicit, text, numbers, None, None, None), values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -17,8 +18,13 @@ _REMEMBERED = 4096
 _LARGE = 1024
 """Values of an array above which its shape alone is remembered."""
 _NO_WAY = (TypeError, ValueError, IndexError, AttributeError, KeyError, RuntimeError)
-_COMPARED = 3
-"""Conversations of several sizes for which outputs put together are compared with those that are asked for."""
+_SETS: tuple[tuple[Size, ...], ...] = (
+    ((64, 48), (48, 80)),
+    ((300, 200), (64, 48), (120, 400)),
+    ((640, 200), (90, 500)),
+)
+"""Of these, outputs put together are compared with those that are asked for; of no row: what becomes of a row must not
+depend on the rows before it."""
 
 Outputs = dict[str, Any]
 Put = Callable[[Sequence[Any]], Any]
@@ -35,8 +41,7 @@ class BlankImages:
         """processor: an image processor of transformers."""
         self._processor = processor
         self._made: OrderedDict[Any, Outputs] = OrderedDict()
-        self._puts: dict[str, list[Put]] = {}
-        self._compared = 0
+        self._puts: dict[str, dict[str, list[Put]]] = {}
         self.last: Outputs = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -54,7 +59,7 @@ class BlankImages:
             return made
         ask = functools.partial(self._asked, args, options)
         several = len(sizes) == 1 and isinstance(sizes[0][0], tuple) and len(sizes[0]) > 1
-        self.last = self._put_together(sizes[0], ask) if several else ask(sizes)
+        self.last = self._put_together(sizes[0], ask, repr((args, options))) if several else ask(sizes)
         # The processor may take things out of what it is given.
         return BatchFeature(
             {name: list(value) if isinstance(value, list) else value for name, value in self.last.items()}
@@ -72,27 +77,29 @@ class BlankImages:
         self._made.move_to_end(key)
         return found
 
-    def _put_together(self, sizes: Sequence[Size], ask: Callable[[Any], Outputs]) -> Outputs:
+    def _put_together(self, sizes: Sequence[Size], ask: Callable[[Any], Outputs], options: str) -> Outputs:
         """Returns the outputs for the images of one conversation."""
-        if self._compared >= _COMPARED and not all(self._puts.values()):
-            return ask((tuple(sizes),))
-        alone = [ask(((size,),)) for size in sizes]
-        if self._compared < _COMPARED:
-            wanted = ask((tuple(sizes),))
-            if len(set(sizes)) > 1:
-                self._compared += 1
-                self._compare(alone, wanted)
-            return wanted
-        try:
-            return {name: puts[0]([outputs[name] for outputs in alone]) for name, puts in self._puts.items()}
-        except _NO_WAY:  # what was padded to the same shape before is not here
-            return ask((tuple(sizes),))
+        if options not in self._puts:
+            self._puts[options] = _ways(ask)
+        with contextlib.suppress(*_NO_WAY):  # of what was padded to the same shape before, or is taken beside others
+            if puts := self._puts[options]:
+                alone = [ask(((size,),)) for size in sizes]
+                return {name: put([outputs[name] for outputs in alone]) for name, (put, *_) in puts.items()}
+        return ask((sizes,))
 
-    def _compare(self, alone: Sequence[Outputs], wanted: Outputs) -> None:
-        """Keeps the ways in which the outputs of each image make those of all."""
-        for name, value in wanted.items():
-            parts = [outputs.get(name) for outputs in alone]
-            self._puts[name] = [put for put in self._puts.get(name, _PUTS) if _makes(put, parts, value)]
+
+def _ways(ask: Callable[[Any], Outputs]) -> dict[str, list[Put]]:
+    """Returns in which ways the outputs of each image make those of all; empty where one is made in no way."""
+    found: dict[str, list[Put]] = {}
+    try:
+        for sizes in _SETS:
+            alone, wanted = [ask(((size,),)) for size in sizes], ask((sizes,))
+            for name, value in wanted.items():
+                parts = [outputs.get(name) for outputs in alone]
+                found[name] = [put for put in found.get(name, _PUTS) if _makes(put, parts, value)]
+    except _NO_WAY:
+        return {}
+    return found if all(found.values()) else {}
 
 
 def blank_image(size: Size) -> Any:

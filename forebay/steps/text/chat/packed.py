@@ -78,6 +78,7 @@ class ChatEncoder:
         found or have no newline behind them that `step.learn_through` could mean.
         """
         self._vocabulary = Vocabulary(folder, digest=step.tokenizer)
+        self._vocabulary.renders(self._vocabulary.tokenizer)
         self._ids = {token: self._vocabulary.require(token, prompt="chat") for token in VISION_TOKENS}
         self._render = functools.partial(render_chat, self._vocabulary)
         shown = f"{VISION_START}{IMAGE_PAD}{VISION_END}"

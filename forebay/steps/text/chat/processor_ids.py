@@ -56,6 +56,7 @@ class Writer:
         self.name = type(processor).__name__
         self._options: dict[str, Any] = {}
         self._vocabulary, self.processor = vocabulary, processor
+        vocabulary.renders(processor)
         self._images = processor.image_processor = BlankImages(processor.image_processor)
         self._heard = processor.tokenizer = _Hearing(tokenizer)
         self.placeholder = self._placeholder(folder)
@@ -78,11 +79,6 @@ class Writer:
         except (TypeError, TemplateError) as err:
             raise ValueError(str(err)) from err
         return str(made[0])
-
-    @property
-    def asks_for_the_date(self) -> bool:
-        """Whether the chat template has the day to write."""
-        return "strftime_now" in str(self.processor.chat_template)
 
     def count_images(self, rendered: str) -> int:
         """Returns how many images a rendered text shows."""

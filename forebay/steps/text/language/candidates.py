@@ -67,6 +67,19 @@ def candidates(named: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
     return several | {script: (code,) for script, code in ALONE.items()}
 
 
+def beside(named: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """Returns the other languages that a text may be in, of every script with one candidate that does not decide.
+
+    Such a candidate is said with its probability among all: a text of its script may be in no language that was named.
+    """
+    everything = candidates(())
+    return {
+        script: tuple(other for other in everything.get(script, ()) if other != code)
+        for script, (code, *more) in candidates(named).items()
+        if not more and code in MODEL_LANGUAGES and set(everything.get(script, ())) - {code}
+    }
+
+
 def check_languages(named: Sequence[str]) -> None:
     """Returns where every code of `text.languages` can be told from the others.
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, Literal
 
-from forebay.steps.text.language.candidates import candidates, check_languages
+from forebay.steps.text.language.candidates import beside, candidates, check_languages
 from forebay.steps.text.language.model import Judge, loaded, model_digest, model_file
 from forebay.steps.text.language.script import letters_of
 
@@ -56,7 +56,13 @@ class Detector:
         for languages that cannot be told from each other.
         """
         check_languages(languages)
-        return cls(mode=mode, languages=tuple(sorted(languages)), min_confidence=min_confidence, model=model_digest())
+        return cls(
+            mode=mode,
+            languages=tuple(sorted(languages)),
+            min_confidence=min_confidence,
+            model=model_digest(),
+            version=2 if beside(languages) else 1,  # others say what they said
+        )
 
     def identity(self) -> dict[str, Any]:
         """Returns the canonical description, for keys."""
@@ -73,15 +79,16 @@ class Detector:
     def open(self) -> Detect:
         """Returns what detects. The model is loaded for the first text that its script does not decide.
 
-        A confidence is the probability of the language among those of the script, times the share of letters of that
-        script, in steps of 0.0001. ("", 0.0) is said of fewer than two letters, and of a script that no candidate has.
+        A confidence is the probability of the language among the candidates of the script, of a single candidate that
+        among all languages of the script; times the share of letters of that script, in steps of 0.0001. ("", 0.0) is
+        said of fewer than two letters, and of a script that no candidate has.
         """
         return _Detection(self)
 
 
 class _Detection:
     def __init__(self, detector: Detector) -> None:
-        self._by_script = candidates(detector.languages)
+        self._by_script, self._beside = candidates(detector.languages), beside(detector.languages)
         self._min_confidence, self._digest = detector.min_confidence, detector.model
         self._judges: dict[str, Judge] = {}
 
@@ -91,7 +98,7 @@ class _Detection:
         open_: dict[str, list[int]] = defaultdict(list)
         for place, (script, _) in enumerate(found):
             codes = self._by_script.get(script, ())
-            if len(codes) == 1:
+            if len(codes) == 1 and script not in self._beside:
                 results[place] = codes[0], 1.0
             elif codes:
                 open_[script].append(place)
@@ -111,7 +118,8 @@ class _Detection:
 
     def _judge(self, script: str) -> Judge:
         if script not in self._judges:
-            self._judges[script] = loaded(model_file(), self._digest).among(self._by_script[script])
+            model = loaded(model_file(), self._digest)
+            self._judges[script] = model.among(self._by_script[script], beside=self._beside.get(script, ()))
         return self._judges[script]
 
 

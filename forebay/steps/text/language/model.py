@@ -82,21 +82,22 @@ class Model:
         self._tables = tuple(np.asarray(table) for table in self._automaton)
         self._weights, self._priors = found.nb_ptc, found.nb_pc.astype(np.float64)
         self._classes: list[str] = list(found.nb_classes)
-        self._judges: dict[tuple[str, ...], Judge] = {}
+        self._judges: dict[tuple[tuple[str, ...], ...], Judge] = {}
 
-    def among(self, codes: tuple[str, ...]) -> Judge:
+    def among(self, codes: tuple[str, ...], *, beside: tuple[str, ...] = ()) -> Judge:
         """Returns what judges texts that are in one of these languages, made once.
 
-        A language may have several classes, one a script: their probabilities are one. Of languages that are equally
-        likely the model's first is said.
+        beside: languages that texts may be in too; they are not said. A language may have several classes, one a
+        script: their probabilities are one. Of languages that are equally likely the model's first is said.
         """
-        if codes not in self._judges:
-            self._judges[codes] = self._made(codes)
-        return self._judges[codes]
+        if (codes, beside) not in self._judges:
+            self._judges[codes, beside] = self._made(codes, beside)
+        return self._judges[codes, beside]
 
-    def _made(self, codes: tuple[str, ...]) -> Judge:
-        columns = [i for i, code in enumerate(self._classes) if code in codes]
+    def _made(self, codes: tuple[str, ...], beside: tuple[str, ...]) -> Judge:
+        columns = [i for i, code in enumerate(self._classes) if code in codes or code in beside]
         classes = [self._classes[i] for i in columns]
+        meant = np.array([i for i, code in enumerate(classes) if code in codes])
         weights, priors = np.ascontiguousarray(self._weights[:, columns]), self._priors[columns]
         again = [(classes.index(code), i) for i, code in enumerate(classes) if classes.index(code) != i]
 
@@ -115,7 +116,7 @@ class Model:
             for first, other in again:
                 shares[:, first] += shares[:, other]
                 shares[:, other] = 0.0
-            best = shares.argmax(axis=1)
+            best = meant[shares[:, meant].argmax(axis=1)]
             likely = shares[np.arange(len(data)), best] / shares.sum(axis=1)
             said = [(classes[i], share) for i, share in zip(best.tolist(), likely.tolist(), strict=True)]
             return [each if some else ("", 0.0) for each, some in zip(said, np.diff(starts).tolist(), strict=True)]

@@ -6,11 +6,12 @@ Both are transformers' own functions; the ends of what they give are stripped, s
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from forebay.errors import ConfigError
 from forebay.steps.text.normal.step import NormalStep, Problem, Runner, Where
@@ -20,8 +21,18 @@ SPELLINGS = "normalizer.json"
 """The file of a Whisper tokenizer's folder that maps British spellings to American ones."""
 
 
+class _OfTransformers(NormalStep):
+    """A step whose results are transformers' own."""
+
+    __slots__ = ()
+
+    def found(self) -> Mapping[str, Any]:
+        """Returns the version of transformers: no key names it."""
+        return {"transformers": importlib.metadata.version("transformers")}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WhisperBasic(NormalStep):
+class WhisperBasic(_OfTransformers):
     """transformers' `BasicTextNormalizer()`: small letters, no brackets with what is in them, no signs.
 
     It takes combining marks for signs, as Whisper does: the vowel signs of Hindi, Bengali, Thai and their like become
@@ -44,7 +55,7 @@ class WhisperBasic(NormalStep):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WhisperEnglish(NormalStep):
+class WhisperEnglish(_OfTransformers):
     """transformers' `EnglishTextNormalizer`: also contractions, titles, spelled numbers and British spellings.
 
     Texts of a known language that is not English stay as they are: their accents would go, and their words would be

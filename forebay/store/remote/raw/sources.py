@@ -108,6 +108,18 @@ def named_path(written: str, folder: Path, *, named_in: Path) -> Path:
     return path
 
 
+def is_elsewhere(written: str, home: Place | None) -> bool:
+    """Whether a name in a manifest is a URL of another store than the manifest's own, if that is in one."""
+    if not is_url(written) or home is None:
+        return is_url(written)
+    try:
+        url = parse_url(written)
+    except ConfigError:
+        return True
+    own = home.origin.url
+    return url.scheme != own.scheme or (url.scheme in ("http", "https") and url.bucket != own.bucket)
+
+
 def _other_path(written: str, place: Place, *, named_in: Path) -> Path:
     """Returns the path of an object that a manifest of a store names by URL: in the same mirror if it lies below."""
     try:
@@ -115,7 +127,7 @@ def _other_path(written: str, place: Place, *, named_in: Path) -> Path:
     except ConfigError as err:
         raise ManifestError(f"{named_in} names {written!r}: {err}; correct the manifest") from err
     home = place.origin.url
-    if url.scheme != home.scheme or (url.scheme in ("http", "https") and url.bucket != home.bucket):
+    if is_elsewhere(written, place):
         raise ManifestError(
             f"{named_in} names {written!r}, which is of another store than {home}; name objects of one store",
             code="FB206",

@@ -89,13 +89,40 @@ def test_nothing_is_said_of_scripts_that_nobody_can_judge() -> None:
     assert said("ᚠᚢᚦᚨᚱᚲ") == ("", 0.0)
 
 
+TABLE = [line.split("\t") for line in (Path(__file__).parent / "sentences.tsv").read_text("utf-8").splitlines()]
+"""(language, sentence): 113 of 57 languages, written for this test."""
+
+
+def test_a_single_candidate_has_the_models_confidence_over_all_languages() -> None:
+    assert (len(TABLE), len({code for code, _ in TABLE})) == (113, 57)
+    named = {code: detector(code).open() for code, _ in TABLE}
+    anything = detector().open()([text for _, text in TABLE])
+    surely = 0
+    for (code, text), (likeliest, share) in zip(TABLE, anything, strict=True):
+        ((found, confidence),) = named[code]([text])
+        assert found == code
+        assert confidence == share if likeliest == code else confidence < share or likeliest == ""
+        surely += confidence >= 0.5
+        script = main_script(letters_of(text))[0]
+        for other in candidates(()).get(script, ())[:4]:
+            assert other == code or said(text, other, min_confidence=0.5)[0] == ""
+    assert surely == 111  # not of id beside ms, of sl beside hr
+
+
+def test_of_detectors_that_say_what_they_said_the_key_stays() -> None:
+    for languages, version in (((), 1), (("el", "he"), 1), (("en", "de"), 1), (("en",), 2), (("en", "de", "fa"), 2)):
+        assert detector(*languages).version == version
+
+
 def test_named_languages_are_the_only_candidates() -> None:
     assert said("ሰላም እንዴት ነህ", "am", "en") == ("am", 1.0)
     assert said("שלום", "yi", "en") == ("yi", 1.0)
     assert said("สวัสดีครับ", "en", "de") == ("", 0.0)
-    assert said("नमस्ते", "en", "hi") == ("hi", 1.0)
-    assert said("東京", "en", "ja") == ("ja", 1.0)
-    assert said("cinquante", "fr", "ru") == ("fr", 1.0)
+    for text, code, other in (("नमस्ते", "hi", "en"), ("東京", "ja", "en"), ("cinquante", "fr", "ru")):
+        (found, confidence), among_all = said(text, code, other), said(text)
+        assert found == code
+        assert confidence < 1.0
+        assert among_all[0] != code or confidence == among_all[1]
     assert said("你好吗,我今日好", "zh")[0] == "zh"
 
 
