@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
+from forebay.errors import FormError
 from forebay.steps.step import Fields
 from forebay.store.layout import Array, FieldSpec, Group
 
@@ -342,6 +343,39 @@ class BatchForm:
         )
 
 
+def declared(constants: Mapping[str, Any], name: str = "form", *, of: object) -> BatchForm:
+    """Returns the form that a constant of a cache holds. Raises FormError, which names the cache, where it holds none.
+
+    of: what messages call the cache.
+    """
+    try:
+        return BatchForm.from_json(constants.get(name))
+    except ValueError as err:
+        raise FormError(
+            f"{of}: its metadata declares no {name} of batches that forebay writes: {err}; rebuild it: "
+            "forebay preprocess CONFIG --rebuild"
+        ) from err
+
+
+def declared_classes(constants: Mapping[str, Any], *, of: object) -> tuple[list[str] | None, int, bool]:
+    """Returns what a cache of classes says: their names if they have some, how many, whether a sample has a list.
+
+    Raises FormError, which names the cache, where it says none of that.
+    """
+    names, count = constants.get("classes"), constants.get("num_classes")
+    try:
+        _require(names is None or all(isinstance(name, str) for name in _list(names)), "names of classes", names)
+        count = _integer(count, "the number of classes", least=len(names or ()))
+    except ValueError as err:
+        raise FormError(f"{of}: {err}; rebuild it: forebay preprocess CONFIG --rebuild") from err
+    return names, count, bool(declared(constants, "text_form", of=of).fields[0].shape)
+
+
+def _list(value: Any) -> list[Any]:
+    _require(isinstance(value, list), "a list", value)
+    return list(value)
+
+
 def promises(constants: Mapping[str, Any]) -> dict[Group, str]:
     """Returns what the declared forms of a cache with these constants promise of batches, by group, in words.
 
@@ -377,7 +411,7 @@ def _shown(shape: Sequence[int | None]) -> str:
 
 def _require(is_right: Any, wanted: str, found: Any) -> None:
     if not is_right:
-        raise ValueError(f"wanted {wanted}, got {found!r:.80}")
+        raise FormError(f"wanted {wanted}, got {found!r:.80}")
 
 
 def _integer(value: Any, what: str, *, least: int = 0, most: int = _MAX_AXIS) -> int:

@@ -152,7 +152,7 @@ class ProcessorChatEncoder:
     def _written(self, conversation: list[Message], sizes: Sequence[Size], *, sample_id: str) -> Written:
         try:
             return self._writer.write(conversation, sizes)
-        except (ValueError, TypeError, IndexError, KeyError) as err:
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError) as err:
             raise TextError(
                 "bad_conversation",
                 f"{sample_id}: {self._writer.name} refuses the conversation: {err!r:.300}; correct the manifest",
