@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import CacheError
-from forebay.steps.form import declared_classes
 from forebay.store.cache import Cache
 from forebay.terminal import human_share, table
 from forebay.visible import printable
@@ -35,18 +34,19 @@ def class_facts(cache: Cache) -> dict[str, Any]:
     except CacheError as err:
         logger.warning("the classes of %s are not counted: %s", cache.place, err)
         return {}
-    return {} if found is None else {"classes": _facts(cache, *found)}
+    return {} if found is None else {"classes": _facts(cache.constants, *found)}
 
 
-def _facts(cache: Cache, texts: list[str], codes: Any) -> dict[str, Any]:
-    names, num_classes, is_multi = declared_classes(cache.constants, of=cache.place)
+def _facts(constants: Mapping[str, Any], texts: list[str], codes: Any) -> dict[str, Any]:
+    is_multi = bool(constants["text_form"]["fields"][0]["shape"])
     counts: Counter[str] = Counter()
     for text, samples in zip(texts, np.bincount(codes, minlength=len(texts)).tolist(), strict=True):
         counts.update({str(name): samples for name in (json.loads(text) if is_multi else [text])})
+    names: list[str] | None = constants["classes"]
     numbers = {} if names is None else {name: number for number, name in enumerate(names)}
     order = sorted(counts, key=lambda name: (-counts[name], name))
     return {
-        "num_classes": num_classes,
+        "num_classes": constants["num_classes"],
         "is_multi": is_multi,
         "counts": [
             {

@@ -24,7 +24,7 @@ from forebay.inspect.sample import (
 )
 from forebay.inspect.seen import View, view_of
 from forebay.inspect.sizes import size_facts
-from forebay.steps.form import BatchForm, declared
+from forebay.steps.form import BatchForm
 from forebay.store.cache import Cache
 from forebay.store.image.arrays import FEATURES, StoredArrays, shape_name
 from forebay.store.layout import Array
@@ -147,15 +147,15 @@ def _images(
 def _form_of(cache: Cache) -> BatchForm | None:
     """Returns the form that a cache declares; None for a foreign one, of which arrays are read nevertheless."""
     try:
-        return declared(cache.constants, of=cache.place)
+        return BatchForm.from_json(cache.constants["form"])
     except ValueError:
         return None
 
 
 def _floats(cache: Cache) -> list[str]:
     """Returns the fields of the form that are floats in a batch."""
-    form = declared(cache.constants, of=cache.place)
-    return [field.name for field in form.stored if field.dtype == "float32"]
+    fields = cache.constants["form"]["fields"]
+    return [field["name"] for field in fields if field["dtype"] == "float32" and not field.get("mask_of")]
 
 
 def processed_facts(cache: Cache) -> dict[str, Any]:
@@ -172,13 +172,13 @@ def processed_facts(cache: Cache) -> dict[str, Any]:
         if (spec.group, spec.role) == ("media", "tensor")
     )
     as_float32 = _float32_bytes(cache, stored, images)
-    forms = [
-        declared(cache.constants, name, of=cache.place) for name in ("form", "text_form") if name in cache.constants
-    ]
+    form = cache.constants["form"]
     return {
         "codec": cache.metadata["codec"],
-        "processor": {"made_by": forms[0].made_by, "promise": cache.constants["form"]["promise"]},
-        "form": [_declared(field.to_json()) for form in forms for field in form.fields],
+        "processor": {"made_by": form["made_by"], "promise": form["promise"]},
+        "form": [
+            _declared(field) for name in ("form", "text_form") for field in cache.constants.get(name, _NONE)["fields"]
+        ],
         "image_sizes": size_facts(cache),
         "images": image_counts(cache, stored=images),
         "bytes_per_image": size_bytes / images if images else None,
@@ -189,6 +189,9 @@ def processed_facts(cache: Cache) -> dict[str, Any]:
             if f"num_{name}" in cache.lengths and cache.lengths[f"num_{name}"].any()
         },
     }
+
+
+_NONE: dict[str, Any] = {"fields": []}
 
 
 def _declared(field: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from forebay.errors import CacheError
 from forebay.inspect.histogram import count_histogram
-from forebay.steps.form import FieldForm, declared
+from forebay.steps.form import BatchForm, FieldForm
 from forebay.store.cache import Cache
 from forebay.store.image.arrays import StoredArrays, shape_name
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array
@@ -71,7 +71,7 @@ def _sided(cache: Cache) -> FieldForm | None:
     if cache.mirror is not None:
         return None
     try:
-        field = declared(cache.constants, of=cache.place).pixels
+        field = BatchForm.from_json(cache.constants["form"]).pixels
     except ValueError:
         return None
     return field if len(field.shape) == _PLANES and len(_sides(field)) == 2 else None

@@ -29,7 +29,7 @@ from forebay.preprocess.sources.rows import reduced
 from forebay.preprocess.worker import mark
 from forebay.progress import Progress
 from forebay.steps.audio.waveform import Waveform
-from forebay.steps.form import declared, declared_classes
+from forebay.steps.form import BatchForm
 from forebay.steps.image.levels import is_padding, levels_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.derived import steps_of
@@ -235,8 +235,8 @@ def _vision(cache: Cache, *, name: str, count: int, progress: bool) -> Measured:
 
 
 def _classes(cache: Cache, texts: list[str]) -> Classes:
-    names, _, is_multi = declared_classes(cache.constants, of=cache.place)
-    return Classes(names=classes_in(texts, is_multi=is_multi), known=names or ())
+    is_multi = bool(cache.constants["text_form"]["fields"][0]["shape"])
+    return Classes(names=classes_in(texts, is_multi=is_multi), known=cache.constants["classes"] or ())
 
 
 def _range_of(cache: Cache) -> Callable[[Any], float]:
@@ -246,7 +246,7 @@ def _range_of(cache: Cache) -> Callable[[Any], float]:
     """
     if not is_of_images(cache):
         return lambda patches: float(np.ptp(patches))
-    field = declared(cache.constants, of=cache.place).pixels
+    field = BatchForm.from_json(cache.constants["form"]).pixels
 
     def of_levels(array: Array) -> float:
         if field.table is None and field.stored_dtype != "uint8":
@@ -260,7 +260,7 @@ def _range_of(cache: Cache) -> Callable[[Any], float]:
 def _stored_images(cache: Cache, count: int, *, progress: bool) -> ImageFacts:
     """Returns the images of a cache; each is looked at once, where the first sample uses it."""
     rows_field, measured = cache.metadata["media_rows"], _range_of(cache)
-    pixels = declared(cache.constants, of=cache.place).pixels.name if is_of_images(cache) else "patches"
+    pixels = BatchForm.from_json(cache.constants["form"]).pixels.name if is_of_images(cache) else "patches"
     called = cache.table(["images"])["images"].slice(0, count)
     numbers: dict[str, int] = {}
     shown: list[str] = []

@@ -343,39 +343,6 @@ class BatchForm:
         )
 
 
-def declared(constants: Mapping[str, Any], name: str = "form", *, of: object) -> BatchForm:
-    """Returns the form that a constant of a cache holds. Raises FormError, which names the cache, where it holds none.
-
-    of: what messages call the cache.
-    """
-    try:
-        return BatchForm.from_json(constants.get(name))
-    except ValueError as err:
-        raise FormError(
-            f"{of}: its metadata declares no {name} of batches that forebay writes: {err}; rebuild it: "
-            "forebay preprocess CONFIG --rebuild"
-        ) from err
-
-
-def declared_classes(constants: Mapping[str, Any], *, of: object) -> tuple[list[str] | None, int, bool]:
-    """Returns what a cache of classes says: their names if they have some, how many, whether a sample has a list.
-
-    Raises FormError, which names the cache, where it says none of that.
-    """
-    names, count = constants.get("classes"), constants.get("num_classes")
-    try:
-        _require(names is None or all(isinstance(name, str) for name in _list(names)), "names of classes", names)
-        count = _integer(count, "the number of classes", least=len(names or ()))
-    except ValueError as err:
-        raise FormError(f"{of}: {err}; rebuild it: forebay preprocess CONFIG --rebuild") from err
-    return names, count, bool(declared(constants, "text_form", of=of).fields[0].shape)
-
-
-def _list(value: Any) -> list[Any]:
-    _require(isinstance(value, list), "a list", value)
-    return list(value)
-
-
 def promises(constants: Mapping[str, Any]) -> dict[Group, str]:
     """Returns what the declared forms of a cache with these constants promise of batches, by group, in words.
 
@@ -430,4 +397,4 @@ def _one_of(value: Any, choices: Sequence[str], what: str) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and abs(value) < 3.5e38
+    return type(value) in (int, float) and abs(value) < 3.5e38

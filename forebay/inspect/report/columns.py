@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from forebay.inspect.processed import is_of_processor
 from forebay.inspect.sample import holds_images
-from forebay.steps.form import declared_classes
 from forebay.store.cache import Cache
 from forebay.store.layout import Array
 from forebay.store.source import has_audio
@@ -73,7 +72,7 @@ class Columns:
     def classes(self) -> tuple[list[str], Array] | None:
         """The classes of images, and which one each sample has, int32; None of samples that have none, or several."""
         constants = self.cache.constants
-        if constants.get("prompt") != LABEL or declared_classes(constants, of=self.cache.place)[2]:
+        if constants.get("prompt") != LABEL or constants["text_form"]["fields"][0]["shape"]:
             return None
         return self.cache.categories("text")
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from forebay.errors import ConfigError, DecodeError
-from forebay.steps.form import BatchForm, declared
+from forebay.steps.form import BatchForm
 from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, Dtype, Stored
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.source import Sample
@@ -67,7 +67,7 @@ def form_of(stored: Stored, name: str, *, group: Group | None = None) -> BatchFo
     group: whose fields must be on disk as the form says. None: who opened the cache has compared them.
     """
     try:
-        form = declared({name: stored.constant(name)}, name, of=stored.name)
+        form = BatchForm.from_json(stored.constant(name))
         for wanted in form.specs(group) if group is not None else ():
             if stored.fields.get(wanted.name) != wanted:
                 raise ValueError(

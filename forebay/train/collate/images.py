@@ -13,7 +13,7 @@ import torch
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import form_of
 from forebay.steps.batch import IGNORED
-from forebay.steps.form import BatchForm, FieldForm, declared
+from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.form_batch import collate
 from forebay.steps.image.tables import expand_on_device
 from forebay.steps.step import Allocate, AudioBatch, Batch, Dtype, PaddingSide, Stored
@@ -85,7 +85,7 @@ def has_rows(constants: Mapping[str, Any]) -> bool:
     """
     if constants.get("features") != FEATURES:
         return True
-    joins = {field.join for field in declared(constants, of="the cache").fields}
+    joins = {field.get("join", "stack") for field in constants["form"]["fields"]}
     prompt = constants.get("prompt")
     is_one_each = prompt in OF_IMAGES and images_text(prompt).needs_images == 1
     return "cat" not in joins and (is_one_each or joins == {"nest"})

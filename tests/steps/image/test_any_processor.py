@@ -245,6 +245,21 @@ def test_a_processor_that_would_start_a_program_is_refused_by_name(settings: dic
     assert probe_processor(tmp_path).promise.kind == "exact"
 
 
+@pytest.mark.parametrize("name", ["ViT", "Beit", "Siglip", "DeepseekVL", "Nougat", "Detr", "Qwen2VL"])
+@pytest.mark.parametrize("side", [20, 32, 48])
+def test_a_small_output_has_all_values_of_every_channel(name: str, side: int) -> None:
+    """With constants a channel of its own, as many checkpoints have: the fullest one is full before the others."""
+    import transformers
+
+    cls = getattr(transformers, f"{name}ImageProcessorPil")
+    edges = {"Detr": ("shortest_edge", "longest_edge"), "Qwen2VL": ("shortest_edge", "longest_edge")}
+    size = dict.fromkeys(edges.get(name, ("height", "width")), side * side if name == "Qwen2VL" else side)
+    form = probe_processor(cls(size=size, image_mean=[0.48, 0.45, 0.4], image_std=[0.26, 0.27, 0.28]))
+    table = form.pixels.table
+    assert table is not None
+    assert [len(np.unique(row)) for row in table.values] == [256] * 3
+
+
 def test_a_folder_of_oneformer_is_read_without_its_names_of_classes(tmp_path: Path) -> None:
     """As on the Hub, where it names a data set's file of another repository."""
     named = {"class_info_file": "ade20k_panoptic.json", "repo_path": "shi-labs/oneformer_demo", "size": 64}
