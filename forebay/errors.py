@@ -115,6 +115,12 @@ class CacheCorruptError(CacheError):
     code = "FB410"
 
 
+class FormError(CacheError, ValueError):
+    """What a cache declares of its batches is nothing that forebay writes; says what was wanted, and what is there."""
+
+    code = "FB141"
+
+
 class CacheReplacedError(CacheError):
     """An open cache was rebuilt or removed, and what is asked for is gone with its old folder, which is named."""
 

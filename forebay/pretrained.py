@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+_UNASKED = ("class_info_file", "repo_path")
+"""Settings by which a class opens any file, or asks the Hub for it, as soon as it is made, and which no input of a
+model needs: OneFormer's names of classes."""
+_REACHING = {
+    "apply_ocr": "starts the program tesseract, with the folder's options",
+    "header_text": "draws a text with a font that is fetched",
+}
+"""Settings by which a class reaches out of its process when it is asked, and that change what it answers."""
+
+_lock = threading.Lock()
+_inside: list[bool] = []
+"""What the Hub's switch was before the first of the blocks that are open, for each of them."""
 
 
 def from_folder(loader: Any, folder: Path, **options: Any) -> Any:
@@ -11,7 +28,35 @@ def from_folder(loader: Any, folder: Path, **options: Any) -> Any:
 
     Left out, `trust_remote_code` is a question on the terminal in transformers, and a `y` runs the folder's code.
     """
-    return loader.from_pretrained(str(folder), **options, local_files_only=True, trust_remote_code=False)
+    with offline():
+        return loader.from_pretrained(str(folder), **options, local_files_only=True, trust_remote_code=False)
+
+
+def from_document(cls: Any, document: Mapping[str, Any]) -> Any:
+    """Returns `cls.from_dict(document)`, made without what would open a file; raises what that raises."""
+    with offline():
+        return cls.from_dict({name: value for name, value in document.items() if name not in _UNASKED})
+
+
+def reaching(cls: Any, document: Mapping[str, Any]) -> str | None:
+    """Returns the setting of a class, by a document, that would start a program or fetch; None where none does."""
+    found = (name for name in _REACHING if document.get(name, inspect.getattr_static(cls, name, None)))
+    return next((f'{name} {_REACHING[name]}, which nothing allows: write "{name}": null' for name in found), None)
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Nothing is fetched within the block: a class may load a tokenizer by its name on the Hub (`MgpstrProcessor`)."""
+    from huggingface_hub import constants
+
+    with _lock:
+        _inside.append(_inside[0] if _inside else constants.HF_HUB_OFFLINE)
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        with _lock:
+            constants.HF_HUB_OFFLINE = _inside.pop() or bool(_inside)
 
 
 def without_dropout(tokenizer: Any) -> None:

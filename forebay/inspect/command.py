@@ -101,9 +101,17 @@ def _show_cache(place: str, config: Config | None, options: InspectOptions) -> i
     if options.verify:
         verified = {"verify": verify_folder(folder, progress=options.progress).to_json()}
         if not verified["verify"]["ok"]:
-            facts = {**_damaged(folder, plan_roots), **verified}
-            return _print(options, facts, _cache_lines(facts, None))
+            with foreign_values(folder):
+                facts = {**_damaged(folder, plan_roots), **verified}
+                return _print(options, facts, _cache_lines(facts, None))
     cache = open_cache(folder)
+    with foreign_values(folder):
+        return _show_open(cache, config, options, plan_roots=plan_roots, verified=verified)
+
+
+def _show_open(
+    cache: Cache, config: Config | None, options: InspectOptions, *, plan_roots: list[Path], verified: dict[str, Any]
+) -> int:
     sample = None if options.sample is None else _read(cache, options.sample, config)
     written = _write(cache, sample, options, config=config)
     is_report = options.as_json or options.verify or not (sample or written)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from forebay.config.remote import RemoteConfig
-from forebay.errors import CacheCorruptError
+from forebay.errors import CacheCorruptError, FormError
 from forebay.lint.clips import TEXT_FACTS, Clips, note_text
 from forebay.lint.limits import Limits
 from forebay.lint.measured import Classes, ImageFacts, Measured, Refused
@@ -236,7 +236,10 @@ def _vision(cache: Cache, *, name: str, count: int, progress: bool) -> Measured:
 
 def _classes(cache: Cache, texts: list[str]) -> Classes:
     is_multi = bool(cache.constants["text_form"]["fields"][0]["shape"])
-    return Classes(names=classes_in(texts, is_multi=is_multi), known=cache.constants["classes"] or ())
+    known = cache.constants["classes"] or ()
+    if not all(isinstance(name, str) for name in known):
+        raise FormError(f"classes are {known!r:.80}, wanted names")
+    return Classes(names=classes_in(texts, is_multi=is_multi), known=known)
 
 
 def _range_of(cache: Cache) -> Callable[[Any], float]:

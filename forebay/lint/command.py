@@ -25,6 +25,7 @@ from forebay.steps.text.language.script import scripts_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import write_bytes
 from forebay.store.lookup import find_cache
+from forebay.store.metadata import check_description, foreign_values
 from forebay.store.remote.raw.sources import naming_urls
 
 
@@ -128,15 +129,17 @@ def _measured(target: Target, options: LintOptions) -> Measured:
 
 def _of_cache(cache: Cache, target: Target, options: LintOptions) -> Measured:
     workers = options.workers if target.config is None else target.config.run.num_workers
-    found = measure_cache(
-        cache,
-        options.limits,
-        name=target.name,
-        remote=target.remote if target.config is None else target.config.remote,
-        workers=workers,
-        most=options.most,
-        progress=options.progress,
-    )
+    check_description(cache.folder, cache.metadata)
+    with foreign_values(cache.folder):
+        found = measure_cache(
+            cache,
+            options.limits,
+            name=target.name,
+            remote=target.remote if target.config is None else target.config.remote,
+            workers=workers,
+            most=options.most,
+            progress=options.progress,
+        )
     return found if target.config is None else chosen_of_cache(found, target.config.filter, cache)
 
 

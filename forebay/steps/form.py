@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
+from forebay.errors import FormError
 from forebay.steps.step import Fields
 from forebay.store.layout import Array, FieldSpec, Group
 
@@ -377,7 +378,7 @@ def _shown(shape: Sequence[int | None]) -> str:
 
 def _require(is_right: Any, wanted: str, found: Any) -> None:
     if not is_right:
-        raise ValueError(f"wanted {wanted}, got {found!r:.80}")
+        raise FormError(f"wanted {wanted}, got {found!r:.80}")
 
 
 def _integer(value: Any, what: str, *, least: int = 0, most: int = _MAX_AXIS) -> int:
@@ -396,4 +397,4 @@ def _one_of(value: Any, choices: Sequence[str], what: str) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and abs(value) < 3.5e38
+    return type(value) in (int, float) and abs(value) < 3.5e38

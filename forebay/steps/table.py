@@ -105,7 +105,7 @@ def axis_names(constants: Mapping[str, Any]) -> dict[str, str | int]:
     audio, text = constants.get("features"), constants.get("prompt")
     entries = [
         *([AUDIO["waveform"], FORMS[audio]] if isinstance(audio, str) and audio in FORMS else IMAGE.values()),
-        *([TEXT[text]] if text in TEXT else []),
+        *([TEXT[text]] if isinstance(text, str) and text in TEXT else []),
     ]
     return {name: axis for entry in entries for name, axis in _load(entry).axes.items()}
 

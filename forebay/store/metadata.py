@@ -26,6 +26,7 @@ from forebay.errors import (
     CacheMismatchError,
     CacheNotFoundError,
     ForebayError,
+    FormError,
 )
 from forebay.store.cold.mark import ROOT as COLD_ROOT
 from forebay.store.cold.mark import pull_hint
@@ -325,6 +326,8 @@ def foreign_values(folder: Path) -> Iterator[None]:
     """Turns what comes of values in a cache that forebay never writes there, though signed, into CacheCorruptError."""
     try:
         yield
+    except FormError as err:
+        raise _foreign(folder, str(err)) from err
     except ForebayError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as err:

@@ -54,6 +54,7 @@ _ORDER = (
     "ray_nodes",
     "two_builders",
     "texts",
+    "folders",
     "nfs",
     "swap",
     "sources",

@@ -6,25 +6,31 @@ import contextlib
 import io
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 import xxhash
+from transformers import ViTImageProcessorPil, Wav2Vec2FeatureExtractor
 
-from forebay import cli
+from forebay import cli, load_config
 from forebay.config import BucketConfig, PackConfig, PlanConfig
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.disk import save_plan
 from forebay.plan.pack.plan import pack_plan
 from forebay.plan.statistics import batch_statistics, pack_statistics
+from forebay.steps.audio.extractor.probe import noise
 from forebay.store.key import canonical_json
 from forebay.store.seal import seal
 from forebay.store.shard import shard_fields, write_shard
 from tests.faults.row import Row, made
 from tests.golden import make_v1_vision as golden
+from tests.preprocess.here_pool import build_here
+from tests.preprocess.vision.corpus import class_folders
 from tests.store_factory import RATE_HZ, make_cache
 
 VALUES: tuple[Any, ...] = (
@@ -47,7 +53,11 @@ VALUES: tuple[Any, ...] = (
 )
 """What stands in the place of what forebay wrote."""
 ABSENT = object()
-QUESTIONS: tuple[list[str], ...] = ([], ["--json"], ["--sample", "0"], ["--sample", "1", "--json"], ["--verify"])
+_SHOWN = 8
+"""Values of a list that are changed: a table has hundreds."""
+_INSPECT = ([], ["--json"], ["--sample", "0"], ["--sample", "1", "--json"], ["--verify"])
+QUESTIONS: tuple[list[str], ...] = (*(["inspect", *options] for options in _INSPECT), ["lint", "--json"])
+_ANY_MODEL = {"label": ViTImageProcessorPil(size={"height": 20, "width": 20}), "sound": Wav2Vec2FeatureExtractor()}
 _BUCKETS = BucketConfig(edges_s=(0.5, 1.0), batch_size=2)
 _PACKS = PackConfig(seq_len=64, max_patches=40, buffer_size=8)
 
@@ -62,7 +72,7 @@ class Shelf:
 
 @contextlib.contextmanager
 def shelf(folder: Path) -> Iterator[Shelf]:
-    """A cache of speech with a plan of buckets, and one of images with a plan of packs."""
+    """A cache of speech with a plan of buckets, one of images with a plan of packs, and two of any model."""
     speech = make_cache(folder / "speech", num_samples=5, rows_per_shard=2, max_duration_s=0.3, keep_waveform=True)
     lengths = np.array([500, 800, 900, 2000, 700])
     plan = bucket_plan(lengths, sample_rate_hz=RATE_HZ, settings=_BUCKETS)
@@ -72,6 +82,8 @@ def shelf(folder: Path) -> Iterator[Shelf]:
     packs = pack_plan(tokens, patches=patches, settings=_PACKS)
     found = pack_statistics(packs, tokens, patches=patches, images=counts)
     _save(packs, folder / "vision", vision, _PACKS, found)
+    for name, processor in _ANY_MODEL.items():
+        _any_model(made(folder / name), processor)
     names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("metadata.json"))]
     names += [str(path.relative_to(folder)) for path in sorted(folder.rglob("packing_stats.json"))]
     changes = [
@@ -81,6 +93,22 @@ def shelf(folder: Path) -> Iterator[Shelf]:
         for value in (*VALUES, ABSENT)
     ]
     yield Shelf(folder, tuple(changes))
+
+
+def _any_model(folder: Path, processor: Any) -> None:
+    """A cache of images with classes, or of clips, as their processor gives them, and nothing else in the folder."""
+    with tempfile.TemporaryDirectory() as raw:
+        document: dict[str, Any] = {"name": "x", "source": {"kind": "folder", "manifest": f"{raw}/set"}}
+        processor.save_pretrained(raw)
+        if folder.name == "label":
+            class_folders(Path(raw, "set"), {"dog": ["dogs.jpg"], "cat": ["cat.png"]})
+            document |= {"vision": {"processor": raw}, "text": {"prompt": "label"}}
+        else:
+            made(Path(raw, "set"))
+            for number in range(2):
+                soundfile.write(f"{raw}/set/{number}.wav", noise(4000 + 900 * number, seed=number), RATE_HZ)
+            document |= {"audio": {"features": "extractor", "extractor": raw}}
+        build_here(load_config({**document, "run": {"cache_root": str(folder), "num_workers": 1}}))
 
 
 def _images(folder: Path) -> Path:
@@ -101,7 +129,7 @@ def _images(folder: Path) -> Path:
 
 
 def mistyped(place: Shelf, number: int, folder: Path) -> str:
-    """Puts one value into one place, signs the document, and asks `forebay inspect` everything."""
+    """Puts one value into one place, signs the document, and asks `forebay inspect` and `lint` everything."""
     # A prime step, so that a short count sees all documents and all values.
     name, at, value = place.changes[number * 7919 % len(place.changes)]
     shutil.copytree(place.root, folder / "root")
@@ -116,7 +144,8 @@ def mistyped(place: Shelf, number: int, folder: Path) -> str:
     else:
         owner[last] = value
     _sign(path, document)
-    codes = {ask([str(path.parent), *question]) for question in QUESTIONS}
+    is_plan = "plans" in path.parts
+    codes = {ask([*question, str(path.parent)]) for question in QUESTIONS if not (is_plan and question[0] == "lint")}
     assert codes <= {cli.DONE, cli.FAILED, cli.BAD_CONFIG, cli.NO_CACHE}
     return (
         "shown"
@@ -128,10 +157,10 @@ def mistyped(place: Shelf, number: int, folder: Path) -> str:
 
 
 def ask(arguments: list[str]) -> int:
-    """Returns the exit code of `forebay inspect`; what it prints holds no control character, and JSON is JSON."""
+    """Returns the exit code of a command; what it prints holds no control character, and JSON is JSON."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = cli.main(["inspect", *arguments, "--no-progress"])
+        code = cli.main([*arguments, "--no-progress"])
     for text in (out.getvalue(), err.getvalue()):
         assert all(c == "\n" or c.isprintable() for c in text), text
     if "--json" in arguments and code == cli.DONE:
@@ -173,14 +202,14 @@ def _sign(path: Path, document: dict[str, Any]) -> None:
 def _places(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     if path:
         yield path
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    parts = value.items() if isinstance(value, dict) else enumerate(value[:_SHOWN]) if isinstance(value, list) else ()
     for key, part in parts:
         yield from _places(part, (*path, key))
 
 
 ROW: Row[Any] = Row(
     name="inspect",
-    fault="one value of a signed cache, plan or statistics in another type; five questions of `inspect` each",
+    fault="one value of a signed cache, plan or statistics in another type; five questions of `inspect`, one of `lint`",
     outcome="typed error or an answer; no traceback, no control character, JSON that is JSON",
     prepared=shelf,
     trial=mistyped,
@@ -192,9 +221,9 @@ ROW: Row[Any] = Row(
 def test_what_forebay_wrote_is_shown(tmp_path: Path) -> None:
     with shelf(tmp_path) as place:
         folders = {place.root / Path(name).parent for name, _, _ in place.changes}
-        assert len(folders) == 4
-        assert {ask([str(folder), *question]) for folder in folders for question in QUESTIONS[:1]} == {cli.DONE}
-        assert {ask([str(folder), "--verify", "--json"]) for folder in folders} == {cli.DONE}
+        assert len(folders) == 6
+        assert {ask([*question, str(folder)]) for folder in folders for question in QUESTIONS[:1]} == {cli.DONE}
+        assert {ask(["inspect", str(folder), "--verify", "--json"]) for folder in folders} == {cli.DONE}
 
 
 def test_inspect_answers_any_signed_document_or_refuses_it_by_name(tmp_path: Path) -> None:

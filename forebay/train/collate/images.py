@@ -60,8 +60,14 @@ class ImagesBatch(AudioBatch):
         """Returns the fields of the form. Raises ConfigError for images that stand in no batch together."""
         if not any(sample[self.field] for sample in samples):
             return {}
+        # As the processor's own batch lacks an output that none of its images has.
+        held = [
+            f
+            for f in self.form.fields
+            if f.join != "cat" or any(len(a) for s in samples for a in s[f.mask_of or f.name])
+        ]
         try:
-            return collate(self.form, samples, dtype=dtype, allocate=allocate)
+            return collate(replace(self.form, fields=tuple(held)), samples, dtype=dtype, allocate=allocate)
         except (ValueError, IndexError) as err:
             raise ConfigError(
                 f"images of {self.form.made_by} stand in no batch together: {err}; its promise is {self.form.promise}: "

@@ -182,6 +182,12 @@ def _generation_config(path: Path) -> Any:
 def _pretrained(model_class: Any, folder: Path, *, dtype: torch.dtype | Literal["auto"]) -> Any:
     from safetensors import SafetensorError
 
+    if (folder / ADAPTER_CONFIG).exists():
+        raise ConfigError(
+            f"train.model: {folder / ADAPTER_CONFIG} lies beside whole weights, and transformers would load the model "
+            "that it names in their place; take it out of a copy of the folder, or merge both",
+            code="FB108",
+        )
     try:
         model, loading = from_folder(
             model_class,

@@ -340,6 +340,28 @@ def test_what_the_probe_finds_is_refused_before_anything_is_built(
             own_of(tmp_path, source).check_code()
 
 
+@pytest.mark.parametrize(
+    ("compute", "head", "name"),
+    [
+        (RIGHT, "other = np.load(os.path.dirname(__file__) + '/other.npy')", "other.npy"),
+        (f"open(os.path.dirname(__file__) + '/data/config.txt', 'rb').read(); {RIGHT}", "", "config.txt"),
+        (f"import beside_it; {RIGHT}", "sys.path.append(os.path.dirname(__file__))", "beside_it.py"),
+    ],
+    ids=["opened at import", "opened for a clip", "imported"],
+)
+def test_a_file_beside_the_config_that_the_class_does_not_list_is_refused(
+    tmp_path: Path, compute: str, head: str, name: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "config.txt").write_text("3")
+    (tmp_path / "beside_it.py").write_text("x = 1\n")
+    np.save(tmp_path / "other.npy", np.ones(3))
+    own = own_of(tmp_path, body(compute, head=head))
+    with pytest.raises(ConfigError, match=rf"my.py:.* reads .*{name}, which it does not list") as caught:
+        own.check_code()
+    assert caught.value.code == "FB143"
+
+
 def test_settings_that_the_class_does_not_take_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"unexpected keyword argument 'band'; it takes bands, scales"):
         own_of(tmp_path, BANDS, band=3).batch_form()

@@ -228,8 +228,44 @@ def test_a_processor_that_takes_no_image_by_itself_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"takes no image by itself: TypeError: .*'boxes'") as caught:
         probe_processor(made("VitPoseImageProcessorPil"))
     assert caught.value.code == "FB124"
-    with pytest.raises(ConfigError, match=r"needs a package that is not installed: .*PyTesseract"):
-        probe_processor(made("LayoutLMv2ImageProcessorPil"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"apply_ocr": True, "tesseract_config": "--oem 1"}], ids=["default", "set"])
+def test_a_processor_that_would_start_a_program_is_refused_by_name(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Its class has it so where the folder says nothing."""
+    wanted = r"LayoutLMv3ImageProcessorPil whose apply_ocr starts .*tesseract.*\"apply_ocr\": null"
+    document = {"image_processor_type": "LayoutLMv3ImageProcessor", **settings}
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps(document))
+    for processor in (tmp_path, made("LayoutLMv3ImageProcessorPil")):
+        with pytest.raises(ConfigError, match=wanted) as caught:
+            probe_processor(processor)
+        assert caught.value.code == "FB140"
+    path.write_text(json.dumps({**document, "apply_ocr": None}))
+    assert probe_processor(tmp_path).promise.kind == "exact"
+
+
+@pytest.mark.parametrize("name", ["ViT", "Beit", "Siglip", "DeepseekVL", "Nougat", "Detr", "Qwen2VL"])
+@pytest.mark.parametrize("side", [20, 32, 48])
+def test_a_small_output_has_all_values_of_every_channel(name: str, side: int) -> None:
+    """With constants a channel of its own, as many checkpoints have: the fullest one is full before the others."""
+    import transformers
+
+    cls = getattr(transformers, f"{name}ImageProcessorPil")
+    edges = {"Detr": ("shortest_edge", "longest_edge"), "Qwen2VL": ("shortest_edge", "longest_edge")}
+    size = dict.fromkeys(edges.get(name, ("height", "width")), side * side if name == "Qwen2VL" else side)
+    form = probe_processor(cls(size=size, image_mean=[0.48, 0.45, 0.4], image_std=[0.26, 0.27, 0.28]))
+    table = form.pixels.table
+    assert table is not None
+    assert [len(np.unique(row)) for row in table.values] == [256] * 3
+
+
+def test_a_folder_of_oneformer_is_read_without_its_names_of_classes(tmp_path: Path) -> None:
+    """As on the Hub, where it names a data set's file of another repository."""
+    named = {"class_info_file": "ade20k_panoptic.json", "repo_path": "shi-labs/oneformer_demo", "size": 64}
+    document = {"image_processor_type": "OneFormerImageProcessor", **named}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(document))
+    assert probe_processor(tmp_path, leave_out=("task_inputs",)).promise.kind == "exact"
 
 
 def test_batches_that_depend_on_their_neighbours_are_only_promised_alone() -> None:

@@ -329,3 +329,25 @@ def test_an_image_processor_is_told_what_its_whole_processor_tells_it(folder_of:
     assert image_options(folder_of("gemma3"))["do_pan_and_scan"] is False
     assert image_options(folder_of("pixtral"))["patch_size"] == 14
     assert image_options(folder_of("qwen2_vl")) == {}
+
+
+@pytest.mark.parametrize(
+    "failure", [ZeroDivisionError("float division by zero"), AttributeError("x"), RuntimeError("y")]
+)
+def test_an_image_for_which_the_processor_breaks_costs_its_row(
+    folder_of: Callable[[str], Path], failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several classes divide by a side that a thin image has not after their resize."""
+    coder = encoder_of(folder_of("gemma3"))
+    resize = type(coder.processor.image_processor._processor).resize
+
+    def thin_breaks(self: Any, image: Any, *args: Any, **options: Any) -> Any:
+        if 1 in image.shape[-2:]:
+            raise failure
+        return resize(self, image, *args, **options)
+
+    monkeypatch.setattr(type(coder.processor.image_processor._processor), "resize", thin_breaks)
+    thin = canonical(talk("A cat.", images=[picture(0, width=2000, height=1)]))
+    with pytest.raises(TextError, match=rf"row-7: .* refuses the conversation: {type(failure).__name__}") as caught:
+        coder.encode(thin, [(2000, 1)], sample_id="row-7")
+    assert caught.value.reason == "bad_conversation"

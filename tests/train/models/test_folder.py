@@ -150,3 +150,13 @@ def test_a_family_without_mel_bins_is_checked_without_them(tmp_path: Path) -> No
     batch = {"input_values": torch.zeros(1, 8), "decoder_input_ids": ids, "labels": ids}
     check_batch(facts, batch)
     check_batch(replace(facts, value_fields=("input_features",)), {**batch, "input_features": torch.zeros(1, 8)})
+
+
+@pytest.mark.parametrize("adapter", ["{}", '{"base_model_name_or_path": "somewhere/else"}', "["])
+def test_an_adapter_beside_whole_weights_is_refused(tmp_path: Path, adapter: str) -> None:
+    folder = whisper_folder(tmp_path)
+    load_model(folder, seed=0, init="random").save_pretrained(folder)
+    (folder / "adapter_config.json").write_text(adapter)
+    with pytest.raises(ConfigError, match=r"adapter_config.json lies beside whole weights") as caught:
+        load_model(folder, seed=0, init="pretrained")
+    assert caught.value.code == "FB108"

@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from forebay.errors import ConfigError, DecodeError
+from forebay.pretrained import from_document, offline
 from forebay.steps.audio.extractor.folder import ExtractorFolder, refused
 from forebay.store.layout import Array
 from forebay.visible import an
@@ -136,7 +137,7 @@ class OpenExtractor:
 
     def _called(self, clips: Sequence[Array]) -> Mapping[str, Any]:
         # NaN is found and named with its clip; numpy's warning names neither, and silence of the probe has it too.
-        with _ONE_AT_A_TIME, np.errstate(divide="ignore", invalid="ignore"):
+        with _ONE_AT_A_TIME, offline(), np.errstate(divide="ignore", invalid="ignore"):
             output: Mapping[str, Any] = self.extractor(
                 [np.array(clip) for clip in clips],  # its own copies: some extractors write into what they are given
                 sampling_rate=self.sample_rate_hz,
@@ -270,7 +271,7 @@ def load_extractor(folder: ExtractorFolder) -> Any:
         cls = _known(folder, kind)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of filter banks; they are as the folder wants them
-            return cls.from_dict(dict(folder.document))
+            return from_document(cls, folder.document)
     except ImportError as err:
         raise _needs(folder, kind, err) from err
     except ConfigError:  # it says already what is wrong

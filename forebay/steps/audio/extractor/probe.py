@@ -6,6 +6,7 @@ second what stands beside shorter clips, and whether a clip beside others is wha
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Sequence
@@ -91,7 +92,7 @@ def probed(opened: OpenExtractor, *, dtype: Dtype) -> Probed:
             fields[name] = mask
     fields = {name: _as_mask(field, fields, alone, batches) for name, field in fields.items()}
     form = BatchForm(made_by=opened.name, fields=tuple(fields.values()), promise=Promise(kind="exact"))
-    form = replace(form, promise=promise_of(form, batches))
+    form = replace(form, promise=promise_of(form, batches, odd=_odd_batches(opened)))
     pairs = sorted(zip(map(len, clips), alone, strict=True), key=lambda pair: pair[0])
     lengths = tuple((samples, _frames(form, each)) for samples, each in pairs)
     sizes = tuple((samples, _size_bytes(form, each)) for samples, each in pairs)
@@ -106,6 +107,22 @@ def _clips(rate_hz: int) -> list[Array]:
     tone = np.abs(np.arange(len(clips[2])) % period - period // 2) / np.float32(period)
     clips[2] = (tone + clips[2] / np.float32(256)).astype(np.float32)
     return clips
+
+
+def _odd_batches(opened: OpenExtractor) -> list[Batch]:
+    """Returns batches of what no recording of speech is, where rounding is large beside the signal, or beside nothing.
+
+    Digital silence, full-scale squares and noise of one step of 16 bits, each behind a longer clip of noise.
+    """
+    size = opened.sample_rate_hz
+    square = np.where(np.arange(size) // 20 % 2, np.float32(-1), np.float32(1)).astype(np.float32)
+    step = np.sign(noise(size, seed=3)) / np.float32(1 << 15)
+    found = []
+    for odd in (np.zeros(size, np.float32), square, step):
+        clips = [odd, noise(size * 3 // 2, seed=4)]
+        with contextlib.suppress(DecodeError):  # it makes NaN of silence: such a clip is not stored
+            found.append(Batch.of(opened, clips, [opened.alone(clip) for clip in clips], (0, 1)))
+    return found
 
 
 def noise(num_samples: int, *, seed: int) -> Array:

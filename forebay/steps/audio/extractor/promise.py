@@ -33,22 +33,32 @@ class Batch:
         return cls(tuple(alone[i] for i in members), opened.batch([clips[i] for i in members]))
 
 
-def promise_of(form: BatchForm, batches: Sequence[Batch]) -> Promise:
+def promise_of(form: BatchForm, batches: Sequence[Batch], *, odd: Sequence[Batch] = ()) -> Promise:
     """Returns how batches by the form compare with the extractor's own.
 
-    What an extractor's own mask says is padding does not count.
+    What an extractor's own mask says is padding does not count. odd: batches of signals in which rounding is large: the
+    promise says so where it does not hold for them.
     """
-    names = list(dict.fromkeys([*(field.name for field in form.fields), *(n for each in batches for n in each.whole)]))
-    pairs = [(batch, collated(form, batch.alone)) for batch in batches]
-    found = [_compared(name, form, batch, ours.get(name)) for batch, ours in pairs for name in names]
+    found = _found(form, batches)
     limit = max(max(each.values, each.padding) for each in found)
     masks = dict.fromkeys(each.mask for each in found if each.masked > 0)
     where = f"where {' and '.join(masks)} is 1" if masks else ""
-    if limit == 0:
-        return Promise(kind="exact", why=where)
-    if limit <= _WITHIN:
-        return Promise(kind="within", limit=_rounded_up(limit * _MARGIN), why=where)
-    return Promise(kind="alone", why=_why(found))
+    if limit > _WITHIN:
+        return Promise(kind="alone", why=_why(found))
+    limit = _rounded_up(limit * _MARGIN) if limit else 0.0
+    beyond = max((max(each.values, each.padding) for each in _found(form, odd)), default=0.0)
+    if beyond > limit:
+        where += f"{', ' if where else ''}but up to {_rounded_up(beyond * _MARGIN):g} {_ODD}"
+    return Promise(kind="within" if limit else "exact", limit=limit, why=where)
+
+
+_ODD = "in digital silence, full-scale squares and noise of one step"
+
+
+def _found(form: BatchForm, batches: Sequence[Batch]) -> list[_Compared]:
+    names = list(dict.fromkeys([*(field.name for field in form.fields), *(n for each in batches for n in each.whole)]))
+    pairs = [(batch, collated(form, batch.alone)) for batch in batches]
+    return [_compared(name, form, batch, ours.get(name)) for batch, ours in pairs for name in names]
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,8 @@ class Extractor(Declared):
 
     def _fields(self, form: BatchForm, made: Mapping[str, Array], waveform: Array) -> Fields:
         found: Fields = {}
+        if new := sorted(made.keys() - {each.name for each in form.fields}):
+            raise _failed(form, waveform, f"gives {', '.join(new)}, which it gave in no clip of the probe")
         for each in form.fields:
             if each.name not in made:
                 if each.mask_of is None:

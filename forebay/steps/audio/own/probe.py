@@ -1,16 +1,21 @@
 """Runs a step of the user over the probe clips, as a program: `python -P -m forebay.steps.audio.own.probe`.
 
-The question is `Own.question`, the answer `runs`: what the step gave for each clip, and once more in reverse.
+The question is `Own.question`, the answer `runs`: what the step gave for each clip, and once more in reverse; and
+`unlisted`: the files beside the config that the step read and does not list.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import forebay
 from forebay.errors import BuildError, ConfigError, DecodeError
 from forebay.steps.audio.own.step import Own
 from forebay.steps.run_code import serve
@@ -28,13 +33,36 @@ def probe_clips(rate_hz: int) -> list[Array]:
 def probed(question: dict[str, Any]) -> dict[str, Any]:
     """Returns `runs`, or `error` where the step cannot be run at all."""
     own = Own.asked(question)
+    unlisted = _unlisted(own)
     try:
         own.opened_class()
         clips = probe_clips(own.rate_hz)
         first = list(_answers(own, clips))
-        return {"runs": [first, list(_answers(own, clips[::-1]))[::-1]]}
+        runs = [first, list(_answers(own, clips[::-1]))[::-1]]
+        return {"runs": runs, "unlisted": sorted(unlisted)}
     except ConfigError as err:
-        return {"error": str(err)}
+        return {"error": str(err), "unlisted": sorted(unlisted)}
+
+
+def _unlisted(own: Own) -> set[str]:
+    """Returns the files below the config's folder that are opened or imported from now on and that no key knows."""
+    found: set[str] = set()
+    if own.path is None:
+        return found
+    own_path = Path(os.path.realpath(own.path))
+    folder = own_path.parents[len(Path(own.spec.rpartition(":")[0]).parts) - 1]
+    known = {own_path, *(Path(os.path.realpath(own_path.parent / name)) for name, _ in own.files)}
+    others = [Path(os.path.realpath(place)) for place in (sys.prefix, forebay.__path__[0])]
+
+    def watch(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(args[0], str | bytes) and "r" in (args[1] or "r"):
+            path = Path(os.path.realpath(os.fsdecode(args[0])))
+            if path.is_relative_to(folder) and path not in known and not any(map(path.is_relative_to, others)):
+                is_cached = path.parent.name == "__pycache__"
+                found.add(str(path.parents[1] / f"{path.stem.partition('.')[0]}.py" if is_cached else path))
+
+    sys.addaudithook(watch)
+    return found
 
 
 def _answers(own: Own, clips: list[Array]) -> Iterator[tuple[str, str]]:

@@ -186,6 +186,13 @@ class Own(Declared):
             asker=ASKER,
             work="the probe clips",
         )
+        if unlisted := found.get("unlisted"):
+            raise ConfigError(
+                f"{self.label} reads {unlisted[0]}, which it does not list, so that an edit would change no key; write "
+                f"files = {json.dumps([Path(name).name for name in unlisted])} into the class, beside whose file they "
+                "lie, and code of other files into that file",
+                code="FB143",
+            )
         if error := found.get("error"):
             raise ConfigError(error, code="FB128")
         return [[(kind, value) for kind, value in run] for run in found["runs"]]

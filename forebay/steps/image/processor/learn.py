@@ -24,7 +24,8 @@ _ROUNDS = 6
 """More arrays that are asked for where the first ones did not come to rest."""
 
 _RARE = (64, 256)
-"""Between so many values, some that no image showed are looked for with flat ones: small outputs show few at once."""
+"""Where a channel has so many values, others that no image showed are looked for with flat ones: small outputs show few
+at once. Behind these a channel of pixels has all its values, one for padding among them, and the table is believed."""
 FLAT = 1000
 """Images from this number on are flat, sixteen values each."""
 
@@ -107,7 +108,8 @@ def _learned(arrays: Sequence[Floats], layout: Layout, *, more: Callable[[int], 
             return None
         quiet = quiet + 1 if grown is table else 0
         table = grown
-        if not waiting and quiet >= _QUIET and _RARE[0] <= table.values.shape[1] < _RARE[1] and number < FLAT:
+        is_settled = quiet >= _QUIET or number == _ROUNDS
+        if not waiting and is_settled and number < FLAT and _is_rare(table):
             number = FLAT
             waiting = [array for array in map(more, range(FLAT, FLAT + 16)) if array is not None]
         if not waiting and quiet < _QUIET and number < _ROUNDS and table.values.shape[1] <= 2 * 256:
@@ -115,7 +117,13 @@ def _learned(arrays: Sequence[Floats], layout: Layout, *, more: Callable[[int], 
             number += 1
             if another is not None and another.size:
                 waiting.append(_thinned(another))
-    return table if quiet >= _QUIET or number >= FLAT else None
+    return table if quiet >= _QUIET or (number >= FLAT and table.values.shape[1] <= _RARE[1] + 1) else None
+
+
+def _is_rare(table: Table) -> bool:
+    """Returns whether a channel may take values that no image showed, and none has more than pixels can have."""
+    counts = [len(different(row)) for row in table.values]
+    return max(counts) <= _RARE[1] + 1 and any(_RARE[0] <= count < _RARE[1] for count in counts)
 
 
 def _with(table: Table, array: Floats, layout: Layout) -> Table | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import ConfigError
+from forebay.pretrained import from_document, reaching
 from forebay.store.image.settings import class_name
 from forebay.visible import an
 
@@ -29,7 +30,8 @@ def pil_processor(path: Path, document: Mapping[str, Any]) -> Any:
     `image_processor_type` may be written as X, XFast or XPil, or as `feature_extractor_type` of old folders.
 
     Raises ConfigError, which names `path`, for a document that names code of its own, no class that transformers knows,
-    one that needs torchvision or another package that is not there, or has settings that its class does not take.
+    one that needs torchvision or another package that is not there, or has settings that its class does not take, or
+    by which it would start a program or fetch something.
     """
     if document.get("auto_map") is not None:
         raise ConfigError(
@@ -40,8 +42,9 @@ def pil_processor(path: Path, document: Mapping[str, Any]) -> Any:
     if (problem := torchvision_problem()) is not None:
         hide_torchvision(problem)
     cls = _class_of(path, _type_in(path, document))
+    refuse_reaching(cls, document, path)
     try:
-        return cls.from_dict(dict(document))
+        return from_document(cls, document)
     except ImportError as err:
         raise needs_package(path, cls.__name__, err) from err
     except Exception as err:  # whatever a foreign class raises of its settings
@@ -49,6 +52,15 @@ def pil_processor(path: Path, document: Mapping[str, Any]) -> Any:
             f"vision.processor: {path} does not load as {an(cls.__name__)}: {err!r}; save the processor again",
             code="FB123",
         ) from err
+
+
+def refuse_reaching(cls: Any, document: Mapping[str, Any], path: Path | str) -> None:
+    """Raises ConfigError where a class, by these settings, would start a program or fetch something when it is asked.
+
+    path: what messages call the file of the settings.
+    """
+    if (problem := reaching(cls, document)) is not None:
+        raise ConfigError(f"vision.processor: {path} is {an(cls.__name__)} whose {problem} in {path}", code="FB140")
 
 
 def needs_package(path: Path | str, name: str, err: ImportError) -> ConfigError:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import ConfigError
+from forebay.pretrained import offline
 from forebay.steps.form import DTYPES, Join
 from forebay.store.layout import Array
 
@@ -42,7 +43,8 @@ Output = Array | Ragged
 
 def ask(processor: Any, images: Any) -> dict[str, Output | NoArrayError]:
     """Returns a processor's outputs for images, a list or lists of them."""
-    return outputs_of(processor(images=images))
+    with offline():
+        return outputs_of(processor(images=images))
 
 
 def outputs_of(answer: Any) -> dict[str, Output | NoArrayError]:

@@ -17,7 +17,7 @@ import numpy as np
 from forebay.errors import ConfigError
 from forebay.steps.form import BatchForm, FieldForm, Join
 from forebay.steps.image.processor.learn import FLAT, table_of
-from forebay.steps.image.processor.loading import needs_package
+from forebay.steps.image.processor.loading import needs_package, refuse_reaching
 from forebay.steps.image.processor.outputs import NoArrayError, Output, Ragged, UnstorableError, array_of, ask
 from forebay.steps.image.processor.together import Seen, as_mask, padded, promise_of
 from forebay.store.layout import Array
@@ -44,6 +44,7 @@ def probe(processor: Any, *, leave_out: Sequence[str] = (), table: bool = True) 
     has an output that no batch can hold and that `leave_out` does not name.
     """
     name = type(processor).__name__
+    refuse_reaching(type(processor), getattr(processor, "__dict__", {}), "the folder")
     with quiet():
         seen = _seen(processor, name, leave_out)
         fields = [_field(seen, output, table=table) for output in seen.names]
@@ -85,10 +86,13 @@ def picture(size: tuple[int, int], number: int) -> Image:
 
 
 def flat_picture(number: int) -> Image:
-    """Returns a grey image of sixteen large blocks, of the values from 16 * number: none is lost where it shrinks."""
+    """Returns a grey image of sixteen large blocks, of the values from 16 * number: none is lost where it shrinks.
+
+    Dark ones stand at all edges: Nougat cuts bright edges off.
+    """
     from PIL import Image as Images
 
-    values = np.arange(16 * number, 16 * number + 16, dtype=np.uint8).reshape(4, 4)
+    values = np.roll(np.arange(16 * number, 16 * number + 16, dtype=np.uint8), 8).reshape(4, 4)
     pixels = values.repeat(32, axis=0).repeat(32, axis=1)
     return Images.fromarray(np.ascontiguousarray(np.stack([pixels] * 3, axis=-1)))
 

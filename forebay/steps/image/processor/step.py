@@ -92,6 +92,12 @@ class OpenProcessor:
                     f"{self.form.made_by} does not take {image.width}x{image.height} pixels: {type(err).__name__}: "
                     f"{said:.300}",
                 ) from err
+            if new := sorted(answer.keys() - {field.name for field in self.form.fields} - {*self._step.leave_out}):
+                raise ConfigError(
+                    f"{sample_id}: {self.form.made_by} gives {', '.join(new)}, as for no image of the probe; "
+                    "leave the image out, or the output: leave_out under [vision]",
+                    code="FB142",
+                )
             return {stored.name: self._array(stored, answer, sample_id) for stored in self.form.stored}
 
     def _array(self, stored: FieldForm, answer: Mapping[str, Output | NoArrayError], sample_id: str) -> Array:

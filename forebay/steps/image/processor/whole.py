@@ -12,7 +12,7 @@ import inspect
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +75,17 @@ def whole_processor(folder: Path, *, tokenizer: Any, tokenizer_folder: Path, ima
     Raises ConfigError where the folder names no class, or the class cannot be made of these parts.
     """
     cls = processor_class(folder)
-    if cls is None:
+    if cls is None or "image_processor" not in cls.get_attributes():
         raise ConfigError(
-            f"vision.processor: {folder} names no processor_class ({', '.join(_FILES)}) and no model_type of one, so "
-            "nothing says how its images stand in conversations; point it at the model's own folder",
+            f"vision.processor: {folder} names no processor_class of images ({', '.join(_FILES)}) and no model_type of "
+            "one, so nothing says how its images stand in conversations; point it at the model's own folder",
             code="FB126",
         )
     _refuse_audio_tokenizer(folder)
     _refuse_audio_tokenizer(tokenizer_folder)
     parts = {"tokenizer": tokenizer, "image_processor": image_processor}
     try:
-        with _offline():
-            made = from_folder(_without_video(cls, parts), folder)
+        made = from_folder(_without_video(cls, parts), folder)
     except ImportError as err:
         raise ConfigError(
             f"vision.processor: {cls.__name__} of {folder} needs a package that is not installed: "
@@ -102,18 +101,6 @@ def whole_processor(folder: Path, *, tokenizer: Any, tokenizer_folder: Path, ima
         ) from err
     made.chat_template = _template(cls, tokenizer_folder) or tokenizer.chat_template or made.chat_template
     return made
-
-
-@contextlib.contextmanager
-def _offline() -> Iterator[None]:
-    """Nothing is fetched within the block: a class may load a tokenizer by its name on the Hub (`MgpstrProcessor`)."""
-    from huggingface_hub import constants
-
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
 
 
 def _refuse_audio_tokenizer(folder: Path) -> None:

@@ -24,7 +24,7 @@ from forebay.steps.text.chat.conversation import (
     rendered_text,
     tokens_pattern,
 )
-from forebay.steps.text.chat.processor_form import TextForm, find_text_form
+from forebay.steps.text.chat.processor_form import REFUSALS, TextForm, find_text_form
 from forebay.steps.text.chat.processor_ids import Writer, Written
 from forebay.steps.text.chat.turn_marks import TurnMarks, find_turn_marks, probe_turns, target_mask
 from forebay.steps.text.of_images import ImagesText, Size
@@ -152,7 +152,7 @@ class ProcessorChatEncoder:
     def _written(self, conversation: list[Message], sizes: Sequence[Size], *, sample_id: str) -> Written:
         try:
             return self._writer.write(conversation, sizes)
-        except (ValueError, TypeError, IndexError, KeyError) as err:
+        except REFUSALS as err:
             raise TextError(
                 "bad_conversation",
                 f"{sample_id}: {self._writer.name} refuses the conversation: {err!r:.300}; correct the manifest",

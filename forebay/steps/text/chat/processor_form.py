@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm, FieldForm, Promise, Side
+from forebay.steps.image.processor.probe import SIZES
 from forebay.steps.text.chat.conversation import Message
 from forebay.steps.text.chat.processor_ids import Writer, Written
 from forebay.steps.text.chat.turn_marks import probe_turns
@@ -21,6 +23,8 @@ MASK = "attention_mask"
 LABELS = "labels"
 """Left out: what is learnt is what the assistant says."""
 
+REFUSALS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError)
+"""What processors raise of a conversation."""
 _SIZES: tuple[Size, ...] = ((64, 48), (48, 80), (150, 100))
 
 
@@ -41,6 +45,13 @@ class TextForm:
     def stored(self, written: Written, *, sample_id: str) -> dict[str, Array]:
         """Returns the fields as they are stored. Raises TextError for values that their form does not take."""
         found: dict[str, Array] = {}
+        known = {*self.images, MASK, LABELS, *(field.name for field in self.batch.fields)}
+        if new := sorted(set(written.fields) - known):
+            raise TextError(
+                "bad_conversation",
+                f"{sample_id}: {self.name} gives {', '.join(new)}, which it gave for no image of the probe, so that "
+                "batches would lack it; leave the sample out",
+            )
         for field in self.batch.stored:
             try:
                 found |= field.stored(_per_token(written, field.name))
@@ -83,8 +94,16 @@ def find_text_form(writer: Writer) -> TextForm:
     form = BatchForm(made_by=writer.name, fields=(fields[0], mask, *fields[1:]), promise=Promise(kind="exact"))
     _compare(writer, form)
     _check_options(writer)
-    kept = sorted(set(probes[-1].fields) & set(writer.image_outputs))
-    return TextForm(writer.name, form, fewest, most, tuple(kept))
+    return TextForm(writer.name, form, fewest, most, tuple(sorted(_handed_on(writer))))
+
+
+def _handed_on(writer: Writer) -> set[str]:
+    """Returns the outputs for images that the processor hands on, also those that only large images have."""
+    found: set[str] = set()
+    for size in SIZES:
+        with contextlib.suppress(*REFUSALS):  # it may take no image of this size
+            found |= set(writer.write(conversation_of(1), [size]).fields) & set(writer.image_outputs)
+    return found
 
 
 def conversation_of(images: int, *, words: int = 1) -> list[Message]:
