@@ -118,8 +118,10 @@ def test_a_sample_that_was_left_out_stands_in_for_none(tmp_path: Path) -> None:
     corpus = Corpus(tmp_path)
     corpus.add_tar("a.tar", [f"a{i}" for i in range(12)], broken={f"a{i}": b"no audio" for i in (3, 7)})
     kept = [f"a{i}" for i in range(12) if i not in (4, 8)]  # those behind the bad ones
-    source = select(corpus.config(listed(tmp_path, "ids", kept), OFF))
-    found = [len(source.read(index)["waveform"]) for index in range(len(source))]
+    source = select(corpus.config(listed(tmp_path, "ids", kept), OFF, "run.max_failed_share=1.0"))
+    read = [source.read_one(index) for index in range(len(source))]
+    assert [kept[own] for _, own in read] == ["a5" if i == "a3" else "a9" if i == "a7" else i for i in kept]
+    found = [len(sample["waveform"]) for sample, _ in read]
     assert found == [len(corpus.audio["a5" if i == "a3" else "a9" if i == "a7" else i]) for i in kept]
 
 
