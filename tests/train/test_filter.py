@@ -33,7 +33,6 @@ from forebay.store.key import digest
 from forebay.store.selection import Selection
 from forebay.store.source import SourceUnion
 from forebay.train import CachedVLDataset, PlanSampler, SampleDataset, make_loader
-from forebay.train.evaluation.texts import stored_texts
 from forebay.train.loader import Loader
 from forebay.train.loop.usage_log import UsageLog
 from forebay.train.select import select
@@ -352,7 +351,7 @@ def test_the_usage_log_counts_and_names_the_samples_of_the_cache(corpus: Corpus,
 
 
 def test_an_evaluation_set_has_the_filter_of_its_own_config(corpus: Corpus) -> None:
-    texts = stored_texts(select(corpus.config(FRENCH)))
+    texts = select(corpus.config(FRENCH)).table(["text"])["text"].to_pylist()
     assert sorted(str(text) for text in texts) == sorted(f"text of {i}" for i in french(corpus))
 
 
