@@ -109,8 +109,8 @@ class Loader(Resumable):
     the row table says of its samples, see `BatchColumns`. A batch itself holds what models take.
     A batch is the user's for as long as any view of it lives: its memory is used again only when the last view is gone.
     Under a mixture with `per_source` each batch is of one source and has that source's own fields.
-    Order and contents depend on (plan, seed, epoch, rank, world size) alone, never on threads. An epoch left before its
-    end begins again, where it had begun, at the next iteration; to go on instead:
+    Order and contents depend on (plan, seed, epoch, rank, world size) alone, never on threads. After an error or a
+    `break` the next `for` begins the epoch where it had begun; to go on at the next batch instead:
     `loader.load_state_dict(loader.state_dict())`.
     """
 

@@ -57,7 +57,7 @@ def test_the_demo_is_calibrated_and_planned_and_kept(
     [warning] = [record.getMessage() for record in caplog.records if "calibrate" in record.name]
     assert "no CUDA device here" in warning
     assert [line.partition(":")[0] for line in out.splitlines()[:7]] == NAMES
-    assert 'calibration = "calibrated_bs.json"' in out
+    assert 'for [plan], in the place of batch_seconds:\n  calibration = "calibrated_bs.json"' in out
     path = tmp_path / "calibrated_bs.json"
     entries = json.loads(path.read_bytes())
     assert list(entries) == NAMES
