@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from forebay.cli.options import add_config, command, load, on_disk, printed
+from forebay.cli.options import FAILED, add_config, command, load, on_disk, printed
 
 _MOST_AGE_S = 8.0
 """What is counted of a process that did other things before."""
@@ -38,7 +38,9 @@ def _doctor(options: argparse.Namespace) -> int:
         progress=not options.no_progress,
         passed_s=_age_s(),
     )
-    return printed(options, doctor(load(options), asked))
+    report = doctor(load(options), asked)
+    code = printed(options, report)
+    return FAILED if report.found.is_empty else code
 
 
 def _age_s() -> float:

@@ -53,7 +53,10 @@ def _train(options: argparse.Namespace) -> int:
         if options.profile is None
         else profile(config, num_steps=options.profile, resume=options.resume, phases=phases)
     )
-    return DONE if report is None else printed(options, report)  # None: not the rank that reports
+    if report is None:
+        return DONE  # not the rank that reports
+    code = printed(options, report)
+    return FAILED if getattr(report, "evaluations_failed", 0) and not report.evaluations else code
 
 
 def _with_steps(config: Config, steps: int) -> Config:
@@ -146,7 +149,10 @@ def _eval(options: argparse.Namespace) -> int:
     from forebay.train.evaluation.alone import evaluate_alone
 
     report = evaluate_alone(load(options), checkpoint=options.checkpoint)
-    return DONE if report is None else printed(options, report)  # None: not the rank that reports
+    if report is None:
+        return DONE  # not the rank that reports
+    code = printed(options, report)
+    return code if report.outcomes else FAILED
 
 
 def add_warm_start(commands: Any) -> None:

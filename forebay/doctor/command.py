@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import shutil
@@ -156,7 +157,7 @@ def _measured(bench: Session, config: Config, options: DoctorOptions, *, cores: 
         if arm in found:
             names = {field: name for name, field in _FIELDS.items()}
             missing |= {f"{names[arm]} with {number}": why for number, why in found[arm].skipped.items()}
-    return _of(found, config, cores=cores, not_measured=missing)
+    return dataclasses.replace(_of(found, config, cores=cores, not_measured=missing), start_s=bench.start_s)
 
 
 def _of(

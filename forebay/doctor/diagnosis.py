@@ -42,11 +42,19 @@ class Measured:
     steps: Steps | None = None
     codecs: Codecs | None = None
     not_measured: Mapping[str, str] = field(default_factory=dict)
+    start_s: float = 0.0
+    """What a process that imports the steps takes to start."""
 
     @property
     def is_sealed(self) -> bool:
         """Whether training would read a cache."""
         return self.opened is not None and self.opened.place is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of the data's way was measured."""
+        made = None if self.made is None or not self.made.samples else self.made
+        return all(each is None for each in (self.reads, made, self.pieces, self.cached, self.uncached, self.workers))
 
     @property
     def stages(self) -> list[Stage]:
@@ -152,9 +160,9 @@ class Measured:
         read_ms = 0.0 if self.reads is None else self.reads.cold_ms or self.reads.warm_ms
         workers = self.num_workers or self.cores
         rows = self.listed.num_rows
-        return build_seconds(rows=rows, cpu_ms=self.made.cpu_ms, read_ms=read_ms, workers=workers, cores=self.cores) + (
-            self.listed.seconds if self.listed.is_whole else 0.0
-        )
+        cost = {"rows": rows, "cpu_ms": self.made.cpu_ms, "read_ms": read_ms}
+        made_s = build_seconds(**cost, workers=workers, cores=self.cores, start_s=self.start_s)
+        return made_s + (self.listed.seconds if self.listed.is_whole else 0.0)
 
     @property
     def size_bytes(self) -> float | None:

@@ -121,7 +121,10 @@ def more_workers(rates: Sequence[Rate], workers: int, *, cores: int) -> Rate | N
     )
 
 
-def build_seconds(*, rows: int, cpu_ms: float, read_ms: float, workers: int, cores: int) -> float:
-    """Returns what a build takes: the steps of all rows over its workers, and one read of all to hash them."""
+def build_seconds(*, rows: int, cpu_ms: float, read_ms: float, workers: int, cores: int, start_s: float = 0.0) -> float:
+    """Returns what a build takes: the steps of all rows over its workers, and one read of all to hash them.
+
+    start_s: of a process. Before the steps the command starts, then the workers, as many at once as there are cores.
+    """
     hands = max(min(workers, cores), 1)
-    return rows * (cpu_ms + read_ms) / 1e3 / hands
+    return start_s * (1 + max(workers / cores, 1)) + rows * (cpu_ms + read_ms) / 1e3 / hands

@@ -121,7 +121,9 @@ class DoctorReport:
 
     def _advice(self) -> Iterator[str]:
         yield ""
-        if not self.advice:
+        if self.found.is_empty:
+            yield from paragraph("", "nothing could be measured, so nothing is said of what to change")
+        elif not self.advice:
             yield from paragraph("", "nothing to change was found")
         for number, each in enumerate(self.advice, 1):
             yield from paragraph(f"{number}. ", f"{each.text}: {each.gain} ({each.sure})")

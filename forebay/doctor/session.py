@@ -33,6 +33,8 @@ class Session:
         self._is_ready = False
         self.pace_s = 0.0
         """Seconds of a step for each of its samples, once they are known."""
+        self.start_s = 0.0
+        """What the child took to start and to import what steps need, once it has answered; a build's processes do."""
         self._count = 0
         self._start()
 
@@ -66,7 +68,7 @@ class Session:
             self._child = None
 
     def _start(self) -> None:
-        self._count += 1
+        self._count, self._began_s = self._count + 1, time.monotonic()
         log = Path(self.task.root) / f"log-{self._count}"
         self._child = Child("doctor", _WORK, log=log, advice="the other arms are measured")
         self._is_ready = False
@@ -77,6 +79,7 @@ class Session:
         assert self._child is not None
         if not self._is_ready:
             self._child.receive(left_s)  # its imports are done
+            self.start_s = time.monotonic() - self._began_s
             self._child.send(self.task)
             self._is_ready = True
         return self._child

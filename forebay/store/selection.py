@@ -93,9 +93,14 @@ class Selection(ByHand):
 
     def read(self, index: int) -> Sample:
         """Returns the sample's tensor fields, as the source does; the note of a failure names the index there."""
+        return self.read_one(index)[0]
+
+    def read_one(self, index: int) -> tuple[Sample, int]:
+        """See `SampleSource`. The source keeps to these samples where one stands in for another (`keep_to`)."""
         place = self._place(index)
         try:
-            return self.source.read(place)
+            sample, read = self.source.read_one(place)
+            return sample, index if read == place else int(np.searchsorted(self.places, read))
         except ForebayError as err:
             err.add_note(f"sample {place} of {self.name}")
             raise
@@ -161,7 +166,9 @@ def first_samples(source: SampleSource, count: int | None) -> SampleSource:
     if count is None or count >= len(source):
         return source
     if not isinstance(source, SourceUnion):
-        return Selection(source, np.arange(count), key=digest({"of": source.key, "first": count}))
+        selection = Selection(source, np.arange(count), key=digest({"of": source.key, "first": count}))
+        selection.source.keep_to(selection.places)
+        return selection
     parts, names, left = [], [], count
     for part, name in zip(source.sources, source.names, strict=True):
         if left:

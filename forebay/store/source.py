@@ -52,6 +52,10 @@ class SampleSource(ABC):
     def read(self, index: int) -> Sample:
         """Returns the sample's tensor fields, read-only; views of a mapping where the source is a cache."""
 
+    def read_one(self, index: int) -> tuple[Sample, int]:
+        """Returns what `read` returns, and the index of the sample that it is: of a bad one another stands in."""
+        return self.read(index), index
+
     @abstractmethod
     def ids_digest(self) -> str:
         """Returns the digest of the samples' ids in their order."""
@@ -159,9 +163,14 @@ class SourceUnion(SampleSource):
 
     def read(self, index: int) -> Sample:
         """Returns the sample's tensor fields, as its source does; notes of a failure name source and index there."""
+        return self.read_one(index)[0]
+
+    def read_one(self, index: int) -> tuple[Sample, int]:
+        """See `SampleSource`."""
         number, inside = self._place(index)
         try:
-            return self.sources[number].read(inside)
+            sample, read = self.sources[number].read_one(inside)
+            return sample, self.offsets[number] + read
         except ForebayError as err:
             err.add_note(f"sample {inside} of {self.names[number]}")
             raise

@@ -42,9 +42,9 @@ class SampleDataset(Dataset[dict[str, Any]]):
 
         Of images as their processor gives them a field is a tuple, a tensor an image.
         """
-        sample = self.source.read(int(index))
+        sample, read = self.source.read_one(int(index))
         if self._draws is not None:
-            sample = self._draws.beside(sample, self.source.sample_id(int(index)))
+            sample = self._draws.beside(sample, self.source.sample_id(read))
         return {name: _copied(value) for name, value in sample.items()}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:

@@ -109,8 +109,8 @@ class Loader(Resumable):
     the row table says of its samples, see `BatchColumns`. A batch itself holds what models take.
     A batch is the user's for as long as any view of it lives: its memory is used again only when the last view is gone.
     Under a mixture with `per_source` each batch is of one source and has that source's own fields.
-    Order and contents depend on (plan, seed, epoch, rank, world size) alone, never on threads. An epoch left before its
-    end begins again, where it had begun, at the next iteration; to go on instead:
+    Order and contents depend on (plan, seed, epoch, rank, world size) alone, never on threads. After an error or a
+    `break` the next `for` begins the epoch where it had begun; to go on at the next batch instead:
     `loader.load_state_dict(loader.state_dict())`.
     """
 
@@ -217,7 +217,10 @@ class Loader(Resumable):
 
     @property
     def indices(self) -> list[int]:
-        """The samples of the batch handed out last, in their order, by their index in `source`; empty before it."""
+        """The samples of the batch handed out last, in their order, by their index in `source`; empty before it.
+
+        Where one stood in for a bad one it is that one.
+        """
         return self._indices
 
     @property
@@ -281,17 +284,17 @@ class Loader(Resumable):
 
     def _fill(self, work: _Work) -> _Filled:
         """Returns the batch of one step; runs in a thread."""
-        index, samples = None, []
+        index, samples, read = None, [], []
         began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         try:
             with self._read_ahead.watch():
                 with span(READ):
                     for index in work.indices:
-                        sample = self.source.read(index)
-                        samples.append(
-                            work.draws.beside(sample, self.source.sample_id(index)) if work.draws else sample
-                        )
-                index = None
+                        sample, own = self.source.read_one(index)
+                        samples.append(work.draws.beside(sample, self.source.sample_id(own)) if work.draws else sample)
+                        read.append(own)
+                    index = None
+                    beside = self._beside(read)  # while the shards are here: to ask later can be a download
                 read_s, read_cpu_s = time.perf_counter() - began_s, time.thread_time() - began_cpu_s
                 part = self.source.part(work.indices[0]) if isinstance(self.source, SourceUnion) else 0
                 collator = self._collators[part]
@@ -313,7 +316,13 @@ class Loader(Resumable):
         if work.foresight is not None:
             work.foresight.done(work.number)
         times = FillTimes(read_s=read_s, read_cpu_s=read_cpu_s, collate_s=collate_s)
-        return _Filled(batch, work.step, num_samples=len(samples), frames=frames, room=room, times=times)
+        return _Filled(batch, work.step, read, beside, frames=frames, room=room, times=times)
+
+    def _beside(self, read: list[int]) -> Any:
+        """Returns what is handed out beside a batch of these samples; None where that is the batch alone."""
+        if self._columns is not None:
+            return self._columns.of(read)
+        return [self.source.sample_id(index) for index in read] if self.settings.with_ids else None
 
     def _deliver(
         self, filled: Prefetch[_Work, _Filled], foresight: Foresight | None, *, num_steps: int
@@ -341,21 +350,17 @@ class Loader(Resumable):
         with span(DATA_WAIT):
             item = next(filled)
         self._totals.add(item, wait_s=time.perf_counter() - began)
-        self._weight, self._indices = item.step.turn.weight, item.step.samples.tolist()
+        self._weight, self._indices = item.step.turn.weight, item.indices
         self.cursor.hand_out(item.step)
         batch = self._as_tensordict(item) if self.settings.as_tensordict else item.batch
-        if self._columns is not None:
-            return batch, self._columns.of(self._indices)
-        if not self.settings.with_ids:
-            return batch
-        return batch, [self.source.sample_id(index) for index in self._indices]
+        return batch if item.beside is None else (batch, item.beside)
 
     def _as_tensordict(self, item: _Filled) -> Any:
         from tensordict import TensorDict
 
         # A pack has no dimension of samples, of a single one either.
         has_rows = self._has_rows and "position_ids" not in item.batch
-        return TensorDict(item.batch, batch_size=[item.num_samples] if has_rows else [])
+        return TensorDict(item.batch, batch_size=[len(item.indices)] if has_rows else [])
 
 
 def _check_maskable(batch: Any) -> None:
@@ -385,11 +390,12 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
-    """One batch and what it counts for."""
+    """One batch and what it counts for. indices: of what was read. beside: what is handed out beside the batch."""
 
     batch: Any
     step: Step
-    num_samples: int
+    indices: list[int]
+    beside: Any
     frames: int
     room: int
     times: FillTimes
@@ -408,7 +414,7 @@ class _Totals:
 
     def add(self, item: _Filled, *, wait_s: float) -> None:
         """Counts a batch as handed out."""
-        self.samples += item.num_samples * item.step.turn.weight
+        self.samples += len(item.indices) * item.step.turn.weight
         self.batches += 1
         self.frames += item.frames
         self.room += item.room

@@ -98,6 +98,8 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         *,
         infinite: bool = False,
         device_mesh: DeviceMesh | None = None,
+        plan: str | None = None,
+        seq_len: int | None = None,
         seed: int = 0,
         pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "float32",
         pack_shapes: Literal["natural", "fixed"] = "natural",
@@ -114,6 +116,7 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         then the one that `forebay preprocess`, or a run, has made on this node.
         dp_rank, dp_world_size, device_mesh: see `resolve_ranks`; left out, they are found, here and not in a
         DataLoader's workers.
+        plan, seq_len: which of several plans of packs of the cache: the name of its folder, or its `plan.seq_len`.
         infinite: the end of an epoch goes on with the next one. seed: of the order.
         pixels, pack_shapes, patch_classes, varlen: as in `[loader]`.
         remote: how the store of a URL is asked; None: the defaults of `[remote]`.
@@ -128,7 +131,9 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
                 f'pixels is "{pixels}", wanted uint8, float32, float16 or bfloat16; pack_shapes is "{pack_shapes}", '
                 "wanted natural or fixed"
             )
-        cache, self.plan_folder = cache_and_plan_folder(url_or_path(cache_dir), remote=remote)
+        cache, self.plan_folder = cache_and_plan_folder(
+            url_or_path(cache_dir), remote=remote, plan=plan, seq_len=seq_len
+        )
         note(cache.folder)
         self.source = planned_samples(self.plan_folder, cache)
         planned, settings = opened_packs(self.plan_folder, self.source)
@@ -199,7 +204,9 @@ def _num_workers() -> int:
     return 0 if worker is None else worker.num_workers
 
 
-def cache_and_plan_folder(place: str, *, remote: RemoteConfig | None = None) -> tuple[Cache, Path]:
+def cache_and_plan_folder(
+    place: str, *, remote: RemoteConfig | None = None, plan: str | None = None, seq_len: int | None = None
+) -> tuple[Cache, Path]:
     """Returns the cache that a folder or URL is, or whose plan of packs it is, and the plan's folder.
 
     A cache's plan is the one of packs under `../plans`; a plan's cache lies beside `plans`: of several codecs the one
@@ -215,7 +222,7 @@ def cache_and_plan_folder(place: str, *, remote: RemoteConfig | None = None) -> 
         raise ConfigError(
             f"{cache.place} is no cache of images: features are {cache.constants.get('features')!r}, wanted 'patches'"
         )
-    return cache, _plan_of(cache)
+    return cache, _plan_of(cache, name=plan, seq_len=seq_len)
 
 
 def _cache_of(plan: Path) -> Cache:
@@ -231,16 +238,18 @@ def _cache_of(plan: Path) -> Cache:
     return open_cache(fastest.place, remote=None if stands_for is None else stands_for.settings)
 
 
-def _plan_of(cache: Cache) -> Path:
-    found, chosen, root = [], [], cache.folder.parent
+def _plan_of(cache: Cache, *, name: str | None, seq_len: int | None) -> Path:
+    found: dict[Path, int] = {}
+    chosen, root = [], cache.folder.parent
     if cache.mirror is not None:
         root = stand_in(str(cache.mirror.url.parent), cache.mirror.settings)
     for path in sorted((root / PLANS).glob(f"*/{METADATA}")):
         try:
             if TEMPORARY_MARK in path.parent.name:
                 continue
-            if pack_settings(path.parent)[0] == cache.key:
-                found.append(path.parent)
+            key, settings = pack_settings(path.parent)
+            if key == cache.key:
+                found[path.parent] = settings.seq_len
             elif cache_key_of(read_metadata(path.parent)) == cache.key:
                 chosen.append(path.parent.name)
         except CacheError as err:  # of buckets, or damaged
@@ -255,7 +264,11 @@ def _plan_of(cache: Cache) -> Path:
             f"no plan of packs for {cache.place} in {root / PLANS}; run: forebay preprocess CONFIG, "
             'with [plan] kind = "pack"'
         )
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise ConfigError(f"{cache.place} has several plans: {names}; name one: {root / PLANS}/...")
-    return found[0]
+    wanted = [path for path, length in found.items() if name in (None, path.name) and seq_len in (None, length)]
+    if len(wanted) != 1:
+        there = ", ".join(f"{path.name} (seq_len {length})" for path, length in found.items())
+        asked = "several plans" if wanted else f"no plan of plan={name!r}, seq_len={seq_len}"
+        raise ConfigError(
+            f'{cache.place} has {asked}: {there}; give plan="..." or seq_len=..., or name one: {root / PLANS}/...'
+        )
+    return wanted[0]

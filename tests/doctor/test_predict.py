@@ -39,6 +39,13 @@ def test_a_build_takes_the_cores_that_there_are() -> None:
     assert build_seconds(rows=1000, cpu_ms=9.0, read_ms=1.0, workers=8, cores=2) == pytest.approx(5.0)
 
 
+def test_a_build_waits_for_its_processes_to_start() -> None:
+    """The command first, then eight workers on two cores."""
+    cost = {"rows": 1000, "cpu_ms": 9.0, "read_ms": 1.0}
+    assert build_seconds(**cost, workers=8, cores=2, start_s=3.0) == pytest.approx(5.0 + 3.0 + 12.0)
+    assert build_seconds(**cost, workers=1, cores=2, start_s=3.0) == pytest.approx(10.0 + 3.0 + 3.0)
+
+
 def test_a_run_without_a_cache_waits_and_one_with_a_cache_does_not() -> None:
     found = measured()
     now, then = found.predicted(is_cached=False), found.predicted(is_cached=True)

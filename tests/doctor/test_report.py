@@ -50,7 +50,9 @@ def test_the_bottleneck_stands_above_the_table_and_the_advice_below() -> None:
 def test_what_was_not_measured_is_named() -> None:
     text = "\n".join(report(FOUND["nothing"]).lines())
     assert "not measured: find: it hangs" in text
-    assert "nothing to change was found" in text
+    assert "nothing could be measured, so nothing is said of what to change" in text
+    assert FOUND["nothing"].is_empty
+    assert not FOUND["whole"].is_empty
     assert "--step-s" in "\n".join(report(FOUND["without a step"]).lines())
 
 

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from benchmarks.objects.faults import FORBIDDEN, Rule
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket
+from benchmarks.shard_cache import simulate
 from forebay.config import BucketConfig, LoaderConfig
 from forebay.config.plan import WindowConfig
 from forebay.config.remote import GB, RemoteConfig
@@ -325,6 +326,22 @@ def test_a_global_shuffle_that_does_not_fit_may_be_allowed(
         assert_alike(loader, other)
     assert small.mirror.counters.evictions > 0
     assert sum(gets(proxy).values()) > 2 * small.num_shards
+
+
+def test_ids_beside_batches_cost_no_download(local: Cache, remote: Cache, proxy: Proxy) -> None:
+    """They are taken while the shards are there: no more is downloaded than by the best order of a node."""
+    small = small_node(remote, 5, global_shuffle="allow")
+    loader = make_loader(small, num_threads=1, prefetch=8, with_ids=True, epochs=3)
+    steps = list(itertools.takewhile(lambda step: step.place.epoch < 3, loader.cursor.ahead()))
+    uses = np.concatenate([np.unique(local.shards_of(step.samples)) for step in steps])
+    ids: list[str] = []
+    for _ in range(3):
+        for _, names in loader:  # type: ignore[misc]  # pairs
+            ids += names
+            time.sleep(0.02)  # a training step, in which all that may be prefetched is
+    assert ids == [local.sample_id(index) for step in steps for index in step.samples.tolist()]
+    best = 2 * simulate(uses, capacity=4, policy="belady").fetches
+    assert sum(gets(proxy).values()) <= 1.25 * best
 
 
 def test_a_bound_below_one_step_is_an_error_with_both_numbers(remote: Cache) -> None:

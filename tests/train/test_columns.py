@@ -16,6 +16,7 @@ from forebay.errors import ConfigError
 from forebay.store.cache import open_cache
 from forebay.train.columns import BatchColumns
 from forebay.train.select import make_loader, select
+from tests.preprocess.corpus import speech_corpus
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.sources.helpers import SPEECH
 from tests.preprocess.sources.tables import COLUMNS, write_clips, write_table
@@ -135,3 +136,19 @@ def test_a_filter_by_a_kept_column_leaves_its_columns(document: dict[str, Any], 
     }
     assert seen == expected
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize("beside", [{"with_ids": True}, {"with_columns": ("sample_id", "text")}])
+def test_what_stands_beside_a_batch_is_of_the_samples_that_are_in_it(tmp_path: Path, beside: dict[str, Any]) -> None:
+    corpus = speech_corpus(tmp_path)
+    corpus.add_tar("c.tar", ["c0", "c1"], broken={"c0": b"no"})
+    corpus.add_tar("d.tar", ["d0"], broken={"d0": b"no"})
+    loader: Any = make_loader(corpus.config(OFF, "run.max_failed_share=1.0", "loader.seed=3"), **beside)
+    seen = 0
+    for batch, found in loader:
+        ids = found if isinstance(found, list) else found["sample_id"]
+        assert [int(count) for count in batch["attention_mask"].sum(1)] == [len(corpus.audio[name]) for name in ids]
+        assert [loader.source.sample_id(index) for index in loader.indices] == ids
+        assert not {"c0", "d0"} & {*ids}
+        seen += len(ids)
+    assert seen == 20

@@ -33,7 +33,6 @@ from forebay.store.key import digest
 from forebay.store.selection import Selection
 from forebay.store.source import SourceUnion
 from forebay.train import CachedVLDataset, PlanSampler, SampleDataset, make_loader
-from forebay.train.evaluation.texts import stored_texts
 from forebay.train.loader import Loader
 from forebay.train.loop.usage_log import UsageLog
 from forebay.train.select import select
@@ -118,8 +117,10 @@ def test_a_sample_that_was_left_out_stands_in_for_none(tmp_path: Path) -> None:
     corpus = Corpus(tmp_path)
     corpus.add_tar("a.tar", [f"a{i}" for i in range(12)], broken={f"a{i}": b"no audio" for i in (3, 7)})
     kept = [f"a{i}" for i in range(12) if i not in (4, 8)]  # those behind the bad ones
-    source = select(corpus.config(listed(tmp_path, "ids", kept), OFF))
-    found = [len(source.read(index)["waveform"]) for index in range(len(source))]
+    source = select(corpus.config(listed(tmp_path, "ids", kept), OFF, "run.max_failed_share=1.0"))
+    read = [source.read_one(index) for index in range(len(source))]
+    assert [kept[own] for _, own in read] == ["a5" if i == "a3" else "a9" if i == "a7" else i for i in kept]
+    found = [len(sample["waveform"]) for sample, _ in read]
     assert found == [len(corpus.audio["a5" if i == "a3" else "a9" if i == "a7" else i]) for i in kept]
 
 
@@ -350,7 +351,7 @@ def test_the_usage_log_counts_and_names_the_samples_of_the_cache(corpus: Corpus,
 
 
 def test_an_evaluation_set_has_the_filter_of_its_own_config(corpus: Corpus) -> None:
-    texts = stored_texts(select(corpus.config(FRENCH)))
+    texts = select(corpus.config(FRENCH)).table(["text"])["text"].to_pylist()
     assert sorted(str(text) for text in texts) == sorted(f"text of {i}" for i in french(corpus))
 
 

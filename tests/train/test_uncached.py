@@ -12,7 +12,7 @@ import torch
 
 from forebay import load_config
 from forebay.config import Config
-from forebay.errors import ManifestError, SampleError
+from forebay.errors import BuildError, ManifestError, SampleError
 from forebay.preprocess import Options, build
 from forebay.store.cache import Cache
 from forebay.store.source import source_kind
@@ -37,6 +37,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _workers() -> Iterator[None]:
     with kept_workers():
         yield
+
+
+ANY_SHARE, OFF = "run.max_failed_share=1.0", 'loader.cache="off"'
 
 
 def load(path: Path, root: Path, *overrides: str) -> Config:
@@ -78,10 +81,42 @@ def test_cached_equals_uncached(path: Path, root: Path) -> None:
 def test_a_bad_sample_is_replaced_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     corpus = speech_corpus(tmp_path)
     corpus.add_tar("c.tar", ["c0", "c1"], broken={"c0": b"no"})
-    source = UncachedSpeech(corpus.config())
-    np.testing.assert_array_equal(source.read(17)["waveform"], corpus.audio["c1"])
-    assert sum(source.failed.values()) == 1
-    assert "sample c0" in caplog.text
+    source = UncachedSpeech(corpus.config(ANY_SHARE))
+    for _ in range(2):
+        np.testing.assert_array_equal(source.read(17)["waveform"], corpus.audio["c1"])
+    assert source.read_one(17)[1] == 18
+    assert source.failed == {"unknown_format": 1}
+    assert caplog.text.count("sample c0") == 1
+
+
+def test_bad_rows_beyond_the_allowed_share_end_the_reading(tmp_path: Path) -> None:
+    corpus = speech_corpus(tmp_path)
+    corpus.add_tar("c.tar", ["c0", "c1", "c2"], broken={"c0": b"no", "c1": b"no"})
+    source = UncachedSpeech(corpus.config("run.max_failed_share=0.06"))  # 1.2 of 20 rows
+    assert source.read_one(19)[1] == 19
+    assert source.read_one(18)[1] == 19
+    with pytest.raises(
+        BuildError, match=r"2 of 20 rows.* allows 1 .*bad: unknown_format 2\).*forebay preprocess.*0\.2"
+    ):
+        source.read(17)
+
+
+def test_rows_that_the_listing_rejects_are_told_and_count_before_the_first_batch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = speech_corpus(tmp_path)
+    corpus.rows[3] |= {"tar_member_name": "nowhere.flac"}
+    corpus.write_manifest()
+    with pytest.raises(
+        BuildError, match=r"1 of 17 rows are bad, run.max_failed_share = 0.01 allows 0 .*missing_member 1"
+    ):
+        make_loader(corpus.config(OFF))
+    caplog.clear()
+    select(corpus.config(OFF, ANY_SHARE, "source.languages=['en']"))
+    told = [record.getMessage() for record in caplog.records if "left out: " in record.getMessage()]
+    assert len(told) == 1
+    french = sum(row["language"] == "fr" for row in corpus.rows)
+    assert told[0].endswith(f"left out: bad: missing_member 1; not wanted: language {french}")
 
 
 def test_where_all_samples_are_bad_the_error_comes_through(tmp_path: Path) -> None:
@@ -89,7 +124,7 @@ def test_where_all_samples_are_bad_the_error_comes_through(tmp_path: Path) -> No
     corpus.rows.clear()
     corpus.add_tar("c.tar", ["c0", "c1"], broken={"c0": b"no", "c1": b"no"})
     with pytest.raises(SampleError, match="sample c"):
-        UncachedSpeech(corpus.config()).read(0)
+        UncachedSpeech(corpus.config(ANY_SHARE)).read(0)
 
 
 def test_nothing_that_can_be_read_is_an_error_at_once(tmp_path: Path) -> None:

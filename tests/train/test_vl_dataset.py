@@ -337,6 +337,10 @@ def test_of_several_plans_one_has_to_be_named(tmp_path: Path) -> None:
     other = make_packs(tmp_path, key, SAMPLES, seq_len=2 * SEQ_LEN)
     with pytest.raises(ConfigError, match=f"(?s)has several plans: .*{one.name}.*name one"):
         CachedVLDataset(cache)
+    assert CachedVLDataset(cache, plan=one.name).plan_folder == one
+    assert CachedVLDataset(cache, seq_len=2 * SEQ_LEN).plan_folder == other
+    with pytest.raises(ConfigError, match=rf"no plan of plan=None, seq_len=7: .*{one.name} \(seq_len {SEQ_LEN}\)"):
+        CachedVLDataset(cache, seq_len=7)
     assert len(CachedVLDataset(other)) < len(CachedVLDataset(one))
     (other / "metadata.json").write_bytes(b"{}")  # damaged: left out
     assert CachedVLDataset(cache).plan_folder == one

@@ -26,6 +26,7 @@ from forebay.train.models.table import FAMILIES, ModelFacts
 from forebay.visible import from_here, human_bytes
 
 Tell = Callable[[str], None]
+_SIZES = ("batch_seconds", "batch_tokens", "batch_size", "calibration", "seq_len", "max_patches")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +47,8 @@ class CalibrationReport:
     """Buckets without samples."""
     settings: list[str]
     """The lines for `[plan]`."""
+    replaces: str = ""
+    """The settings of `[plan]` that these lines replace: a plan takes one of them."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
@@ -53,7 +56,8 @@ class CalibrationReport:
 
     def lines(self) -> list[str]:
         """Returns what `forebay calibrate` prints at its end; a line for each bucket was printed before."""
-        return [f"written: {from_here(self.file)}; for [plan]:", *(f"  {line}" for line in self.settings)]
+        place = f", in the place of {self.replaces}" if self.replaces else ""
+        return [f"written: {from_here(self.file)}; for [plan]{place}:", *(f"  {line}" for line in self.settings)]
 
 
 def calibrate(config: Config, options: CalibrateOptions, *, tell: Tell) -> CalibrationReport | None:
@@ -85,6 +89,7 @@ def calibrate(config: Config, options: CalibrateOptions, *, tell: Tell) -> Calib
         buckets={name: entries.entries[name] for name in asked if cases[name] is not None},
         skipped=[name for name in asked if cases[name] is None],
         settings=_settings(entries, cases),
+        replaces=", ".join(name for name in _SIZES if getattr(config.plan, name, None) is not None),
     )
 
 

@@ -14,13 +14,13 @@ import torch
 
 from forebay.config.plan import BucketConfig, PackConfig
 from forebay.config.tree import Config
-from forebay.errors import ForebayError
+from forebay.errors import ConfigError, ForebayError
 from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.make import make_plan, samples_of
 from forebay.store.source import SampleSource, without_audio
 from forebay.train.calibrate.bench import CalibrateOptions
 from forebay.train.calibrate.case import PACK_UNIT, Case
-from forebay.train.calibrate.document import FILE_NAME
+from forebay.train.calibrate.document import FILE_NAME, Entries
 from forebay.train.calibrate.run import Tell, cases_of, checked, chosen
 from forebay.train.calibrate.steps import Steps, for_trials, opened
 from forebay.train.calibrate.trial import is_out_of_memory, peak_resident_bytes, reset_peak_resident
@@ -146,6 +146,15 @@ def _sizes(config: Config, source: SampleSource, options: CalibrateOptions) -> d
     if isinstance(settings, PackConfig):
         return {"pack": max(settings.seq_len // PACK_UNIT, 1)}
     file = options.out or Path(config.path).parent / FILE_NAME
+    if options.buckets and file.is_file():  # whose other buckets need not be calibrated yet
+        entries = Entries.of(file).entries
+        names = chosen(options.buckets, list(cases_of(config, source)))
+        if missing := [name for name in names if not isinstance(entries.get(name, {}).get("batch_size"), int)]:
+            raise ConfigError(
+                f"--bucket {missing[0]}: {file} has no batch_size of it; run: forebay calibrate {config.path} "
+                f"--bucket {missing[0]}"
+            )
+        return {name: entries[name]["batch_size"] for name in names}
     if isinstance(settings, BucketConfig) and file.is_file():
         settings = dataclasses.replace(
             settings, calibration=str(file), batch_size=None, batch_seconds=None, batch_tokens=None

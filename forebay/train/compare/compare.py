@@ -58,6 +58,7 @@ def compare(config: Config, *, against: str, steps: int = 200, out: Path | None 
     folder = out or run_folder(config) / "compare"
     loader = make_loader(arms[0].config(config, folder=str(folder)), dp_rank=0, dp_world_size=1)
     _check_batches(config, arms, loader)
+    _check_steps(arms, loader, steps=steps)
     about = {"machine": machine(), **_about(config, loader)}
     with tempfile.TemporaryDirectory(prefix="forebay-compare-") as scratch:
         tasks = tasks_of(config, loader, arms, steps=steps, folder=scratch)
@@ -119,6 +120,19 @@ def _check_batches(config: Config, arms: Sequence[Arm], loader: Loader) -> None:
         raise ConfigError(
             f"--against names {', '.join(random)}, but {config.path} has samples with audio and without, which stand "
             "in no batch together; give --against uncached"
+        )
+
+
+def _check_steps(arms: Sequence[Arm], loader: Loader, *, steps: int) -> None:
+    """Raises ConfigError for too few: random batches of a block of one bucket have next to no padding."""
+    random = [arm.name for arm in arms if arm.is_unbucketed or arm.is_plain]
+    order = loader.plan.order(loader.settings.seed, 0)
+    least = 2 * len(np.unique(order.buckets(range(len(order)))))
+    if random and steps < least:
+        raise ConfigError(
+            f"--steps is {steps}, but {', '.join(random)} has random batches, and blocks of so few steps lack lengths "
+            f"that these would have: their padding would be too small; give --steps {least} or more",
+            code="FB615",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.train.evaluation.evaluate import Outcome
-from forebay.train.evaluation.evaluations import Evaluations, line_of
+from forebay.train.evaluation.evaluations import Evaluations, failed_line, line_of
 from forebay.train.loop.checkpoint import run_folder
 from forebay.train.loop.launch import make_accelerator, process_state
 from forebay.train.models.folder import check_config, check_weights, load_model, model_facts
@@ -32,16 +32,20 @@ class EvalReport:
     checkpoint: str
     """Folder of the weights."""
     outcomes: list[Outcome]
+    failed: list[str] = field(default_factory=list)
+    """Sets that could not be evaluated, and why."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns `checkpoint` and `sets`: the fields of each `EvalResult`, and `worst`, the 20 worst samples."""
+        """Returns `checkpoint`, `evaluations_failed` (how many) and `sets`: each `EvalResult`, and its `worst` 20."""
         sets = [{**asdict(each.result), "worst": [_as_json(*pair) for pair in each.worst]} for each in self.outcomes]
-        return {"checkpoint": self.checkpoint, "sets": sets}
+        return {"checkpoint": self.checkpoint, "sets": sets, "evaluations_failed": len(self.failed)}
 
     def lines(self) -> Iterator[str]:
         """Yields what `forebay eval` prints."""
         yield f"weights of {from_here(self.checkpoint)}"
         yield from (line_of(each.result) for each in self.outcomes)
+        if self.failed:
+            yield failed_line(self.failed, num_done=len(self.outcomes))
 
 
 def evaluate_alone(config: Config, *, checkpoint: Path | None = None) -> EvalReport | None:
@@ -73,7 +77,8 @@ def evaluate_alone(config: Config, *, checkpoint: Path | None = None) -> EvalRep
         else:
             model = accelerator.prepare_model(_model(config, facts, folder), evaluation_mode=True)
         outcomes = evaluations.now(step=_step_of(folder), model=model)
-        return EvalReport(checkpoint=str(folder), outcomes=outcomes) if state.is_main_process else None
+        report = EvalReport(checkpoint=str(folder), outcomes=outcomes, failed=evaluations.failed)
+        return report if state.is_main_process else None
     finally:
         if torch.distributed.is_initialized():
             state.destroy_process_group()

@@ -6,9 +6,9 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -46,6 +46,12 @@ class Pass:
     num_samples: int = 0
     mute: str | None = None
     """Why the model writes nothing, where its own `generate` failed."""
+    unread: list[str] = field(default_factory=list)
+    """Why references could not be made: these samples count in no rate."""
+
+
+class EvaluationError(Exception):
+    """A set that could not be evaluated, on every rank; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,19 +87,32 @@ class Evaluator:
 
         The loss is the sum over all target tokens by their number, batch by batch in the set's order, so it does not
         depend on the number of ranks. Texts are those of whole planned batches, for the same reason.
+        Raises EvaluationError on all ranks where one fails, whatever it is that failed.
         """
         started_s = time.perf_counter()
-        with evaluating(self.model), torch.no_grad(), self.autocast():
-            own = self._pass(each)
-        passes: list[Pass] = self.gather(own)
-        return self._outcome(each, passes, step=step, started_s=started_s)
+        try:
+            with evaluating(self.model), torch.no_grad(), self.autocast():
+                own: Pass | str = self._pass(each)
+        except Exception as err:
+            if self.is_sharded:
+                raise  # the other ranks wait for this one in a forward pass of all
+            own = _why(err)
+        passes: list[Pass | str] = self.gather(own)
+        for found in passes:
+            if isinstance(found, str):
+                raise EvaluationError(found)
+        try:
+            return self._outcome(each, cast(list[Pass], passes), step=step, started_s=started_s)
+        except Exception as err:  # alike on all ranks
+            raise EvaluationError(_why(err)) from err
 
     def _pass(self, each: EvalSet) -> Pass:
         written: list[Written] = []
         classes: list[ClassCounts] = []
+        unread: list[str] = []
         loader, seen, losses, mute = each.loader, 0, [], self.mute[0] if self.mute else None
         with contextlib.closing(iter(loader)) as batches:  # type: ignore[type-var]
-            for batch in batches:
+            for batch, ids in batches:  # type: ignore[misc]  # pairs
                 indices, weight = loader.indices, loader.weight
                 inputs, passed = self._passed(batch, loader, keeps=each.writes)
                 fields = fields_of(batch)
@@ -110,9 +129,10 @@ class Evaluator:
                     mute = str(err)
                     continue
                 if weight:
-                    written.extend(self._written(each, indices, fields["labels"], texts))
+                    samples = zip(indices, ids, fields["labels"].tolist(), texts, strict=True)
+                    written.extend(self._written(each, samples, unread))
         sums = [(first, float(loss), count) for first, loss, count in losses]
-        return Pass(losses=sums, written=written, classes=classes, num_samples=seen, mute=mute)
+        return Pass(losses=sums, written=written, classes=classes, num_samples=seen, mute=mute, unread=unread)
 
     def _texts(
         self, each: EvalSet, inputs: dict[str, Any], fields: Mapping[str, Any], output: Any
@@ -172,23 +192,27 @@ class Evaluator:
         return list(dict.fromkeys([*([] if learnt is None else [learnt]), *own]))
 
     def _written(
-        self, each: EvalSet, indices: Sequence[int], labels: torch.Tensor, texts: list[tuple[list[int], bool]]
+        self, each: EvalSet, samples: Iterable[tuple[int, str, list[int], tuple[list[int], bool]]], unread: list[str]
     ) -> Iterator[Written]:
+        """Yields what is compared of samples: index, id, labels, and the ids that the model writes.
+
+        The labels alone say what a sample's text became on the way to the model, whatever its language.
+        """
         assert self.encoder is not None
         normal = self.normalizers[each.settings.text]
-        for index, row, (ids, is_cut) in zip(indices, labels.tolist(), texts, strict=True):
-            sample_id, text = each.loader.source.sample_id(index), each.texts[index]
-            learnt = [token for token in row if token != IGNORED]
-            reference = (
-                self.encoder.decode(learnt) if text is None else self.encoder.transcript(text, sample_id=sample_id)
-            )
+        for index, sample_id, labels, (ids, is_cut) in samples:
             hypothesis = self.encoder.decode(ids)
+            try:
+                reference = normal(self.encoder.decode([token for token in labels if token != IGNORED]))
+            except Exception as err:  # noqa: BLE001  a normaliser may raise anything
+                unread.append(f"{sample_id}: {_why(err)}")
+                continue
             yield Written(
                 index=index,
                 sample_id=sample_id,
                 language=each.languages[index],
-                reference=normal(reference),
-                hypothesis=normal(hypothesis),
+                reference=reference,
+                hypothesis=_tried(normal, hypothesis),
                 is_astray=is_cut or repeats_itself(hypothesis),
             )
 
@@ -198,7 +222,7 @@ class Evaluator:
         errors = count_errors(written)
         total = summed(errors)
         astray = sum(one.is_astray for one in written) / len(written) if written else 0.0
-        _tell_unreferenced(each, errors)
+        _tell_unreferenced(each, errors, [why for own in passes for why in own.unread])
         result = EvalResult(
             name=each.settings.name,
             step=step,
@@ -230,7 +254,25 @@ class Evaluator:
         return []
 
 
-def _tell_unreferenced(each: EvalSet, errors: Sequence[Errors]) -> None:
+def _why(err: Exception) -> str:
+    _logger.debug("an evaluation failed", exc_info=err)
+    return f"{type(err).__name__}: {err}"
+
+
+def _tried(normal: Callable[[str], str], text: str) -> str:
+    """Returns a text normalised, or as it is where that fails: whatever a model writes, it counts."""
+    try:
+        return normal(text)
+    except Exception:  # noqa: BLE001  a normaliser may raise anything
+        return text.strip()
+
+
+def _tell_unreferenced(each: EvalSet, errors: Sequence[Errors], unread: Sequence[str]) -> None:
+    if unread:
+        _logger.warning(
+            "%s: %d samples have no reference and count in no rate; the first: %s",
+            *(printable(each.settings.name), len(unread), printable(unread[0])),
+        )
     empty = [own for own in errors if not own.words]
     if empty:
         _logger.info(

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from forebay.config.tree import Config
 from forebay.errors import ForebayError
 from forebay.store.files import write_bytes
-from forebay.train.evaluation.evaluate import Evaluator, Gather, Outcome
+from forebay.train.evaluation.evaluate import EvaluationError, Evaluator, Gather, Outcome
 from forebay.train.evaluation.rates import worst_lines
 from forebay.train.evaluation.result import EvalResult
 from forebay.train.evaluation.sets import EvalSet, open_sets
@@ -57,6 +57,10 @@ class Evaluations:
         self._gather = gather_on_host(accelerator.num_processes) if self.sets else list
         self._log: EvalLog | None = None
         self._mute: list[str] = []
+        self.num_done = 0
+        """Evaluations that gave a result."""
+        self.failed: list[str] = []
+        """The others: the set, the step and why, equal on all ranks."""
 
     def begin(self, folder: Path, *, step: int) -> None:
         """Makes `folder` the run's: lines of steps behind `step`, those of a checkpoint or 0, are cut away."""
@@ -66,9 +70,9 @@ class Evaluations:
     def after(self, step: int, *, model: Any, is_last: bool) -> list[EvalResult]:
         """Returns the results of the sets whose turn is after `step`, in their order; each has been said and kept.
 
-        model: as accelerate prepared it. After the last step every set is evaluated.
+        model: as accelerate prepared it. After the last step every set is evaluated. One that fails is in `failed`.
         """
-        return [self._evaluate(each, step=step, model=model).result for each in self._due(step, is_last=is_last)]
+        return [outcome.result for outcome in self._of(self._due(step, is_last=is_last), step=step, model=model)]
 
     def are_due(self, step: int, *, is_last: bool) -> bool:
         """Returns whether a set's turn is after `step`."""
@@ -78,8 +82,18 @@ class Evaluations:
         return [each for each in self.sets if is_last or (each.settings.every and step % each.settings.every == 0)]
 
     def now(self, *, step: int, model: Any) -> list[Outcome]:
-        """Returns the outcomes of all sets."""
-        return [self._evaluate(each, step=step, model=model) for each in self.sets]
+        """Returns the outcomes of all sets; one that fails is in `failed`."""
+        return list(self._of(self.sets, step=step, model=model))
+
+    def _of(self, sets: Sequence[EvalSet], *, step: int, model: Any) -> Iterator[Outcome]:
+        for each in sets:
+            try:
+                yield self._evaluate(each, step=step, model=model)
+                self.num_done += 1
+            except EvaluationError as err:
+                self.failed.append(f"{printable(each.settings.name)} after step {step}: {printable(str(err))}")
+                if self._accelerator.is_main_process:
+                    _logger.warning("the evaluation failed of %s", self.failed[-1])
 
     def _evaluate(self, each: EvalSet, *, step: int, model: Any) -> Outcome:
         outcome = self._evaluator(model).evaluate(each, step=step)
@@ -122,6 +136,11 @@ def line_of(result: EvalResult) -> str:
     text = "" if result.text == "none" or result.wer is None else f", text {result.text}"
     spent = f"{result.elapsed_s:.0f} s" if result.elapsed_s >= 9.95 else f"{result.elapsed_s:.1f} s"
     return f"Step {result.step}: {printable(result.name)} {figures} ({result.num_samples} samples{text}, {spent})"
+
+
+def failed_line(failed: Sequence[str], *, num_done: int) -> str:
+    """Returns what is said at the end where evaluations failed."""
+    return f"{len(failed)} of {len(failed) + num_done} evaluations failed, the last: {failed[-1]}"
 
 
 class EvalLog:

@@ -20,7 +20,7 @@ from forebay.steps.recipe import load_config
 from forebay.store.selection import first_samples
 from forebay.store.source import SampleSource, SourceUnion, has_audio, parts_of
 from forebay.train.evaluation.rates import jiwer_module
-from forebay.train.evaluation.texts import languages_of, stored_texts
+from forebay.train.evaluation.texts import languages_of
 from forebay.train.loader import Loader
 from forebay.train.models.folder import check_config, check_constants
 from forebay.train.models.table import FAMILIES, ModelFacts
@@ -39,11 +39,9 @@ class EvalSet:
 
     settings: EvalConfig
     loader: Loader
-    """This rank's batches, in the order of the cache; every rank has as many."""
+    """This rank's batches and their ids, in the order of the cache; every rank has as many."""
     writes: bool
     """Whether the model writes texts for the samples: they are speech."""
-    texts: Sequence[str | None]
-    """The manifest's text of every sample; None where the labels have to say it."""
     languages: Sequence[str]
     """The language of every sample, "" where none is known."""
 
@@ -106,7 +104,6 @@ def _opened(
         settings=entry,
         loader=_loader(config, planned_by, source, rank=rank, num_ranks=num_ranks),
         writes=writes,
-        texts=stored_texts(source) if writes else (),
         languages=languages_of(source) if writes else (),
     )
 
@@ -185,7 +182,7 @@ def _loader(config: Config, planned_by: Config, source: SampleSource, *, rank: i
     return Loader(
         source,
         planned,
-        replace(loader_settings(config), crop_s=None),
+        replace(loader_settings(config), crop_s=None, with_ids=True),
         dp_rank=rank,
         dp_world_size=num_ranks,
         collator=collator,

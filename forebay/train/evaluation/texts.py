@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -12,9 +12,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.recipe import recipe_of
 from forebay.steps.text.transcript import TextEncoder, Transcript
-from forebay.store.cache import Cache
-from forebay.store.selection import origin
-from forebay.store.source import SampleSource, parts_of
+from forebay.store.source import SampleSource
 
 _logger = logging.getLogger(__name__)
 
@@ -61,20 +59,6 @@ def text_encoder(config: Config) -> TextEncoder:
     if not steps or config.text is None:
         raise ConfigError(f"{config.path}: no [text] section, so no evaluation can compare texts; add one")
     return steps[0].encoder(Path(config.text.tokenizer))
-
-
-def stored_texts(source: SampleSource) -> Sequence[str | None]:
-    """Returns the text of every sample as the manifest has it; None where the labels have to say it.
-
-    Caches keep texts. Without a cache a bad sample is replaced by another one, whose labels come with it.
-    """
-    texts: list[str | None] = []
-    for part in parts_of(source):
-        if isinstance(origin(part)[0], Cache) and "text" in part.fields:
-            texts += part.table(["text"])["text"].to_pylist()
-        else:
-            texts += [None] * len(part)
-    return texts
 
 
 def languages_of(source: SampleSource) -> list[str]:

@@ -41,7 +41,9 @@ class AfterStep:
         self._learner, self._loader = learner, loader
         self._board = board
         self._evaluations = evaluations
-        evaluations.begin(run_folder(config), step=state.step if state else 0)
+        is_behind = state is not None and not learner.checkpoints.is_evaluated
+        evaluations.begin(run_folder(config), step=state.step - is_behind if state else 0)
+        self._has_checkpoint = state is not None
         self.meter: Meter = learner.meter(state)
         self.checkpoint: Path | None = None
         """The last one that this run has written; None before, and on ranks other than 0."""
@@ -51,6 +53,9 @@ class AfterStep:
         self._usage = _usage_log(
             config, loader, step=state.step if state else 0, sum_over_ranks=sum_over_ranks, traffic=traffic
         )
+        if state is not None and is_behind:
+            self._judge(state.step)
+            self._finish_checkpoint()
 
     def __call__(self, step: int, outcome: Outcome, group: Group) -> None:
         """Does what is due after step 1, 2, ...; raises ForebayError where the run cannot go on.
@@ -62,17 +67,40 @@ class AfterStep:
         if self._is_due(step, self._settings.log_every):
             with span("log"):
                 self._write_line(step)
+        is_saved = self._is_due(step, self._settings.checkpoint_every)
+        # Before the evaluations, which may end the process; a run's first checkpoint is before all of them.
+        is_early = self._are_due(step) and (is_saved or not self._has_checkpoint)
+        if is_early:
+            self._save(step, evaluated=False)
+        is_best = self._judge(step)
+        if is_early:
+            self._finish_checkpoint()
+        elif is_saved or is_best:
+            self._save(step)
+        elif self._usage is not None and step % self._settings.usage_every == 0:
+            self._usage.record(step)
+        self._board.step_done()
+
+    def _save(self, step: int, *, evaluated: bool = True) -> None:
+        if self._usage is not None:
+            self._usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there
+        with span("checkpoint"):
+            self.checkpoint = self._learner.save(step=step, meter=self.meter, loader=self._loader, evaluated=evaluated)
+        self._has_checkpoint = True
+
+    def _finish_checkpoint(self) -> None:
+        if self._learner.is_main_rank:
+            self._learner.checkpoints.evaluated()
+
+    def _judge(self, step: int) -> bool:
+        """Evaluates what is due after a step; returns whether the model is the best so far."""
         results = self._evaluate(step)
         for result in results:
             self._board.show_evaluation(result)
-        is_best = self._learner.checkpoints.best.consider(results)
-        is_saved = is_best or self._is_due(step, self._settings.checkpoint_every)
-        if self._usage is not None and (is_saved or step % self._settings.usage_every == 0):
-            self._usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there
-        if is_saved:
-            with span("checkpoint"):
-                self.checkpoint = self._learner.save(step=step, meter=self.meter, loader=self._loader)
-        self._board.step_done()
+        return self._learner.checkpoints.best.consider(results)
+
+    def _are_due(self, step: int) -> bool:
+        return self._evaluations.are_due(step, is_last=step == self._learner.schedule.num_steps)
 
     def traffic(self) -> list[Traffic] | None:
         """Returns what each node asked of stores, since its processes began; None where all caches are local.

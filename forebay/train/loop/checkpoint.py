@@ -17,7 +17,7 @@ import torch
 
 from forebay.config.tree import Config
 from forebay.errors import ForebayError, ResumeError
-from forebay.store.files import folder_aside, hash_file
+from forebay.store.files import folder_aside, hash_file, write_bytes
 from forebay.store.shared_disk import move, seen
 from forebay.store.temporary import temporary_name
 from forebay.train.loop.best import BestRecord
@@ -43,6 +43,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "skipped_in_a_row": (int,),
     "kept": (list,),
     "base": (dict,),
+    "evaluated": (bool,),
 }
 """The fields of state.json beside `version` and `best`, and what each one is."""
 
@@ -73,6 +74,8 @@ class TrainState:
     """The best evaluation so far."""
     base: dict[str, str] = field(default_factory=dict)
     """xxh3-128 of the weights in `train.model` that an adapter was trained on."""
+    evaluated: bool = True
+    """Whether the evaluations after `step` are done: a checkpoint is written before them."""
     version: int = _VERSION
     skipped_steps: int = 0
     """Steps that the scaler of fp16 has skipped, of all steps, and of the last ones in a row."""
@@ -214,7 +217,7 @@ def load_state(checkpoint: Path) -> TrainState:
             f"{path} has version {version!r}, this forebay reads {_VERSION}; train without --resume", code="FB512"
         )
     # Checkpoints of before have neither the skipped steps nor what stays beside them.
-    document = {"skipped_steps": 0, "skipped_in_a_row": 0, "kept": [], "base": {}, **document}
+    document = {"skipped_steps": 0, "skipped_in_a_row": 0, "kept": [], "base": {}, "evaluated": True, **document}
     for name, kinds in _KINDS.items():
         if name not in document or not isinstance(document[name], kinds):
             raise ResumeError(
@@ -224,6 +227,12 @@ def load_state(checkpoint: Path) -> TrainState:
         raise ResumeError(f"{path}: kept is {document['kept']!r}, wanted names of checkpoints; train without --resume")
     _verify(checkpoint, document["files"])
     return TrainState(**{name: document[name] for name in _KINDS}, best=_best_of(document.get("best"), path))
+
+
+def change_state(checkpoint: Path, **changes: Any) -> None:
+    """Makes fields of state.json others, at once or not at all. Raises OSError where it cannot be written."""
+    path = checkpoint / _STATE
+    write_bytes(path, json.dumps(json.loads(path.read_bytes()) | changes, indent=1).encode())
 
 
 def _best_of(document: object, path: Path) -> BestRecord | None:

@@ -17,6 +17,7 @@ from forebay.train.loop.checkpoint import (
     POINTER,
     TrainState,
     cannot_write,
+    change_state,
     checkpoint_name,
     discard,
     is_checkpoint,
@@ -42,6 +43,8 @@ class Checkpoints:
         self._names: list[str] = []
         """Of this line of training, oldest first."""
         self.best = Best(settings)
+        self.is_evaluated = True
+        """Whether the evaluations after the step of the checkpoint that is gone on from are done."""
 
     def begin(self) -> None:
         """Warns where the folder has checkpoints of an earlier run, which go with the first one of this run."""
@@ -61,6 +64,7 @@ class Checkpoints:
         is_here = checkpoint.resolve().parent == self._folder.resolve()
         self._names = [name for name in state.kept if is_here and is_checkpoint(self._folder / name)]
         self.best.go_on(state.best, found=self._names)
+        self.is_evaluated = state.evaluated or not is_here
         if not writes:
             return
         if not is_here:
@@ -100,6 +104,18 @@ class Checkpoints:
         self._names = names
         self._drop_others()
         return target
+
+    def evaluated(self) -> None:
+        """Makes the checkpoint that was written last one whose evaluations are done: it may be the best one now."""
+        target = self._folder / self._names[-1]
+        best = self.best.in_checkpoint(target.name)
+        self._names = _newest(self._names, self._limit, best=best)
+        try:
+            change_state(target, kept=self._names, best=best and asdict(best), evaluated=True)
+            self._write_best(best)
+        except OSError as err:
+            raise cannot_write(target, int(target.name.split("-")[1]), err) from err
+        self._drop_others()
 
     def _target(self, step: int) -> Path:
         """Returns the folder of a new checkpoint; its name is not that of one that is in force."""

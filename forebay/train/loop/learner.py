@@ -256,8 +256,11 @@ class Learner:
                 *(short, len(batch["labels"]), self.facts.model_class),
             )
 
-    def save(self, *, step: int, meter: Meter, loader: BatchLoader) -> Path | None:
-        """Returns the checkpoint that rank 0 has written, None on other ranks; all ranks return when it is there."""
+    def save(self, *, step: int, meter: Meter, loader: BatchLoader, evaluated: bool = True) -> Path | None:
+        """Returns the checkpoint that rank 0 has written, None on other ranks; all ranks return when it is there.
+
+        evaluated: whether the evaluations after the step are done.
+        """
         saved = None
         loss_first, loss_last = meter.losses
         whole, optimizer = sharded.Gathered(self.accelerator, self._model), sharded.gathered_optimizer(self._optimizer)
@@ -273,6 +276,7 @@ class Learner:
                 skipped_steps=meter.skipped.total,
                 skipped_in_a_row=meter.skipped.in_a_row,
                 base=self._base,
+                evaluated=evaluated,
             )
             saved = self.checkpoints.save(
                 state, model=whole.model, weights=whole.weights, optimizer=optimizer, processor=self._processor

@@ -24,7 +24,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.plan.drawn import Drawn, drawn_lines
 from forebay.store.source import parts_of, source_kind, without_audio
-from forebay.train.evaluation.evaluations import Evaluations
+from forebay.train.evaluation.evaluations import Evaluations, failed_line
 from forebay.train.loader import Loader
 from forebay.train.loop.after_step import AfterStep
 from forebay.train.loop.board import Board
@@ -75,6 +75,11 @@ class TrainReport:
     buckets: dict[str, Drawn] = dataclasses.field(default_factory=dict)
     """What was drawn of each bucket in the whole run, over all ranks; empty for a loader without a plan."""
 
+    evaluations: int = 0
+    """Evaluations of this process that gave a result."""
+    evaluations_failed: int = 0
+    last_failure: str | None = None
+    """The last line, where evaluations failed."""
     waiting: str | None = None
     """Why the run waited for data, and the command; None where it hardly did."""
     remote: list[Traffic] | None = None
@@ -97,7 +102,7 @@ class TrainReport:
             ),
             *([f"{self.skipped_steps} steps skipped by the scaler of fp16"] if self.skipped_steps else []),
             *([f"{self.compilations} graphs compiled"] if self.compilations else []),
-            *([self.waiting] if self.waiting else []),
+            *filter(None, (self.waiting, self.last_failure)),
         ]
 
 
@@ -188,7 +193,7 @@ def train(
             after_step(step, learner.update(group, step=step), group)
             if recorder is not None:
                 recorder.step_done()
-    meter = after_step.meter
+    meter, failed = after_step.meter, evaluations.failed
     return _report(
         meter,
         steps=max(first, last),
@@ -196,6 +201,9 @@ def train(
         source=source_kind,
         checkpoint=checkpoint if first >= last else after_step.checkpoint,
         compilations=num_compilations() - compilations,
+        evaluations=evaluations.num_done,
+        evaluations_failed=len(failed),
+        last_failure=failed_line(failed, num_done=evaluations.num_done) if failed else None,
         phases=phases.seconds,
         remote=after_step.traffic(),
         waiting=waiting_line(config, loader, share=_wait_share(meter, phases), is_uncached=source_kind == "uncached"),

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import localized, look_up
 from forebay.store.source_files import SourceFile, listed_files
 from forebay.store.temporary import sweep, temporary_name
+from forebay.train.uncached.source import Rejected
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,9 @@ _KEPT = ("sample_id", "text", "group", "images")
 
 _GRIDS: Sequence[str] = ("grid_h", "grid_w")
 
-_VERSION = 1
+_KINDS = ("failed", "excluded")
+
+_VERSION = 2
 
 _PIECE = 4096
 """Rows tokenised at once."""
@@ -61,14 +64,13 @@ class Conversations:
     """The samples that can be used.
 
     rows: `sample_id`, `text`, `group`, `images` (see CONVERSATION_SCHEMA) and int32 `num_tokens`, `num_images`, of
-    patches `num_patches`. images: see IMAGE_SCHEMA, of patches with `grid_h`, `grid_w`. failed: rows left out, by
-    reason.
+    patches `num_patches`. images: see IMAGE_SCHEMA, of patches with `grid_h`, `grid_w`. rejected: what was left out.
     """
 
     files: tuple[SourceFile, ...]
     rows: pa.Table
     images: pa.Table
-    failed: Counter[str]
+    rejected: Rejected
 
 
 def conversations(config: Config, modality: Vision | Images, *, recipe_key: str) -> Conversations:
@@ -108,7 +110,7 @@ def _with_progress(function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iter
 
 def _measured(modality: Vision | Images, manifest: Manifest) -> Conversations:
     """Makes the text of every row; those that a build would leave out are left out."""
-    rows, failed = manifest.rows, Counter(manifest.counts()["failed"])
+    rows, rejected = manifest.rows, Rejected.of(manifest)
     modality = modality.keeping(rows)
     names = [file.name for file in manifest.files]
     counts, is_good = np.zeros(len(rows), np.int32), np.ones(len(rows), bool)
@@ -117,7 +119,7 @@ def _measured(modality: Vision | Images, manifest: Manifest) -> Conversations:
             part = conversation_rows(manifest, rows.slice(start, _PIECE))
             for place, sample in enumerate(modality.text_samples(part, names), start):
                 if "failure" in sample:
-                    failed[sample["failure"]] += 1
+                    rejected.add(sample["failure"])
                     is_good[place] = False
                 else:
                     counts[place] = len(sample.get("input_ids", ()))
@@ -128,7 +130,7 @@ def _measured(modality: Vision | Images, manifest: Manifest) -> Conversations:
     for name in listed_lengths(modality):
         table = table.append_column(name, pa.array(lengths[name].astype(np.int32)))
     kept = table.filter(pa.array(is_good)).combine_chunks()
-    return Conversations(files=manifest.files, rows=kept, images=images, failed=failed)
+    return Conversations(files=manifest.files, rows=kept, images=images, rejected=rejected)
 
 
 def listed_lengths(modality: Vision | Images) -> tuple[str, ...]:
@@ -171,7 +173,7 @@ def _save(folder: Path, found: Conversations) -> None:
         sums = {name: _write_table(aside / name, getattr(found, name)) for name in _TABLES}
         document = {
             "files": [[f.name, str(f.path), f.entry, f.listed, f.stat] for f in found.files],
-            "failed": dict(found.failed),
+            "rejected": asdict(found.rejected),
             "sums": sums,
         }
         write_bytes(aside / "listing.json", json.dumps(document).encode("ascii"))
@@ -196,8 +198,9 @@ def _load(folder: Path, schemas: tuple[pa.Schema, pa.Schema]) -> Conversations |
         _require_places(rows["group"], len(files))
         _require_places(pc.list_flatten(rows["images"]), len(images))
         _require_places(images["file"], len(files))
-        failed = Counter({str(reason): int(count) for reason, count in document["failed"].items()})
-        return Conversations(files=files, rows=rows, images=images, failed=failed)
+        kinds = ({str(why): int(count) for why, count in document["rejected"][k].items()} for k in _KINDS)
+        rejected = Rejected(int(document["rejected"]["num_rows"]), *map(Counter, kinds))
+        return Conversations(files=files, rows=rows, images=images, rejected=rejected)
     # pyarrow's errors are ValueErrors.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as err:
         if folder.exists():

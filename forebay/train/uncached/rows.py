@@ -40,7 +40,7 @@ class UncachedRows(UncachedSource):
             modality=self._rows_of,
             files=found.files,
             rows=found.rows,
-            failed=found.failed,
+            rejected=found.rejected,
             stored_probe=stored_probe,
         )
         self._manifest = Manifest(files=found.files, rows=found.rows, images=found.images)

@@ -8,6 +8,7 @@ import threading
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -16,10 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config.tree import Config
-from forebay.errors import ManifestError, SampleError
+from forebay.errors import BuildError, ManifestError, SampleError
+from forebay.preprocess.assemble import EXCLUDING
 from forebay.preprocess.modality import Modality
 from forebay.preprocess.sources.kept import column_of, names_of
 from forebay.preprocess.sources.media import MediaReader
+from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.sparse import sparse_files
 from forebay.steps.image.choice import images_by
 from forebay.steps.recipe import AnyRecipe
@@ -66,19 +69,20 @@ class UncachedSource(SampleSource):
         modality: Modality,
         files: tuple[SourceFile, ...],
         rows: pa.Table,
-        failed: Mapping[str, int],
+        rejected: Rejected,
         stored_probe: Mapping[str, str] | None,
     ) -> None:
-        """files, rows: of the samples that can be used. failed: the others, by reason.
+        """files, rows: of the samples that can be used. rejected: the others.
 
         stored_probe: of a cache that these samples stand beside; a difference in numerics is logged.
-        Raises ManifestError where no sample can be used.
+        Raises ManifestError where no sample can be used, BuildError where more rows are bad than a build would allow.
         """
         if not len(rows):
             raise ManifestError(
-                f"no sample of {', '.join(config.source.manifests)} can be used ({dict(failed)}); "
+                f"no sample of {', '.join(config.source.manifests)} can be used ({rejected}); "
                 f"run: forebay preprocess {config.path}"
             )
+        self._substitutes = Substitutes(config, rejected)
         self._rows, self._files, self._names = rows, files, [file.name for file in files]
         self._media = MediaReader(
             files,
@@ -92,7 +96,6 @@ class UncachedSource(SampleSource):
         self.constants = modality.constants()
         self.recipe_key = recipe.key
         self.key = digest({"uncached": recipe.key, "rows": rows["sample_id"].to_pylist()})
-        self._substitutes = Substitutes()
         self._may_stand_in: Array | None = None
         self._path = config.path
         _compare_probe(modality, stored_probe)
@@ -101,9 +104,14 @@ class UncachedSource(SampleSource):
         return len(self._rows)
 
     def read(self, index: int) -> dict[str, Any]:
-        """Returns one sample, read-only, as `Cache.read` does.
+        """Returns one sample, read-only, as `Cache.read` does; see `read_one`."""
+        return self.read_one(index)[0]
 
-        Raises SampleError where a hundred samples in a row are bad: then it is not the samples.
+    def read_one(self, index: int) -> tuple[dict[str, Any], int]:
+        """See `SampleSource`.
+
+        Raises SampleError where a hundred samples in a row are bad: then it is not the samples. Raises BuildError where
+        more rows are bad than `run.max_failed_share` allows.
         """
         may = self._may_stand_in
         candidates = (place for place in self._candidates(index) if may is None or place == index or may[place])
@@ -133,8 +141,8 @@ class UncachedSource(SampleSource):
 
     @property
     def failed(self) -> Counter[str]:
-        """Bad samples met so far, by reason."""
-        return self._substitutes.failed
+        """Bad rows known so far, by reason: those of the listing, and those met since, each once."""
+        return self._substitutes.rejected.failed
 
     def sample_id(self, index: int) -> str:
         """Returns the id of one sample."""
@@ -201,37 +209,81 @@ def _compare_probe(modality: Modality, stored: Mapping[str, str] | None) -> None
             )
 
 
+@dataclass(frozen=True)
+class Rejected:
+    """What is left out of `num_rows` rows, by reason, as a build counts it: bad rows, and good ones not wanted."""
+
+    num_rows: int
+    failed: Counter[str]
+    excluded: Counter[str]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Rejected:
+        """Returns what the listing left out."""
+        counts = {kind: Counter(found) for kind, found in manifest.counts().items()}
+        return cls(len(manifest.rows) + counts["failed"].total(), counts["failed"], counts["excluded"])
+
+    def add(self, reason: str) -> None:
+        """Counts a row that was listed and cannot be used."""
+        (self.excluded if reason in EXCLUDING else self.failed)[reason] += 1
+
+    def __str__(self) -> str:
+        kinds = (("bad", self.failed), ("not wanted", self.excluded))
+        told = [(kind, ", ".join(f"{reason} {count}" for reason, count in sorted(own.items()))) for kind, own in kinds]
+        return "left out: " + ("; ".join(f"{kind}: {reasons}" for kind, reasons in told if reasons) or "none")
+
+
 class Substitutes:
-    """Counts bad samples by reason in `failed`; threads may share it."""
+    """Counts bad samples in `rejected`, each once; threads may share it."""
 
-    def __init__(self) -> None:
-        self.failed: Counter[str] = Counter()
+    def __init__(self, config: Config, rejected: Rejected) -> None:
+        """rejected: of the listing. Raises BuildError where a build would not allow so many bad rows."""
+        self._config, self.rejected = config, rejected
+        self._known: set[int] = set()
         self._lock = threading.Lock()
-        self._is_told = False
+        if rejected.failed or rejected.excluded:
+            logger.warning("%s: %s", config.path, rejected)
+        self._check()
 
-    def first_good(self, make: Callable[[int], T], candidates: Iterable[int]) -> T:
-        """Returns `make` of the first candidate for which it does not raise SampleError.
+    def first_good(self, make: Callable[[int], T], candidates: Iterable[int]) -> tuple[T, int]:
+        """Returns `make` of the first candidate for which it does not raise SampleError, and the candidate.
 
         Raises the last SampleError where all are bad: then it is not the samples.
         """
         last: SampleError | None = None
         for index in candidates:
             try:
-                return make(index)
+                return make(index), index
             except SampleError as err:
-                self._note(err)
+                self._note(index, err)
                 last = err
         if last is None:
             raise ValueError("no candidate to read")
         raise last
 
-    def _note(self, err: SampleError) -> None:
-        logger.warning("reading another sample instead, %s: %s", err.reason, err)
+    def _note(self, index: int, err: SampleError) -> None:
         with self._lock:
-            self.failed[err.reason] += 1
-            is_first, self._is_told = not self._is_told, True
+            if index in self._known:
+                return
+            is_first = not self._known
+            self._known.add(index)
+            self.rejected.add(err.reason)
+        logger.warning("reading another sample instead, %s: %s", err.reason, err)
+        self._check()
         if is_first:
             logger.warning(
                 "the cache will leave such samples out, so its batches will be others: a state saved here goes on here "
                 '(loader.cache = "off"), and is refused there'
             )
+
+    def _check(self) -> None:
+        count, rows = self.rejected.failed.total(), self.rejected.num_rows
+        path, share = self._config.path, self._config.run.max_failed_share
+        if count <= share * rows:
+            return
+        raise BuildError(
+            f"{path}: {count} of {rows} rows are bad, run.max_failed_share = {share} allows {int(share * rows)} "
+            f"({self.rejected}); forebay preprocess {path} lists them: mend them, or allow more: "
+            f"--set run.max_failed_share={min(1.0, 2 * count / rows):.3g}",
+            code="FB301",
+        )

@@ -7,7 +7,6 @@ list), and then batches could differ from those of the cache, whose lengths are 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -37,7 +36,7 @@ from forebay.store.memo import SIZE
 from forebay.store.remote.raw.sources import source_stat
 from forebay.store.row_table import as_texts, sorted_categories
 from forebay.store.source_files import SourceFile
-from forebay.train.uncached.source import UncachedSource
+from forebay.train.uncached.source import Rejected, UncachedSource
 
 logger = logging.getLogger(__name__)
 
@@ -80,14 +79,14 @@ class UncachedSpeech(UncachedSource):
         self._modality = self._modality.keeping(manifest.rows)
         if manifest.unused:
             logger.warning("samples: %s", described(manifest.unused))
-        tokens, rows, failed = self._tokenise(manifest)
+        tokens, rows, rejected = self._tokenise(manifest)
         super().__init__(
             config,
             recipe=recipe,
             modality=self._modality,
             files=manifest.files,
             rows=rows,
-            failed=failed,
+            rejected=rejected,
             stored_probe=stored_probe,
         )
         self.lengths = self._measure(tokens)
@@ -161,25 +160,25 @@ class UncachedSpeech(UncachedSource):
             )
             raise SampleError("duration_mismatch", message)
 
-    def _tokenise(self, manifest: Manifest) -> tuple[Array, pa.Table, Counter[str]]:
-        """Returns token counts and rows of the texts that can be used, and failures: a build leaves those out too."""
-        rows, failed = manifest.rows, Counter(manifest.counts()["failed"])
+    def _tokenise(self, manifest: Manifest) -> tuple[Array, pa.Table, Rejected]:
+        """Returns token counts and rows of the texts that can be used, and the others: a build leaves those out too."""
+        rows, rejected = manifest.rows, Rejected.of(manifest)
         if self._recipe.tokens is None:
-            return np.zeros(len(rows), np.int64), rows, failed
+            return np.zeros(len(rows), np.int64), rows, rejected
         made = self._modality.text_samples(rows, [file.name for file in manifest.files])
         bar = Progress(len(rows), unit="text", desc="text").over(made)
         counts = np.full(len(rows), -1, np.int64)
         said: list[Mapping[str, Any]] = []
         for place, values in enumerate(bar):
             if "failure" in values:
-                failed[values["failure"]] += 1
+                rejected.add(values["failure"])
             else:
                 counts[place] = len(values["input_ids"])
                 if self._recipe.tokens.text_line().detects:
                     said.append({name: values[name] for name in _SAID.names})
         if said:
             self._said = pa.Table.from_pylist(said, schema=_SAID)
-        return counts[counts >= 0], rows.filter(pa.array(counts >= 0)), failed
+        return counts[counts >= 0], rows.filter(pa.array(counts >= 0)), rejected
 
     def _measure(self, tokens: Array) -> dict[str, Array]:
         if not self._recipe.has_audio:

@@ -57,7 +57,7 @@ def test_the_demo_is_calibrated_and_planned_and_kept(
     [warning] = [record.getMessage() for record in caplog.records if "calibrate" in record.name]
     assert "no CUDA device here" in warning
     assert [line.partition(":")[0] for line in out.splitlines()[:7]] == NAMES
-    assert 'calibration = "calibrated_bs.json"' in out
+    assert 'for [plan], in the place of batch_seconds:\n  calibration = "calibrated_bs.json"' in out
     path = tmp_path / "calibrated_bs.json"
     entries = json.loads(path.read_bytes())
     assert list(entries) == NAMES
@@ -188,6 +188,7 @@ def test_a_cache_that_is_not_there_ends_with_3(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.wide
 def test_two_ranks_verify_what_was_calibrated(root: Path, tmp_path: Path) -> None:
     table: dict[str, Any] = {name: {"batch_size": 2 + place, "grad_acc": 1} for place, name in enumerate(NAMES)}
+    table = {name: table[name] for name in (NAMES[0], NAMES[6])}  # the others are not calibrated yet
     out = tmp_path / "sizes.json"
     out.write_text(json.dumps(table), encoding="utf-8")
     asked = ("--mode", "verify-all", "--steps", 2, "--bucket", 0, "--bucket", 6, "--out", out, "--cache-root", root)
@@ -201,6 +202,14 @@ def test_two_ranks_verify_what_was_calibrated(root: Path, tmp_path: Path) -> Non
         ["b_20_30", "1", "8", "2"],
     ]
     assert "all buckets train on 2 ranks, and the ranks agree" in result.stdout
+
+
+def test_a_bucket_that_is_not_calibrated_is_not_verified(calibrate: Call, tmp_path: Path) -> None:
+    (tmp_path / "calibrated_bs.json").write_text(json.dumps({"b_0_3": {"batch_size": 2, "grad_acc": 1}}))
+    code, _, err = calibrate(SPEECH, "--mode", "verify-all", "--bucket", 6)
+    assert code == 2
+    assert "--bucket b_20_30: " in err
+    assert "has no batch_size of it; run: forebay calibrate" in err
 
 
 @pytest.mark.gpu

@@ -120,6 +120,13 @@ def test_bad_use_ends_with_2_before_anything_is_read(
     assert (message or "compare CONFIG needs --against, one or more of uncached, unbucketed, hf") in err
 
 
+def test_fewer_steps_than_random_batches_need_are_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *arguments(root, steps=3, against="uncached,unbucketed"))
+    assert (code, out) == (2, "")
+    assert "--steps is 3, but unbucketed has random batches" in err
+    assert "give --steps 14 or more" in err  # two of each of seven buckets
+
+
 def test_a_config_without_a_model_is_refused() -> None:
     config = forebay.load_config(CONFIG)
     bare = dataclasses.replace(config, train=dataclasses.replace(config.train, model=None))

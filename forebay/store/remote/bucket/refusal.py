@@ -117,7 +117,7 @@ def error_of(refusal: Refusal, where: Url, access: Access, *, tries: int = 1) ->
     if not refusal.may_pass:
         return RemoteError(f"{where}: {refusal.words}; {asked}; {_CHECK}")
     times = "once" if tries == 1 else f"{tries} times"
-    return RemoteError(f"{where}: {refusal.words}; asked {times}; {asked}; {_LATER}", code="FB607")
+    return RemoteError(f"{where}: {refusal.words}; asked {times}; {asked}; {_LATER}{_GO_ON}", code="FB607")
 
 
 def replaced(where: Url, *, wanted: str, found: str) -> RemoteReplacedError:
@@ -142,6 +142,9 @@ _TRUST = "set SSL_CERT_FILE to a file of the authority that signed it"
 _SET_CLOCK = "timedatectl set-ntp true"
 _CHECK = "check the URL and [remote]"
 _LATER = "try again later, or set remote.retries and remote.timeout_s higher"
+_GO_ON = (
+    "; a loop goes on at the next batch by loader.load_state_dict(loader.state_dict()), else `for` begins the epoch"
+)
 
 
 def _allow(access: Access) -> str:
