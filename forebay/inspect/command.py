@@ -13,7 +13,7 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config, stand_in
 from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
-from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, check_target, write_table, write_wav
+from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, write_table, write_wav
 from forebay.inspect.facts import cache_facts, unreadable_facts
 from forebay.inspect.pictures import pictures_of
 from forebay.inspect.plans import Pack, pack_bytes, read_pack, read_plan
@@ -29,6 +29,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.filter import Filter
 from forebay.store.lookup import find_cache, require, sealed_caches
 from forebay.store.metadata import check_description, foreign_values
+from forebay.store.output import check_output
 from forebay.store.remote.mirror import cache_folder
 from forebay.store.remote.root import RemoteRoot
 from forebay.store.source import has_audio
@@ -93,7 +94,7 @@ def _show_cache(place: str, config: Config | None, options: InspectOptions) -> i
     files are downloaded, and shards only where rows are asked for.
     """
     folder = cache_folder(place, options.remote)
-    _check_outputs(folder, options)
+    _check_outputs(folder, options, config)
     above = str(parse_url(place).parent) if is_url(place) else os.path.dirname(os.path.abspath(place))
     named = options.cache_root if config is None else config.run.cache_root
     plan_roots = _roots(above, named, options.remote)
@@ -113,7 +114,7 @@ def _show_cache(place: str, config: Config | None, options: InspectOptions) -> i
     return _print(options, facts, _cache_lines(facts, sample), sample=sample and sample.to_json(), written=written)
 
 
-def _check_outputs(folder: Path, options: InspectOptions) -> None:
+def _check_outputs(folder: Path, options: InspectOptions, config: Config | None) -> None:
     for name, path in {"wav": options.wav, "png": options.png}.items():
         if path is not None and options.sample is None:
             raise ConfigError(
@@ -121,7 +122,7 @@ def _check_outputs(folder: Path, options: InspectOptions) -> None:
             )
     for name, path in {"wav": options.wav, "png": options.png, "export": options.export}.items():
         if path is not None:
-            check_target(path, f"--{name}", cache_folder=folder)
+            check_output(path, f"--{name}", folder=folder, config=config)
     if options.export is not None and options.export.suffix != ".parquet":
         raise ConfigError(
             f"--export {options.export}: the row table is written as parquet; name a file that ends in .parquet"
@@ -240,7 +241,7 @@ def _check_plan_outputs(folder: Path, options: InspectOptions) -> None:
     if options.png is not None:
         if options.sample is None:
             raise ConfigError("--png needs --sample I, the pack to draw; for example --sample 0")
-        check_target(options.png, "--png", cache_folder=folder)
+        check_output(options.png, "--png", folder=folder)
 
 
 def _verified(folder: Path, plan: dict[str, Any]) -> VerifyReport:

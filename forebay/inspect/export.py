@@ -29,19 +29,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def check_target(path: Path, option: str, *, cache_folder: Path) -> None:
-    """Raises ConfigError where a file cannot be written there: no such folder, or inside the cache, which is sealed."""
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"{option} {path}: there is no folder {folder}; make it, or name another file")
-    if path.is_dir():
-        raise ConfigError(f"{option} {path} is a folder; name a file")
-    if folder.resolve().is_relative_to(cache_folder.resolve()):
-        raise ConfigError(
-            f"{option} {path} lies inside the cache {cache_folder}, which is sealed; name a file elsewhere"
-        )
-
-
 def write_table(cache: Cache, path: Path) -> None:
     """Makes `path` a parquet file of `cache.samples`, one row a sample."""
     _write(path, cache.samples)

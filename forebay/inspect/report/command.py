@@ -11,7 +11,6 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config, stand_in
 from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import ConfigError
-from forebay.inspect.export import check_target
 from forebay.inspect.report.overview import Choice, Overview, overview_of
 from forebay.inspect.report.serve.server import Server
 from forebay.inspect.report.write import write_report
@@ -21,6 +20,7 @@ from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache, require
 from forebay.store.metadata import foreign_values
+from forebay.store.output import check_output
 from forebay.terminal import print_json, print_lines
 from forebay.visible import human_bytes
 
@@ -57,7 +57,7 @@ def report(target: str | Path | Config, options: ReportOptions) -> int:
         raise ConfigError(f"--{'serve' if options.serve else 'html'}: {place} is a plan; name its cache, or a config")
     cache = open_cache(place, remote=options.remote if config is None else config.remote)
     if options.html is not None:
-        check_target(options.html, "--html", cache_folder=cache.folder)
+        check_output(options.html, "--html", folder=cache.folder, config=config)
     above = str(parse_url(place).parent) if is_url(place) else os.path.dirname(os.path.abspath(place))
     named = options.cache_root if config is None else config.run.cache_root
     settings = options.remote if config is None else config.remote
