@@ -19,7 +19,7 @@ from forebay.inspect.pictures import pictures_of
 from forebay.inspect.plans import Pack, pack_bytes, read_pack, read_plan
 from forebay.inspect.processed import ProcessedSample, read_any
 from forebay.inspect.report.spectrum import hop_s
-from forebay.inspect.sample import ImageSample, Sample, holds_images, sample_index
+from forebay.inspect.sample import ImageSample, Sample, Sounds, holds_images, sample_index
 from forebay.inspect.terminal.plan import plan_report_lines
 from forebay.inspect.terminal.report import report_lines, verify_lines
 from forebay.inspect.terminal.sample import pack_lines, sample_lines
@@ -47,7 +47,8 @@ class InspectOptions:
     sample: index or id; of a plan of packs the number of a pack, or a sample's id. wav, png: files to write of that
     sample.
     export: a parquet file to write. verify: re-hash everything. cache_root: another place to look for caches and plans,
-    a folder or URL. remote: how the stores of URLs are asked.
+    a folder or URL. sounds: where a config's recordings come from that the cache does not keep. remote: how the stores
+    of URLs are asked.
     """
 
     sample: str | None = None
@@ -58,6 +59,7 @@ class InspectOptions:
     as_json: bool = False
     progress: bool = False
     cache_root: str | None = None
+    sounds: Sounds | None = None
     remote: RemoteConfig = field(default_factory=RemoteConfig)
 
 
@@ -150,7 +152,11 @@ def _read(cache: Cache, wanted: str, config: Config | None) -> Sample:
 
 def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, config: Config | None) -> list[str]:
     if sample is not None and outputs.wav is not None:
-        write_wav(cache, sample.tensors, outputs.wav)
+        tensors = sample.tensors
+        if "waveform" not in tensors and config is not None and outputs.sounds is not None:
+            heard = outputs.sounds(config, cache)(sample.row)
+            tensors = {**tensors, **({} if heard is None else {"waveform": heard})}
+        write_wav(cache, tensors, outputs.wav)
     if sample is not None and outputs.png is not None:
         _write_png(cache, sample, outputs.png, config=config)
     if outputs.export is not None:

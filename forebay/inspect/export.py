@@ -45,8 +45,9 @@ def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
         raise ConfigError(f"--wav: {cache.place} has no audio (its fields: {', '.join(tensors)}); leave --wav out")
     if "waveform" not in tensors:
         raise ConfigError(
-            f"--wav: {cache.place} keeps no waveforms (its fields: {', '.join(tensors)}); set "
-            "audio.keep_waveform = true in the config and run: forebay preprocess CONFIG"
+            f"--wav: {cache.place} keeps no waveforms (its fields: {', '.join(tensors)}); name the config where its "
+            "sources are on this machine, as they were read; or set audio.keep_waveform = true in the config and run: "
+            "forebay preprocess CONFIG"
         )
     waveform = tensors["waveform"]
     subtype = "PCM_16" if waveform.dtype == np.int16 else "FLOAT"

@@ -61,7 +61,7 @@ def test_a_float_waveform_stays_one(tmp_path: Path) -> None:
 def test_a_cache_without_waveforms_says_how_to_keep_them(tmp_path: Path) -> None:
     cache = open_cache(make_cache(tmp_path))
     with pytest.raises(
-        ConfigError, match=r"keeps no waveforms .* set audio\.keep_waveform = true .* forebay preprocess"
+        ConfigError, match=r"keeps no waveforms .* name the config .* audio\.keep_waveform = true .* forebay preprocess"
     ):
         write_wav(cache, cache.read(0), tmp_path / "a.wav")
     assert not (tmp_path / "a.wav").exists()

@@ -19,7 +19,7 @@ from forebay.inspect.report.doubts import Doubts, doubts_of
 from forebay.inspect.report.plans import PlanView, views_of
 from forebay.inspect.report.rows import Rows
 from forebay.inspect.report.words import rejected_ids, sealed_at
-from forebay.inspect.sample import load_tokenizer
+from forebay.inspect.sample import Sounds, load_tokenizer
 from forebay.store.cache import Cache
 from forebay.store.filter import Filter
 
@@ -67,10 +67,13 @@ class Overview:
         return int(self.columns.cache.constants.get("sample_rate_hz", 0))
 
 
-def overview_of(cache: Cache, config: Config | None, *, choice: Choice, roots: Sequence[Path]) -> Overview:
+def overview_of(
+    cache: Cache, config: Config | None, *, choice: Choice, roots: Sequence[Path], sounds: Sounds | None = None
+) -> Overview:
     """Returns what a page says of a cache.
 
-    config: whose plan comes first, and whose tokenizer makes tokens readable. roots: under which plans may lie.
+    config: whose plan comes first, and whose tokenizer makes tokens readable. roots: under which plans may lie. sounds:
+    gives waveforms that the cache does not keep.
     Raises ConfigError for ids that are not there, CacheCorruptError where the metadata describes no cache.
     """
     facts = cache_facts(cache, plan_roots=[])
@@ -78,6 +81,7 @@ def overview_of(cache: Cache, config: Config | None, *, choice: Choice, roots: S
     doubts = doubts_of(columns)
     plans = views_of(columns, config, roots=roots)
     tokenizer, note = _tokenizer(cache, config)
+    sound = None if sounds is None or config is None or "waveform" in cache.fields else sounds(config, cache)
     reasons = len(facts["excluded"]) + len(facts["failed"])
     chosen, how = _chosen(columns, doubts, plans, choice)
     return Overview(
@@ -87,7 +91,7 @@ def overview_of(cache: Cache, config: Config | None, *, choice: Choice, roots: S
         plans=plans,
         rejected=rejected_ids(cache.folder / "rejected.jsonl", wanted=reasons),
         sealed=sealed_at(cache.folder),
-        reader=Reader(columns=columns, tokenizer=tokenizer, config=config),
+        reader=Reader(columns=columns, tokenizer=tokenizer, config=config, sound=sound),
         token_note=note,
         chosen=chosen,
         how=how,
