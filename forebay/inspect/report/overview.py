@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forebay.config.digest import tokenizer_digest
 from forebay.config.tree import Config
 from forebay.errors import ForebayError
@@ -78,7 +80,9 @@ def overview_of(
     """
     facts = cache_facts(cache, plan_roots=[])
     columns = Columns(cache)
-    doubts = doubts_of(columns)
+    filter_ = None if config is None or not config.filter.is_given else Filter.of(config.filter)
+    left = None if filter_ is None else filter_.choose(cache, name=cache.place)
+    doubts = doubts_of(columns, kept=None if left is None else np.isin(np.arange(len(cache)), left.places))
     plans = views_of(columns, config, roots=roots)
     tokenizer, note = _tokenizer(cache, config)
     sound = None if sounds is None or config is None or "waveform" in cache.fields else sounds(config, cache)
@@ -95,14 +99,8 @@ def overview_of(
         token_note=note,
         chosen=chosen,
         how=how,
-        filter_line=_filter_line(cache, config),
+        filter_line=None if left is None else str(left),
     )
-
-
-def _filter_line(cache: Cache, config: Config | None) -> str | None:
-    if config is None or not config.filter.is_given:
-        return None
-    return str(Filter.of(config.filter).choose(cache, name=cache.place))
 
 
 def _chosen(columns: Columns, doubts: Doubts, plans: Sequence[PlanView], choice: Choice) -> tuple[list[Chosen], str]:
@@ -112,7 +110,7 @@ def _chosen(columns: Columns, doubts: Doubts, plans: Sequence[PlanView], choice:
         return longest(columns), "the longest ones"
     if choice.worst:
         padding = next((plan.padding for plan in plans if plan.padding is not None), None)
-        found = worst(columns, doubts.z, padding=padding)
+        found = worst(columns, doubts, padding=padding)
         about = "transcripts that do not fit their length, waveforms at full scale, most padding in their bucket"
         return found, f"the worst ones, in turn: {about}" if found else f"no sample is out of range: {about}"
     found = spread(columns)
