@@ -109,10 +109,14 @@ def _sound(found: Measured, limits: Limits) -> Iterator[Finding]:
             found,
             row,
             "narrow_band",
-            f"above 55 % of its band it has {value:.0f} dB of its power, the limit is {limits.band_db:g}",
+            f"above 60 % of its band it has {value:.0f} dB of its power, the limit is {limits.band_db:g}",
             value=value,
             limit=limits.band_db,
         )
+    for row in _rows(facts["offset"] >= limits.dc_offset):
+        value, limit = float(facts["offset"][row]), limits.dc_offset
+        said = f"its mean is {value:.1%} of full scale, the limit is {limit:.1%}"
+        yield finding(found, row, "dc_offset", said, value=value, limit=limit)
 
 
 def _rates(found: Measured, limits: Limits) -> Iterator[Finding]:

@@ -29,7 +29,8 @@ class Limits:
     full_scale: float = _limit(0.9999, "magnitude from which a sample is at full scale")
     clipped_share: float = _limit(0.001, "share of samples at full scale from which some of a clip is clipped")
     badly_clipped_share: float = _limit(0.05, "share of samples at full scale from which a clip is spoiled")
-    band_db: float = _limit(-60.0, "power above 55 % of the band, over all power, below which the band is narrow")
+    band_db: float = _limit(-52.0, "power above 60 % of the band, over all power, below which the band is narrow")
+    dc_offset: float = _limit(0.01, "magnitude of a clip's mean, of full scale, from which it has an offset")
     rate_match: float = _limit(0.005, "share by which stated over real seconds may miss the ratio of two sample rates")
     max_chars_per_s: float = _limit(PACE.max_per_s, "characters a second, spaces left out, that nobody speaks")
     min_chars_per_s: float = _limit(PACE.min_per_s, "characters a second below which most of a clip is not in its text")
@@ -122,6 +123,13 @@ CHECKS = (
         says="some of the clip is at full scale",
         needs="media",
         limits=("full_scale", "clipped_share", "badly_clipped_share"),
+    ),
+    Check(
+        name="dc_offset",
+        severity="warning",
+        says="the clip's mean is not zero: its recorder adds a constant, which is no sound",
+        needs="media",
+        limits=("dc_offset",),
     ),
     Check(
         name="low_rate",

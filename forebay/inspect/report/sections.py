@@ -53,10 +53,10 @@ def _lead(overview: Overview) -> str:
     lines = dict(recipe_lines(recipe))
     if "processor" in overview.facts:
         lines["vision"] = f"images as {overview.facts['processor']['made_by']} gives them"
-    parts = [lines[section].replace("; ", ", ") for section in ("audio", "vision") if section in lines]
-    text = recipe.get("text")
-    if text is not None:
-        prompt = text.get("prompt", "unknown")
+    named = [lines[section].split("; processor")[0] for section in ("audio", "vision") if section in lines]
+    parts = [line.replace("; ", ", ") for line in named]
+    prompt = (recipe.get("text") or {}).get("prompt", overview.columns.cache.constants.get("prompt"))
+    if prompt not in (None, "none"):
         parts.append("a class each" if prompt == LABEL else f"texts under the prompt {prompt}")
     return shortened("; ".join(parts), 400)
 
@@ -302,7 +302,7 @@ def made(overview: Overview) -> Html:
     """Returns what the cache was made of, and how."""
     facts = overview.facts
     lines = [("key", facts["key"]), ("recipe key", facts["recipe_key"]), ("folder", str(facts["folder"]))]
-    lines += list(recipe_lines(facts["recipe"]))
+    lines += list(recipe_lines(facts["recipe"], made_by=facts.get("processor", {}).get("made_by", "")))
     lines.append(
         (
             "shards",
