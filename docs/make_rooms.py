@@ -1,7 +1,8 @@
 """Draws `docs/images/rooms.svg`, the picture of `ARCHITECTURE.md` (`make images`).
 
-The rows are the layers that import-linter holds (`setup.cfg`), a wide one in two rows. A room's words are the first sentence of its docstring,
-and its list of folders is read from disk. `tests/test_documents.py` compares the picture with what this script draws.
+The rows are the layers that import-linter holds (`setup.cfg`), a wide one in two rows. A room's words are the first
+sentence of its docstring, and its list of folders is read from disk. `tests/test_documents.py` compares the picture
+with what this script draws.
 """
 
 from __future__ import annotations

@@ -61,7 +61,9 @@ def test_phases_of_one_name_add_up_and_one_that_fails_is_not_counted() -> None:
     assert list(phases.started(iter([]))) == []
 
 
-def test_other_ranks_are_silent_but_for_the_line_of_all_phases(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_are_silent_until_the_line_of_all_phases(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO, logger="forebay")
     monkeypatch.setenv("RANK", "1")
     phases = Phases()
