@@ -25,8 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,9 @@ def _measure(scratch: Path, objects: Beside, size: Size) -> dict[str, Any]:
     workload = _workload(size)
     forebay_cache.write(scratch / "data" / "forebay", workload)
     contestants = ["forebay", *(name for name in _PEERS if importlib.util.find_spec(_PEERS[name][0]) is not None)]
+    failed: dict[str, str] = {}
     for name in contestants[1:]:
-        _PEERS[name][1].write(scratch / "data" / name, workload)
+        _try(failed, name, lambda name: _PEERS[name][1].write(scratch / "data" / name, workload))
     bucket = objects.make_bucket()
     data = scratch / "data"
     bucket.put_all((p.relative_to(scratch).as_posix(), p.read_bytes()) for p in sorted(data.rglob("*")) if p.is_file())
@@ -98,9 +100,23 @@ def _measure(scratch: Path, objects: Beside, size: Size) -> dict[str, Any]:
             "rows a shard": size.rows_per_shard,
         },
         "forebay": rows,
-        "beside peers, on one bucket": [_peer(run, name) for name in contestants],
+        "beside peers, on one bucket": [
+            row for name in contestants if name not in failed and (row := _try(failed, name, partial(_peer, run)))
+        ],
+        "failed": ", ".join(f"{name}: {why}" for name, why in failed.items()) or "none",
         "not installed here (make bench-peers)": ", ".join(missing) or "none",
     }
+
+
+def _try(failed: dict[str, str], name: str, work: Callable[[str], Any]) -> Any:
+    """Returns what is measured of a contestant; a peer that fails is noted, and costs its own row alone."""
+    try:
+        return work(name)
+    except (Exception, SystemExit) as err:
+        if name == "forebay":
+            raise
+        failed[name] = f"{type(err).__name__}: {err}"[:200]
+        return None
 
 
 def _workload(size: Size) -> Workload:

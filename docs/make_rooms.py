@@ -1,7 +1,8 @@
 """Draws `docs/images/rooms.svg`, the picture of `ARCHITECTURE.md` (`make images`).
 
-The rows are the layers that import-linter holds (`setup.cfg`). A room's words are the first sentence of its docstring,
-and its list of folders is read from disk. `tests/test_documents.py` compares the picture with what this script draws.
+The rows are the layers that import-linter holds (`setup.cfg`), a wide one in two rows. A room's words are the first
+sentence of its docstring, and its list of folders is read from disk. `tests/test_documents.py` compares the picture
+with what this script draws.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/images/rooms.svg"
 
 _WIDTH, _BOX, _ROW, _MARGIN = 800, 56, 66, 40
+_BESIDE = 4
+"""Rooms that stand beside each other: those of a wider layer stand in several rows."""
 
 
 def picture() -> str:
@@ -44,7 +47,8 @@ def _layers() -> list[list[str]]:
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
     lines = parser["importlinter:contract:layers"]["layers"].split("\n")
-    return [[name.strip().removeprefix("forebay.") for name in line.split("|")] for line in lines if line]
+    layers = [[name.strip().removeprefix("forebay.") for name in line.split("|")] for line in lines if line]
+    return [layer[first : first + _BESIDE] for layer in layers for first in range(0, len(layer), _BESIDE)]
 
 
 def _box(room: str, row: int, column: int, columns: int) -> str:
@@ -53,10 +57,15 @@ def _box(room: str, row: int, column: int, columns: int) -> str:
     x, y = _MARGIN + column * (width + 16), row * _ROW + 10
     inner = sorted(path.parent.relative_to(folder).as_posix() + "/" for path in folder.glob("**/__init__.py"))
     lines = textwrap.wrap(_sentence(room), width=(width - 20) // 6, max_lines=2, placeholder=" ...")
+    name = f"{room}/" if folder.is_dir() else f"{room}.py"
+    beside = x + 20 + 9 * len(name)
+    shown = textwrap.shorten(
+        " ".join(name for name in inner if name != "./"), (x + width - beside) // 6, placeholder=" ..."
+    )
     words = [
-        _text(x + 10, y + 18, f"{room}/" if folder.is_dir() else f"{room}.py", size=13, colour="#c2410c", bold=True),
+        _text(x + 10, y + 18, name, size=13, colour="#c2410c", bold=True),
         *(_text(x + 10, y + 34 + 14 * number, line, size=11, colour="#334155") for number, line in enumerate(lines)),
-        _text(x + 110, y + 18, "  ".join(name for name in inner if name != "./"), size=10, colour="#64748b"),
+        _text(beside, y + 18, shown, size=10, colour="#64748b"),
     ]
     frame = f'<rect x="{x}" y="{y}" width="{width}" height="{_BOX}" rx="6" fill="#f8fafc" stroke="#c2410c"/>'
     return frame + "".join(words)

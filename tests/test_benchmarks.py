@@ -113,11 +113,13 @@ def test_a_ratio_is_the_median_within_rounds() -> None:
 
 @pytest.fixture
 def one_peer(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The formats' benchmark with the one peer that needs nothing but pyarrow, and one that is not there."""
+    """The formats' benchmark with the one peer that needs nothing but pyarrow, one that fails, one that is absent."""
     formats = importlib.import_module("benchmarks.formats")
     absent = SimpleNamespace(NAME="Nobody's format", REQUIRES=("nobodys_format",))
     monkeypatch.setitem(sys.modules, "benchmarks.peers.nobody", absent)
-    monkeypatch.setattr(formats, "PEERS", ("forebay_cache", "arrow_by_hand", "nobody"))
+    broken = SimpleNamespace(NAME="A broken format", REQUIRES=(), write=lambda *_: 1 / 0)
+    monkeypatch.setitem(sys.modules, "benchmarks.peers.broken", broken)
+    monkeypatch.setattr(formats, "PEERS", ("forebay_cache", "broken", "arrow_by_hand", "nobody"))
     return formats
 
 
@@ -126,7 +128,10 @@ def test_formats_are_checked_measured_and_named(
 ) -> None:
     assert one_peer.main(["--tiny", "--json", "--plot", str(tmp_path / "plots" / "formats.png")]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["peers"] == [{"format": "Nobody's format", "not installed": "nobodys_format"}]
+    assert document["peers"] == [
+        {"format": "Nobody's format", "not installed": "nobodys_format"},
+        {"format": "A broken format", "failed": "ZeroDivisionError: division by zero"},
+    ]
     writers = {one_peer.SHARDS, one_peer.SHARDS_AT_ONCE, one_peer.OURS, one_peer.ARROW}
     assert {row["format"] for row in document["writing"]} == writers
     assert {row["target"] for row in document["targets"]} >= {">= 2.5", "<= 2", ">= 0.85", ">= 6", "<= 1.005"}

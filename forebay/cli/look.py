@@ -63,6 +63,7 @@ def add_inspect(commands: Any) -> None:
 def _inspect(options: argparse.Namespace) -> int:
     from forebay.inspect import command
     from forebay.inspect.usage import run_usage
+    from forebay.preprocess.speech.heard import Heard
 
     is_page = _is_page(options)
     if options.usage is not None:
@@ -89,7 +90,7 @@ def _inspect(options: argparse.Namespace) -> int:
         return _page(place if config is None else config, options)
     asked = {name: getattr(options, name) for name in ("sample", "wav", "png", "export", "verify", "cache_root")}
     asked["remote"] = remote(options) if config is None else config.remote
-    wanted = command.InspectOptions(**asked, as_json=options.json, progress=not options.no_progress)
+    wanted = command.InspectOptions(**asked, sounds=Heard, as_json=options.json, progress=not options.no_progress)
     return command.show(place if config is None else config, wanted)
 
 
@@ -127,6 +128,7 @@ def _is_page(options: argparse.Namespace) -> bool:
 def _page(target: str | Path | Config, options: argparse.Namespace) -> int:
     from forebay.inspect.report.command import ReportOptions, report
     from forebay.inspect.report.overview import Choice
+    from forebay.preprocess.speech.heard import Heard
 
     wanted = ReportOptions(
         html=options.html,
@@ -136,6 +138,7 @@ def _page(target: str | Path | Config, options: argparse.Namespace) -> int:
         as_json=options.json,
         progress=not options.no_progress,
         cache_root=options.cache_root,
+        sounds=Heard,
         remote=target.remote if isinstance(target, Config) else remote(options),
     )
     return report(target, wanted)

@@ -32,8 +32,8 @@ class LoaderConfig:
     pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "float32"
     """Type of `pixel_values` in packs. `uint8`: patches as stored, in an object that only `to_model_inputs` takes."""
     pack_shapes: Literal["natural", "fixed"] = "natural"
-    """`natural`: a pack is as long as its samples. `fixed`: a pack is padded to `plan.seq_len` tokens and to one of
-    `patch_classes` numbers of patches."""
+    """`natural`: a pack is as long as its samples. `fixed`: a pack is padded to one of `patch_classes` numbers of
+    patches, and to `plan.seq_len` tokens and those of the widest step between two classes: up to twice as many."""
     patch_classes: int = 8
     """Numbers of patches that fixed packs are padded to. A compiled model is compiled for as many shapes."""
     varlen: bool = False

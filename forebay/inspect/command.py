@@ -13,13 +13,13 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config, stand_in
 from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
-from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, check_target, write_table, write_wav
+from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, write_table, write_wav
 from forebay.inspect.facts import cache_facts, unreadable_facts
 from forebay.inspect.pictures import pictures_of
 from forebay.inspect.plans import Pack, pack_bytes, read_pack, read_plan
 from forebay.inspect.processed import ProcessedSample, read_any
 from forebay.inspect.report.spectrum import hop_s
-from forebay.inspect.sample import ImageSample, Sample, holds_images, sample_index
+from forebay.inspect.sample import ImageSample, Sample, Sounds, holds_images, sample_index
 from forebay.inspect.terminal.plan import plan_report_lines
 from forebay.inspect.terminal.report import report_lines, verify_lines
 from forebay.inspect.terminal.sample import pack_lines, sample_lines
@@ -29,6 +29,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.filter import Filter
 from forebay.store.lookup import find_cache, require, sealed_caches
 from forebay.store.metadata import check_description, foreign_values
+from forebay.store.output import check_output
 from forebay.store.remote.mirror import cache_folder
 from forebay.store.remote.root import RemoteRoot
 from forebay.store.source import has_audio
@@ -46,7 +47,8 @@ class InspectOptions:
     sample: index or id; of a plan of packs the number of a pack, or a sample's id. wav, png: files to write of that
     sample.
     export: a parquet file to write. verify: re-hash everything. cache_root: another place to look for caches and plans,
-    a folder or URL. remote: how the stores of URLs are asked.
+    a folder or URL. sounds: where a config's recordings come from that the cache does not keep. remote: how the stores
+    of URLs are asked.
     """
 
     sample: str | None = None
@@ -57,6 +59,7 @@ class InspectOptions:
     as_json: bool = False
     progress: bool = False
     cache_root: str | None = None
+    sounds: Sounds | None = None
     remote: RemoteConfig = field(default_factory=RemoteConfig)
 
 
@@ -93,7 +96,7 @@ def _show_cache(place: str, config: Config | None, options: InspectOptions) -> i
     files are downloaded, and shards only where rows are asked for.
     """
     folder = cache_folder(place, options.remote)
-    _check_outputs(folder, options)
+    _check_outputs(folder, options, config)
     above = str(parse_url(place).parent) if is_url(place) else os.path.dirname(os.path.abspath(place))
     named = options.cache_root if config is None else config.run.cache_root
     plan_roots = _roots(above, named, options.remote)
@@ -121,7 +124,7 @@ def _show_open(
     return _print(options, facts, _cache_lines(facts, sample), sample=sample and sample.to_json(), written=written)
 
 
-def _check_outputs(folder: Path, options: InspectOptions) -> None:
+def _check_outputs(folder: Path, options: InspectOptions, config: Config | None) -> None:
     for name, path in {"wav": options.wav, "png": options.png}.items():
         if path is not None and options.sample is None:
             raise ConfigError(
@@ -129,7 +132,7 @@ def _check_outputs(folder: Path, options: InspectOptions) -> None:
             )
     for name, path in {"wav": options.wav, "png": options.png, "export": options.export}.items():
         if path is not None:
-            check_target(path, f"--{name}", cache_folder=folder)
+            check_output(path, f"--{name}", folder=folder, config=config)
     if options.export is not None and options.export.suffix != ".parquet":
         raise ConfigError(
             f"--export {options.export}: the row table is written as parquet; name a file that ends in .parquet"
@@ -157,7 +160,11 @@ def _read(cache: Cache, wanted: str, config: Config | None) -> Sample:
 
 def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, config: Config | None) -> list[str]:
     if sample is not None and outputs.wav is not None:
-        write_wav(cache, sample.tensors, outputs.wav)
+        tensors = sample.tensors
+        if "waveform" not in tensors and config is not None and outputs.sounds is not None:
+            heard = outputs.sounds(config, cache)(sample.row)
+            tensors = {**tensors, **({} if heard is None else {"waveform": heard})}
+        write_wav(cache, tensors, outputs.wav)
     if sample is not None and outputs.png is not None:
         _write_png(cache, sample, outputs.png, config=config)
     if outputs.export is not None:
@@ -248,7 +255,7 @@ def _check_plan_outputs(folder: Path, options: InspectOptions) -> None:
     if options.png is not None:
         if options.sample is None:
             raise ConfigError("--png needs --sample I, the pack to draw; for example --sample 0")
-        check_target(options.png, "--png", cache_folder=folder)
+        check_output(options.png, "--png", folder=folder)
 
 
 def _verified(folder: Path, plan: dict[str, Any]) -> VerifyReport:

@@ -29,19 +29,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def check_target(path: Path, option: str, *, cache_folder: Path) -> None:
-    """Raises ConfigError where a file cannot be written there: no such folder, or inside the cache, which is sealed."""
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"{option} {path}: there is no folder {folder}; make it, or name another file")
-    if path.is_dir():
-        raise ConfigError(f"{option} {path} is a folder; name a file")
-    if folder.resolve().is_relative_to(cache_folder.resolve()):
-        raise ConfigError(
-            f"{option} {path} lies inside the cache {cache_folder}, which is sealed; name a file elsewhere"
-        )
-
-
 def write_table(cache: Cache, path: Path) -> None:
     """Makes `path` a parquet file of `cache.samples`, one row a sample."""
     _write(path, cache.samples)
@@ -58,8 +45,9 @@ def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
         raise ConfigError(f"--wav: {cache.place} has no audio (its fields: {', '.join(tensors)}); leave --wav out")
     if "waveform" not in tensors:
         raise ConfigError(
-            f"--wav: {cache.place} keeps no waveforms (its fields: {', '.join(tensors)}); set "
-            "audio.keep_waveform = true in the config and run: forebay preprocess CONFIG"
+            f"--wav: {cache.place} keeps no waveforms (its fields: {', '.join(tensors)}); name the config where its "
+            "sources are on this machine, as they were read; or set audio.keep_waveform = true in the config and run: "
+            "forebay preprocess CONFIG"
         )
     waveform = tensors["waveform"]
     subtype = "PCM_16" if waveform.dtype == np.int16 else "FLOAT"

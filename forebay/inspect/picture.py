@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ from forebay.visible import printable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
 
 HOP_S = 0.01
 """Between two frames of features that are defined at 16 kHz: 160 samples."""
@@ -67,7 +70,10 @@ def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz
 def write_figure(figure: Figure, path: Path) -> None:
     """Makes `path` a PNG of a figure."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=min(_DPI, _MAX_PIXELS_HIGH / figure.get_figheight()))
+    dpi = min(_DPI, _MAX_PIXELS_HIGH / figure.get_figheight())
+    # Few images do not fill the width: what is white beside them is left out.
+    whole: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": _MARGIN_IN}
+    figure.savefig(buffer, format="png", dpi=dpi, **(whole if figure.get_layout_engine() is None else {}))
     write_bytes(path, buffer.getbuffer())
 
 
@@ -292,6 +298,10 @@ _NO_FONT = "Last Resort"
 """Also comes with matplotlib, and has a box for every character instead of a letter."""
 
 
+_NAMED = 8
+"""Characters without a font that a warning lists."""
+
+
 def fonts_for(text: str) -> tuple[list[str], str]:
     """Returns the families to draw a text with, and the text with `\ufffd` for characters that no installed font has.
 
@@ -308,6 +318,9 @@ def fonts_for(text: str) -> tuple[list[str], str]:
             missing -= found
         if not missing:
             break
+    if missing:
+        named = " ".join(f"U+{ord(c):04X}" for c in sorted(missing)[:_NAMED])
+        logger.warning("no font here has %d of the characters, drawn as \ufffd: %s; install one", len(missing), named)
     return families, "".join("\ufffd" if c in missing else c for c in text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,8 +96,9 @@ def shown_settings(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bucket_range(bucket: Mapping[str, Any]) -> str:
-    """Returns the range of a bucket in words: samples without tokens have no lengths."""
-    return "no lengths" if bucket["range"] == _NO_LENGTHS else str(bucket["range"])
+    """Returns the range of a bucket in words, with two decimals: samples without tokens have no lengths."""
+    text = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", str(bucket["range"]))
+    return "no lengths" if text == _NO_LENGTHS else text
 
 
 def has_lengths(plan: Mapping[str, Any]) -> bool:

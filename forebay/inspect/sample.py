@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,11 @@ from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, Array, FieldSpec
 from forebay.store.schema import TEXT, list_of, record
 from forebay.store.shard import Shard
 from forebay.store.source import has_audio
+
+Sounds = Callable[[Config, Cache], Callable[[Mapping[str, Any]], Array | None]]
+"""Of a config and its cache: gives the waveform of a row from its source, None where that is not there, or changed.
+
+Only `preprocess` reads sources, which is not known here."""
 
 _FLOAT32_BYTES = 4
 _CONVERSATION = list_of(record({"role": TEXT, "content": list_of(record({"type": TEXT}, {"text": TEXT}))}))

@@ -21,7 +21,7 @@ from forebay.lint.limits import Limits
 from forebay.lint.measured import Classes, ImageFacts, Measured, Refused
 from forebay.lint.pictures import classes_in, kind_of, said_of
 from forebay.lint.raw import coded, joined
-from forebay.lint.sound import band_db, measured_sound
+from forebay.lint.sound import Sound, band_db, measured_sound
 from forebay.lint.spans import cut, run_spans
 from forebay.lint.text import signed
 from forebay.preprocess.pool import Pool
@@ -39,7 +39,7 @@ from forebay.store.source import is_of_images
 
 _ROWS = 1024
 _INT16 = Waveform(dtype="int16")
-_SOUND_FACTS = ("loudest_dbfs", "quiet", "clipped", "band_db")
+_SOUND_FACTS = (*Sound._fields, "band_db")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

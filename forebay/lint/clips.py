@@ -12,7 +12,7 @@ import xxhash
 
 from forebay.errors import SampleError
 from forebay.lint.limits import Limits
-from forebay.lint.sound import band_db, measured_sound
+from forebay.lint.sound import Sound, band_db, measured_sound
 from forebay.lint.text import TextFacts, signed, text_facts
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.rows import reduced
@@ -26,7 +26,7 @@ from forebay.store.source_files import SourceFile
 
 _INT16 = Waveform(dtype="int16")
 
-SOUND_FACTS = ("loudest_dbfs", "quiet", "clipped", "band_db", "file_rate_hz", "file_s")
+SOUND_FACTS = (*Sound._fields, "band_db", "file_rate_hz", "file_s")
 """Facts of a clip, float64; NaN where they are not known."""
 
 TEXT_FACTS = tuple(name for name in TextFacts._fields if name not in ("script", "word", "hash"))

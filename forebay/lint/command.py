@@ -26,6 +26,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.files import write_bytes
 from forebay.store.lookup import find_cache
 from forebay.store.metadata import check_description, foreign_values
+from forebay.store.output import check_output
 from forebay.store.remote.raw.sources import naming_urls
 
 
@@ -77,6 +78,9 @@ def lint(targets: Sequence[Target], against: Sequence[Target], options: LintOpti
     """
     started_s = time.monotonic()
     _require_checks(options.skip)
+    for target in targets if options.drop_ids is not None else ():
+        folder = None if target.config is not None or is_url(target.place) else Path(target.place)
+        check_output(options.drop_ids, "--drop-ids", folder=folder, config=target.config)
     measured = [_measured(target, options) for target in targets]
     linted = [Linted.of(found, left_out=_checks_left_out(found), notes=_notes(found)) for found in measured]
     findings = [

@@ -12,7 +12,7 @@ from forebay.lint.limits import Limits, Severity
 from forebay.lint.measured import Finding, Measured, Refused
 from forebay.preprocess.assemble import EXCLUDING
 from forebay.steps.text.language.script import scripts_of
-from forebay.steps.text.pace import middle_and_spread
+from forebay.steps.text.pace import misfits
 from forebay.store.layout import Array
 
 _BY_DURATION = frozenset({"too_long", "too_short"})
@@ -109,10 +109,14 @@ def _sound(found: Measured, limits: Limits) -> Iterator[Finding]:
             found,
             row,
             "narrow_band",
-            f"above 55 % of its band it has {value:.0f} dB of its power, the limit is {limits.band_db:g}",
+            f"above 60 % of its band it has {value:.0f} dB of its power, the limit is {limits.band_db:g}",
             value=value,
             limit=limits.band_db,
         )
+    for row in _rows(facts["offset"] >= limits.dc_offset):
+        value, limit = float(facts["offset"][row]), limits.dc_offset
+        said = f"its mean is {value:.1%} of full scale, the limit is {limit:.1%}"
+        yield finding(found, row, "dc_offset", said, value=value, limit=limit)
 
 
 def _rates(found: Measured, limits: Limits) -> Iterator[Finding]:
@@ -163,52 +167,27 @@ def _other_rate(ratio: float, rate_hz: int, match: float) -> int | None:
 
 
 def _speed(found: Measured, limits: Limits) -> Iterator[Finding]:
-    facts, highest, lowest = found.facts, limits.max_chars_per_s, limits.min_chars_per_s
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rates = facts["chars"] / facts["seconds"]
-    rates[~((facts["chars"] > 0) & (facts["seconds"] > 0))] = np.nan
-    is_long = facts["seconds"] >= limits.min_rated_s
-    far = rates > highest, (rates < lowest) & is_long
-    for name, mask, limit in zip(("too_many_chars", "too_few_chars"), far, (highest, lowest), strict=True):
-        for row in _rows(mask):
-            yield finding(
-                found,
-                row,
-                name,
-                f"{_rate(found, rates, row)}, the limit is {limit:g}",
-                value=float(rates[row]),
-                limit=limit,
-            )
-    rates[far[0] | far[1] | ~is_long | ~found.usable()] = np.nan
-    yield from _outliers(found, rates, limits)
+    """What is spoken too fast or too slowly, or far from the median of its language."""
+    misfit = misfits(
+        found.facts["chars"], found.facts["seconds"], found.language_of, pace=limits.pace, usable=found.usable()
+    )
+    for name, rows in misfit.rows():
+        for row in rows.tolist():
+            rate, language, number = float(misfit.per_s[row]), found.language(row), int(found.language_of[row])
+            limit = limits.max_chars_per_s if name == "too_many_chars" else limits.min_chars_per_s
+            said = f"the limit is {limit:g}"
+            if name == "chars_outlier":
+                middle, spread = misfit.ranges[number]
+                low, high = (float(np.exp(middle + sign * limits.outlier_deviations * spread)) for sign in (-1, 1))
+                median = f"the median of {language or 'all'} is {np.exp(middle):.1f}"
+                said = f"{median} and the limits are {low:.1f} and {high:.1f}"
+                limit = round(high if rate > high else low, 4)
+            yield finding(found, row, name, f"{_rate(found, rate, row)}, {said}", value=rate, limit=limit)
 
 
-def _outliers(found: Measured, rates: Array, limits: Limits) -> Iterator[Finding]:
-    """What is far from the median of its language, in robust deviations of the logarithm."""
-    for number, language in enumerate(found.languages):
-        rows = np.flatnonzero((found.language_of == number) & np.isfinite(rates))
-        if len(rows) < limits.outlier_min_clips:
-            continue
-        logs = np.log(rates[rows])
-        # At least a tenth: of clips that are all alike a small step is no outlier.
-        middle, spread = middle_and_spread(logs, least=0.1)
-        for place in np.flatnonzero(np.abs(logs - middle) > limits.outlier_deviations * spread).tolist():
-            row = int(rows[place])
-            low, high = (float(np.exp(middle + s * limits.outlier_deviations * spread)) for s in (-1, 1))
-            yield finding(
-                found,
-                row,
-                "chars_outlier",
-                f"{_rate(found, rates, row)}, the median of {language or 'all'} is {np.exp(middle):.1f} and the limits "
-                f"are {low:.1f} and {high:.1f}",
-                value=float(rates[row]),
-                limit=round(high if rates[row] > high else low, 4),
-            )
-
-
-def _rate(found: Measured, rates: Array, row: int) -> str:
+def _rate(found: Measured, rate: float, row: int) -> str:
     chars, seconds = int(found.facts["chars"][row]), float(found.facts["seconds"][row])
-    return f"{chars} characters in {seconds:.2f} s, {rates[row]:.2f} a second"
+    return f"{chars} characters in {seconds:.2f} s, {rate:.2f} a second"
 
 
 def _scripts(found: Measured, limits: Limits) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from forebay.errors import ConfigError
+from forebay.steps.text.pace import PACE, Pace
 
 Severity = Literal["error", "warning", "info"]
 
@@ -28,13 +29,16 @@ class Limits:
     full_scale: float = _limit(0.9999, "magnitude from which a sample is at full scale")
     clipped_share: float = _limit(0.001, "share of samples at full scale from which some of a clip is clipped")
     badly_clipped_share: float = _limit(0.05, "share of samples at full scale from which a clip is spoiled")
-    band_db: float = _limit(-60.0, "power above 55 % of the band, over all power, below which the band is narrow")
+    band_db: float = _limit(-52.0, "power above 60 % of the band, over all power, below which the band is narrow")
+    dc_offset: float = _limit(0.01, "magnitude of a clip's mean, of full scale, from which it has an offset")
     rate_match: float = _limit(0.005, "share by which stated over real seconds may miss the ratio of two sample rates")
-    max_chars_per_s: float = _limit(40.0, "characters a second, spaces left out, that nobody speaks")
-    min_chars_per_s: float = _limit(0.5, "characters a second below which most of a clip is not in its text")
-    min_rated_s: float = _limit(1.0, "seconds of a clip from which its characters a second are compared")
-    outlier_deviations: float = _limit(6.0, "robust deviations from its language's median that make an outlier")
-    outlier_min_clips: float = _limit(30, "clips of a language from which outliers are looked for")
+    max_chars_per_s: float = _limit(PACE.max_per_s, "characters a second, spaces left out, that nobody speaks")
+    min_chars_per_s: float = _limit(PACE.min_per_s, "characters a second below which most of a clip is not in its text")
+    min_rated_s: float = _limit(PACE.min_s, "seconds of a clip from which its characters a second are compared")
+    outlier_deviations: float = _limit(
+        PACE.deviations, "robust deviations from its language's median that make an outlier"
+    )
+    outlier_min_clips: float = _limit(PACE.min_clips, "clips of a language from which outliers are looked for")
     wrong_script_share: float = _limit(0.5, "share of letters of foreign scripts from which a text is of another")
     mixed_script_share: float = _limit(0.25, "share of letters of foreign scripts from which a text mixes scripts")
     min_letters: float = _limit(3, "letters that a text needs before its script is judged")
@@ -47,6 +51,17 @@ class Limits:
         20, "samples of the largest class over those of the smallest from which classes are uneven"
     )
     blank_range: float = _limit(8, "values of 255 between the darkest and the brightest pixel, below which it is blank")
+
+    @property
+    def pace(self) -> Pace:
+        """Those of characters a second."""
+        return Pace(
+            max_per_s=self.max_chars_per_s,
+            min_per_s=self.min_chars_per_s,
+            min_s=self.min_rated_s,
+            deviations=self.outlier_deviations,
+            min_clips=self.outlier_min_clips,
+        )
 
     def described(self, names: Sequence[str]) -> list[str]:
         """Returns a line for each of some limits: its name, its value, what it means."""
@@ -108,6 +123,13 @@ CHECKS = (
         says="some of the clip is at full scale",
         needs="media",
         limits=("full_scale", "clipped_share", "badly_clipped_share"),
+    ),
+    Check(
+        name="dc_offset",
+        severity="warning",
+        says="the clip's mean is not zero: its recorder adds a constant, which is no sound",
+        needs="media",
+        limits=("dc_offset",),
     ),
     Check(
         name="low_rate",

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -10,7 +9,7 @@ import pytest
 import soundfile
 
 from forebay.errors import ConfigError
-from forebay.inspect.export import check_target, write_table, write_wav
+from forebay.inspect.export import write_table, write_wav
 from forebay.store.cache import open_cache
 from tests.store_factory import RATE_HZ, make_cache
 
@@ -62,30 +61,7 @@ def test_a_float_waveform_stays_one(tmp_path: Path) -> None:
 def test_a_cache_without_waveforms_says_how_to_keep_them(tmp_path: Path) -> None:
     cache = open_cache(make_cache(tmp_path))
     with pytest.raises(
-        ConfigError, match=r"keeps no waveforms .* set audio\.keep_waveform = true .* forebay preprocess"
+        ConfigError, match=r"keeps no waveforms .* name the config .* audio\.keep_waveform = true .* forebay preprocess"
     ):
         write_wav(cache, cache.read(0), tmp_path / "a.wav")
     assert not (tmp_path / "a.wav").exists()
-
-
-def test_targets_are_files_outside_the_cache_in_a_folder_that_is_there(tmp_path: Path) -> None:
-    folder = make_cache(tmp_path)
-    check_target(tmp_path / "a.png", "--png", cache_folder=folder)
-    (tmp_path / "link").symlink_to(folder)
-    refused: list[tuple[Path, str]] = [
-        (tmp_path / "nowhere" / "a.png", r"--png .*a\.png: there is no folder .*nowhere; make it"),
-        (tmp_path, r"is a folder; name a file"),
-        (folder / "a.png", r"lies inside the cache .*, which is sealed; name a file elsewhere"),
-        (folder / "media" / "a.png", r"lies inside the cache"),
-        (tmp_path / "link" / "a.png", r"lies inside the cache"),
-    ]
-    for path, message in refused:
-        with pytest.raises(ConfigError, match=message):
-            check_target(path, "--png", cache_folder=folder)
-
-
-def test_a_relative_target_is_one_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder: Any = make_cache(tmp_path)
-    monkeypatch.chdir(folder)
-    with pytest.raises(ConfigError, match="lies inside the cache"):
-        check_target(Path("a.png"), "--png", cache_folder=Path())

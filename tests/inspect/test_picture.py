@@ -12,7 +12,7 @@ from matplotlib.ft2font import FT2Font
 from PIL import Image
 
 from forebay.errors import MissingExtraError
-from forebay.inspect.picture import HOP_S, draw, fonts_for, write_figure
+from forebay.inspect.picture import HOP_S, Tile, draw, draw_tiles, fonts_for, write_figure
 from forebay.store.cache import open_cache
 from tests.store_factory import RATE_HZ, TEXTS, Features, make_cache
 
@@ -86,6 +86,22 @@ def test_letters_without_a_font_become_replacement_characters() -> None:
     assert families[0] == "DejaVu Sans"
     assert text == "Привет \ufffd"
     assert not [name for name in families if name.startswith("Last Resort")]
+
+
+def test_characters_without_a_font_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    fonts_for("a \U000e0041 \U000e0042")
+    assert "no font here has 2 of the characters" in caplog.text
+    assert "U+E0041 U+E0042" in caplog.text
+
+
+def test_beside_one_image_nothing_is_white(tmp_path: Path) -> None:
+    tile = Tile(pixels=np.zeros((90, 100, 3), np.uint8), mark="", name="a.png", about=("100 x 90",))
+    write_figure(draw_tiles([tile], title="sample 0"), tmp_path / "a.png")
+    write_figure(draw_tiles([tile], title="sample 0 " * 12), tmp_path / "b.png")
+    with Image.open(tmp_path / "a.png") as image, Image.open(tmp_path / "b.png") as wide:
+        columns = np.flatnonzero((np.asarray(image.convert("L")) < 128).any(axis=0))
+        assert columns[-1] > 0.9 * image.width
+        assert wide.width > image.width  # a title is not cut
 
 
 def test_letters_that_the_first_font_lacks_come_from_one_that_has_them() -> None:

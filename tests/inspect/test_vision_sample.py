@@ -114,7 +114,8 @@ def test_the_picture_shows_the_images_as_rebuilt(
     path, index = tmp_path / "a.png", index_of(photos, "both")
     assert inspected(capsys, photos.folder, "--sample", index, "--png", path).endswith(f"wrote {path}\n")
     with Image.open(path) as image:
-        assert (image.format, image.width) == ("PNG", 1440)
+        assert image.format == "PNG"
+        assert image.width < 1440  # nothing is white beside two photos
     sample = read_image_sample(open_cache(photos.folder), index, config=None)
     figure = draw_tiles(tiles_of(pictures_of(sample)), title=sample_title(sample))
     for axes, shown in zip(figure.axes, sample.images, strict=True):

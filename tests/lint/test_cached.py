@@ -49,7 +49,7 @@ def test_a_cache_without_waveforms_names_what_it_cannot_tell(faulty: Planted) ->
     assert found(report) == EVERYTHING - {("silent", "en_digits_oh")}
     assert report.sets[0].left_out.keys() == {
         *("low_rate", "wrong_rate", "longer_than_stated"),
-        *("silent", "mostly_silent", "clipping", "some_clipping", "narrow_band", "kills_decoder"),
+        *("silent", "mostly_silent", "clipping", "some_clipping", "narrow_band", "dc_offset", "kills_decoder"),
     }
     assert "audio.keep_waveform" in report.sets[0].left_out["silent"]
 

@@ -104,8 +104,10 @@ def test_local_caches_say_nothing(tmp_path: Path) -> None:
 
 
 def test_a_line_names_stalls_only_where_there_were_some() -> None:
-    assert str(Traffic(bytes=1_200_000_000)) == "net 1.2 GB"
-    assert str(Traffic(bytes=1_200_000_000, stalls=3, stall_s=0.41)) == "net 1.2 GB, 3 stalls 0.4 s"
+    assert str(Traffic(bytes=1_200_000_000)) == "net 1.2 GB in 0 downloads"
+    assert str(Traffic(bytes=1_200_000_000, hits=3, misses=1, downloads=2, stalls=3, stall_s=0.41)) == (
+        "net 1.2 GB in 2 downloads, 75% of 4 files were here, 3 stalls 0.4 s"
+    )
 
 
 def test_a_dry_run_warms_the_node_and_says_how_far(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,13 +80,17 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A card and what its media are made of. tensors: of a recording, whose frames are `hop_s` seconds apart."""
+    """A card and what its media are made of. tensors: of a recording, whose frames are `hop_s` seconds apart.
+
+    silence: why there is no waveform, where there is none.
+    """
 
     card: Card
     waveform: Array | None = None
     tensors: Mapping[str, Any] = field(default_factory=dict)
     pictures: Sequence[Picture] = ()
     hop_s: float = HOP_S
+    silence: str = ""
 
     def picture(self, *, rate_hz: int, columns: int) -> tuple[bytes, str, float] | None:
         """Returns what `picture_of` gives for the recording."""
@@ -97,12 +101,14 @@ class Reading:
 class Reader:
     """Reads samples as cards. tokenizer: of `load_tokenizer`; None: tokens are shown as numbers.
 
-    config: where files are looked for that images were made of, see `pictures_of`.
+    config: where files are looked for that images were made of, see `pictures_of`. sound: gives the waveform of a row
+    from its source; None: there is no config, or the cache keeps them.
     """
 
     columns: Columns
     tokenizer: Any = None
     config: Config | None = None
+    sound: Callable[[Mapping[str, Any]], Array | None] | None = None
 
     def read(self, chosen: Chosen) -> Reading:
         """Returns a sample's card without media, and what they are made of; damage is said on the card."""
@@ -119,13 +125,14 @@ class Reader:
         except CacheError as err:
             return Reading(card=replace(start, problem=str(err)))
         tensors = _with_mask(sample)
+        waveform = tensors.get("waveform") if self.sound is None else self.sound(sample.row)
         text = str(sample.row.get("text") or "")
         has_tokens = "input_ids" in tensors
         pieces = self._pieces(tensors) if has_tokens else []
         card = replace(
             start,
             row={name: value for name, value in sample.row.items() if name not in ("text", "images")},
-            facts=self._facts(index, tensors),
+            facts=self._facts(index, waveform),
             spoken=_spoken(sample, text),
             pieces=tuple(pieces),
             num_tokens=len(tensors["input_ids"]) if has_tokens else 0,
@@ -136,7 +143,8 @@ class Reader:
         if self.columns.seconds is None:
             return Reading(card=card)
         seconds = hop_s(self.columns.cache.constants)
-        return Reading(card=card, waveform=tensors.get("waveform"), tensors=tensors, hop_s=seconds)
+        why = NO_WAVEFORM if self.sound is None else NO_SOURCE
+        return Reading(card=card, waveform=waveform, tensors=tensors, hop_s=seconds, silence=why)
 
     def _pictures(self, sample: ImageSample | ProcessedSample) -> list[Picture]:
         if isinstance(sample, ProcessedSample):
@@ -150,7 +158,7 @@ class Reader:
             image_ids += repeated_ids(tensors)
         return pieces_of(tensors, image_ids=image_ids, tokenizer=self.tokenizer)
 
-    def _facts(self, index: int, tensors: Mapping[str, Any]) -> dict[str, str]:
+    def _facts(self, index: int, waveform: Any) -> dict[str, str]:
         columns = self.columns
         found: dict[str, str] = {}
         if columns.seconds is not None:
@@ -159,7 +167,7 @@ class Reader:
             found["tokens"] = f"{columns.tokens[index]:,}"
         if columns.rate is not None and np.isfinite(columns.rate[index]):
             found["characters a second"] = f"{columns.rate[index]:.1f}"
-        if isinstance(tensors.get("waveform"), np.ndarray) and (share := clipped_share(tensors["waveform"])):
+        if isinstance(waveform, np.ndarray) and (share := clipped_share(waveform)):
             found["at full scale"] = f"{100 * share:.2f} %"
         return found
 
@@ -209,12 +217,15 @@ def embedded(readings: Sequence[Reading], *, rate_hz: int, budget: int) -> list[
     return cards
 
 
-NO_WAVEFORM = "no waveform kept: [audio] keep_waveform = true"
+NO_WAVEFORM = "no waveform kept: name the config, whose sources have it, or set [audio] keep_waveform = true"
+NO_SOURCE = (
+    "no waveform kept, and its source is not on this machine, or not what was read: [audio] keep_waveform = true"
+)
 
 
 def _note(reading: Reading, clip: Any) -> str:
     if reading.waveform is None:
-        return NO_WAVEFORM
+        return reading.silence
     return "its sound would make this file larger than 10 MB; --serve plays it" if clip is None else clip.note
 
 
@@ -250,7 +261,7 @@ def linked(reading: Reading, *, root: str, rate_hz: int) -> Card:
     sound = spectrum = None
     if reading.tensors and not card.problem:
         has_sound = reading.waveform is not None
-        sound = Sound(url=f"{root}/audio/{index}.wav" if has_sound else None, note="" if has_sound else NO_WAVEFORM)
+        sound = Sound(url=f"{root}/audio/{index}.wav" if has_sound else None, note="" if has_sound else reading.silence)
         made = reading.picture(rate_hz=rate_hz, columns=16)
         if made is not None:
             spectrum = Seen(url=f"{root}/spectrum/{index}.png", about=made[1], seconds=made[2])

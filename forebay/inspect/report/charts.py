@@ -42,9 +42,9 @@ def histogram(edges: Sequence[float], counts: Sequence[int], *, unit: str, what:
             number_text(edges[i]) + (f" {unit}" if i == number else ""),
             x=percent(i * width),
             y=_HEIGHT + 15,
-            class_="tick first" if i == 0 else "tick last" if i == number else "tick",
+            class_="tick first" if not place else "tick last" if i == number else "tick minor" if place % 2 else "tick",
         )
-        for i in places
+        for place, i in enumerate(places)
     ]
     base = tag("line", x1="0", x2="100%", y1=_HEIGHT + 0.5, y2=_HEIGHT + 0.5, class_="base")
     most = counts.index(max(counts)) if counts else 0
@@ -140,4 +140,4 @@ def percent(value: float) -> str:
 
 def number_text(value: float) -> str:
     """Returns a number as a person writes it."""
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}" if abs(value) >= 10 else f"{value:.3g}"
+    return f"{value:.2g}" if 0 < abs(value) < 0.01 else f"{value:,.2f}".rstrip("0").rstrip(".")

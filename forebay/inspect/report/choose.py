@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from forebay.errors import CacheError, ConfigError
 from forebay.inspect.report.columns import Columns
-from forebay.steps.text.pace import OUT_OF_RANGE
+from forebay.inspect.report.doubts import Doubts
 from forebay.store.layout import Array
 from forebay.store.sample_ids import read_ids
 
@@ -72,14 +72,14 @@ def longest(columns: Columns) -> list[Chosen]:
     return [Chosen(index=index, why=f"number {place} by length") for place, index in enumerate(order.tolist(), 1)]
 
 
-def worst(columns: Columns, z: Array | None, *, padding: Array | None) -> list[Chosen]:
+def worst(columns: Columns, doubts: Doubts, *, padding: Array | None) -> list[Chosen]:
     """Returns up to 24 samples that are worst in one of three ways, taken in turn.
 
-    Their transcript does not fit their length (`fit_scores` out of range, the farthest ones first); their waveform
+    Their transcript does not fit their length (`Doubts.misfits`, the farthest ones first); their waveform
     stands at full scale (share of its samples, of up to 2,000 recordings spread over the cache); a batch of the plan
     pads them most (padding: share of what is computed for a sample, float64 [num_samples], NaN outside the plan).
     """
-    lists = [_unfit(columns, z), _clipped(columns), _padded(padding)]
+    lists = [_unfit(columns, doubts), _clipped(columns), _padded(padding)]
     found: dict[int, Chosen] = {}
     for place in range(SHOWN):
         for chosen in lists:
@@ -88,15 +88,17 @@ def worst(columns: Columns, z: Array | None, *, padding: Array | None) -> list[C
     return list(found.values())
 
 
-def _unfit(columns: Columns, z: Array | None) -> list[Chosen]:
-    if z is None or columns.rate is None:
+def _unfit(columns: Columns, doubts: Doubts) -> list[Chosen]:
+    if doubts.z is None or columns.rate is None:
         return []
-    away = np.abs(np.nan_to_num(z))
-    order = [index for index in np.argsort(-away, kind="stable")[:SHOWN].tolist() if away[index] > OUT_OF_RANGE]
     return [
-        Chosen(index=i, why=f"{columns.rate[i]:.1f} characters a second, {z[i]:+.1f} deviations from its language")
-        for i in order
+        Chosen(index=i, why=f"{columns.rate[i]:.1f} characters a second{_away(doubts.z[i])}: {doubts.checks[i]}")
+        for i in doubts.misfits[:SHOWN].tolist()
     ]
+
+
+def _away(score: float) -> str:
+    return f", {score:+.1f} deviations from its language" if np.isfinite(score) else ""
 
 
 def _clipped(columns: Columns) -> list[Chosen]:

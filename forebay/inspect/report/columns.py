@@ -110,12 +110,18 @@ class Columns:
         return np.asarray(pc.utf8_length(self.texts).to_numpy(), np.int64)
 
     @cached_property
+    def spoken(self) -> Array:
+        """int64: characters of each text without white space, as `str.split` knows it."""
+        spaces = pc.count_substring_regex(self.texts, r"[\t-\r\x1c-\x1f\x{85}\pZ]")
+        return self.characters - np.asarray(spaces.to_numpy(), np.int64)
+
+    @cached_property
     def rate(self) -> Array | None:
-        """float64: characters a second, NaN where there is no text or no sound; None for a cache without audio."""
+        """float64: spoken characters a second, NaN without text or sound; None for a cache without audio."""
         if self.seconds is None:
             return None
-        known = (self.seconds > 0) & (self.characters > 0)
-        return np.where(known, self.characters / np.where(known, self.seconds, 1.0), np.nan)
+        known = (self.seconds > 0) & (self.spoken > 0)
+        return np.where(known, self.spoken / np.where(known, self.seconds, 1.0), np.nan)
 
     @property
     def length(self) -> Array:

@@ -11,16 +11,17 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config, stand_in
 from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import ConfigError
-from forebay.inspect.export import check_target
 from forebay.inspect.report.overview import Choice, Overview, overview_of
 from forebay.inspect.report.serve.server import Server
 from forebay.inspect.report.write import write_report
+from forebay.inspect.sample import Sounds
 from forebay.plan.disk import is_plan
 from forebay.progress import during
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache, require
 from forebay.store.metadata import foreign_values
+from forebay.store.output import check_output
 from forebay.terminal import print_json, print_lines
 from forebay.visible import human_bytes
 
@@ -29,8 +30,8 @@ from forebay.visible import human_bytes
 class ReportOptions:
     """What is asked for. html: the file to write; serve: a page on localhost instead, on `port` (0: any free one).
 
-    choice: which samples are shown first. cache_root: another place to look for plans, a folder or URL. remote: how the
-    stores of URLs are asked.
+    choice: which samples are shown first. cache_root: another place to look for plans, a folder or URL. sounds: where
+    a config's recordings come from that the cache does not keep. remote: how the stores of URLs are asked.
     """
 
     html: Path | None = None
@@ -40,6 +41,7 @@ class ReportOptions:
     as_json: bool = False
     progress: bool = False
     cache_root: str | None = None
+    sounds: Sounds | None = None
     remote: RemoteConfig = field(default_factory=RemoteConfig)
 
 
@@ -57,14 +59,14 @@ def report(target: str | Path | Config, options: ReportOptions) -> int:
         raise ConfigError(f"--{'serve' if options.serve else 'html'}: {place} is a plan; name its cache, or a config")
     cache = open_cache(place, remote=options.remote if config is None else config.remote)
     if options.html is not None:
-        check_target(options.html, "--html", cache_folder=cache.folder)
+        check_output(options.html, "--html", folder=cache.folder, config=config)
     above = str(parse_url(place).parent) if is_url(place) else os.path.dirname(os.path.abspath(place))
     named = options.cache_root if config is None else config.run.cache_root
     settings = options.remote if config is None else config.remote
     roots = [stand_in(root, settings) for root in dict.fromkeys([above, *([named] if named else [])])]
     with foreign_values(cache.folder):
         with during("the columns of the cache", is_shown=options.progress):
-            overview = overview_of(cache, config, choice=options.choice, roots=roots)
+            overview = overview_of(cache, config, choice=options.choice, roots=roots, sounds=options.sounds)
         if options.html is not None:
             return _written(overview, options.html, options)
         return _served(overview, port=options.port, as_json=options.as_json)

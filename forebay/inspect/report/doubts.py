@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow.compute as pc
@@ -12,7 +12,7 @@ import xxhash
 
 from forebay.inspect.report.columns import LABEL, Columns
 from forebay.inspect.sample import holds_images
-from forebay.steps.text.pace import OUT_OF_RANGE, pace_scores
+from forebay.steps.text.pace import Misfits, misfits
 from forebay.store.cache import Cache
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array
 
@@ -36,24 +36,32 @@ class Groups:
 class Doubts:
     """What was found. exact, near: duplicates. z: float64 [num_samples], NaN where nothing is known; None: no audio.
 
-    misfits: the indices whose `z` is out of range, the farthest ones first.
+    misfits: the indices of transcripts that do not fit, the farthest ones first. checks: those of `forebay lint`, by
+    index.
     """
 
     exact: Groups
     near: Groups
     z: Array | None
     misfits: Array
+    checks: Mapping[int, str] = field(default_factory=dict)
 
 
-def doubts_of(columns: Columns) -> Doubts:
-    """Returns what is doubtful of all samples, by their columns and stored hashes alone; about 1 us a sample."""
+def doubts_of(columns: Columns, *, kept: Array | None = None) -> Doubts:
+    """Returns what is doubtful of all samples, by their columns and stored hashes alone; about 1 us a sample.
+
+    kept: bool [num_samples], what a filter leaves: only there are transcripts held against each other, as lint does.
+    """
     codes = content_codes(columns.cache)
     exact = _groups(codes)
-    z = fit_scores(columns)
-    misfits = np.zeros(0, np.int64) if z is None else np.flatnonzero(np.abs(np.nan_to_num(z)) > OUT_OF_RANGE)
-    if z is not None:
-        misfits = misfits[np.argsort(-np.abs(z[misfits]), kind="stable")]
-    return Doubts(exact=exact, near=_groups(_near_codes(columns, codes)), z=z, misfits=misfits)
+    near = _groups(_near_codes(columns, codes))
+    if (unfit := unfit_of(columns, kept)) is None:
+        return Doubts(exact=exact, near=near, z=None, misfits=np.zeros(0, np.int64))
+    checks = {row: name for name, rows in unfit.rows() for row in rows.tolist() if kept is None or kept[row]}
+    found = np.array(list(checks), np.int64)
+    away = np.abs(np.nan_to_num(unfit.scores[found], nan=np.inf))
+    found = found[np.argsort(-away, kind="stable")]
+    return Doubts(exact=exact, near=near, z=unfit.scores, misfits=found, checks=checks)
 
 
 def content_codes(cache: Cache) -> Array:
@@ -157,12 +165,9 @@ def _groups(codes: Array) -> Groups:
     return Groups(num_groups=len(many), num_samples=int(counts[many].sum()), shown=shown)
 
 
-def fit_scores(columns: Columns) -> Array | None:
-    """Returns how far the characters a second of each sample are from those of its language, see `pace_scores`.
-
-    float64 [num_samples], NaN where there is no text. None for a cache without audio.
-    """
-    if columns.rate is None:
+def unfit_of(columns: Columns, kept: Array | None) -> Misfits | None:
+    """Returns the texts that do not fit, as `forebay lint` finds them; None for a cache without audio."""
+    if columns.seconds is None:
         return None
-    names, codes = columns.languages
-    return pace_scores(columns.rate, codes, num_languages=len(names))
+    usable = True if kept is None else kept
+    return misfits(columns.spoken, columns.seconds, columns.languages[1], usable=usable)

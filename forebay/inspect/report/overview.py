@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forebay.config.digest import tokenizer_digest
 from forebay.config.tree import Config
 from forebay.errors import ForebayError
@@ -19,7 +21,7 @@ from forebay.inspect.report.doubts import Doubts, doubts_of
 from forebay.inspect.report.plans import PlanView, views_of
 from forebay.inspect.report.rows import Rows
 from forebay.inspect.report.words import rejected_ids, sealed_at
-from forebay.inspect.sample import load_tokenizer
+from forebay.inspect.sample import Sounds, load_tokenizer
 from forebay.store.cache import Cache
 from forebay.store.filter import Filter
 
@@ -67,17 +69,23 @@ class Overview:
         return int(self.columns.cache.constants.get("sample_rate_hz", 0))
 
 
-def overview_of(cache: Cache, config: Config | None, *, choice: Choice, roots: Sequence[Path]) -> Overview:
+def overview_of(
+    cache: Cache, config: Config | None, *, choice: Choice, roots: Sequence[Path], sounds: Sounds | None = None
+) -> Overview:
     """Returns what a page says of a cache.
 
-    config: whose plan comes first, and whose tokenizer makes tokens readable. roots: under which plans may lie.
+    config: whose plan comes first, and whose tokenizer makes tokens readable. roots: under which plans may lie. sounds:
+    gives waveforms that the cache does not keep.
     Raises ConfigError for ids that are not there, CacheCorruptError where the metadata describes no cache.
     """
     facts = cache_facts(cache, plan_roots=[])
     columns = Columns(cache)
-    doubts = doubts_of(columns)
+    filter_ = None if config is None or not config.filter.is_given else Filter.of(config.filter)
+    left = None if filter_ is None else filter_.choose(cache, name=cache.place)
+    doubts = doubts_of(columns, kept=None if left is None else np.isin(np.arange(len(cache)), left.places))
     plans = views_of(columns, config, roots=roots)
     tokenizer, note = _tokenizer(cache, config)
+    sound = None if sounds is None or config is None or "waveform" in cache.fields else sounds(config, cache)
     reasons = len(facts["excluded"]) + len(facts["failed"])
     chosen, how = _chosen(columns, doubts, plans, choice)
     return Overview(
@@ -87,18 +95,12 @@ def overview_of(cache: Cache, config: Config | None, *, choice: Choice, roots: S
         plans=plans,
         rejected=rejected_ids(cache.folder / "rejected.jsonl", wanted=reasons),
         sealed=sealed_at(cache.folder),
-        reader=Reader(columns=columns, tokenizer=tokenizer, config=config),
+        reader=Reader(columns=columns, tokenizer=tokenizer, config=config, sound=sound),
         token_note=note,
         chosen=chosen,
         how=how,
-        filter_line=_filter_line(cache, config),
+        filter_line=None if left is None else str(left),
     )
-
-
-def _filter_line(cache: Cache, config: Config | None) -> str | None:
-    if config is None or not config.filter.is_given:
-        return None
-    return str(Filter.of(config.filter).choose(cache, name=cache.place))
 
 
 def _chosen(columns: Columns, doubts: Doubts, plans: Sequence[PlanView], choice: Choice) -> tuple[list[Chosen], str]:
@@ -108,7 +110,7 @@ def _chosen(columns: Columns, doubts: Doubts, plans: Sequence[PlanView], choice:
         return longest(columns), "the longest ones"
     if choice.worst:
         padding = next((plan.padding for plan in plans if plan.padding is not None), None)
-        found = worst(columns, doubts.z, padding=padding)
+        found = worst(columns, doubts, padding=padding)
         about = "transcripts that do not fit their length, waveforms at full scale, most padding in their bucket"
         return found, f"the worst ones, in turn: {about}" if found else f"no sample is out of range: {about}"
     found = spread(columns)

@@ -14,7 +14,7 @@ import numpy as np
 from forebay.config.plan import PlanConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, PlanError
-from forebay.inspect.plans import plans_of
+from forebay.inspect.plans import bucket_range, plans_of
 from forebay.inspect.processed import is_of_processor
 from forebay.inspect.report.columns import Columns
 from forebay.inspect.sizes import pixel_padding
@@ -231,14 +231,14 @@ def _token_ids(cache: Cache, index: int) -> Array:
 def _batches(columns: Columns, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[Drawn]:
     """Returns a batch of each bucket as a shuffle might draw it, of up to ten buckets that hold samples."""
     members, offsets, sizes = arrays["members"], arrays["offsets"], arrays.get("batch_sizes")
-    ranges = [bucket["range"] for bucket in facts["statistics"].get("buckets", ())]
+    ranges = [bucket_range(bucket) for bucket in facts["statistics"].get("buckets", ())]
     if sizes is None or len(ranges) != len(offsets) - 1 or len(sizes) != len(ranges):
         return []
     held = np.flatnonzero(np.diff(offsets))
     chosen = held[np.unique(np.linspace(0, len(held) - 1, min(len(held), _BATCHES)).astype(np.int64))]
     rng = np.random.default_rng(0)
     return [
-        _batch(columns, members[offsets[b] : offsets[b + 1]], int(sizes[b]), label=str(ranges[b]), rng=rng)
+        _batch(columns, members[offsets[b] : offsets[b + 1]], int(sizes[b]), label=ranges[b], rng=rng)
         for b in chosen.tolist()
     ]
 

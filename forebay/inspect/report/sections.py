@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from forebay.inspect.report.markup import Html, tag
 from forebay.inspect.report.overview import Overview
 from forebay.inspect.report.plan_page import chart_panel, table
 from forebay.inspect.report.words import recipe_lines, shortened, time_text
-from forebay.steps.text.pace import OUT_OF_RANGE
+from forebay.steps.text.pace import PACE
 from forebay.visible import human_bytes
 
 _MAX_LANGUAGES, _MAX_REASONS, _MAX_SOURCES, _MAX_MISFITS = 60, 40, 12, 30
@@ -52,10 +53,10 @@ def _lead(overview: Overview) -> str:
     lines = dict(recipe_lines(recipe))
     if "processor" in overview.facts:
         lines["vision"] = f"images as {overview.facts['processor']['made_by']} gives them"
-    parts = [lines[section].replace("; ", ", ") for section in ("audio", "vision") if section in lines]
-    text = recipe.get("text")
-    if text is not None:
-        prompt = text.get("prompt", "unknown")
+    named = [lines[section].split("; processor")[0] for section in ("audio", "vision") if section in lines]
+    parts = [line.replace("; ", ", ") for line in named]
+    prompt = (recipe.get("text") or {}).get("prompt", overview.columns.cache.constants.get("prompt"))
+    if prompt not in (None, "none"):
         parts.append("a class each" if prompt == LABEL else f"texts under the prompt {prompt}")
     return shortened("; ".join(parts), 400)
 
@@ -223,7 +224,7 @@ def _groups(name: str, about: str, groups: Groups, link: Any) -> Html:
 
 
 def _misfits(overview: Overview, link: Any) -> Html:
-    misfits, rate, z = overview.doubts.misfits, overview.columns.rate, overview.doubts.z
+    doubts, rate, z = overview.doubts, overview.columns.rate, overview.doubts.z
     assert rate is not None
     assert z is not None
     rows = [
@@ -231,24 +232,27 @@ def _misfits(overview: Overview, link: Any) -> Html:
             "tr",
             tag("th", link(i), scope="row"),
             tag("td", f"{rate[i]:.1f}", class_="n"),
-            tag("td", f"{z[i]:+.1f}", class_="n"),
+            tag("td", f"{z[i]:+.1f}" if np.isfinite(z[i]) else "", class_="n"),
+            tag("td", doubts.checks[i]),
         )
-        for i in misfits[:_MAX_MISFITS].tolist()
+        for i in doubts.misfits[:_MAX_MISFITS].tolist()
     ]
     about = (
-        "Characters a second, more than "
-        f"{OUT_OF_RANGE:g} robust deviations from the median of the language (median absolute deviation of the "
-        "logarithm; languages with fewer than 20 samples are taken together)."
+        f"As forebay lint finds them, spaces left out: over {PACE.max_per_s:g} characters a second (an error, which "
+        f"--drop-ids drops); as warnings, of clips of {PACE.min_s:g} s and more, fewer than {PACE.min_per_s:g}, or "
+        f"more than {PACE.deviations:g} robust deviations from the median of a language of {PACE.min_clips:g} clips or "
+        "more (median absolute deviation of the logarithm)."
     )
-    count = f"{len(misfits):,} samples." if len(misfits) else "None found."
-    more = len(misfits) - len(rows)
+    counts = Counter(doubts.checks.values())
+    count = f"{len(doubts.misfits):,} samples: {', '.join(f'{name} {counts[name]:,}' for name in sorted(counts))}."
+    more = len(doubts.misfits) - len(rows)
     rest = tag("p", f"and {more:,} more, nearer to the rest", class_="note") if more > 0 else None
-    shown = table(["sample", "characters/s", "deviations"], rows) if rows else None
+    shown = table(["sample", "characters/s", "deviations", "check"], rows, numbers=2) if rows else None
     hint = tag("p", tag("code", "--worst"), " shows them above.", class_="note") if rows else None
     return tag(
         "div",
         tag("h3", "Transcripts that do not fit"),
-        tag("p", count, class_="about"),
+        tag("p", count if rows else "None found.", class_="about"),
         tag("p", about, class_="note"),
         shown,
         rest,
@@ -298,7 +302,7 @@ def made(overview: Overview) -> Html:
     """Returns what the cache was made of, and how."""
     facts = overview.facts
     lines = [("key", facts["key"]), ("recipe key", facts["recipe_key"]), ("folder", str(facts["folder"]))]
-    lines += list(recipe_lines(facts["recipe"]))
+    lines += list(recipe_lines(facts["recipe"], made_by=facts.get("processor", {}).get("made_by", "")))
     lines.append(
         (
             "shards",

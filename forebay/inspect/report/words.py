@@ -39,12 +39,13 @@ def sealed_at(folder: Path) -> str | None:
         return None
 
 
-def recipe_lines(recipe: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields what each section of a recipe does, as (name, sentence)."""
+def recipe_lines(recipe: Mapping[str, Any], *, made_by: str = "") -> Iterator[tuple[str, str]]:
+    """Yields what each section of a recipe does, as (name, sentence). made_by: the class of an image processor."""
     makers = {"source": _source, "audio": _audio, "vision": _vision, "text": _text}
     for section, settings in recipe.items():
         if isinstance(settings, Mapping):
-            parts = [part for part in makers.get(section, _any)(settings) if part]
+            named = {**settings, "made_by": made_by} if section == "vision" else settings
+            parts = [part for part in makers.get(section, _any)(named) if part]
             yield section, "; ".join(parts) or "as it is by default"
 
 
@@ -75,11 +76,11 @@ def _audio(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def _vision(settings: Mapping[str, Any]) -> Iterator[str]:
     if settings.get("images") == "processor":
-        yield "images as their processor gives them"
+        yield f"images as {settings['made_by'] or 'their processor'} gives them"
     else:
         yield f"images by backend {_plain(settings.get('backend', 'unknown'))}"
     if settings.get("processor"):
-        yield f"processor {_plain(settings['processor'])[:16]}"
+        yield f"processor with digest {_plain(settings['processor'])[:16]}"
 
 
 def _text(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from forebay.inspect.report.overview import Overview
 from forebay.inspect.report.plan_page import plans
 from forebay.inspect.report.rows import MAX_ROWS
 from forebay.progress import Progress
+from forebay.steps.text.pace import PACE
 from forebay.store.files import write_bytes
 
 MAX_BYTES = 10_000_000
@@ -81,6 +82,7 @@ def _document(overview: Overview, cards: Sequence[Html], *, most_rows: int) -> s
         "languages": overview.columns.languages[0][:500],
         "rows": overview.rows.of(listed),
         "cards": shown,
+        "far": PACE.deviations,
     }
     return page(f"{overview.facts['name']}: forebay report", body, data=data)
 

@@ -17,7 +17,8 @@ _logger = logging.getLogger(__name__)
 class Phases:
     """Seconds of the phases of a start, in the order of their first end. Rank 0 logs a line as each one ends.
 
-    Minutes without a byte on the device are then no riddle: what they went into is the line that comes next.
+    Every rank logs one line of all of them: the others wait for the slowest. Minutes without a byte on the device are
+    then no riddle: what they went into is the line that comes next.
     """
 
     def __init__(self) -> None:
@@ -50,8 +51,9 @@ class Phases:
 
     def tell(self) -> None:
         """Logs all phases so far in one line: `imports 3.1 s, model 6.2 s, first batch 0.05 s; step 1 begins`."""
-        if self._tells:
-            _logger.info("%s; the first step begins", self.line())
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        whose = f"rank {os.environ.get('RANK', '0')}: " if ranks > 1 else ""
+        _logger.info("%s%s; the first step begins", whose, self.line())
 
     def line(self) -> str:
         """Returns all phases so far in one line."""

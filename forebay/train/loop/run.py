@@ -97,7 +97,7 @@ class TrainReport:
             f"from {self.source}; checkpoint {from_here(self.checkpoint or 'none')}",
             *drawn_lines(self.buckets),
             *(
-                f"node {node}: {traffic}, {traffic.hits} hits, {traffic.misses} misses, {traffic.evictions} evictions"
+                f"node {node}: {traffic}, {traffic.misses} misses, {traffic.evictions} evictions"
                 for node, traffic in enumerate(self.remote or ())
             ),
             *([f"{self.skipped_steps} steps skipped by the scaler of fp16"] if self.skipped_steps else []),

@@ -42,7 +42,9 @@ class Traffic:
     def __str__(self) -> str:
         waits = f", {self.stalls} stalls {self.stall_s:.1f} s" if self.stalls else ""
         damaged = f", {self.damaged} damaged files fetched again" if self.damaged else ""
-        return f"net {human_bytes(self.bytes)}{waits}{damaged}"
+        opened = self.hits + self.misses
+        rate = f", {self.hits / opened:.0%} of {opened} files were here" if opened else ""
+        return f"net {human_bytes(self.bytes)} in {self.downloads} downloads{rate}{waits}{damaged}"
 
 
 _NAMES = [field.name for field in dataclasses.fields(Traffic)]

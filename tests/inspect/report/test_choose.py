@@ -10,6 +10,7 @@ import pytest
 from forebay.errors import ConfigError
 from forebay.inspect.report.choose import SHOWN, by_ids, clipped_share, longest, spread, worst
 from forebay.inspect.report.columns import Columns
+from forebay.inspect.report.doubts import Doubts, Groups
 from forebay.store.cache import open_cache
 from tests.store_factory import make_cache
 
@@ -68,7 +69,10 @@ def test_the_worst_of_each_way_come_in_turn(columns: Columns, monkeypatch: pytes
         return {**tensors, "waveform": np.full(100, 32767, np.int16)} if index == 20 else tensors
 
     monkeypatch.setattr(columns.cache, "read", loud)
-    found = worst(columns, z, padding=padding)
+    none = Groups(num_groups=0, num_samples=0, shown=())
+    checks = {4: "chars_outlier", 3: "chars_outlier"}
+    doubts = Doubts(exact=none, near=none, z=z, misfits=np.array([4, 3]), checks=checks)
+    found = worst(columns, doubts, padding=padding)
     assert [chosen.index for chosen in found] == [4, 20, 3, 8]
     assert "-12.0 deviations" in found[0].why
     assert "99.00 % of its waveform stands at full scale" in found[1].why

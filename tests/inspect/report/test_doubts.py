@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from forebay.inspect.report.columns import Columns
-from forebay.inspect.report.doubts import content_codes, doubts_of, fit_scores
+from forebay.inspect.report.doubts import content_codes, doubts_of
+from forebay.lint.judge import _speed
+from forebay.lint.limits import Limits
+from forebay.lint.measured import Measured
 from forebay.store.cache import open_cache
 from tests.inspect.conftest import Built
-from tests.store_factory import make_cache
+from tests.store_factory import RATE_HZ, make_cache
 
 
 def columns_of(folder: Path) -> Columns:
@@ -65,18 +69,50 @@ def test_equal_samples_are_not_called_near_as_well(tmp_path: Path, monkeypatch: 
     assert doubts_of(columns).near.shown == ((0, 2, 3),)
 
 
-def test_a_transcript_is_out_of_range_in_its_own_language(tmp_path: Path) -> None:
+def test_the_page_and_lint_judge_transcripts_by_the_same_limits(tmp_path: Path) -> None:
+    """Every transcript that lint finds, and no other: fast, slow, far from its language, in a small one, filtered."""
     columns = columns_of(make_cache(tmp_path, num_samples=90))
     rng = np.random.default_rng(0)
     codes = np.repeat([0, 1, 2], [40, 40, 10]).astype(np.int32)
-    rate = np.where(codes == 0, 12.0, 30.0) * np.exp(rng.normal(size=90) * 0.1)
-    rate[5], rate[50], rate[85] = 30.0, 12.0, np.nan
-    columns.__dict__.update(rate=rate, languages=(["", "en", "ja"], codes))
-    z = fit_scores(columns)
-    assert z is not None
-    assert np.flatnonzero(np.abs(np.nan_to_num(z)) > 3.5).tolist() == [5, 50]
-    assert z[5] > 0 > z[50]
-    assert np.isnan(z[85])
+    texts = ["so many\u00a0words "] * 90  # 11 characters with a sound, 14 in all
+    seconds = np.where(codes == 0, 1.4, 1.1) * np.exp(rng.normal(size=90) * 0.1)
+    seconds[5], seconds[50], seconds[85], seconds[3], seconds[60], seconds[70] = 0.2, 15.0, 0.2, 30.0, 15.0, 5.0
+    texts[45], texts[3] = "", " a\u2003b\x1c"
+    texts[70] = "so many words" * 9
+    chunked = pa.chunked_array([pa.array(texts, pa.large_string())])
+    languages = ["en", "ja", "de"]
+    columns.__dict__.update(texts=chunked, seconds=seconds, languages=(languages, codes))
+    for kept in (None, np.arange(90) != 60):
+        facts = {
+            "seconds": seconds,
+            "chars": np.array([len("".join(text.split())) for text in texts]),
+        }
+        measured = Measured(
+            name="",
+            modality="speech",
+            is_raw=False,
+            rate_hz=RATE_HZ,
+            ids=pa.chunked_array([pa.array(map(str, range(90)))]),
+            places=np.arange(90),
+            files=[""],
+            file_of=np.zeros(90, np.int64),
+            languages=languages,
+            language_of=codes,
+            texts=chunked,
+            facts=facts,
+            dropped=None if kept is None else ~kept,
+        )
+        # Of the checks those that compare characters with seconds: the others need facts that are not given here.
+        expected = {each.row: each.check for each in _speed(measured, Limits()) if kept is None or kept[each.row]}
+        found = doubts_of(columns, kept=kept)
+        assert dict(found.checks) == expected
+        assert sorted(found.misfits.tolist()) == sorted(expected)
+        assert set(expected.values()) == {"too_many_chars", "too_few_chars", "chars_outlier"}
+        assert (expected[5], expected[85], expected[3], expected[50]) == (
+            *("too_many_chars", "too_many_chars"),
+            *("too_few_chars", "chars_outlier"),
+        )
+        assert (60 in expected) == (kept is None)
 
 
 def test_nothing_is_measured_of_texts_alone(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from forebay import cli
 from forebay.inspect.report import write
 from forebay.inspect.report.cards import NO_WAVEFORM
+from forebay.inspect.report.columns import Columns
 from forebay.store.cache import open_cache
 from tests.inspect.conftest import Built
 from tests.inspect.report.html import Page, read_page
@@ -61,7 +62,7 @@ def test_features_without_a_waveform_are_drawn_and_no_sound_is_made_up(tmp_path:
     page = written(make_cache(tmp_path), tmp_path / "report.html")
     assert page.elements("audio") == []
     assert page.text.count(NO_WAVEFORM) == 6
-    assert NO_WAVEFORM == "no waveform kept: [audio] keep_waveform = true"
+    assert NO_WAVEFORM.startswith("no waveform kept: name the config")
     assert len([image for image in page.elements("img") if image["class"] == "spectrum"]) == 6
 
 
@@ -113,8 +114,11 @@ def test_chosen_samples_come_first_and_say_why(tmp_path: Path, capsys: pytest.Ca
     assert shown("--ids", "clip-0007,clip-0002") == [7, 2]
     lengths = open_cache(folder).lengths["num_audio_samples"]
     assert shown("--longest") == np.argsort(-lengths, kind="stable")[:24].tolist()
-    assert shown("--worst") == []
-    assert "no sample is out of range" in out.read_text(encoding="utf-8")
+    few = Columns(open_cache(folder))
+    assert few.rate is not None
+    assert set(shown("--worst")) == set(np.flatnonzero(few.rate > 40).tolist())
+    assert "deviations" not in (page := out.read_text(encoding="utf-8")).split("<article")[1].split("</header>")[0]
+    assert "characters a second: too_many_chars" in page
     assert len(shown()) == 24
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from forebay.inspect.plans import bucket_range
+from forebay.inspect.report.charts import number_text
 from forebay.inspect.report.columns import Columns
 from forebay.inspect.report.doubts import Doubts, doubts_of
 from forebay.inspect.report.rows import Rows, _rank
@@ -75,11 +77,19 @@ def test_every_column_sorts_both_ways(tmp_path: Path, column: int) -> None:
     def cells(*, is_falling: bool) -> list[object]:
         found = search.answer(Query(by=column, is_falling=is_falling))
         assert found["total"] == 20
-        return [row[column] for row in found["rows"]]
+        return [row[column] for row in found["rows"] if row[column] is not None]
 
     rising, falling = cells(is_falling=False), cells(is_falling=True)
     assert rising == sorted(rising)  # type: ignore[type-var]
     assert falling == sorted(rising, reverse=True)  # type: ignore[type-var]
+
+
+def test_numbers_of_axes_and_buckets_have_two_decimals() -> None:
+    assert [number_text(value) for value in (0, 3, 1234.5678, 12.3456, 0.1049, 0.0012)] == [
+        *("0", "3", "1,234.57", "12.35", "0.1", "0.0012")
+    ]
+    assert bucket_range({"range": "0.7346-12.3456s"}) == "0.73-12.35s"
+    assert bucket_range({"range": "3.0-5.5s"}) == "3.0-5.5s"
 
 
 def test_ranks_follow_text_and_numbers_and_leave_null_last() -> None:

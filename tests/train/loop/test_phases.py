@@ -40,6 +40,16 @@ def test_a_line_as_each_phase_ends_and_all_of_them_when_the_first_step_begins(
     assert len(messages(caplog)) == 4
 
 
+def test_every_rank_tells_its_phases(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="forebay")
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    phases = Phases()
+    list(phases.started(iter([1])))
+    assert len(messages(caplog)) == 1
+    assert messages(caplog)[0].startswith("rank 3: first batch")
+
+
 def test_phases_of_one_name_add_up_and_one_that_fails_is_not_counted() -> None:
     phases = Phases()
     for _ in range(2):
@@ -51,11 +61,12 @@ def test_phases_of_one_name_add_up_and_one_that_fails_is_not_counted() -> None:
     assert list(phases.started(iter([]))) == []
 
 
-def test_other_ranks_are_silent(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_are_silent_until_the_line_of_all_phases(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO, logger="forebay")
     monkeypatch.setenv("RANK", "1")
     phases = Phases()
     with phases("model"):
         pass
-    phases.tell()
     assert (list(phases.seconds), messages(caplog)) == (["model"], [])

@@ -125,6 +125,7 @@
     if (place === 1) {
       const head = make("th"), code = make("code", value);
       code.title = value;
+      code.dir = "auto";
       head.scope = "row";
       const where = data.root ? data.root + "/sample/" + index : shown.has(index) ? "#s" + index : null;
       if (where) { const link = make("a"); link.href = where; link.append(code); head.append(link); } else head.append(code);
@@ -133,7 +134,8 @@
     const text = value === null ? "" : typeof value !== "number" || !place ? value : column.places ? value.toFixed(column.places) : Number.isInteger(value) ? whole.format(value) : value;
     const made = make("td", isLast ? null : text, column.number ? "n" : isLast ? "text" : "");
     if (isLast) { const inner = make("span", text); inner.dir = "auto"; inner.title = text; made.append(inner); }
-    if (place === fit && value !== null && Math.abs(value) > 3.5) made.classList.add("off");
+    if (!isLast && typeof value === "string") made.dir = "auto";
+    if (place === fit && value !== null && Math.abs(value) > data.far) made.classList.add("off");
     return made;
   };
   const fill = (rows, total) => {

@@ -18,6 +18,7 @@ from forebay.inspect.report.overview import Overview
 from forebay.inspect.report.serve.search import Query, Search
 from forebay.inspect.report.sound import wav_head
 from forebay.inspect.report.write import body_of, columns_json, frame
+from forebay.steps.text.pace import PACE
 from forebay.store.metadata import foreign_values
 
 _NUMBER = "([0-9]{1,12})"
@@ -93,6 +94,7 @@ class Pages:
             "columns": columns_json(overview),
             "languages": overview.columns.languages[0][:500],
             "root": self.root,
+            "far": PACE.deviations,
         }
         return page(f"{overview.facts['name']}: forebay", body, data=data, origin="'self'")
 
