@@ -130,7 +130,7 @@ def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     if sources.place_of(folder) is not None:
         return sorted(sources.files_below(folder, is_wanted), key=str)
     found = []
-    for base, folders, names in os.walk(folder):
+    for base, folders, names in sources.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         wanted = [name for name in names if name.lower().endswith(endings) and not name.startswith(".")]
         found += [path for name in wanted if os.path.isfile(path := f"{base}/{name}")]

@@ -193,3 +193,17 @@ def test_one_more_recording_is_another_cache_and_one_more_note_is_none(tmp_path:
 def test_settings_that_say_nothing_are_refused(tmp_path: Path, source: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config({**document_of(tmp_path, tmp_path), "source": {"kind": "folder", "manifest": "x", **source}})
+
+
+def test_a_language_that_is_a_link_is_read_and_circles_end(tmp_path: Path) -> None:
+    put(tmp_path / "set", {"hi/1.flac": None, "hi/1.txt": "one"})
+    put(tmp_path / "far", {"a/2.flac": None, "a/2.txt": "two"})
+    (tmp_path / "set" / "ta").symlink_to(tmp_path / "far")
+    (tmp_path / "far" / "again").symlink_to(tmp_path / "set")
+    (tmp_path / "set" / "hi" / "loop").symlink_to("..")
+    manifest = read("folder", tmp_path / "set", root=tmp_path, languages_from_folders=True)
+    assert texts_of(manifest) == {"hi/1": "one", "ta/a/2": "two"}
+    assert manifest.rows["language"].to_pylist() == ["hi", "ta"]
+    with pytest.raises(ManifestError, match=r"ta/a/2\.flac', which is .*far/a/2\.flac' and not below .*set'") as err:
+        read("folder", tmp_path / "set", root=tmp_path, confined=True)
+    assert err.value.code == "FB206"
