@@ -52,7 +52,8 @@ class SourceFile:
 
 
 ABSENT = ""
-"""Instead of a hash: a file that the manifest names and that could not be opened; its samples have failed."""
+"""Instead of a hash: a file that the manifest names and that could not be opened; its samples have failed. With a size:
+a tar behind the last sample of `max_samples`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +241,7 @@ def _compared(
         # The cache's manifest is there and the config's is not: it names another one.
         return "changed", there
     sources.look_up([path for source in stored if (path := path_of(config, source)) is not None])
+    stored = [source for source in stored if source.xxh3_128 != ABSENT or source.size_bytes < 0]
     found = [(source, _file_of(config, source)) for source in stored]
     present = [(source, path) for source, path in found if path is not None]
     # Sizes first: a file of another size is another file, and costs no reading.

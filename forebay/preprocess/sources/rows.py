@@ -103,8 +103,9 @@ class Manifest:
     `size` int64 in bytes (see WHOLE_FILE, UNLOCATED), `duration_s` float64 (NaN: not known yet), `stated_s` float64
     (what the manifest says of the duration, or the metadata beside the clip; null: nothing), `language`, `prompt`,
     `text` (null: not given). rejected: `row`, `sample_id`, `kind` ("excluded" by a setting, "failed" because of the
-    data), `reason`, `message`. absent: files that are named but cannot be opened; all their rows have failed. images:
-    of conversations only (see CONVERSATION_SCHEMA, which their rows are of): the different images, see IMAGE_SCHEMA.
+    data), `reason`, `message`. absent: files that are named but cannot be opened; all their rows have failed; and tars
+    behind the last row of `max_samples`. images: of conversations only (see CONVERSATION_SCHEMA, which their rows are
+    of): the different images, see IMAGE_SCHEMA.
     unused: rows by the name of a field or column that they have and nothing takes, as far as they were looked at.
     """
 

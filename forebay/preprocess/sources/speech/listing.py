@@ -25,6 +25,7 @@ from forebay.preprocess.sources.eligible import (
     apply_filters,
     fail_impossible,
     name_absent_languages,
+    next_wave,
     take_first,
     unique_ids,
 )
@@ -70,7 +71,8 @@ def locate_tasks(
     if kind.lists_tars:
         cuts = [(number, 0, 0) for number in range(len(manifest.files))]
     else:
-        step = len(rows) if kind.in_tars else ROWS_PER_TASK
+        most = source.max_samples if source.max_samples is not None and is_remote(source) else ROWS_PER_TASK
+        step = len(rows) if kind.in_tars else min(most, ROWS_PER_TASK)
         cuts = _cuts(manifest.rows["group"].to_numpy(), step)
     for group, start, stop in cuts:
         part = rows.slice(start, stop - start)
@@ -98,11 +100,11 @@ def read_rows(
     listed = read_manifest(source, cache_root=cache_root)
     listed = dataclasses.replace(listed, files=tuple(stamped(listed.files)))
     tell_if_too_large(listed.files)
-    tasks = list(locate_tasks(listed, source, cache_root=cache_root))
+    tasks, remote = list(locate_tasks(listed, source, cache_root=cache_root)), is_remote(source)
     results: list[Located] = []
     # Where no more rows were listed than are wanted, every task is needed.
     all_at_once = source.max_samples is None or 0 < len(listed.rows) <= source.max_samples
-    wave = len(tasks) if all_at_once else FIRST_WAVE
+    wave = len(tasks) if all_at_once else 1 if remote else FIRST_WAVE
     while True:
         done = len(results)
         results += run_on_sources(
@@ -110,14 +112,16 @@ def read_rows(
             _kind(source).locate,
             tasks[done : done + max(1, wave)],
             functools.partial(_kind(source).reads, is_hashed=is_hashed),
-            is_remote=is_remote(source),
+            is_remote=remote,
             total=len(listed.files),
         )
         manifest = _finished(listed, results, source, is_all=len(results) == len(tasks))
         if len(results) == len(tasks) or len(manifest.rows) >= (source.max_samples or len(listed.rows) + 1):
             break
-        wave *= 2
-    manifest = take_first(manifest, source.max_samples)
+        rows = len(manifest.rows)
+        wave = next_wave(wave, looked_at=len(results), rows=rows, source=source, is_remote=remote)
+    is_all = len(results) == len(tasks)
+    manifest = take_first(manifest, source.max_samples, is_all=is_all, is_of_tars=_kind(source).lists_tars)
     _refuse_pieces(manifest, source, map_, cache_root=cache_root)
     names = [name for name in manifest.rows.column_names if not name.startswith(SPAN)]
     manifest = dataclasses.replace(manifest, rows=manifest.rows.select(names))
