@@ -67,7 +67,7 @@ TABLE_FILES = ("*.csv", "*.tsv", "*.parquet", "*.jsonl", "*.arrow")
 RECORDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif")
 """The files that `kind = "folder"` looks for, in any case of letters."""
 UNREAD = (".m4a", ".webm", ".aac", ".wma", ".amr")
-"""Recordings that it lists and cannot read: they fail, and do not vanish."""
+"""Recordings that it lists and cannot read, if no other of their name is there: they fail, and do not vanish."""
 TEXTS_BESIDE = (".txt", ".lab")
 """The files that may hold their transcripts; `.normalized.txt` and `.trans.txt` are such too."""
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -235,7 +235,8 @@ class SourceConfig:
     languages: tuple[str, ...] | None = None
     """Codes of the languages to keep. A code that never occurs is named. Left out: all."""
     max_samples: int | None = None
-    """Only the first this many samples that pass the filters. Texts (`kind = "text"`) are read no further than that."""
+    """Only the first this many samples that pass the filters. Texts (`kind = "text"`) are read no further than that, and
+    of a store no other tar, recording or image is downloaded."""
     exclude: tuple[str, ...] = ()
     """Sample ids to leave out, for example one that crashes the decoder."""
     max_sample_bytes: int = 256 * 1024 * 1024
