@@ -235,8 +235,8 @@ class SourceConfig:
     languages: tuple[str, ...] | None = None
     """Codes of the languages to keep. A code that never occurs is named. Left out: all."""
     max_samples: int | None = None
-    """Only the first this many samples that pass the filters. Texts (`kind = "text"`) are read no further than that, and
-    of a store no other tar, recording or image is downloaded."""
+    """Only the first this many samples that pass the filters. Texts (`kind = "text"`) are read no further than that. Of
+    a store no other tar, recording or image is downloaded."""
     exclude: tuple[str, ...] = ()
     """Sample ids to leave out, for example one that crashes the decoder."""
     max_sample_bytes: int = 256 * 1024 * 1024

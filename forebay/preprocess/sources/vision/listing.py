@@ -93,7 +93,7 @@ def read_conversations(
                     with_rows = with_labels(manifest.rows, [part.classes for part in parts if len(part.rows)])
                     manifest = dataclasses.replace(manifest, rows=with_rows)
                 return dataclasses.replace(manifest, unused=unused)
-        good = np.count_nonzero(failed < 0) if source.max_samples is not None else 0
+        good = int(np.count_nonzero(failed < 0)) if source.max_samples is not None else 0
         wave = next_wave(wave or 1, looked_at=len(parts), rows=good, source=source, is_remote=remote)
 
 
