@@ -66,6 +66,8 @@ TABLE_FILES = ("*.csv", "*.tsv", "*.parquet", "*.jsonl", "*.arrow")
 """The forms of `kind = "table"`, by the ends of their names."""
 RECORDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif")
 """The files that `kind = "folder"` looks for, in any case of letters."""
+UNREAD = (".m4a", ".webm", ".aac", ".wma", ".amr")
+"""Recordings that it lists and cannot read, if no other of their name is there: they fail, and do not vanish."""
 TEXTS_BESIDE = (".txt", ".lab")
 """The files that may hold their transcripts; `.normalized.txt` and `.trans.txt` are such too."""
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -105,7 +107,7 @@ SOURCE_KINDS = {
         speech=f"{_SPEECH}.folder:KIND",
         vision=f"{_VISION}.folder:KIND",
         images=tuple(f"*{ending}" for ending in PICTURES),
-        files=(*(f"*{ending}" for ending in RECORDINGS), *(f"*{ending}" for ending in TEXTS_BESIDE)),
+        files=tuple(f"*{ending}" for ending in (*RECORDINGS, *UNREAD, *TEXTS_BESIDE)),
         has_columns=True,
         keeps=("speech",),
         is_deep=True,
@@ -233,7 +235,8 @@ class SourceConfig:
     languages: tuple[str, ...] | None = None
     """Codes of the languages to keep. A code that never occurs is named. Left out: all."""
     max_samples: int | None = None
-    """Only the first this many samples that pass the filters. Texts (`kind = "text"`) are read no further than that."""
+    """Only the first this many samples that pass the filters. Texts (`kind = "text"`) are read no further than that. Of
+    a store no other tar, recording or image is downloaded."""
     exclude: tuple[str, ...] = ()
     """Sample ids to leave out, for example one that crashes the decoder."""
     max_sample_bytes: int = 256 * 1024 * 1024

@@ -10,6 +10,7 @@ from typing import Any
 
 from forebay.config.digest import url_problem
 from forebay.config.load import parse_config, parse_toml
+from forebay.config.tree import Config
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.init.choose import Choice, Chooser, Wish, written
@@ -23,12 +24,15 @@ from forebay.init.recognise import recognise
 from forebay.init.settings import draft, mixture, next_commands, why_not_trained
 from forebay.init.toml import document_of, text_of
 from forebay.init.trial import tried
+from forebay.preprocess.sources.speech.listing import check_pieces
 from forebay.steps.contradictions import contradictions
-from forebay.steps.recipe import AnyRecipe, recipe_of
+from forebay.steps.recipe import recipe_of
 from forebay.steps.sections import section_problems
 from forebay.terminal import wrapped
 from forebay.visible import from_here
 
+_TABLES, _MOST_LISTED = ("table", "jsonl", "folder", "tar"), 200_000
+"""Kinds whose rows may be of pieces of recordings, and how many of them are listed to see it."""
 _TRIALS = 4
 """Settings that a trial adds at most, one after the other."""
 
@@ -176,21 +180,24 @@ def _checked(made: Draft, chooser: Chooser) -> str:
     """
     made.head += [f"{said}." for said in (*chooser.said, *made.said)]
     for _ in range(_TRIALS):
-        if tried(made, _recipe(made, text_of(made.sections, head=made.head))):
+        if tried(made, recipe_of(_config(made, text_of(made.sections, head=made.head)))):
             break
     text = text_of(made.sections, head=made.head)
-    _recipe(made, text)
+    config = _config(made, text)
+    recipe_of(config)
+    if made.found.modality == "speech" and made.found.kind in _TABLES and made.found.count <= _MOST_LISTED:
+        check_pieces(config)
     return text
 
 
-def _recipe(made: Draft, text: str) -> AnyRecipe:
+def _config(made: Draft, text: str) -> Config:
     document = parse_toml(text)
     if document != document_of(made.sections):
         raise ConfigError(f"{made.out}: the settings do not survive being written; this is a fault of forebay init")
     config = parse_config(document, path=made.out, check=section_problems)
     if found := contradictions(config):
         raise ConfigError("\n".join([f"{made.out} would be no forebay config:", *(f"  {line}" for line in found)]))
-    return recipe_of(config)
+    return config
 
 
 def _refuse_existing(path: Path, *, force: bool) -> None:

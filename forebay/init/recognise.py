@@ -183,8 +183,6 @@ def _hints(tree: Tree) -> list[str]:
     packed = [name for names in tree.by_extension.values() for name in names[:1] if name.endswith(COMPRESSED_TARS)]
     if packed:
         hints.append(f"  {packed[0]} is a compressed tar, whose members cannot be read by place: decompress it")
-    if tree.links:
-        hints.append(f"  {tree.links} links to folders are not followed: name those folders")
     unknown = [extension for extension in (".m4a", ".aac", ".wma", ".mp4", ".webm") if extension in tree.by_extension]
     if unknown:
         hints.append(f"  {unknown[0]} is not read: convert it, for example with ffmpeg -i x{unknown[0]} x.flac")

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from forebay.config.data import RECORDINGS, TEXTS_BESIDE
 from forebay.preprocess.sources.vision.tar_images import IMAGE_EXTENSIONS
+from forebay.store.remote.raw.sources import leads_up
 
 T = TypeVar("T")
 
@@ -37,15 +38,13 @@ _PASSED_OVER = frozenset(("__MACOSX", "__pycache__", "node_modules"))
 class Tree:
     """What lies below `root`: `by_extension` has the names, relative to it and sorted, by extension in lower case.
 
-    is_whole: False where the walk ended at its bounds. folders: relative names of those with files. links: how many
-    names were links to folders, which are not followed.
+    is_whole: False where the walk ended at its bounds. folders: relative names of those with files.
     """
 
     root: Path
     by_extension: dict[str, list[str]]
     folders: frozenset[str]
     is_whole: bool = True
-    links: int = 0
 
     def names(self, extensions: frozenset[str]) -> list[str]:
         """Returns the names with one of the extensions, sorted."""
@@ -78,7 +77,6 @@ class _Walk:
     found: dict[str, list[str]] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)
     count: int = 0
-    links: int = 0
     is_whole: bool = True
 
     def run(self) -> None:
@@ -107,10 +105,8 @@ class _Walk:
             name = f"{folder}/{entry.name}" if folder else entry.name
             if entry.name.startswith(".") or entry.name in _PASSED_OVER:
                 continue
-            if entry.is_dir(follow_symlinks=False):
-                below.append((name, depth + 1))
-            elif entry.is_symlink() and os.path.isdir(entry.path):  # False for a link that goes in circles
-                self.links += 1
+            if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path)):
+                below += [] if leads_up(entry.path, self.root) else [(name, depth + 1)]
             else:
                 self.found.setdefault(extension_of(entry.name), []).append(name)
                 self.count += 1
@@ -133,7 +129,7 @@ def extension_of(name: str) -> str:
 def walk(root: Path, *, seconds: float = SECONDS) -> Tree:
     """Returns what lies below a folder, as far as `seconds` and `MAX_FILES` go.
 
-    Hidden names, caches of forebay and folders that are links are passed over; a folder that cannot be read is empty.
+    Hidden names, caches of forebay and links in circles are passed over; a folder that cannot be read is empty.
     """
     walked = _Walk(os.fspath(root), time.monotonic() + seconds)
     walked.run()
@@ -142,7 +138,6 @@ def walk(root: Path, *, seconds: float = SECONDS) -> Tree:
         {extension: sorted(names) for extension, names in sorted(walked.found.items())},
         frozenset(walked.folders),
         is_whole=walked.is_whole,
-        links=walked.links,
     )
 
 

@@ -189,7 +189,7 @@ def _refused(cache: Cache) -> list[Refused]:
             Refused(
                 sample_id=each["sample_id"],
                 reason=each["reason"],
-                message="a build left it out; the raw data says why: forebay lint CONFIG --raw",
+                message=each.get("message", "a build left it out; the raw data says why: forebay lint CONFIG --raw"),
             )
             for each in entries
             if each["kind"] == "failed"

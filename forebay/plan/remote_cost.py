@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from forebay.plan.in_order import InOrderPlan
 from forebay.plan.interface import Plan
 from forebay.plan.locality import BLOCKS_IN_TOUCH
 from forebay.plan.window import WindowPlan
-from forebay.store.layout import Ints
+from forebay.store.layout import Array, Ints
 from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.store.remote.node.node import check_bound
 from forebay.store.remote.node.room import gb
@@ -25,22 +26,22 @@ logger = logging.getLogger(__name__)
 
 _LOOKED_AT = 256
 """Micro-batches, of the head of an epoch, that tell what all are like."""
+_MOST_USES = 200_000
+"""Uses of shards, of an epoch, whose downloads are counted one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochCost:
     """What a node downloads in an epoch of a global shuffle that it cannot keep.
 
-    A use is a step of the node's ranks together and a shard that it needs. Where a node keeps the share c of all bytes,
-    Belady's choice, which a loader's is, misses about (1 - sqrt(c)) ** 1.35 of the uses. The exponent was fitted to
-    simulations (`benchmarks/remote_sim.py`), and is off by at most 7 % up to c = 0.8.
+    A use is a step of the node's ranks together and a shard that it needs. Belady's choice, which a loader's is, is
+    played through over the order of two epochs, in the room that is left beside what is downloaded ahead. first: of the
+    first epoch, from an empty node; later: of each that follows.
     """
 
-    downloads: float
-    """Of files of a shard, with all its files one download, over all shards."""
-    times: float
-    """That a shard is downloaded."""
-    size_bytes: float
+    first: float
+    """Downloads of a shard, with all its files one, over all shards."""
+    later: float
 
 
 def check_remote(source: SampleSource, cursor: Cursor, *, threads: int) -> None:
@@ -62,11 +63,12 @@ def check_remote(source: SampleSource, cursor: Cursor, *, threads: int) -> None:
         _warn_of_width(shards, window_of(cursor.plan))
         return
     cost = epoch_cost(shards, cursor, ranks=ranks)
+    first, later = (gb(int(downloads * float(shards.sizes.mean()))) for downloads in (cost.first, cost.later))
     said = (
         f"{shards.mirrors[0].url}: an epoch reads {gb(shards.total_bytes)} in {shards.num_used} shards, all of them "
         f"again and again in the order of a global shuffle, and this node keeps {gb(shards.bound_bytes)} of them "
-        f"(remote.cache_size_gb): a shard is downloaded about {_times(cost.times)} times an epoch, about "
-        f"{gb(int(cost.size_bytes))} in all on each node"
+        f"(remote.cache_size_gb): a shard is downloaded about {_times(cost.later / shards.num_used)} times an epoch, "
+        f"{_times(cost.first / shards.num_used)} in the first, about {later} and {first} in all on each node"
     )
     if shards.mirrors[0].settings.global_shuffle == "allow":
         logger.warning("%s", said)
@@ -94,10 +96,44 @@ def _warn_of_width(shards: RemoteShards, window: int | None) -> None:
 
 def epoch_cost(shards: RemoteShards, cursor: Cursor, *, ranks: int) -> EpochCost:
     """Returns the price of an epoch for one node of so many ranks, see `EpochCost`."""
-    uses = float(np.mean([len(step) for step in _needed(shards, cursor, at_once=ranks)])) * len(cursor)
-    downloads = uses * (1 - min(shards.bound_bytes / shards.total_bytes, 1.0) ** 0.5) ** 1.35
-    size_bytes = downloads * float(shards.sizes.mean())
-    return EpochCost(downloads=downloads, times=downloads / shards.num_used, size_bytes=size_bytes)
+    held = int((shards.bound_bytes - shards.kept_bytes) / float(shards.sizes.mean()))
+    ahead = min(ranks * shards.mirrors[0].settings.prefetch_shards, held // 4)
+    a_step = float(np.mean([len(step) for step in _needed(shards, cursor, at_once=ranks)]))
+    count = min(len(cursor), max(1, int(_MOST_USES / a_step)))
+    positions = (np.arange(count)[:, None] * cursor.world + np.arange(ranks)) % cursor.plan.num_batches
+    uses = [_uses(shards, cursor, epoch, positions) for epoch in (0, 1)]
+    misses = _missed(np.concatenate(uses), room=max(1, held - ahead))
+    first, later = int(misses[: len(uses[0])].sum()), int(misses[len(uses[0]) :].sum())
+    later_whole = later * len(cursor) / count
+    return EpochCost(first=later_whole + first - later, later=later_whole)
+
+
+def _uses(shards: RemoteShards, cursor: Cursor, epoch: int, positions: Ints) -> Ints:
+    """Returns the shards that the steps of an epoch use. positions: of micro-batches [steps, ranks]."""
+    batches = cursor.plan.order(cursor.start.seed, epoch).batches(positions.ravel().tolist())
+    ranks = positions.shape[1]
+    steps = (np.concatenate(batches[start : start + ranks]) for start in range(0, len(batches), ranks))
+    return np.concatenate([np.unique(shards.of(step)) for step in steps])
+
+
+def _missed(uses: Ints, *, room: int) -> Array:
+    """Returns bool [uses], which of them a node downloads that gives up the shard whose next use is farthest."""
+    order = np.argsort(uses, kind="stable")
+    following = np.full(len(uses), len(uses))
+    is_used_again = uses[order[1:]] == uses[order[:-1]]
+    following[order[:-1][is_used_again]] = order[1:][is_used_again]
+    held: dict[int, int] = {}
+    farthest: list[tuple[int, int]] = []
+    missed = np.zeros(len(uses), bool)
+    for place, (shard, again) in enumerate(zip(uses.tolist(), following.tolist(), strict=True)):
+        missed[place] = shard not in held
+        while missed[place] and len(held) >= room:
+            distance, victim = heapq.heappop(farthest)
+            if held.get(victim) == -distance:
+                del held[victim]
+        held[shard] = again
+        heapq.heappush(farthest, (-again, shard))
+    return missed
 
 
 def _times(times: float) -> str:

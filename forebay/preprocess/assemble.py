@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,10 @@ from forebay.version import __version__
 EXCLUDING = frozenset({"empty_text", "label_too_long", "no_phones", NO_TEXT, "too_long", "too_short"})
 """Reasons that say that a good sample is not wanted; all others say that a sample is bad."""
 
-Rejection = tuple[str, str, str]
-"""One row that is no sample: its id, whether it was filtered (`excluded`) or bad (`failed`), and why."""
+Rejection = tuple[str, str, str, str]
+"""One row that is no sample: its id, whether it was filtered (`excluded`) or bad (`failed`), why, and in words."""
+
+_REJECTED = ("sample_id", "kind", "reason", "message")
 
 
 def assemble(
@@ -36,10 +40,11 @@ def assemble(
     probe: Mapping[Group, str],
     constants: Mapping[str, Any],
     memo: bytes,
+    messages: Mapping[tuple[str, str], str],
 ) -> Contents:
-    """Returns what is sealed. rows: those of the finished shards."""
+    """Returns what is sealed. rows: those of the finished shards. messages: by sample and reason, where known."""
     modality, keep = listing.modality, rows.reasons.codes == 0
-    rejections = _rejections(listing, rows)
+    rejections = _rejections(listing, rows, messages)
     document = {
         "name": config.name,
         "split": config.source.split,
@@ -73,21 +78,30 @@ def assemble(
     )
 
 
-def _rejections(listing: Listing, rows: Rows) -> list[Rejection]:
+def _rejections(listing: Listing, rows: Rows, messages: Mapping[tuple[str, str], str]) -> list[Rejection]:
     """What the listing left out, then what the steps refused."""
     rejected = listing.manifest.rejected
-    listed = list(zip(*(rejected[name].to_pylist() for name in ("sample_id", "kind", "reason")), strict=True))
+    listed = list(zip(*(rejected[name].to_pylist() for name in _REJECTED), strict=True))
     refused = np.flatnonzero(rows.reasons.codes)
     ids = listing.rows["sample_id"].take(pa.array(refused)).to_pylist()
     reasons = [rows.reasons.names[code] for code in rows.reasons.codes[refused].tolist()]
     kinds = ("excluded" if reason in EXCLUDING else "failed" for reason in reasons)
-    return [*listed, *zip(ids, kinds, reasons, strict=True)]
+    said = (messages.get(pair, f"see: forebay explain {pair[1]}") for pair in zip(ids, reasons, strict=True))
+    return [*listed, *zip(ids, kinds, reasons, said, strict=True)]
+
+
+def messages_of(folder: Path) -> dict[tuple[str, str], str]:
+    """Returns what a cache says of the rows that it left out, by sample and reason; nothing where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        rows = [json.loads(line) for line in (folder / "rejected.jsonl").read_bytes().splitlines()]
+        return {(row["sample_id"], row["reason"]): row["message"] for row in rows}
+    return {}
 
 
 def _counts(rejections: Sequence[Rejection], kind: str) -> dict[str, int]:
-    return dict(sorted(Counter(reason for _, found, reason in rejections if found == kind).items()))
+    return dict(sorted(Counter(reason for _, found, reason, _ in rejections if found == kind).items()))
 
 
 def _jsonl(rejections: Sequence[Rejection]) -> bytes:
-    lines = (json.dumps({"sample_id": name, "kind": kind, "reason": reason}) for name, kind, reason in rejections)
+    lines = (json.dumps(dict(zip(_REJECTED, rejection, strict=True))) for rejection in rejections)
     return "".join(f"{line}\n" for line in lines).encode("ascii")

@@ -97,6 +97,7 @@ class BuildReport:
             yield f"not sealed yet: {made}; run the other parts"
             return
         state, kept = ("already sealed", " kept") if self.already_sealed else ("sealed", "")
+        state += "" if self.num_samples else " without a sample"
         yield f"{state}: {cache} ({self.num_samples} samples{kept}, {self.seconds:.1f} s)"
         if not self.already_sealed:
             yield f"shards: {self.shards_written} made, {self.shards_linked} linked, {self.shards_kept} kept"

@@ -16,7 +16,7 @@ from typing import Any
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.arriving import Arriving, Fresh
-from forebay.preprocess.assemble import EXCLUDING, assemble
+from forebay.preprocess.assemble import EXCLUDING, assemble, messages_of
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.pool import Pool, Runner, WorkerDied
 from forebay.preprocess.prepared import Prepared
@@ -35,7 +35,7 @@ from forebay.store.key import differences, folder_name
 from forebay.store.layout import Group
 from forebay.store.lookup import Sealed
 from forebay.store.memo import Memo
-from forebay.store.remote.raw.sources import is_here
+from forebay.store.remote.raw.sources import is_here, shown
 from forebay.store.shared_disk import seen
 
 logger = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ class Run:
         self.counts: Counter[str] = Counter()
         self.failures = [Failure(sample_id=i, reason=r, message=m) for i, r, m in listing.manifest.failed()]
         self.num_rows = len(listing.rows) + len(self.failures)
+        self.given: set[Path] = set()
         if listing.manifest.unused:
             logger.warning("%s: %s", self.modality.row_unit, described(listing.manifest.unused))
 
@@ -162,6 +163,7 @@ class Run:
                 self._note(receipt)
             elif self.workspace.adopt(group, key, donors):
                 self.counts["linked"] += 1
+                self.given |= {path.parents[1] for path, _ in donors.get(key, [])}
 
     def _make(self, missing: Sequence[Unit], log: PartLog) -> None:
         missing = list({self._key(unit): unit for unit in missing}.values())  # shards of equal content are one file
@@ -318,8 +320,19 @@ class Run:
         memo = self.memo.dump([file.path for file in self.listing.files])
         rows = self.modality.read_rows(finished, self.listing)
         self.failures += rows.failures
+        failures = [*(f for receipt in self.workspace.receipts.values() for f in receipt.failures), *rows.failures]
+        messages = {(f.sample_id, f.reason): shown(f.message) for f in failures}
+        for folder in self.given:
+            messages = messages_of(folder) | messages
         contents = assemble(
-            self.config, self.listing, finished, rows, probe=self.probe, constants=self.constants, memo=memo
+            self.config,
+            self.listing,
+            finished,
+            rows,
+            probe=self.probe,
+            constants=self.constants,
+            memo=memo,
+            messages=messages,
         )
         # Linked shards bring failures of their own, which no receipt of this build has listed.
         self._check_failures(sum(contents.document["failed"].values()))

@@ -52,7 +52,8 @@ class SourceFile:
 
 
 ABSENT = ""
-"""Instead of a hash: a file that the manifest names and that could not be opened; its samples have failed."""
+"""Instead of a hash: a file that the manifest names and that could not be opened; its samples have failed. With a size:
+a tar behind the last sample of `max_samples`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     if sources.place_of(folder) is not None:
         return sorted(sources.files_below(folder, is_wanted), key=str)
     found = []
-    for base, folders, names in os.walk(folder):
+    for base, folders, names in sources.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         wanted = [name for name in names if name.lower().endswith(endings) and not name.startswith(".")]
         found += [path for name in wanted if os.path.isfile(path := f"{base}/{name}")]
@@ -240,6 +241,7 @@ def _compared(
         # The cache's manifest is there and the config's is not: it names another one.
         return "changed", there
     sources.look_up([path for source in stored if (path := path_of(config, source)) is not None])
+    stored = [source for source in stored if source.xxh3_128 != ABSENT or source.size_bytes < 0]
     found = [(source, _file_of(config, source)) for source in stored]
     present = [(source, path) for source, path in found if path is not None]
     # Sizes first: a file of another size is another file, and costs no reading.

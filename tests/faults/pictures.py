@@ -31,7 +31,7 @@ def pictures() -> dict[str, tuple[bytes, str]]:
     return {
         **{name: (data, "") for name, data in GOOD.items()},
         **{f"bomb {name}": (data, "too_many_pixels") for name, data in bombs().items()},
-        **{name: case for name, case in refused().items() if case[1] in ("animated_image", "sixteen_bit_image")},
+        **{name: case for name, case in refused().items() if case[1] in ("animated_image", "format")},
         **_ends(),
         **_frames(),
         **_texts(),

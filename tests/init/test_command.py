@@ -215,3 +215,18 @@ def test_any_path_has_a_name_that_a_config_may_have(texts: list[str]) -> None:
     assert not name.startswith(".")
     assert all(c.isalnum() or c in "._-" for c in name)
     assert len(name) <= 60
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_table_of_pieces_of_recordings_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = layouts.write_clips(tmp_path / "data")
+    rows = [{"audio": path.name, "text": "a text", "offset": 0.0, "duration": 0.1} for path in paths.values()]
+    if form == "csv":
+        layouts.write_csv(tmp_path / "data" / "rows.csv", rows)
+    else:
+        (tmp_path / "data" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = run(capsys, "init", "data", "--yes")
+    assert (code, "FB131" in err, list(tmp_path.glob("*.toml"))) == (1, True, [])

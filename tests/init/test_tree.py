@@ -26,13 +26,14 @@ def test_names_are_sorted_by_extension(tmp_path: Path) -> None:
     assert found.is_whole
 
 
-def test_caches_and_links_are_passed_over(tmp_path: Path) -> None:
+def test_links_are_followed_and_caches_and_circles_passed_over(tmp_path: Path) -> None:
     write(tmp_path / "data", "a.wav", "caches/x/metadata.json", "caches/x/slots.npy", "caches/x/b.wav")
     os.symlink(tmp_path / "data", tmp_path / "data" / "loop")
     os.symlink(tmp_path / "data" / "a.wav", tmp_path / "data" / "c.wav")
+    os.symlink(write(tmp_path / "else", "d.wav"), tmp_path / "data" / "linked")
     os.symlink("circle.png", tmp_path / "data" / "circle.png")  # of itself
     found = walk(tmp_path / "data")
-    assert (found.audio, found.links) == (["a.wav", "c.wav"], 1)
+    assert found.audio == ["a.wav", "c.wav", "linked/d.wav"]
 
 
 def test_a_walk_ends_at_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

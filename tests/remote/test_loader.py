@@ -29,7 +29,7 @@ from forebay.plan.cursor import Cursor
 from forebay.plan.in_order import in_order
 from forebay.plan.make import Planned, make_plan, opened_packs, samples_of
 from forebay.plan.mixture.plan import mixture_plan
-from forebay.plan.remote_cost import check_remote
+from forebay.plan.remote_cost import check_remote, epoch_cost
 from forebay.steps.step import Batch
 from forebay.store.cache import Cache, open_cache
 from forebay.store.remote.ahead.downloads import _Post
@@ -342,6 +342,23 @@ def test_ids_beside_batches_cost_no_download(local: Cache, remote: Cache, proxy:
     assert ids == [local.sample_id(index) for step in steps for index in step.samples.tolist()]
     best = 2 * simulate(uses, capacity=4, policy="belady").fetches
     assert sum(gets(proxy).values()) <= 1.25 * best
+
+
+@pytest.mark.parametrize(("kept", "ahead"), [(0.4, 1), (0.6, 1), (0.5, 4)])
+def test_the_price_of_a_global_shuffle_is_what_comes(
+    tmp_path: Path, bucket: Bucket, proxy: Proxy, kept: float, ahead: int
+) -> None:
+    folder = make_cache(tmp_path / "cache", num_samples=160, features="waveform", max_duration_s=1.0)
+    whole = RemoteShards(open_cache(put_folder(bucket, folder), remote=node_settings(tmp_path, proxy.endpoint)))
+    bound = whole.kept_bytes + int(kept * (whole.total_bytes - whole.kept_bytes))
+    settings = node_settings(
+        tmp_path / "small", proxy.endpoint, bound_bytes=bound, global_shuffle="allow", prefetch_shards=ahead
+    )
+    loader = make_loader(open_cache(f"{bucket.url}/{folder.name}", remote=settings), num_threads=1)
+    cost = epoch_cost(RemoteShards(loader.source), loader.cursor, ranks=1)
+    for _ in range(2):
+        copies(loader)
+    assert sum(gets(proxy).values()) / 2 == pytest.approx(cost.first + cost.later, rel=0.2)
 
 
 def test_a_bound_below_one_step_is_an_error_with_both_numbers(remote: Cache) -> None:

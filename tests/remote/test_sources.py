@@ -497,3 +497,24 @@ def test_a_mirror_that_went_in_between_is_made_anew(data: Data) -> None:
         shutil.rmtree(folder)
     assert np.array_equal(fresh.read(3)["waveform"], wanted)
     assert list((data.tmp_path / "node" / "mirrors").glob("*/origin.json"))
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        ("tar", {"0.tar"}),
+        ("filelist", {"0.tar"}),
+        ("webdataset-folder", {"train-0.tar"}),
+        ("jsonl", {"clips/a.wav", "clips/b.wav"}),
+        ("vision-jsonl", {"photos/a.jpg", "photos/b.jpg"}),
+        ("vision-webdataset", {"a.tar", "b.tar"}),
+    ],
+    indirect=["data"],
+)
+def test_the_first_samples_of_a_bucket_cost_no_other_download(data: Data, wanted: set[str]) -> None:
+    local = build_here(data.local(max_samples=2))
+    remote = build_here(data.remote(max_samples=2))
+    assert (remote.key, remote.num_samples) == (local.key, 2)
+    read = {key.removeprefix("raw/data/") for key in data.gets() if not key.endswith((".parquet", ".tsv", ".jsonl"))}
+    assert {key for key in read if not key.endswith("/")} == wanted
+    assert look_up(data.remote(max_samples=2), may_hash=False).found is not None

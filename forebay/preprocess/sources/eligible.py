@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,12 +80,25 @@ def name_absent_languages(rows: pa.Table, source: SourceConfig) -> None:
     )
 
 
-def take_first(manifest: Manifest, max_samples: int | None) -> Manifest:
+def next_wave(wave: int, *, looked_at: int, rows: int, source: SourceConfig, is_remote: bool) -> int:
+    """Returns how many tasks to run next where `max_samples` makes some of them needless; rows: what `looked_at` gave.
+
+    What a store is asked for in vain costs a download: of it no more than what the rows so far let expect.
+    """
+    if not is_remote or source.max_samples is None:
+        return 2 * wave
+    return max(1, math.ceil((source.max_samples - rows) * looked_at / rows)) if rows else 2 * wave
+
+
+def take_first(
+    manifest: Manifest, max_samples: int | None, *, is_all: bool = True, is_of_tars: bool = False
+) -> Manifest:
     """Returns the first `max_samples` rows, and what was rejected before the last of them: the rest was not looked at.
 
-    Files that no row left needs are taken off the list where only a manifest's later rows named them.
+    Files that no row left needs are taken off the list where only a manifest's later rows named them. Tars that are
+    listed themselves (is_of_tars) stay, and count as absent: their content decides nothing. is_all: all was looked at.
     """
-    if max_samples is None or len(manifest.rows) <= max_samples:
+    if max_samples is None or len(manifest.rows) < max_samples + is_all:
         return manifest
     rows = manifest.rows.take(pa.array(np.arange(max_samples)))  # a slice would keep all of them in memory
     last = rows["row"][-1]
@@ -92,7 +106,14 @@ def take_first(manifest: Manifest, max_samples: int | None) -> Manifest:
     used = 1 + max(pc.max(rows["file"]).as_py(), pc.max(rows["group"]).as_py())
     used = max([used, *(number + 1 for number, file in enumerate(manifest.files) if file.listed)])
     absent = tuple(number for number in manifest.absent if number < used)
+    absent += unneeded(manifest, rows) if is_of_tars else ()
     return dataclasses.replace(manifest, files=manifest.files[:used], rows=rows, rejected=rejected, absent=absent)
+
+
+def unneeded(manifest: Manifest, rows: pa.Table) -> tuple[int, ...]:
+    """Returns the tars behind that of the last of some rows."""
+    last = pc.max(rows["group"]).as_py()
+    return tuple(number for number in range(last + 1, len(manifest.files)) if number not in manifest.absent)
 
 
 def _reject(

@@ -140,9 +140,10 @@ def concatenated(tables: Sequence[pa.Table], *, is_last: bool = True) -> pa.Tabl
     is_last: these are all rows. Else texts of a CSV stay as they are: rows of another one may say what they are.
     """
     if not (names := names_of(tables[0])):
-        return pa.concat_tables(tables)
-    own = [name for name in tables[0].column_names if not name.startswith(PREFIX)]
-    table = pa.concat_tables([part.select(own) for part in tables])
+        return pa.concat_tables(tables, promote_options="default")
+    own = [[name for name in part.column_names if not name.startswith(PREFIX)] for part in tables]
+    parts_own = [part.select(names) for part, names in zip(tables, own, strict=True)]
+    table = pa.concat_tables(parts_own, promote_options="default")
     for name in names:
         parts = [column_of(part, name) for part in tables]
         is_untyped = not is_last and all(part.type == UNTYPED for part in parts)

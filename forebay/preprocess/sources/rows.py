@@ -85,6 +85,9 @@ xxh3-128 of the encoded bytes as 32 hex digits, width and height in pixels as di
 WHOLE_FILE = -1
 """`size` of a row whose media is a file of its own (offset 0), or a row of an `hf` file (offset: the row number)."""
 
+SPAN = "span:"
+"""Before the names of columns that a listing has until it is finished, see `pieces`."""
+
 UNLOCATED = -2
 """`size` of a row of a tar whose member has not been looked up yet."""
 
@@ -100,8 +103,9 @@ class Manifest:
     `size` int64 in bytes (see WHOLE_FILE, UNLOCATED), `duration_s` float64 (NaN: not known yet), `stated_s` float64
     (what the manifest says of the duration, or the metadata beside the clip; null: nothing), `language`, `prompt`,
     `text` (null: not given). rejected: `row`, `sample_id`, `kind` ("excluded" by a setting, "failed" because of the
-    data), `reason`, `message`. absent: files that are named but cannot be opened; all their rows have failed. images:
-    of conversations only (see CONVERSATION_SCHEMA, which their rows are of): the different images, see IMAGE_SCHEMA.
+    data), `reason`, `message`. absent: files that are named but cannot be opened; all their rows have failed; and tars
+    behind the last row of `max_samples`. images: of conversations only (see CONVERSATION_SCHEMA, which their rows are
+    of): the different images, see IMAGE_SCHEMA.
     unused: rows by the name of a field or column that they have and nothing takes, as far as they were looked at.
     """
 
@@ -130,7 +134,7 @@ def row_table(columns: Mapping[str, Any], *, num_rows: int, kept: Mapping[str, A
     """Returns `columns` as a table of ROW_SCHEMA; a column left out gets its "not known" value in every row.
 
     A `duration_s` is what the manifest says, so it is `stated_s` too. An empty `language` is none: a TSV cannot say it
-    otherwise. kept: the columns of `source.keep_columns`, which stand behind those of the schema.
+    otherwise. kept: the columns of `source.keep_columns`, which stand behind those of the schema, as those of SPAN do.
     """
     given_s = columns.get("duration_s")
     if given_s is not None:
@@ -144,7 +148,10 @@ def row_table(columns: Mapping[str, Any], *, num_rows: int, kept: Mapping[str, A
         _typed(known[f.name], f.type) if f.name in known else constant(_UNKNOWN.get(f.name), num_rows, f.type)
         for f in ROW_SCHEMA
     ]
-    return with_kept(pa.table(arrays, schema=ROW_SCHEMA), kept or {})
+    table = with_kept(pa.table(arrays, schema=ROW_SCHEMA), kept or {})
+    for name in columns:
+        table = table.append_column(name, columns[name]) if name.startswith(SPAN) else table
+    return table
 
 
 _UNKNOWN = {"explicit_id": False, "member": "", "offset": 0, "size": WHOLE_FILE, "duration_s": float("nan")}

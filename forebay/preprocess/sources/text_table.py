@@ -33,6 +33,7 @@ from forebay.preprocess.sources.json_lines import (
     seconds_of,
 )
 from forebay.preprocess.sources.kept import TEXT, UNTYPED, part_of_values, unified, values_in
+from forebay.preprocess.sources.pieces import span_columns
 from forebay.store.layout import Array
 from forebay.store.remote.raw.sources import at_hand
 
@@ -85,11 +86,15 @@ class TextTable:
 
 
 class Wanted(NamedTuple):
-    """The columns that are read. first: the one that every such table has. numbers: those of seconds."""
+    """The columns that are read. first: the one that every such table has. numbers: those of seconds.
+
+    spans: others, which may hold anything, see `pieces`.
+    """
 
     names: frozenset[str]
     first: str
     numbers: tuple[str, ...] = ()
+    spans: frozenset[str] = frozenset()
 
 
 def read_csv(path: Path, wanted: Wanted) -> TextTable:
@@ -104,7 +109,8 @@ def read_csv(path: Path, wanted: Wanted) -> TextTable:
         raise ManifestError(
             f"{path}: column {repeated[0]} occurs more than once, wanted it once; correct the manifest", code="FB203"
         )
-    read = [name for name in form.names if name in wanted.names]
+    spans = {name for name in wanted.spans if form.names.count(name) == 1}
+    read = [name for name in form.names if name in wanted.names or name in spans]
     table, bad = _csv_table(path, form, read)
     problems = {
         row: (BAD_ROW, f"{path}, row {row + 1}: {count} columns, the header has {len(form.names)}; correct the row")
@@ -299,6 +305,7 @@ class _Lines:
     count: int = 0
     names: dict[str, None] = field(default_factory=dict)
     problems: dict[int, tuple[str, str]] = field(default_factory=dict)
+    _spans: list[dict[str, Any]] = field(default_factory=list)
     _rows: list[list[Any]] = field(default_factory=list)
     _blocks: list[list[pa.Array]] = field(default_factory=list)
 
@@ -307,11 +314,13 @@ class _Lines:
 
     def add(self, number: int, line: bytes) -> None:
         """Adds a line. number: from 1."""
+        spans: dict[str, Any] = {}
         try:
             fields = parse_object(line)
             if len(self.names) < _MOST_NAMES:
                 self.names |= dict.fromkeys(fields)
             row = list(self._values(fields))
+            spans = {name: fields[name] for name in fields.keys() & self.wanted.spans}
         except JsonError as err:
             if not self.count and err.reason is None and not line.lstrip().startswith(b"{"):
                 raise not_lines(self.path, number, str(err)) from err
@@ -319,6 +328,7 @@ class _Lines:
             self.problems[self.count] = (err.reason or BAD_ROW, message)
             row = [None] * (len(self._texts) + len(self.wanted.numbers) + len(self.kept))
         self._rows.append(row)
+        self._spans.append(spans)
         self.count += 1
         if len(self._rows) == _BLOCK_ROWS:
             self._flush()
@@ -328,13 +338,14 @@ class _Lines:
         self._flush()
         columns = [pa.chunked_array(chunks) for chunks in itertools.islice(zip(*self._blocks, strict=True), self._ends)]
         names = [*self._texts, *self.wanted.numbers]
+        spans = span_columns(self._spans, sorted(self.wanted.spans.intersection(self.names) - {*names}))
         parts = [
             [pa.chunked_array([block[self._ends + place]]) for block in self._blocks] for place in range(len(self.kept))
         ]
         return TextTable(
             schema=pa.schema([(name, TEXT) for name in self.names]),
             num_rows=self.count,
-            values=dict(zip(names, columns, strict=True)),
+            values=dict(zip(names, columns, strict=True)) | spans,
             parts={name: unified(of_name, name) for name, of_name in zip(self.kept, parts, strict=True)},
             problems=self.problems,
         )

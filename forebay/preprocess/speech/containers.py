@@ -39,6 +39,17 @@ _MAX_JUNK_BYTES = 1 << 16
 _CHAINED = ("chained_audio", "it holds several MP3 files one behind the other; split it, or join them anew")
 
 
+_UNREAD = (
+    (4, b"ftyp", "M4A or MP4"),
+    (0, b"\x1a\x45\xdf\xa3", "WebM or Matroska"),
+    (0, b"\x30\x26\xb2\x75", "WMA"),
+    (0, b"#!AMR", "AMR"),
+    (0, b"\xff\xf1", "AAC"),
+    (0, b"\xff\xf9", "AAC"),
+)
+"""Forms of sound that are told and not read: where their marks stand, what they are called."""
+
+
 class _Tag(NamedTuple):
     """A Xing or Info tag. frames: behind its own; end: of the bytes that it counts. None where it does not say."""
 
@@ -270,11 +281,18 @@ def plain_pcm(data: bytes) -> PcmAudio | None:
     return PcmAudio(rate_hz, np.frombuffer(data, "<i2", offset=_HEADER.size).reshape(-1, channels))
 
 
+def unread(data: bytes) -> tuple[str, str] | None:
+    """Returns reason and description where bytes are sound of a form that is not read, by how they begin."""
+    found = next((name for at, magic, name in _UNREAD if data.startswith(magic, at)), None)
+    return found and ("format", f"it is {found}, which is not read; convert it: ffmpeg -i IN -vn OUT.flac")
+
+
 def one_stream(data: bytes) -> tuple[bytes, tuple[str, str] | None]:
     """Returns the bytes to decode, and reason and description where they are not one whole stream, else None.
 
-    Reasons: `truncated_audio` (Ogg without its end), `chained_audio` (Ogg or MP3 behind Ogg or MP3 of its kind). The
-    bytes are those that were given; of an MP3 that does not say how long it is they begin with a frame that does.
+    Reasons: `format` (see `unread`), `truncated_audio` (Ogg without its end), `chained_audio` (Ogg or MP3 behind Ogg or
+    MP3 of its kind). The bytes are those that were given; of an MP3 that does not say how long it is they begin with a
+    frame that does.
     """
-    problem = ogg_problem(data)
+    problem = unread(data) or ogg_problem(data)
     return (data, problem) if problem is not None else measured(data)

@@ -17,6 +17,7 @@ from forebay.preprocess.cut import Cut, name_cuts
 from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, gathered, narrow
 from forebay.preprocess.pool import Map
 from forebay.preprocess.sources.kept import PREFIX, column_of, fields_of
+from forebay.preprocess.sources.pieces import allowed_s
 from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.preprocess.speech.probe import media_probe, text_probe
@@ -53,8 +54,6 @@ _NOT_OF: Mapping[Group, frozenset[str]] = {
 
 _SLACK_S = 0.1
 """A manifest's rounded duration passed the filter once; only a real difference is one."""
-_LEAST_S, _SHARE = 0.5, 0.05
-"""Without `source.duration_tolerance`: the larger of these seconds and this share of the stated duration."""
 
 _TOKENS_PER_BYTE = 0.5
 _OVERHEAD_BYTES = 160
@@ -122,9 +121,7 @@ class DurationLimits:
         return np.asarray(num_samples >= round(self.clip_s * self.sample_rate_hz))
 
     def _allowed_s(self, stated_s: Array) -> Array:
-        if self.tolerance_s is not None:
-            return np.full(len(stated_s), self.tolerance_s)
-        return np.maximum(_LEAST_S, _SHARE * stated_s)
+        return allowed_s(self.tolerance_s, stated_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,18 @@ _HEAD_BYTES = 30
 _GIF, _PNG, _RIFF = (b"GIF87a", b"GIF89a"), b"\x89PNG\r\n\x1a\n", b"RIFF"
 
 
+_UNREAD = (
+    (4, b"ftypavi", "AVIF"),
+    (4, b"ftyp", "HEIC or MP4"),
+    (4, b"jP  ", "JPEG 2000"),
+    (0, b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (4, b"JXL ", "JPEG XL"),
+    (0, b"\xff\x0a", "JPEG XL"),
+    (0, b"8BPS", "PSD"),
+    (0, b"\x76\x2f\x31\x01", "OpenEXR"),
+)
+"""Forms of images that are told and not read: where their marks stand, what they are called."""
+
 # What Pillow's readers raise for bytes that are no image. MemoryError is no property of the bytes.
 _UNREADABLE = (
     ArithmeticError,
@@ -51,18 +63,19 @@ def open_image(file: BinaryIO, *, max_pixels: int, sample_id: str) -> ImageFile:
     the bytes, and Pillow's own pixel limit, a global of the process, neither warns nor has to be changed: ours decides.
 
     Raises DecodeError `empty_file`, `unreadable_image`, `too_many_pixels` (by the header, before anything is allocated
-    for pixels), `animated_image` (more than one frame or page) or `sixteen_bit_image` (modes I;16, I and F: samples
-    that conversion to RGB clips at 255; 16-bit RGB is fine, Pillow takes its upper 8). An OSError of the file comes
-    through.
+    for pixels), `animated_image` (more than one frame or page) or `format` (AVIF and others of `_UNREAD`; modes I;16, I
+    and F: samples that conversion to RGB clips at 255; 16-bit RGB is fine, Pillow takes its upper 8). An OSError of the
+    file comes through.
     """
     head = file.read(_HEAD_BYTES)
     if not head:
         raise DecodeError("empty_file", f"sample {sample_id}: the image is empty (0 bytes); write or list it again")
     reader = _reader(head)
     if reader is None:
+        name = next((name for at, magic, name in _UNREAD if head.startswith(magic, at)), None)
         raise DecodeError(
-            "unreadable_image",
-            f"sample {sample_id}: {head[:12]!r} begins no JPEG, PNG, WebP, GIF, BMP, TIFF or PPM; convert it to one",
+            "format" if name else "unreadable_image",
+            f"sample {sample_id}: {name or repr(head[:12])} is no JPEG, PNG, WebP, GIF, BMP, TIFF or PPM; convert it",
         )
     _check_pixels(_claimed_size(head), max_pixels, sample_id)
     file.seek(0)
@@ -74,7 +87,7 @@ def open_image(file: BinaryIO, *, max_pixels: int, sample_id: str) -> ImageFile:
         raise DecodeError("animated_image", f"sample {sample_id}: more than one frame or page; store the one you mean")
     if image.mode.startswith("I") or image.mode == "F":
         raise DecodeError(
-            "sixteen_bit_image",
+            "format",
             f"sample {sample_id}: values of mode {image.mode}, which conversion to RGB clips at 255; "
             "write it with 8 bits",
         )

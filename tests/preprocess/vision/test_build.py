@@ -197,7 +197,7 @@ def hostile(name: str) -> bytes:
 REASONS = {
     "truncated": "unreadable_image",
     "empty": "empty_file",
-    "sixteen": "sixteen_bit_image",
+    "sixteen": "format",
     "animated": "animated_image",
     "long": "aspect_ratio",
     "large": "too_many_pixels",

@@ -229,11 +229,13 @@ def refused() -> dict[str, tuple[bytes, str]]:
         "animated WebP": (saved(image, "WEBP", save_all=True, append_images=frames[1:]), "animated_image"),
         "APNG": (saved(image, "PNG", save_all=True, append_images=frames[1:]), "animated_image"),
         "TIFF of pages": (saved(image, "TIFF", save_all=True, append_images=frames[1:]), "animated_image"),
-        "16 bit PNG": (saved(Image.fromarray(deep), "PNG"), "sixteen_bit_image"),
-        "16 bit TIFF": (saved(Image.fromarray(deep), "TIFF"), "sixteen_bit_image"),
-        "16 bit PGM": (saved(Image.fromarray(deep), "PPM"), "sixteen_bit_image"),
-        "32 bit TIFF": (saved(Image.fromarray(deep.astype(np.int32)), "TIFF"), "sixteen_bit_image"),
-        "float TIFF": (saved(Image.fromarray(deep.astype(np.float32)), "TIFF"), "sixteen_bit_image"),
+        "AVIF": (b"\0\0\0\x20ftypavif" + bytes(40), "format"),
+        "JPEG 2000": (b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(40), "format"),
+        "16 bit PNG": (saved(Image.fromarray(deep), "PNG"), "format"),
+        "16 bit TIFF": (saved(Image.fromarray(deep), "TIFF"), "format"),
+        "16 bit PGM": (saved(Image.fromarray(deep), "PPM"), "format"),
+        "32 bit TIFF": (saved(Image.fromarray(deep.astype(np.int32)), "TIFF"), "format"),
+        "float TIFF": (saved(Image.fromarray(deep.astype(np.float32)), "TIFF"), "format"),
         **{f"bomb {name}": (data, "too_many_pixels") for name, data in bombs().items()},
     }
 

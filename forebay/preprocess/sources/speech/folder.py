@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.data import RECORDINGS, SourceConfig
+from forebay.config.data import RECORDINGS, UNREAD, SourceConfig
 from forebay.errors import ManifestError
 from forebay.preprocess.sources.json_lines import manifest_lines
 from forebay.preprocess.sources.naming import manifest_files, path_stem, shown_name
@@ -65,7 +65,11 @@ def list_folder(source: SourceConfig) -> Manifest:
 
 
 def _recordings(files: Sequence[SourceFile]) -> Recordings:
+    """A recording of a form that is not read is one where no other of its name is beside it."""
     numbers = [n for n, file in enumerate(files) if file.path.name.lower().endswith(RECORDINGS)]
+    read = {path_stem(str(files[number].path)) for number in numbers}
+    unread = [n for n, file in enumerate(files) if file.path.name.lower().endswith(UNREAD)]
+    numbers = sorted([*numbers, *(n for n in unread if path_stem(str(files[n].path)) not in read)])
     return Recordings(numbers=numbers, names=[shown_name(files[number]) for number in numbers])
 
 
@@ -89,7 +93,11 @@ def _texts(
 ) -> Iterator[str | None]:
     """Yields the text of every recording, from the files beside it."""
     taken = set(recordings.numbers)
-    others = {str(file.path): file for number, file in enumerate(files) if number not in taken}
+    others = {
+        str(file.path): file
+        for number, file in enumerate(files)
+        if number not in taken and not file.path.name.lower().endswith(UNREAD)
+    }
     listed = _listed_texts([file for file in others.values() if file.path.name.endswith(_LISTS)])
     beside = {path: file for path, file in others.items() if not path.endswith(_LISTS)}
     used = set()

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError
 from forebay.preprocess.sources.naming import path_stem
-from forebay.preprocess.sources.rows import Unused
+from forebay.preprocess.sources.pieces import SEVERAL, refuse_differing
+from forebay.preprocess.sources.rows import SPAN, Unused, row_table
 from forebay.preprocess.sources.speech.locate import Failures
 from forebay.preprocess.sources.speech.table import open_rows
 from forebay.store.layout import Array
@@ -35,10 +36,17 @@ def read_texts(
     columns, kept = table.values()
     paths = table.paths().to_pylist()
     unused.add(table.unused, rows=len(paths))
-    matched = _Matched(names, files[number].path)
+    matched = _Matched(names, files[number].path, len(paths))
     for row, (written, sample_id) in enumerate(zip(paths, columns["sample_id"].to_pylist(), strict=True)):
         if (problem := table.problems.get(row) or matched.problem(row, written)) is not None:
             failures.add(len(names) + row, sample_id, *problem)
+    meant = matched.meant != _NO_ROW
+    spans = {name: column for name, column in columns.items() if name.startswith(SPAN)}
+    rows = {"file": pa.array(matched.meant), "sample_id": columns["sample_id"], "text": columns["text"], **spans}
+    of_table = row_table(rows, num_rows=len(paths)).filter(pa.array(meant))
+    of_table = refuse_differing(of_table, lambda recording, _: f"{files[number].path}: {names[recording]}")
+    if SEVERAL in of_table.column_names:
+        columns[SEVERAL] = pa.array(np.isin(np.arange(len(paths)), of_table["row"].filter(of_table[SEVERAL])))
     places = pa.array(matched.rows, mask=matched.rows == _NO_ROW)
     found = {name: column.take(places) for name, column in columns.items() if column is not None}
     if (given_s := found.get("duration_s")) is not None:
@@ -54,10 +62,11 @@ def read_texts(
 
 
 class _Matched:
-    """The row of every recording. rows: int64 [recordings], `_NO_ROW` where there is none."""
+    """The row of every recording. rows: int64 [recordings], `_NO_ROW` where there is none. meant: the other way."""
 
-    def __init__(self, names: Sequence[str], table: Path) -> None:
+    def __init__(self, names: Sequence[str], table: Path, num_rows: int) -> None:
         self._names, self._table = names, table
+        self.meant: Array = np.full(num_rows, _NO_ROW, np.int64)
         self.rows: Array = np.full(len(names), _NO_ROW, np.int64)
         self._known: list[dict[str, list[int]]] = [{}, {}, {}, {}]
         for number, name in enumerate(names):
@@ -80,6 +89,7 @@ class _Matched:
                 f"{where}: {written!r} may be {one!r} or {other!r}; write the path below source.manifest in the table",
                 code="FB203",
             )
+        self.meant[row] = found[0]
         if self.rows[found[0]] != _NO_ROW:
             first = int(self.rows[found[0]]) + 1
             return "repeated_row", f"{where}: row {first} is of the same recording, {written!r}; keep one of them"

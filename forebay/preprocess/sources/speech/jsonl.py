@@ -17,7 +17,8 @@ from forebay.preprocess.sources.json_lines import (
 )
 from forebay.preprocess.sources.kept import parts_of_rows, require_values, values_in
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, path_stem, usable_name
-from forebay.preprocess.sources.rows import Manifest, Unused, require_rows, row_table, storable
+from forebay.preprocess.sources.pieces import BOUNDS, span_columns
+from forebay.preprocess.sources.rows import SPAN, Manifest, Unused, require_rows, row_table, storable
 from forebay.preprocess.sources.speech.locate import (
     DURATIONS,
     IDS,
@@ -53,6 +54,7 @@ def list_jsonl(source: SourceConfig) -> Manifest:
     files = NamedFiles(manifests, source)
     rows: list[tuple[Any, ...]] = []
     kept: list[tuple[Any, ...]] = []
+    spans: list[dict[str, Any]] = []
     taken = _FIELDS.union(source.keep_columns)
     unused, failures, count = Unused(), Failures(), 0
     for group, manifest in enumerate(manifests):
@@ -67,6 +69,7 @@ def list_jsonl(source: SourceConfig) -> Manifest:
                 to_keep = values_in(fields, source.keep_columns)
                 file = files.number(audio, manifest=manifest)
                 kept.append(to_keep)
+                spans.append({name: fields[name] for name in fields.keys() & BOUNDS})
                 rows.append((count, group, given or path_stem(audio), given is not None, file, seconds, *texts))
             except JsonError as err:
                 if err.reason is None:
@@ -77,6 +80,8 @@ def list_jsonl(source: SourceConfig) -> Manifest:
     require_rows(count, manifests)
     values = zip(*rows, strict=True) if rows else [()] * len(_TYPES)
     columns = {name: pa.array(c, kind) for c, (name, kind) in zip(values, _TYPES.items(), strict=True)}
+    bounds = span_columns(spans, sorted({name for row in spans for name in row}))
+    columns |= {SPAN + name: column for name, column in bounds.items()}
     table = row_table(columns, num_rows=len(rows), kept=parts_of_rows(kept, source.keep_columns))
     require_values(table, unused.counts, where=", ".join(source.manifests))
     return Manifest(files=tuple(files.files), rows=table, rejected=failures.table(), unused=unused.counts)

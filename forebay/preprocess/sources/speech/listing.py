@@ -25,16 +25,19 @@ from forebay.preprocess.sources.eligible import (
     apply_filters,
     fail_impossible,
     name_absent_languages,
+    next_wave,
     take_first,
     unique_ids,
 )
 from forebay.preprocess.sources.kept import concatenated, require_values, typed
 from forebay.preprocess.sources.naming import shown_name, stamped
-from forebay.preprocess.sources.rows import ROW_SCHEMA, Manifest, merged
+from forebay.preprocess.sources.pieces import refuse_differing, refuse_uncovered, to_judge
+from forebay.preprocess.sources.rows import ROW_SCHEMA, SPAN, Manifest, merged
 from forebay.preprocess.sources.speech.locate import Located, LocateTask, SpeechKind
 from forebay.store.remote.raw.sources import localized, shown
 
 ROWS_PER_TASK = 4096
+_CHECKED_ROWS = 256
 
 _TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "size", "duration_s", "language")
 
@@ -48,7 +51,10 @@ def read_manifest(source: SourceConfig, *, cache_root: str | os.PathLike[str] | 
     """
     kind = _kind(source)
     listed = kind.listed(source, cache_root=None if cache_root is None else Path(cache_root))
-    manifest = unique_ids(dataclasses.replace(listed, rows=typed(listed.rows)))
+    rows = typed(listed.rows)
+    if SOURCE_KINDS[source.kind].has_audio:
+        rows = refuse_differing(rows, functools.partial(_recording, listed))
+    manifest = unique_ids(dataclasses.replace(listed, rows=rows))
     if not kind.lists_tars:
         name_absent_languages(manifest.rows, source)
     return apply_filters(fail_impossible(manifest), source)
@@ -65,7 +71,8 @@ def locate_tasks(
     if kind.lists_tars:
         cuts = [(number, 0, 0) for number in range(len(manifest.files))]
     else:
-        step = len(rows) if kind.in_tars else ROWS_PER_TASK
+        most = source.max_samples if source.max_samples is not None and is_remote(source) else ROWS_PER_TASK
+        step = len(rows) if kind.in_tars else min(most, ROWS_PER_TASK)
         cuts = _cuts(manifest.rows["group"].to_numpy(), step)
     for group, start, stop in cuts:
         part = rows.slice(start, stop - start)
@@ -93,11 +100,11 @@ def read_rows(
     listed = read_manifest(source, cache_root=cache_root)
     listed = dataclasses.replace(listed, files=tuple(stamped(listed.files)))
     tell_if_too_large(listed.files)
-    tasks = list(locate_tasks(listed, source, cache_root=cache_root))
+    tasks, remote = list(locate_tasks(listed, source, cache_root=cache_root)), is_remote(source)
     results: list[Located] = []
     # Where no more rows were listed than are wanted, every task is needed.
     all_at_once = source.max_samples is None or 0 < len(listed.rows) <= source.max_samples
-    wave = len(tasks) if all_at_once else FIRST_WAVE
+    wave = len(tasks) if all_at_once else 1 if remote else FIRST_WAVE
     while True:
         done = len(results)
         results += run_on_sources(
@@ -105,19 +112,61 @@ def read_rows(
             _kind(source).locate,
             tasks[done : done + max(1, wave)],
             functools.partial(_kind(source).reads, is_hashed=is_hashed),
-            is_remote=is_remote(source),
+            is_remote=remote,
             total=len(listed.files),
         )
         manifest = _finished(listed, results, source, is_all=len(results) == len(tasks))
         if len(results) == len(tasks) or len(manifest.rows) >= (source.max_samples or len(listed.rows) + 1):
             break
-        wave *= 2
-    manifest = take_first(manifest, source.max_samples)
+        rows = len(manifest.rows)
+        wave = next_wave(wave, looked_at=len(results), rows=rows, source=source, is_remote=remote)
+    is_all = len(results) == len(tasks)
+    manifest = take_first(manifest, source.max_samples, is_all=is_all, is_of_tars=_kind(source).lists_tars)
+    _refuse_pieces(manifest, source, map_, cache_root=cache_root)
+    names = [name for name in manifest.rows.column_names if not name.startswith(SPAN)]
+    manifest = dataclasses.replace(manifest, rows=manifest.rows.select(names))
     if not len(manifest.rows) and not len(manifest.rejected):
         raise ManifestError(
             f"{', '.join(source.manifests)}: no audio in any of its files; correct source.manifest", code="FB204"
         )
     return manifest
+
+
+def check_pieces(config: Config) -> None:
+    """Raises ManifestError where the table of a config says of one of its first rows that it is of a piece."""
+    listed = read_manifest(config.source)
+    is_one = np.cumsum(to_judge(listed.rows)) <= _CHECKED_ROWS
+    judged = dataclasses.replace(listed, rows=listed.rows.filter(pa.array(is_one)))
+    _refuse_pieces(judged, config.source, map, cache_root=config.cache_root)
+
+
+def _refuse_pieces(manifest: Manifest, source: SourceConfig, map_: Map, *, cache_root: str | os.PathLike[str]) -> None:
+    """Raises ManifestError for a row that its table says is of a piece of its recording."""
+    rows = manifest.rows.filter(pa.array(to_judge(manifest.rows)))
+    if not len(rows):
+        return
+    # What a table states need not be how long the recording is.
+    place = ROW_SCHEMA.get_field_index("duration_s")
+    seconds = pc.if_else(pc.is_null(rows["stated_s"]), rows["duration_s"], float("nan"))
+    unknown = dataclasses.replace(manifest, rows=rows.set_column(place, ROW_SCHEMA.field(place), seconds))
+    tasks, reads = (
+        locate_tasks(unknown, source, cache_root=cache_root),
+        functools.partial(_kind(source).reads, is_hashed=False),
+    )
+    results = run_on_sources(
+        map_, _kind(source).locate, list(tasks), reads, is_remote=is_remote(source), total=len(manifest.files)
+    )
+    found = {row["row"]: row["duration_s"] for each in results for row in each.rows.to_pylist()}
+    durations = np.array([found.get(row, np.nan) for row in rows["row"].to_pylist()])
+    refuse_uncovered(rows, durations, source.duration_tolerance, functools.partial(_recording, manifest))
+
+
+def _recording(manifest: Manifest, file: int, member: str) -> str:
+    """Returns what a recording is called in a message, with the table that names it."""
+    path = shown(str(manifest.files[file].path))
+    return (
+        f"{shown(str(manifest.files[0].path))}: {path}{f', {member}' if member and not path.endswith(member) else ''}"
+    )
 
 
 def _kind(source: SourceConfig) -> SpeechKind:

@@ -17,8 +17,8 @@ from forebay.errors import DecodeError
 from forebay.preprocess.sources.media import is_gone, opened
 from forebay.preprocess.sources.members import UnreadableTar, tar_index
 from forebay.preprocess.sources.rows import REJECTED_SCHEMA, Manifest, reduced, rejections, storable, table_of
-from forebay.preprocess.speech.containers import one_stream
-from forebay.preprocess.speech.headers import MAX_WHOLE_BYTES, header_info
+from forebay.preprocess.speech.containers import one_stream, unread
+from forebay.preprocess.speech.headers import MAX_WHOLE_BYTES, header_info, parsed_header
 from forebay.store.remote.raw.sources import is_hash_known, look_up, place_of, shown, source_stat
 from forebay.tar.index import has_index
 from forebay.tar.members import TarIndex
@@ -147,15 +147,18 @@ def duration_of(read: Callable[[int, int], bytes], size: int) -> float:
     """Returns the duration that the header of an encoded clip gives.
 
     read: (offset in the clip, number of bytes) -> bytes, fewer only at its end. size: of the clip in bytes.
-    Raises DecodeError where it gives none: `empty_file`, `truncated_audio` or `chained_audio` where that is why, else
-    `unknown_duration`.
+    Raises DecodeError where it gives none: `empty_file`, `empty_audio`, `format`, `truncated_audio` or `chained_audio`
+    where that is why, else `unknown_duration`.
     """
     if not size:  # the reason that decoding gives where the manifest says a duration
         raise DecodeError("empty_file", "the file is empty (0 bytes); write or list it again")
     info = header_info(read, size)
     if info is not None and info.num_samples > 0 and info.sample_rate_hz > 0:
         return float(info.duration_s)
-    _, problem = one_stream(read(0, size)) if size <= MAX_WHOLE_BYTES else (b"", None)
+    claim = parsed_header(read, size)
+    if claim is not None and not claim.num_samples and claim.format != "flac":  # a stream of FLAC may not know it
+        raise DecodeError("empty_audio", "its header says 0 samples; write the recording again, or remove it")
+    problem = one_stream(read(0, size))[1] if size <= MAX_WHOLE_BYTES else unread(read(0, 16))
     raise DecodeError(
         *(problem or ("unknown_duration", "neither manifest nor header gives a duration; mend or remove it"))
     )

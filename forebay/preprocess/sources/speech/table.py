@@ -12,6 +12,7 @@ from forebay.errors import ManifestError
 from forebay.preprocess.sources.hf_file import HfFile
 from forebay.preprocess.sources.kept import concatenated
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files
+from forebay.preprocess.sources.pieces import SPANS
 from forebay.preprocess.sources.rows import Manifest, Unused, require_rows
 from forebay.preprocess.sources.speech.locate import SpeechKind
 from forebay.preprocess.sources.speech.table_rows import TableRows, locate_rows, taken_columns
@@ -72,7 +73,7 @@ def _require_place(source: SourceConfig, files: NamedFiles) -> None:
 
 def open_rows(manifest: SourceFile, number: int, source: SourceConfig) -> TableRows:
     """Returns the rows of one table. number: of the file. Raises ManifestError for a file that is none."""
-    wanted = Wanted(taken_columns(source), source.columns.media, _numbers(source))
+    wanted = Wanted(taken_columns(source), source.columns.media, _numbers(source), SPANS)
     table: HfFile | TextTable
     match manifest.path.suffix.lower():
         case ".csv" | ".tsv":

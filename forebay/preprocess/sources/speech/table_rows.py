@@ -25,6 +25,7 @@ from forebay.preprocess.sources.hf_file import (
 from forebay.preprocess.sources.kept import require_columns
 from forebay.preprocess.sources.members import member_stems
 from forebay.preprocess.sources.naming import NamedFiles, path_stem, usable_name
+from forebay.preprocess.sources.pieces import SPANS, spans_of
 from forebay.preprocess.sources.rows import joined, rejections, row_table
 from forebay.preprocess.sources.speech.columns import Columns
 from forebay.preprocess.sources.speech.locate import (
@@ -154,7 +155,12 @@ class TableRows:
             "language": self._language(columns),
             "prompt": columns.strings("prompt", nullable=True),
             "text": self._text(columns),
+            **self._spans(),
         }
+
+    def _spans(self) -> dict[str, Any]:
+        names = [name for name in self._names if name in SPANS and self._names.count(name) == 1]
+        return {} if self._columns.features is not None or not names else spans_of(self._table.columns(names))
 
     def _kept(self) -> dict[str, pa.ChunkedArray]:
         return {name: self._table.part(name) for name in self._source.keep_columns}

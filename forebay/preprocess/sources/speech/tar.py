@@ -27,6 +27,7 @@ from forebay.preprocess.sources.members import (
     without_dot,
 )
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files, usable_name
+from forebay.preprocess.sources.pieces import BOUNDS, spans_of
 from forebay.preprocess.sources.rows import UNLOCATED, Manifest, Unused, constant, grouped, require_rows, row_table
 from forebay.preprocess.sources.speech.columns import Columns, first, require_columns
 from forebay.preprocess.sources.speech.locate import (
@@ -126,8 +127,9 @@ def read_columns(path: Path, required: Sequence[str], optional: Sequence[str], k
 
 
 def _read(manifest: SourceFile, files: NamedFiles, unused: Unused, *, keep: Sequence[str]) -> pa.Table:
-    columns = read_columns(manifest.path, REQUIRED, OPTIONAL, keep)
-    unused.add(columns.unused, rows=len(columns.table))
+    columns = read_columns(manifest.path, REQUIRED, (*OPTIONAL, *BOUNDS), keep)
+    spans = spans_of(columns.table.drop_columns("duration_s"))
+    unused.add(columns.unused | BOUNDS.intersection(columns.table.column_names) - {*keep}, rows=len(columns.table))
     members = without_dot(columns.strings("tar_member_name", nullable=False))
     ids, explicit = _sample_ids(columns, members)
     numbers = _tar_numbers(columns, manifest, files)
@@ -144,6 +146,7 @@ def _read(manifest: SourceFile, files: NamedFiles, unused: Unused, *, keep: Sequ
             "language": columns.strings("language", nullable=True),
             "prompt": columns.strings("prompt", nullable=True),
             "text": columns.strings("transcript", nullable=True),
+            **spans,
         },
         num_rows=count,
         kept={name: part_of(columns.table[name], name, where=str(manifest.path)) for name in keep},

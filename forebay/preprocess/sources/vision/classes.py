@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from forebay.config.data import PICTURES, SourceConfig
 from forebay.config.url import is_url
+from forebay.store.remote.raw.sources import walk
 from forebay.visible import printable
 
 _SHOWN = 5
@@ -50,7 +51,5 @@ def _empty_below(root: Path) -> Iterator[str]:
 
 def _has_image(folder: str) -> bool:
     return any(
-        name.lower().endswith(PICTURES) and not name.startswith(".")
-        for _, _, names in os.walk(folder, followlinks=True)
-        for name in names
+        name.lower().endswith(PICTURES) and not name.startswith(".") for _, _, names in walk(folder) for name in names
     )

@@ -13,7 +13,7 @@ from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.sources.naming import path_stem, shown_name
 from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Place, VisionKind, is_picture
 from forebay.store.memo import SIZE
-from forebay.store.remote.raw.sources import at_hand, files_below, is_folder, place_of
+from forebay.store.remote.raw.sources import at_hand, files_below, is_folder, place_of, walk
 from forebay.store.source_files import SourceFile
 
 IMAGES_PER_PART = 16_384
@@ -127,7 +127,7 @@ def _names_below(folder: Path) -> Iterator[str]:
     if place_of(folder) is not None:
         yield from (path.relative_to(folder).as_posix() for path in files_below(folder, lambda _: True))
         return
-    for base, _, names in os.walk(folder):
+    for base, _, names in walk(folder):
         yield from (os.path.relpath(f"{base}/{name}", folder) for name in names)
 
 

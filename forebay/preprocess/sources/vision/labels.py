@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 _KEY = b"forebay.labels"
 _MANY = 1_000
 """Names that are classes rather than texts, even if no row shares one."""
-_INTEGER = re.compile(r"0|[1-9][0-9]{0,9}")
+_INTEGER = re.compile(r"(0|[1-9][0-9]{0,9})(\.0+)?")
+"""Also `1.0`: so pandas writes integers of a column in which one is missing."""
 
 
 def declared_classes(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
@@ -115,8 +116,8 @@ def _declared(declared: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | N
 def _number(value: Any) -> int | None:
     """Returns the integer that a label is or may stand for."""
     if isinstance(value, dict):
-        text = value[""]
-        return int(text) if _INTEGER.fullmatch(text) and int(text) < MAX_NUMBER else None
+        found = _INTEGER.fullmatch(value[""])
+        return int(found[1]) if found and int(found[1]) < MAX_NUMBER else None
     return value if isinstance(value, int) else None
 
 
@@ -127,6 +128,6 @@ def _name(value: Any) -> str:
 def _written(value: Any, *, as_numbers: bool, is_multi: bool) -> str:
     """Returns a label as the rows have it: a name or digits, where one row has several a JSON list."""
     if not is_multi:
-        return _name(value)
+        return str(_number(value)) if as_numbers else _name(value)
     several = value if isinstance(value, list) else [value]
     return json.dumps([_number(each) if as_numbers else _name(each) for each in several], ensure_ascii=False)

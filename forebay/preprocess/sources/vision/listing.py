@@ -16,7 +16,7 @@ from forebay.config.data import SOURCE_KINDS, Reads, SourceConfig, row_slice
 from forebay.errors import BuildError, ManifestError
 from forebay.preprocess.arriving import is_remote, run_on_sources, tell_if_too_large
 from forebay.preprocess.pool import Map, WorkerDied
-from forebay.preprocess.sources.eligible import FIRST_WAVE
+from forebay.preprocess.sources.eligible import FIRST_WAVE, next_wave, unneeded
 from forebay.preprocess.sources.kept import PREFIX, column_of, names_of, require_values, with_kept
 from forebay.preprocess.sources.naming import NamedFiles, manifest_files
 from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, Manifest, merged, rejections
@@ -64,12 +64,11 @@ def read_conversations(
     selected = row_slice(source.rows) if source.rows is not None else slice(None)
     images = Images(source, NamedFiles(manifests, source), map_, kind.holds_images, kind.lists_images)
     parts: list[Part] = []
-    wave = FIRST_WAVE if _may_end_early(source, selected) else None
+    remote = is_remote(source)
+    wave = (1 if remote else FIRST_WAVE) if _may_end_early(source, selected) else None
     while True:
         batch = list(itertools.islice(tasks, wave))
-        found = run_on_sources(
-            map_, kind.read, batch, lambda task: [task.path], is_remote=is_remote(source), total=len(manifests)
-        )
+        found = run_on_sources(map_, kind.read, batch, lambda task: [task.path], is_remote=remote, total=len(manifests))
         parts += found
         images.extend(found)
         rows = listed_rows(parts)
@@ -85,13 +84,17 @@ def read_conversations(
             if is_all or is_full:
                 absent = [part.group for part in parts if part.absent]
                 manifest = _finished(candidates, failed, images, absent=absent, is_full=is_full)
+                if is_full and source.kind == "webdataset":
+                    absent = [*manifest.absent, *unneeded(manifest, manifest.rows)]
+                    manifest = dataclasses.replace(manifest, absent=tuple(absent))
                 unused = merged(part.unused for part in parts)
                 require_values(manifest.rows, unused, where=", ".join(source.manifests))
                 if reads == "labels":
                     with_rows = with_labels(manifest.rows, [part.classes for part in parts if len(part.rows)])
                     manifest = dataclasses.replace(manifest, rows=with_rows)
                 return dataclasses.replace(manifest, unused=unused)
-        wave = 2 * (wave or 1)
+        good = int(np.count_nonzero(failed < 0)) if source.max_samples is not None else 0
+        wave = next_wave(wave or 1, looked_at=len(parts), rows=good, source=source, is_remote=remote)
 
 
 def _may_end_early(source: SourceConfig, selected: slice) -> bool:

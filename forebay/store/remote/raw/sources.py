@@ -229,12 +229,29 @@ def files_below(folder: Path, is_wanted: Callable[[Path], bool]) -> Iterator[Pat
     """Yields the wanted files below a folder. is_wanted: of their paths relative to it."""
     place = place_of(folder)
     if place is None:
-        found = (path for path in folder.rglob("*") if is_wanted(path.relative_to(folder)))
-        yield from (path for path in found if path.is_file())
+        found = (Path(base, name) for base, _, names in walk(folder) for name in names)
+        yield from (path for path in found if is_wanted(path.relative_to(folder)) and path.is_file())
         return
     start = len(place.key) + 1 if place.key else 0
     keys = place.origin.objects.below(place.key, lambda key: is_wanted(Path(key[start:])))
     yield from (folder / key[start:] for key in keys)
+
+
+def walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yields what `os.walk` does of a folder of this machine; links are followed, but for those that go in circles."""
+    for base, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not leads_up(f"{base}/{name}", folder)]
+        yield base, folders, names
+
+
+def leads_up(path: str, root: str | os.PathLike[str]) -> bool:
+    """Whether a path is a link to a folder that it lies in, by the links on the way from a root to it."""
+    if not os.path.islink(path):
+        return False
+    above = os.path.relpath(os.path.dirname(path), root).split("/")
+    real = f"{os.path.realpath(path).rstrip('/')}/"
+    ways = (os.path.join(root, *above[:depth]) for depth in range(len(above) + 1))
+    return any(f"{os.path.realpath(way)}/".startswith(real) for way in ways)
 
 
 def glob_files(pattern: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache
 from forebay.train.select import select
+from tests.preprocess.corpus import json_lines
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.sources.helpers import SPEECH, audio, ids, read, rejected
 from tests.preprocess.sources.tables import recordings
@@ -193,3 +194,50 @@ def test_one_more_recording_is_another_cache_and_one_more_note_is_none(tmp_path:
 def test_settings_that_say_nothing_are_refused(tmp_path: Path, source: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config({**document_of(tmp_path, tmp_path), "source": {"kind": "folder", "manifest": "x", **source}})
+
+
+def test_a_language_that_is_a_link_is_read_and_circles_end(tmp_path: Path) -> None:
+    put(tmp_path / "set", {"hi/1.flac": None, "hi/1.txt": "one"})
+    put(tmp_path / "far", {"a/2.flac": None, "a/2.txt": "two"})
+    (tmp_path / "set" / "ta").symlink_to(tmp_path / "far")
+    (tmp_path / "far" / "again").symlink_to(tmp_path / "set")
+    (tmp_path / "set" / "hi" / "loop").symlink_to("..")
+    manifest = read("folder", tmp_path / "set", root=tmp_path, languages_from_folders=True)
+    assert texts_of(manifest) == {"hi/1": "one", "ta/a/2": "two"}
+    assert manifest.rows["language"].to_pylist() == ["hi", "ta"]
+    with pytest.raises(ManifestError, match=r"ta/a/2\.flac', which is .*far/a/2\.flac' and not below .*set'") as err:
+        read("folder", tmp_path / "set", root=tmp_path, confined=True)
+    assert err.value.code == "FB206"
+
+
+def test_what_is_not_read_fails_by_name_and_a_cache_of_nothing_says_so(tmp_path: Path) -> None:
+    folder = put(tmp_path / "set", {"a.txt": "one", "both.flac": None, "both.m4a": "x"})
+    for name, head in {"a.m4a": b"\0\0\0\x1cftypM4A ", "b.webm": b"\x1a\x45\xdf\xa3", "c.AAC": b"\xff\xf1"}.items():
+        (folder / name).write_bytes(head + bytes(200))
+    (folder / "d.wav").write_bytes(audio(0, kind="WAV"))
+    document = document_of(folder, tmp_path / "caches", min_duration_s=1.0)
+    document["run"]["max_failed_share"] = 1.0
+    report = build_here(load_config(document))
+    assert next(iter(report.lines())).startswith("sealed without a sample: ")
+    rows = {row["sample_id"]: row for row in json_lines(Path(report.cache) / "rejected.jsonl")}
+    reasons = {name: row["reason"] for name, row in rows.items()}
+    assert reasons == {"a": "format", "b": "format", "both": "too_short", "c": "format", "d": "empty_audio"}
+    assert "a.m4a: sample a: it is M4A or MP4, which is not read; convert it: ffmpeg" in rows["a"]["message"]
+    assert "its header says 0 samples" in rows["d"]["message"]
+    assert "0.101 s is below" in rows["both"]["message"]
+
+
+def test_the_list_of_what_was_left_out_says_why_where_shards_are_linked_too(tmp_path: Path) -> None:
+    folder = put(tmp_path / "set", {"a.flac": None, "a.txt": "one", "b.flac": None, "b.txt": "two"})
+    (folder / "b.flac").write_bytes(audio(1600)[:-1000])
+    document = document_of(folder, tmp_path / "caches")
+    document["run"]["max_failed_share"] = 1.0
+    said = []
+    for prompt in ("whisper", "plain"):
+        document["text"]["prompt"] = prompt
+        report = build_here(load_config(document))
+        ((row),) = json_lines(Path(report.cache) / "rejected.jsonl")
+        said.append(row["message"])
+    assert report.shards_linked == 1
+    assert said[0] == said[1]
+    assert said[0].startswith("sample b: the audio cannot be decoded")

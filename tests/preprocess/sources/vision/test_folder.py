@@ -166,3 +166,17 @@ def test_an_image_whose_id_is_taken_has_its_file_s_name(tmp_path: Path) -> None:
     assert rows_of(config).rows["sample_id"].to_pylist() == ["cat/1", "cat/1.png", "cat/2", "dog/1", "dog/1.webp"]
     write_picture(tmp_path / "set" / "cat" / "0.jpg", 9)
     assert {"cat/1.png", "dog/1.webp"} < set(rows_of(config).rows["sample_id"].to_pylist())
+
+
+def test_a_class_that_is_a_link_is_a_class_and_circles_end(folder: Path) -> None:
+    before = texts_of(rows_of(config_of(folder, "folder")))
+    shutil.move(folder / "cat", folder.parent / "far")
+    os.symlink("../far", folder / "cat")
+    os.symlink(folder.parent / "far" / "deep", folder / "9" / "twice")
+    for name, target in {"loop": ".", "cat/up": "..", "9/top": folder.parent, "gone": "nowhere"}.items():
+        os.symlink(target, folder / name)
+    found = texts_of(rows_of(config_of(folder, "folder")))
+    assert {name: found.pop(name) for name in before} == before
+    assert [*found] == ["9/twice/er/cat"]
+    with pytest.raises(ManifestError, match=r"9/twice/er/cat\.PNG', which is .*far/deep.* and not below"):
+        rows_of(config_of(folder, "folder", confined=True))

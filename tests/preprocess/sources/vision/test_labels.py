@@ -168,6 +168,17 @@ def test_integers_with_missing_values_are_integers(tmp_path: Path) -> None:
     assert found.counts() == {"excluded": {"no_label": 2}, "failed": {}}
 
 
+def test_integers_of_a_csv_that_pandas_wrote_beside_a_blank_are_integers(tmp_path: Path) -> None:
+    write_picture(tmp_path / "a.png")
+    table = tmp_path / "rows.csv"
+    table.write_text("image,label\na.png,10.0\na.png,\na.png,2.0\na.png,1\na.png,2.00\n")
+    found = rows_of(config_of(table, "table"))
+    assert labels_of(found.rows) == Labels(names=None, count=11)
+    assert found.rows["text"].to_pylist() == ["10", "2", "1", "2"]
+    table.write_text("image,label\na.png,1.0\na.png,1.5\n")
+    assert labels_of(rows_of(config_of(table, "table")).rows) == Labels(names=("1.0", "1.5"), count=2)
+
+
 def test_bad_rows_cost_themselves(tmp_path: Path) -> None:
     write_picture(tmp_path / "a.png")
     (tmp_path / "torn.png").write_bytes(picture(1)[:20])
