@@ -79,7 +79,7 @@ def folder_of(config: Config, recipe: AnyRecipe) -> Path:
         "remote_identity": config.source.remote_identity,
         "rows_per_shard": config.layout.rows_per_shard,
         "codec": config.codec,
-        **{name: place for name in ("audio_dir", "texts") if (place := getattr(config.source, name)) is not None},
+        **{name: place for name in ("audio_dir", "image_dir", "texts") if (place := getattr(config.source, name)) is not None},
     }
     return config.cache_root / ".building" / f"prepared-{digest(named)[:SHORT]}"
 

@@ -96,7 +96,13 @@ def _table_problems(config: Config) -> list[str]:
     if source.audio_dir is not None and source.kind != "table":
         found.append(f'source.audio_dir is for source.kind = "table", and it is "{source.kind}"; leave it out')
     elif source.audio_dir is not None and config.vision is not None:
-        found.append("source.audio_dir is for recordings; paths of images are relative to the table: leave it out")
+        found.append("source.audio_dir is for recordings; name the folder of the images as source.image_dir")
+    if source.image_dir is not None and config.vision is None:
+        found.append("source.image_dir is for images; name the folder of the recordings as source.audio_dir")
+    elif source.image_dir is not None and source.kind not in ("jsonl", "table"):
+        found.append(
+            f'source.image_dir is for source.kind = "table" or "jsonl", and it is "{source.kind}"; leave it out'
+        )
     for name in ("texts", "languages_from_folders"):
         if getattr(source, name) and source.kind != "folder":
             found.append(f'source.{name} is for source.kind = "folder", and it is "{source.kind}"; leave it out')

@@ -1,5 +1,7 @@
 """The lines of text manifests and the JSON objects in them, from bytes that may hold anything.
 
+Objects stand a line each, or as the members of one array.
+
 A file that was given for JSON lines and is something else is called what it is: a CSV a CSV.
 """
 
@@ -8,10 +10,11 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from forebay.errors import ManifestError
 from forebay.store.remote.raw.sources import at_hand
@@ -125,6 +128,12 @@ _flat = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_obj
 
 _nested = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
 
+# Of bytes as Latin-1, which leaves JSON's own marks as they are: it finds where a value ends.
+_scan = json.JSONDecoder(strict=False)
+_GAP = ", \t\r\n"
+_ARRAY_BYTES = 1024 * 1024
+MAX_MEMBER_BYTES = 16 * 1024 * 1024
+
 
 def _named(value: Any) -> str:
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
@@ -149,6 +158,78 @@ def manifest_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise ManifestError(
             f"cannot read manifest {path}: {err.strerror}; check the path and its permissions", code="FB201"
         ) from err
+
+
+class Where(NamedTuple):
+    """Which line of a file, or which object of an array, counted from 1."""
+
+    number: int
+    word: str = "line"
+
+    def __str__(self) -> str:
+        return f"{self.word} {self.number}"
+
+
+def manifest_objects(path: Path) -> Iterator[tuple[Where, bytes]]:
+    """Yields the objects of a file with their places: its lines, or the members where it is one array of objects.
+
+    Raises ManifestError as `manifest_lines`, and for an array that ends too early.
+    """
+    if not is_array(path):
+        yield from ((Where(number), line) for number, line in manifest_lines(path))
+        return
+    yield from ((Where(number, "object"), data) for number, (_, data) in enumerate(array_members(path), 1))
+
+
+def is_array(path: Path) -> bool:
+    """Whether a file is one JSON array of objects, and no lines of them."""
+    return _form_of(path, _head(path)) is _ARRAY
+
+
+def array_members(path: Path, start: int | None = None, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yields (first byte, bytes) of the members of an array; few of them are held at once.
+
+    start, stop: of some whole members; left out: of all. Raises ManifestError, with the number from there, where a
+    member is no JSON or has more than 16 MiB, and where the array is not closed or something stands behind it.
+    """
+    try:
+        with at_hand(path) as local, open(local, "rb") as file:
+            first = file.read(_HEAD_BYTES).index(b"[") + 1 if start is None else start
+            file.seek(first)
+            left = (os.fstat(file.fileno()).st_size if stop is None else stop) - first
+            yield from _members(file, path, first, left, is_part=stop is not None)
+    except OSError as err:
+        raise ManifestError(
+            f"cannot read manifest {path}: {err.strerror}; check the path and its permissions", code="FB201"
+        ) from err
+
+
+def _members(file: BinaryIO, path: Path, base: int, left: int, *, is_part: bool) -> Iterator[tuple[int, bytes]]:
+    """Yields what `array_members` does of the next `left` bytes of a file, the first of which is byte `base` of it."""
+    text, at, number = "", 0, 1
+    while True:
+        while text[at : at + 1] and text[at] in _GAP:
+            at += 1
+        if is_part and at == len(text) and not left:
+            return
+        end, problem = at, "is not closed"
+        if text[at : at + 1] == "]":
+            if not (text[at + 1 :] + file.read(left).decode("latin-1")).strip():
+                return
+            left, problem = 0, "ends, and more follows"
+        elif at < len(text):
+            try:
+                end = _scan.raw_decode(text, at)[1]
+            except (ValueError, RecursionError) as err:
+                problem = f"is no JSON: {err}"
+        if at < end and (end < len(text) or not left):
+            yield base + at, text[at:end].encode("latin-1")
+            at, number = end, number + 1
+        elif left and len(text) - at <= MAX_MEMBER_BYTES:
+            text, base, at = text[at:] + file.read(min(left, _ARRAY_BYTES)).decode("latin-1"), base + at, 0
+            left = max(0, left - _ARRAY_BYTES)
+        else:
+            raise ManifestError(f"{path}, object {number}: the array {problem}; write the file again", code="FB203")
 
 
 def decoded(line: bytes, path: Path, number: int) -> str:
@@ -217,14 +298,15 @@ _TABLES = {
 }
 
 
-def not_lines(path: Path, number: int, problem: str, *, head: bytes | None = None) -> ManifestError:
-    """Returns the error for line `number` of a manifest; for a file that is no JSON lines at all it names the form.
+def not_lines(path: Path, where: Where | int, problem: str, *, head: bytes | None = None) -> ManifestError:
+    """Returns the error for a line, or an object, of a manifest; for a file that is neither it names the form.
 
     head: the first bytes of a compressed file, unpacked.
     """
-    form = _form_of(path, _head(path) if head is None else head)
+    place = where if isinstance(where, Where) else Where(where)
+    form = _form_of(path, _head(path) if head is None else head) if place.word == "line" else None
     if form is None:
-        return ManifestError(f"{path}, line {number}: {problem}; correct the manifest", code="FB203")
+        return ManifestError(f"{path}, {place}: {problem}; correct the manifest", code="FB203")
     if head is not None:
         return ManifestError(
             f"{path}, unpacked, is {form.name}, wanted JSON lines, one object a line; unpack it, then run this again "
