@@ -202,10 +202,10 @@ class SourceConfig:
     __pydantic_config__ = STRICT
 
     kind: str
-    """`table`: CSV, TSV, parquet, JSON lines, a JSON array or arrow of a row a recording. `folder`: recordings below a folder, texts
-    beside them or in `texts`. `tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language and seconds.
-    `webdataset`: tars of audio and `.json` or `.txt`. `jsonl`: lines, or a JSON array, of `audio`, `text`, `language`?,
-    `prompt`?. `hf`:
+    """`table`: CSV, TSV, parquet, JSON lines or array, or arrow of a row a recording. `folder`: recordings below a
+    folder, texts beside them or in `texts`. `tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language
+    and seconds. `webdataset`: tars of audio and `.json` or `.txt`. `jsonl`: lines, or a JSON array, of `audio`, `text`,
+    `language`?, `prompt`?. `hf`:
     a `save_to_disk` folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`:
     texts without audio, `.txt` files of a text a line, JSON lines of `text`, `id`?, `language`?, `prompt`?, either as
     `.gz` or `.zst` too, or a column of parquet. `python`: an iterator of your own, see

@@ -21,7 +21,7 @@ class TextFacts(NamedTuple):
 
     chars: without white space. letters: of any script. foreign: share of letters that its language is not written with.
     script: of most of these. is_known: whether the language is in the table. word: one that mixes scripts, or "".
-    loops: how often the same words stand in a row. hash: xxh3-64 of the words without their case, 0 where there are
+    loops: how often the same words stand in a row. breaks: tabs and ends of lines inside. digits: share of chars. hash: xxh3-64 of the words without their case, 0 where there are
     none.
     """
 
@@ -32,6 +32,8 @@ class TextFacts(NamedTuple):
     is_known: bool
     word: str
     loops: int
+    breaks: int
+    digits: float
     hash: int
 
 
@@ -49,8 +51,16 @@ def text_facts(text: str, language: str) -> TextFacts:
         is_known=bool(language) and scripts_of(language) is not None,
         word=mixed_word(text, letters) or "",
         loops=loops(words),
+        breaks=sum(text.strip().count(each) for each in "\t\n"),
+        digits=digit_share(text),
         hash=folded_hash(words),
     )
+
+
+def digit_share(text: str) -> float:
+    """Returns the share of digits among the characters of a text, white space left out."""
+    chars = [character for character in text if not character.isspace()]
+    return sum(map(str.isdigit, chars)) / len(chars) if chars else 0.0
 
 
 def folded_hash(words: list[str]) -> int:

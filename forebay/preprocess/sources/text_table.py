@@ -25,8 +25,8 @@ import pyarrow.csv as pc_csv
 from forebay.errors import ManifestError
 from forebay.preprocess.sources.json_lines import (
     JsonError,
-    id_of,
     Where,
+    id_of,
     manifest_objects,
     not_lines,
     not_text,
