@@ -21,8 +21,8 @@ class TextFacts(NamedTuple):
 
     chars: without white space. letters: of any script. foreign: share of letters that its language is not written with.
     script: of most of these. is_known: whether the language is in the table. word: one that mixes scripts, or "".
-    loops: how often the same words stand in a row. breaks: tabs and ends of lines inside. digits: share of chars. hash: xxh3-64 of the words without their case, 0 where there are
-    none.
+    loops: how often the same words stand in a row. breaks: tabs and ends of lines inside. digits: share of chars.
+    hash: xxh3-64 of the words without their case, 0 where there are none.
     """
 
     chars: int

@@ -149,6 +149,10 @@ class Pool:
                 if done is not None:
                     yield done
 
+    def at_work(self) -> list[tuple[Any, int]]:
+        """Returns the tasks that are worked on, and the row that each worker is at."""
+        return [(each.task, position_of(each.marks)) for each in self._workers if each.task is not None]
+
     def _receive(
         self, worker: _Worker, function: Callable[[T], R], waiting: Iterator[tuple[T, int]]
     ) -> tuple[T, R] | None:
@@ -176,6 +180,7 @@ class Pool:
     def _give(self, worker: _Worker, function: Callable[[T], R], waiting: Iterator[tuple[T, int]]) -> None:
         worker.task, worker.attempts = next(waiting, (None, 0))
         if worker.task is not None:
+            worker.marks[:8] = bytes(8)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # seen again, and handled, at recv
                 worker.connection.send((function, worker.task, worker.attempts > 0))
 

@@ -176,7 +176,8 @@ class Run:
             kept=self.counts["kept"],
             linked=self.counts["linked"],
         )
-        with BuildProgress(rows, media_unit=self.modality.media_unit, shown=self.options.progress) as progress:
+        unit, is_shown = self.modality.media_unit, self.options.progress
+        with BuildProgress(rows, media_unit=unit, shown=is_shown, at_work=self.pool.at_work) as progress:
             try:
                 for task, (receipt, made) in self._made(map(self._task, _in_order(self._here_first(missing)))):
                     self.workspace.receipts[task.key] = receipt

@@ -10,11 +10,11 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from forebay.errors import ManifestError
 from forebay.store.remote.raw.sources import at_hand
@@ -130,9 +130,7 @@ _nested = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
 
 # Of bytes as Latin-1, which leaves JSON's own marks as they are: it finds where a value ends.
 _scan = json.JSONDecoder(strict=False)
-_GAP = ", \t\r\n"
-_ARRAY_BYTES = 1024 * 1024
-MAX_MEMBER_BYTES = 16 * 1024 * 1024
+_GAP = re.compile(r"[, \t\r\n]*")
 
 
 def _named(value: Any) -> str:
@@ -187,49 +185,30 @@ def is_array(path: Path) -> bool:
 
 
 def array_members(path: Path, start: int | None = None, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yields (first byte, bytes) of the members of an array; few of them are held at once.
+    """Yields (first byte, bytes) of the members of an array, which is in memory meanwhile.
 
-    start, stop: of some whole members; left out: of all. Raises ManifestError, with the number from there, where a
-    member is no JSON or has more than 16 MiB, and where the array is not closed or something stands behind it.
+    start, stop: of some whole members; left out: of all. Raises ManifestError, with the number from there, for a member
+    that is no JSON, and for an array that is not closed.
     """
     try:
         with at_hand(path) as local, open(local, "rb") as file:
-            first = file.read(_HEAD_BYTES).index(b"[") + 1 if start is None else start
-            file.seek(first)
-            left = (os.fstat(file.fileno()).st_size if stop is None else stop) - first
-            yield from _members(file, path, first, left, is_part=stop is not None)
+            file.seek(start or 0)
+            data = file.read(-1 if stop is None else stop - (start or 0))
     except OSError as err:
         raise ManifestError(
             f"cannot read manifest {path}: {err.strerror}; check the path and its permissions", code="FB201"
         ) from err
-
-
-def _members(file: BinaryIO, path: Path, base: int, left: int, *, is_part: bool) -> Iterator[tuple[int, bytes]]:
-    """Yields what `array_members` does of the next `left` bytes of a file, the first of which is byte `base` of it."""
-    text, at, number = "", 0, 1
-    while True:
-        while text[at : at + 1] and text[at] in _GAP:
-            at += 1
-        if is_part and at == len(text) and not left:
-            return
-        end, problem = at, "is not closed"
-        if text[at : at + 1] == "]":
-            if not (text[at + 1 :] + file.read(left).decode("latin-1")).strip():
-                return
-            left, problem = 0, "ends, and more follows"
-        elif at < len(text):
-            try:
-                end = _scan.raw_decode(text, at)[1]
-            except (ValueError, RecursionError) as err:
-                problem = f"is no JSON: {err}"
-        if at < end and (end < len(text) or not left):
-            yield base + at, text[at:end].encode("latin-1")
-            at, number = end, number + 1
-        elif left and len(text) - at <= MAX_MEMBER_BYTES:
-            text, base, at = text[at:] + file.read(min(left, _ARRAY_BYTES)).decode("latin-1"), base + at, 0
-            left = max(0, left - _ARRAY_BYTES)
-        else:
-            raise ManifestError(f"{path}, object {number}: the array {problem}; write the file again", code="FB203")
+    at, end = (data.index(b"[") + 1, data.rstrip().rfind(b"]")) if stop is None else (0, len(data))
+    if data[end + 1 :].strip() or end < 0:
+        raise ManifestError(f"{path}: its array is not closed: a ] is missing at its end; write it again", code="FB203")
+    text, number = data[:end].decode("latin-1"), 1  # a character is a byte then, and JSON's own marks are the same
+    while (at := _GAP.match(text, at).end()) < end:  # type: ignore[union-attr]
+        try:
+            after = _scan.raw_decode(text, at)[1]
+        except (ValueError, RecursionError) as err:
+            raise ManifestError(f"{path}, object {number}: is no JSON: {err}; write it again", code="FB203") from err
+        yield (start or 0) + at, data[at:after]
+        at, number = after, number + 1
 
 
 def decoded(line: bytes, path: Path, number: int) -> str:

@@ -104,13 +104,12 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("block_bytes", [7, 1 << 20])
+@pytest.mark.parametrize("block_bytes", [90, 1 << 20])
 @pytest.mark.parametrize("form", ARRAYS)
 def test_an_array_of_objects_is_read_as_its_lines_would_be(
     tmp_path: Path, form: str, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.preprocess.sources.json_lines._ARRAY_BYTES", block_bytes)
-    monkeypatch.setattr("forebay.preprocess.sources.vision.jsonl.BLOCK_BYTES", max(90, block_bytes))
+    monkeypatch.setattr("forebay.preprocess.sources.vision.jsonl.BLOCK_BYTES", block_bytes)
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "s.json").write_bytes(ARRAYS[form]([*ROWS, {"audio": "c.flac", "text": "né"}]))
     (tmp_path / "v.json").write_bytes(ARRAYS[form](ROWS_OF_IMAGES * 3))
@@ -126,9 +125,10 @@ def test_an_array_of_objects_is_read_as_its_lines_would_be(
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b'[{"audio": "a", "text": "b"}', "object 2: the array is not closed"),
-        (b'[{"audio": "a", "text": "b"}, {"audio"', "object 2: the array is no JSON"),
-        (b'[{"audio": "a", "text": "b"}] [{}]', "object 2: the array ends, and more follows"),
+        (b'[{"audio": "a", "text": "b"}', "its array is not closed: a ] is missing"),
+        (b'[{"audio": "a", "text": "b"}, {"audio"', "its array is not closed: a ] is missing"),
+        (b'[{"audio": "a", "text": "b"}, {"audio"]', "object 2: is no JSON"),
+        (b'[{"audio": "a", "text": "b"}] [{}]', "object 2: is no JSON"),
         (b'[{"audio": "a"}]', "object 1: has no field text"),
         (b"[]", "no rows"),
     ],

@@ -9,7 +9,6 @@ from typing import Any
 from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError, SampleError
 from forebay.preprocess.sources.json_lines import (
-    MAX_MEMBER_BYTES,
     JsonError,
     Where,
     array_members,
@@ -24,7 +23,7 @@ from forebay.store.source_files import SourceFile
 
 BLOCK_BYTES = 8 * 1024 * 1024
 
-MAX_LINE_BYTES = MAX_MEMBER_BYTES
+MAX_LINE_BYTES = 16 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -63,14 +62,15 @@ def line_blocks(path: Path) -> Iterator[tuple[int, int, int]]:
 
 
 def _member_blocks(path: Path) -> Iterator[tuple[int, int, int]]:
-    start = stop = first = number = 0
+    start = stop = 0
+    first = number = 1
     for number, (at, data) in enumerate(array_members(path), 1):
-        if not first or at + len(data) - start > BLOCK_BYTES:
-            if first:
-                yield start, stop, first
+        start = start or at
+        if stop and at + len(data) - start > BLOCK_BYTES:
+            yield start, stop, first
             start, first = at, number
         stop = at + len(data)
-    if first:
+    if stop:
         yield start, stop, first
 
 
