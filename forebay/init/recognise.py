@@ -202,7 +202,7 @@ def _most(tree: Tree) -> list[tuple[str, int]]:
 
 
 def _hints(tree: Tree) -> list[str]:
-    hints = []
+    hints = [f"  {name} looks like texts, which forebay init does not read" for name in unread_texts(tree)[:1]]
     packed = [name for names in tree.by_extension.values() for name in names[:1] if name.endswith(COMPRESSED_TARS)]
     if packed:
         hints.append(f"  {packed[0]} is a compressed tar, whose members cannot be read by place: decompress it")

@@ -23,16 +23,17 @@ _FILES, _HEAD = 60, 64 * 1024
 _PARTS = re.compile(r"[\s|,;:\"'/\\=<>()\[\]{}]+")
 _WORD = re.compile(r"[^\W\d_]+")
 _MIN_WORDS = 2
+_KEY = re.compile(r'"\w*(text|transcri|sentence|utterance|words)\w*"\s*:', re.IGNORECASE)
 
 
-def unread_texts(tree: Tree, found: Found) -> list[str]:
+def unread_texts(tree: Tree, found: Found | None = None) -> list[str]:
     """Returns the names of files that look like texts of a folder's recordings and are none of what was found.
 
     By their names, as annotation tools, Kaldi and ESPnet have them; as texts of a recording's name in another folder;
-    and by lines that name a recording and have words beside it.
+    as JSON of its name with a text; and by lines that name a recording and have words beside it.
     """
     stems = {name.rpartition("/")[2].rpartition(".")[0] for name in tree.audio}
-    read = {str(path) for path in (*found.manifests, found.source.get("texts"))}
+    read = set() if found is None else {str(path) for path in (*found.manifests, found.source.get("texts"))}
     names = [name for names in tree.by_extension.values() for name in names if str(tree.path(name)) not in read]
     sure = [name for name in names if _is_text_by_name(name, stems)]
     left = sorted({*names} - {*sure})
@@ -50,10 +51,12 @@ def _is_text_by_name(name: str, stems: set[str]) -> bool:
 def _names_recordings(tree: Tree, name: str, stems: set[str]) -> bool:
     try:
         with open(tree.path(name), "rb") as file:
-            lines = file.read(_HEAD).decode("utf-8", "replace").splitlines()
+            head = file.read(_HEAD).decode("utf-8", "replace")
     except OSError:
         return False
-    return any(len(list(_words(line, stems))) >= _MIN_WORDS for line in lines[:200])
+    if name.endswith(".json") and name.rpartition("/")[2].rpartition(".")[0] in stems:
+        return _KEY.search(head) is not None
+    return any(len(list(_words(line, stems))) >= _MIN_WORDS for line in head.splitlines()[:200])
 
 
 def _words(line: str, stems: set[str]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from forebay.errors import ConfigError
+from forebay.steps.text.annotation import MAX_DIGIT_SHARE
 
 Severity = Literal["error", "warning", "info"]
 
@@ -40,7 +41,7 @@ class Limits:
     min_letters: float = _limit(3, "letters that a text needs before its script is judged")
     repeated_texts: float = _limit(20, "samples with the same text from which the text repeats too often")
     repeated_min_chars: float = _limit(12, "characters that such a text has at least: short commands do repeat")
-    max_digit_share: float = _limit(0.5, "share of digits in a transcript above which it is no speech but times")
+    max_digit_share: float = _limit(MAX_DIGIT_SHARE, "share of digits in a transcript above which it is of times")
     loops: float = _limit(4, "times that the same words stand in a row from which a text loops")
     min_image_side: float = _limit(28, "pixels of an image's shorter side below which it is tiny")
     min_class_samples: float = _limit(2, "samples of a class below which there is nothing to learn it from")

@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from forebay.lint.script import foreign_share, mixed_word
+from forebay.steps.text.annotation import digit_share
 from forebay.steps.text.language.script import letters_of, scripts_of
 
 _LONGEST_LOOP = 24
@@ -55,12 +56,6 @@ def text_facts(text: str, language: str) -> TextFacts:
         digits=digit_share(text),
         hash=folded_hash(words),
     )
-
-
-def digit_share(text: str) -> float:
-    """Returns the share of digits among the characters of a text, white space left out."""
-    chars = [character for character in text if not character.isspace()]
-    return sum(map(str.isdigit, chars)) / len(chars) if chars else 0.0
 
 
 def folded_hash(words: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,12 @@ def textgrids(folder: Path) -> Path:
     return folder
 
 
+def sidecars(folder: Path) -> Path:
+    for clip, path in zip(clips(), write_clips(folder).values(), strict=True):
+        path.with_suffix(".json").write_text(json.dumps({"transcript": clip.text}, indent=1))
+    return folder
+
+
 def lost(folder: Path) -> Path:
     """A table whose recordings have moved to a folder of other names."""
     write_clips(folder / "wavs")
@@ -102,6 +109,7 @@ def lost(folder: Path) -> Path:
         (fleurs, "train.tsv looks"),
         (vctk, "txt/"),
         (textgrids, ".TextGrid"),
+        (sidecars, ".json"),
         (lost, "notes.txt looks"),
     ],
 )
@@ -115,6 +123,13 @@ def test_what_looks_like_texts_and_is_not_read_is_named(
     assert name in err
     assert "FB134" in err
     assert not one(data, kind="folder").has_text
+
+
+def test_a_folder_of_kaldi_without_its_recordings_names_the_texts(tmp_path: Path) -> None:
+    data = kaldi(tmp_path / "data")
+    shutil.rmtree(data / "wavs")
+    with pytest.raises(ConfigError, match=r"nothing here is data .*\n.*\n  data/train/text looks like texts"):
+        one(data)
 
 
 def test_recordings_beside_files_that_are_no_texts_are_read(tmp_path: Path) -> None:

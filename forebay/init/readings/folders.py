@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,14 +13,10 @@ from forebay.init.found import Found, Reading, counted
 from forebay.init.media import sounds_of
 from forebay.init.readings.own import Own, above, own_files
 from forebay.init.tree import TRANSCRIPTS, Tree, extension_of, spread
-from forebay.lint.limits import Limits
-from forebay.lint.text import digit_share
+from forebay.steps.text.annotation import is_annotation
 
 _TRANS = ".trans.txt"
 _BESIDE = 0.5
-_SIGNS = ("\t", "-->", "ooTextFile")
-_TIMES = re.compile(r"\d+([.:,]\d+)*\s+\d+([.:,]\d+)*\s")
-_DIGITS = Limits().max_digit_share
 _MAX_TEXT_BYTES = 64 * 1024
 _TEXTS = 50
 
@@ -155,7 +150,7 @@ def _exports(names: list[str], texts: list[str], chooser: Chooser) -> list[str]:
 
     Raises ConfigError where most are such, unless the command line says that they are to be read.
     """
-    found = [name for name, text in zip(names, texts, strict=True) if _is_export(text)]
+    found = [name for name, text in zip(names, texts, strict=True) if is_annotation(text)]
     if not found:
         return []
     said = f"{found[0]}: an annotation tool wrote this text ({len(found)} of {len(texts)} that were looked at have tabs"
@@ -166,10 +161,6 @@ def _exports(names: list[str], texts: list[str], chooser: Chooser) -> list[str]:
             code="FB135",
         )
     return [f"{said}, times or mostly digits): forebay lint lists them."]
-
-
-def _is_export(text: str) -> bool:
-    return _TIMES.match(text) is not None or any(sign in text for sign in _SIGNS) or digit_share(text) > _DIGITS
 
 
 def _librispeech_texts(tree: Tree, trans: list[str]) -> list[str]:
