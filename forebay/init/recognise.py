@@ -33,7 +33,7 @@ _MOST_PROBLEMS = 5
 _DATA = (".parquet", ".arrow")
 NEEDS = """forebay init knows:
   recordings (wav, flac, ogg, mp3, opus) with a .txt or .lab of the same name beside each, or *.trans.txt;
-  a table (csv, tsv, jsonl, parquet, arrow) with a column of paths of recordings that are there;
+  a table (csv, tsv, jsonl, json, parquet, arrow) with a column of paths of recordings that are there;
   LJSpeech (metadata.csv beside wavs/), Common Voice (train.tsv beside clips/);
   a save_to_disk folder of the datasets library, or parquet files with recordings or images in their rows;
   tars of recordings, or of images, each with a .json, .txt or .cls of its name;
@@ -167,12 +167,9 @@ def _parents(paths: Sequence[Path]) -> tuple[Path, ...]:
 def _data_files(tree: Tree, problems: list[str]) -> tuple[list[Path], list[Path]]:
     """Returns the parquet and arrow files that hold media in themselves, and the tables."""
     data: list[Path] = []
-    stems = {name.rpartition(".")[0] for name in (*tree.audio, *tree.images)}
-    tables = [
-        tree.path(name)
-        for name in tree.names(TABLES - frozenset(_DATA))
-        if name.count("/") <= 3 and not (name.endswith(".json") and name.rpartition(".")[0] in stems)
-    ]
+    # Many of them are of a recording or an image each.
+    left = frozenset((*_DATA, *([".json"] if tree.counts()[".json"] > MAX_TABLES else [])))
+    tables = [tree.path(name) for name in tree.names(TABLES - left) if name.count("/") <= 3]
     by_folder: dict[Path, list[Path]] = {}
     for name in tree.names(frozenset(_DATA)):
         by_folder.setdefault(tree.path(name).parent, []).append(tree.path(name))

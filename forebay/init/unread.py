@@ -51,9 +51,10 @@ def _is_text_by_name(name: str, stems: set[str]) -> bool:
 def _names_recordings(tree: Tree, name: str, stems: set[str]) -> bool:
     try:
         with open(tree.path(name), "rb") as file:
-            head = file.read(_HEAD).decode("utf-8", "replace")
+            data = file.read(_HEAD)
     except OSError:
         return False
+    head = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace")
     if name.endswith(".json") and name.rpartition("/")[2].rpartition(".")[0] in stems:
         return _KEY.search(head) is not None
     return any(len(list(_words(line, stems))) >= _MIN_WORDS for line in head.splitlines()[:200])

@@ -86,6 +86,13 @@ def textgrids(folder: Path) -> Path:
     return folder
 
 
+def utf16(folder: Path) -> Path:
+    names = write_clips(folder).values()
+    lines = [f"{path.name},they said {clip.text}" for clip, path in zip(clips(), names, strict=True)]
+    (folder / "t.csv").write_text("path,text\n" + "\n".join(lines), encoding="utf-16")
+    return folder
+
+
 def sidecars(folder: Path) -> Path:
     for clip, path in zip(clips(), write_clips(folder).values(), strict=True):
         path.with_suffix(".json").write_text(json.dumps({"transcript": clip.text}, indent=1))
@@ -110,6 +117,7 @@ def lost(folder: Path) -> Path:
         (vctk, "txt/"),
         (textgrids, ".TextGrid"),
         (sidecars, ".json"),
+        (utf16, "t.csv looks"),
         (lost, "notes.txt looks"),
     ],
 )
@@ -146,6 +154,18 @@ def test_a_split_is_a_folder_too(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cache.samples["text"].to_pylist() == TEXTS[2:]
     assert one(data).notes == ["Other splits are left out: test/metadata.csv; --split NAME takes another."]
     assert (one(data, split="test").count, one(data / "test").count) == (2, 2)
+    shutil.move(data / "test", data / "validation")
+    shutil.copytree(data / "train", data / "train-other")
+    assert (one(data, split="validation").count, one(data).count, one(data).is_exact) == (2, 20, True)
+    with pytest.raises(ConfigError, match=r"--split other: metadata.csv .* is of no such split; wanted one of"):
+        one(data, split="other")
+
+
+def test_every_table_of_many_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.flac").write_bytes(clips()[0].data)
+    for number in range(40):
+        write_lines(tmp_path / f"part-{number:03d}.jsonl", [{"audio": "a.flac", "text": "a"}] * (number + 1))
+    assert (len(one(tmp_path).manifests), one(tmp_path).count) == (40, 820)
 
 
 @pytest.mark.parametrize("delimiter", ["\t", ";", "|", ","])

@@ -9,6 +9,7 @@ from pathlib import Path
 from forebay.errors import ConfigError
 from forebay.init.choose import Choice, Chooser
 from forebay.init.columns import Candidate
+from forebay.init.readings.splits import split_of
 from forebay.init.table import Table
 
 
@@ -30,6 +31,16 @@ class Tables:
         return self.own[0]
 
     @property
+    def count(self) -> int:
+        """How many rows they have."""
+        return sum(table.num_rows for table in self.own)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether these were counted."""
+        return all(table.is_exact for table in self.own)
+
+    @property
     def others(self) -> tuple[str, ...]:
         """What is left out: the names of tables of other splits, with their folders where those make the difference."""
         left = [table.path for tables in self.splits.values() for table in tables if table not in self.own]
@@ -38,11 +49,16 @@ class Tables:
 
     def of_split(self, chooser: Chooser) -> Tables:
         """Returns those of the split that `--split` names; the same where it names none, or there are no splits."""
-        named = [split for split in self.splits if split]
-        if "split" not in chooser.given or not named:
+        if "split" not in chooser.given or not any(self.splits):
             return self
-        split = chooser.one("which split is to be read", [Choice(each, each, each) for each in named], option="split")
-        return replace(self, own=tuple(self.splits[split]))
+        chooser.used.add("split")
+        own = self.splits.get(split_of(chooser.given["split"]))
+        if own is None:
+            known = ", ".join(filter(None, self.splits))
+            raise ConfigError(
+                f"--split {chooser.given['split']}: {self.label} is of no such split; wanted one of {known}"
+            )
+        return replace(self, own=tuple(own))
 
     @property
     def label(self) -> str:

@@ -33,7 +33,7 @@ from forebay.init.readings.roles import Tables, only, pick, splits_note, unlike_
 from forebay.init.readings.splits import split_of
 from forebay.init.readings.tars import list_reading, manifest_reading
 from forebay.init.table import Table, read_table
-from forebay.init.tree import AUDIO_DIRS, MAX_TABLES, Tree, extension_of, spread, walk
+from forebay.init.tree import AUDIO_DIRS, MAX_HEADS, Tree, extension_of, spread, walk
 from forebay.preprocess.sources.vision.tar_images import IMAGE_EXTENSIONS
 from forebay.visible import from_here
 
@@ -107,7 +107,7 @@ def _grouped(paths: Sequence[Path], tree: Tree | None, problems: list[str]) -> l
     The name of a table says its split, or that of its folder: `train/metadata.csv` and `test/metadata.csv`.
     """
     groups: dict[tuple[str, ...], dict[str, list[Table]]] = {}
-    for path in spread(paths, MAX_TABLES):
+    for path in spread(paths, MAX_HEADS):
         try:
             table = read_table(path)
         except ConfigError as err:
@@ -240,8 +240,8 @@ def _speech(tables: Tables, audio: Sequence[Candidate], chooser: Chooser) -> Fou
         source=source,
         columns={} if is_lines else unlike_usual(**columns),
         noun="recordings",
-        count=table.num_rows * len(tables.paths),
-        is_exact=table.is_exact and len(tables.paths) == 1,
+        count=tables.count,
+        is_exact=tables.is_exact,
         sounds=sounds_of(paths),
         texts=[value for value in table.values(text) if isinstance(value, str)] if text else [],
         languages=languages_of(tables.own, columns["language"]),
@@ -307,8 +307,8 @@ def _texts(tables: Tables, candidates: Sequence[Candidate], chooser: Chooser) ->
         modality="text",
         manifests=tables.paths,
         noun="texts",
-        count=table.num_rows * len(tables.paths),
-        is_exact=table.is_exact and len(tables.paths) == 1,
+        count=tables.count,
+        is_exact=tables.is_exact,
         columns={} if name == "text" else {"text": name},
         texts=[value for value in table.values(name) if isinstance(value, str)],
         languages=languages_of(tables.own, "language" if "language" in table.names else None),
