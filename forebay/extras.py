@@ -1,4 +1,4 @@
-"""How an optional dependency is installed: the one line that every message about a missing extra ends with."""
+"""Optional dependencies: whether one is installed, and the line that every message about a missing one ends with."""
 
 from __future__ import annotations
 
