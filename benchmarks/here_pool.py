@@ -21,11 +21,11 @@ class HerePool:
         """Returns `function(item)` of every item."""
         return [function(item) for item in items]
 
-    def under_way(self) -> list[tuple[Any, int]]:
-        """Returns nothing: no other process is at work."""
-        return []
-
     def run(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Yields every task with its result."""
         for task in tasks:
             yield task, function(task)
+
+    def at_work(self) -> list[tuple[Any, int]]:
+        """Returns nothing: who would ask waits until a task is done."""
+        return []

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
@@ -43,6 +43,8 @@ class Progress:
         is_shown: False counts without a word. needs_terminal: no plain lines. leave: the full bar stays where it ended.
         """
         self.total, self.desc, self.unit, self.done, self.note = total, desc, unit, done, ""
+        self.under_way: Callable[[], int] = int
+        """How many more are done of pieces that are counted when they are whole; for the plain lines."""
         self._first, self._started_s = done, time.monotonic()
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._stream: TextIO = sys.stderr
@@ -119,13 +121,14 @@ class Progress:
     def line(self) -> str:
         """Returns how far it is: `preprocess: 1,200/13,100 clips, 35.2 clips/s, 6 min left, 0.35 h`."""
         elapsed_s = time.monotonic() - self._started_s
+        done = self.done + self.under_way()
         of = "" if self.total is None else f"/{self._count(self.total)}"
-        parts = [f"{self._count(self.done)}{of}{self._units()}"] if self.total is not None or self.done else []
-        rate = (self.done - self._first) / elapsed_s if elapsed_s > 0 else 0.0
+        parts = [f"{self._count(done)}{of}{self._units()}"] if self.total is not None or done else []
+        rate = (done - self._first) / elapsed_s if elapsed_s > 0 else 0.0
         if rate > 0:
             parts.append(f"{human_bytes(rate)}/s" if self.unit == "B" else f"{rate:,.3g}{self._units()}/s")
-            if self.total is not None and self.total > self.done:
-                parts.append(f"{duration((self.total - self.done) / rate)} left")
+            if self.total is not None and self.total > done:
+                parts.append(f"{duration((self.total - done) / rate)} left")
         if not parts or rate == 0:
             parts.append(f"for {duration(elapsed_s)}")
         return f"{self.desc}: {', '.join([*parts, *([self.note] if self.note else [])])}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from benchmarks.here_pool import HerePool
 from forebay import cli
+from forebay.cli.program import make_parser
 from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, speech_corpus
 
@@ -170,3 +172,66 @@ def test_inspect_cache_takes_the_folder_both_ways(corpus: Corpus, capsys: pytest
         documents.append(json.loads(capsys.readouterr().out))
     assert documents[0]["num_samples"] == 17
     assert documents[0] == documents[1] == documents[2]
+
+
+def test_a_config_with_a_byte_order_mark_is_the_same(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    config = corpus.folder / "config.toml"
+    before = run_json(capsys, "key", config)
+    config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())
+    assert run_json(capsys, "key", config) == before
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.parquet", "a.wav", "texts.txt", "large.tar", "set"])
+@pytest.mark.parametrize("command", ["preprocess", "key", "train", "inspect", "lint", "status", "text"])
+def test_data_in_the_place_of_a_config_gets_the_command_that_takes_it(
+    name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "it's" / name
+    data.parent.mkdir()
+    if name == "set":
+        data.mkdir()
+    else:
+        data.write_bytes(b'{"audio": "a.flac"}\n' if name == "train.jsonl" else b"RIFF\xff\xff\n")
+    if name == "large.tar":
+        os.truncate(data, 1 << 34)
+    code, out, err = run(capsys, command, data)
+    assert (code, out) == (2 if command not in ("inspect", "lint") or name != "set" else 1, "")
+    assert "forebay init " in err
+
+
+def test_a_cache_in_the_place_of_a_config_gets_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metadata.json").write_text("{}")
+    code, _, err = run(capsys, "preprocess", tmp_path)
+    assert code == 2
+    assert "is a cache, and a config (a TOML file) is wanted; to look at it: forebay inspect " in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["prepocess", "x.toml"], "forebay: error: there is no command 'prepocess'; did you mean forebay preprocess?"),
+        (["cache", "prun"], "forebay cache: error: there is no command 'prun'; did you mean forebay cache prune?"),
+        (["qqq"], "there is no command 'qqq'; all of them: forebay --help"),
+        ([str(Path(__file__).parent)], "did you mean forebay init "),
+        (["eval"], "forebay eval: error: the following arguments are required: CONFIG"),
+    ],
+)
+def test_the_nearest_command_is_named(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_help_lists_every_command_once_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "usage: forebay [-h] [--version] COMMAND ..."
+    assert lines[2].startswith("From recordings, texts and images to a cache")
+    groups = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert groups == ["options:", "first day:", "data:", "training:", "caches:", "machines:"]
+    listed = [line.split()[0] for line in lines[lines.index("first day:") :] if line.startswith("  ")]
+    (commands,) = [each.choices for each in make_parser()._actions if each.dest == "command" or each.choices]
+    assert sorted(listed) == sorted(commands or ())
+    assert len(listed) == 21
+    assert listed[:4] == ["init", "preprocess", "inspect", "train"]

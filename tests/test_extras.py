@@ -7,14 +7,20 @@ import configparser
 import pkgutil
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from forebay import load_config
 from forebay.errors import MissingExtraError
 from forebay.extras import install_line
+from forebay.preprocess.pipeline import build, prepare
+from tests.commands import run
 from tests.processes import ROOT
+
+MODEL = ROOT / "demo" / "speech" / "model"
 
 NOT_OF_USERS = {"dev", "docs"}
 
@@ -34,6 +40,9 @@ MISSING = {
 }
 """What asks for a module and raises where it is missing."""
 
+_NAMED_IN = {"install_line": 0, "require_module": 1}
+"""The argument that is the extra."""
+
 
 def extras() -> dict[str, str]:
     """The extras of setup.cfg and what they ask for."""
@@ -43,13 +52,13 @@ def extras() -> dict[str, str]:
 
 
 def calls() -> dict[str, list[str]]:
-    """The extras that `install_line` is asked for in the product, and in which files."""
+    """The extras that are asked for in the product, and in which files."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "forebay").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)) if "install_line(" in text else ():
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "install_line":
-                (name,) = node.args
+        for node in ast.walk(ast.parse(text)) if path.name != "extras.py" else ():
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _NAMED_IN:
+                name = node.args[_NAMED_IN[node.func.id]]
                 assert isinstance(name, ast.Constant), f"{path}: the extra is no literal"
                 found.setdefault(str(name.value), []).append(path.relative_to(ROOT).as_posix())
     return found
@@ -107,3 +116,61 @@ def test_versions_of_the_tested_set_are_those_that_the_extras_allow() -> None:
             wanted = Requirement(line)
             if wanted.name in pins:
                 assert wanted.specifier.contains(pins[wanted.name]), (line, pins[wanted.name])
+
+
+@pytest.mark.parametrize(
+    ("module", "settings", "message"),
+    [
+        ("num2words", {"text": {"tokenizer": str(MODEL), "normalize": ["numbers"]}}, "numbers"),
+        ("py3langid", {"text": {"tokenizer": str(MODEL), "language": "detect"}}, "detect"),
+        ("datasets", {"source": {"kind": "hf", "manifest": str(ROOT / "demo")}}, "hf"),
+    ],
+)
+def test_a_build_that_lacks_an_extra_lists_no_source(
+    module: str, settings: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = str(ROOT / "demo" / "speech" / "train.parquet")
+    document = {"name": "x", "source": {"kind": "tar", "manifest": manifest}, "run": {"cache_root": str(tmp_path)}}
+    config = load_config(document | settings)
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("forebay.preprocess.pipeline.resolve", _fail)
+    for make in (build, prepare):
+        with pytest.raises(MissingExtraError, match=rf"{message}.* needs {module}"):
+            make(config)
+
+
+@pytest.mark.parametrize(
+    ("module", "setting", "command"),
+    [
+        ("accelerate", "", "train"),
+        ("accelerate", "", "eval"),
+        ("jiwer", "", "train"),
+        ("jiwer", "", "eval"),
+        ("peft", "[train.lora]\nrank = 4\n", "train"),
+    ],
+)
+def test_training_that_lacks_an_extra_reads_no_data_and_names_its_command(
+    module: str,
+    setting: str,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = (
+        f'name = "x"\n[source]\nkind = "tar"\nmanifest = "{ROOT}/demo/speech/train.parquet"\n'
+        f'[text]\ntokenizer = "{MODEL}"\nprompt = "whisper"\n[train]\nmodel = "{MODEL}"\ninit = "random"\n'
+        f'{setting}[[train.eval]]\nname = "dev"\nconfig = "x.toml"\n'
+    )
+    (tmp_path / "x.toml").write_text(text)
+    monkeypatch.setitem(sys.modules, module, None)
+    for name in ("forebay.train.loop.run.make_loader", "forebay.train.evaluation.evaluations.open_sets"):
+        monkeypatch.setattr(name, _fail)
+    code, _, err = run(capsys, command, tmp_path / "x.toml")
+    assert code == 1
+    wanted = {"accelerate": f"forebay {command}", "jiwer": "evaluation by WER", "peft": "[train.lora]"}[module]
+    assert f"forebay: {wanted} needs {module}; run: pip install 'forebay[" in err
+
+
+def _fail(*_: object, **__: object) -> None:
+    raise AssertionError("data was read")

@@ -20,6 +20,7 @@ from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.report import Options
 from forebay.preprocess.shard_task import BuildProgress
+from forebay.preprocess.worker import mark
 from forebay.progress import Progress, duration, during
 from forebay.visible import visible_output
 from tests.text_corpus import demo_texts, text_config
@@ -191,6 +192,28 @@ def test_beside_media_texts_show_by_their_failures_alone(monkeypatch: pytest.Mon
     assert "clip/s" in shown
     assert "2.00 h, 2 left out" in shown
     assert "x1b" not in shown  # tqdm moves the cursor where there are two bars, and commands escape that
+
+
+def test_a_log_counts_the_rows_of_shards_that_are_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = in_log(monkeypatch)
+    at_work = [(task("media", 9), 3), (task("text", 9), 5), (None, 1)]
+    with BuildProgress({"media": 20, "text": 20}, media_unit="clip", shown=True, at_work=lambda: at_work) as bar:
+        wait_for(stream, "3/20 clips, ")
+        bar.shard_done(task("media", 9), SimpleNamespace(failures=()))  # type: ignore[arg-type]
+        wait_for(stream, "12/20 clips, ")
+    assert re.search(r"preprocess: 3/20 clips, [\d.,e+]+ clips/s, \d+ s left", stream.getvalue())
+
+
+def test_a_worker_says_which_row_of_its_task_it_is_at() -> None:
+    with Pool(1) as pool:
+        seen = [pool.at_work() for _ in pool.run(marked, [4, 5])]
+    assert [[each for each, _ in tasks] for tasks in seen] == [[5], []]
+    assert all(position in (0, 5) for tasks in seen for _, position in tasks)
+
+
+def marked(task: int) -> int:
+    mark(task)
+    return task
 
 
 def test_where_only_texts_are_made_they_have_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forebay.cli.options import DONE
-from forebay.errors import MissingExtraError
-from forebay.extras import install_line
+from forebay.extras import require_module
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -25,9 +24,8 @@ def add_completion(commands: Any, *, program: Callable[[], argparse.ArgumentPars
 
 def _completion(parser: argparse.ArgumentParser, shell: str) -> int:
     # Written for all parsers: a shell that asked the program itself would wait for Python at every key.
-    try:
-        import shtab
-    except ImportError as err:
-        raise MissingExtraError(f"forebay completion needs shtab; run: {install_line('completion')}") from err
+    require_module("shtab", "completion", what="forebay completion")
+    import shtab
+
     print(shtab.complete(parser, shell))
     return DONE

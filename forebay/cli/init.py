@@ -47,6 +47,12 @@ def add_init(commands: Any) -> None:
     )
     answers.add_argument("--split", metavar="NAME", help="which split of a data set is read")
     answers.add_argument(
+        "--audio-dir",
+        "--image-dir",
+        metavar="DIR",
+        help="folder that the names in a table are relative to, where that is not found",
+    )
+    answers.add_argument(
         "--languages-from-folders", choices=("true", "false"), help="whether folders are named after languages"
     )
     answers.add_argument(
@@ -67,6 +73,7 @@ def _given(options: argparse.Namespace) -> dict[str, str]:
         "kind": options.kind,
         "prompt": options.prompt,
         "split": options.split,
+        "audio-dir": options.audio_dir,
         "languages-from-folders": options.languages_from_folders,
         "weights": options.weights,
     }

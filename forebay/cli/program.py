@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import errno
 import logging
 import os
@@ -16,6 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from forebay.cli.build import add_evalset, add_index, add_key, add_preprocess, add_status
 from forebay.cli.caches import add_cache
@@ -37,6 +40,10 @@ from forebay.visible import one_message, visible_output
 
 _STOPS_WITHIN_S = 1.5
 _INTERRUPTED = "interrupted; what was finished is kept, run the command again to go on"
+_ABOUT = """From recordings, texts and images to a cache once, and from a cache to batches many times.
+A folder of data becomes a config by `forebay init DATA`; what a command takes: forebay COMMAND --help"""
+_CODES = """exit codes: 0 done, 1 failed, 2 bad config or usage, 3 no cache under `require`, 130 interrupted, 141 nobody
+reads the output any more (`| head`); what an error means: forebay explain CODE"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,30 +176,37 @@ def _fail(message: object, status: int, *, code: str | None = None) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says the nearest command where there is none of a name."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if not isinstance(action, argparse._SubParsersAction) or value in action.choices:
+            super()._check_value(action, value)
+            return
+        near = difflib.get_close_matches(value, action.choices, n=1) or ["init " + value] * os.path.exists(value)
+        advice = f"did you mean {self.prog} {near[0]}?" if near else f"all of them: {self.prog} --help"
+        self.error(f"there is no command {value!r}; {advice}")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands."""
-    parser = argparse.ArgumentParser(prog="forebay", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    groups: tuple[tuple[str, tuple[Callable[[Any], None], ...]], ...] = (
+        ("first day", (add_init, add_preprocess, add_inspect, add_train, add_explain)),
+        ("data", (add_lint, add_text, add_symbols, add_index, add_fetch, add_evalset)),
+        ("training", (add_calibrate, add_compare, add_eval, add_warm_start)),
+        ("caches", (add_key, add_cache, add_export)),
+        ("machines", (add_status, add_doctor, partial(add_completion, program=make_parser))),
+    )
+    usage = "forebay [-h] [--version] COMMAND ..."
+    parser = _Parser(prog="forebay", usage=usage, description=_ABOUT, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--version", action="version", version=f"forebay {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    add_init(commands)
-    add_preprocess(commands)
-    add_status(commands)
-    add_inspect(commands)
-    add_export(commands)
-    add_lint(commands)
-    add_text(commands)
-    add_train(commands)
-    add_doctor(commands)
-    add_calibrate(commands)
-    add_compare(commands)
-    add_eval(commands)
-    add_warm_start(commands)
-    add_key(commands)
-    add_index(commands)
-    add_cache(commands)
-    add_fetch(commands)
-    add_symbols(commands)
-    add_evalset(commands)
-    add_completion(commands, program=make_parser)
-    add_explain(commands)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="forebay", help=argparse.SUPPRESS)
+    listed = commands._choices_actions
+    lines: list[str] = []
+    for title, adders in groups:
+        first = len(listed)
+        for add in adders:
+            add(commands)
+        lines += [f"\n{title}:", *(f"  {each.dest:<12}{each.help}" for each in listed[first:])]
+    parser.epilog = "\n".join([*lines, "", _CODES])[1:]
     return parser

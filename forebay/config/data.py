@@ -204,9 +204,10 @@ class SourceConfig:
     __pydantic_config__ = STRICT
 
     kind: str
-    """`table`: CSV, TSV, parquet, JSONL or arrow of a row a recording. `folder`: recordings below a folder, texts
-    beside them or in `texts`. `tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language and seconds.
-    `webdataset`: tars of audio and `.json` or `.txt`. `jsonl`: lines of `audio`, `text`, `language`?, `prompt`?. `hf`:
+    """`table`: CSV, TSV, parquet, JSON lines or array, or arrow of a row a recording. `folder`: recordings below a
+    folder, texts beside them or in `texts`. `tar`: a parquet manifest over tars. `filelist`: TSV of shard, id, language
+    and seconds. `webdataset`: tars of audio and `.json` or `.txt`. `jsonl`: lines, or a JSON array, of `audio`, `text`,
+    `language`?, `prompt`?. `hf`:
     a `save_to_disk` folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`:
     texts without audio, `.txt` files of a text a line, JSON lines of `text`, `id`?, `language`?, `prompt`?, either as
     `.gz` or `.zst` too, or a column of parquet. `python`: an iterator of your own, see
@@ -252,6 +253,9 @@ class SourceConfig:
     audio_dir: str | None = field(default=None, metadata={"path": True})
     """Folder of the recordings that a `table` names, for example Common Voice's `clips`. Left out: the table's own
     folder. In no key: the content of the recordings is."""
+    image_dir: str | None = field(default=None, metadata={"path": True})
+    """With `[vision]`: folder of the images that a `table` or `jsonl` names, for example COCO's. Left out: the
+    manifest's own folder. In no key: the content of the images is."""
     texts: str | None = field(default=None, metadata={"path": True})
     """Of `kind = "folder"`: the table of its texts, in a form of `kind = "table"` with `[source.columns]`. The audio
     column holds paths below the folder or names of files, with their extension or without. Left out: `NAME.txt`,
@@ -306,9 +310,14 @@ class SourceConfig:
         return (self.manifest,) if isinstance(self.manifest, str) else self.manifest
 
     @property
+    def media_dir(self) -> str | None:
+        """The folder of the recordings or images that manifests name; None: their own."""
+        return self.audio_dir or self.image_dir
+
+    @property
     def places(self) -> tuple[str, ...]:
-        """What names of source files are relative to, by `SourceFile.entry`: the manifest entries, then `audio_dir`."""
-        return self.manifests if self.audio_dir is None else (*self.manifests, self.audio_dir)
+        """What names of source files are relative to, by `SourceFile.entry`: the manifest entries, then `media_dir`."""
+        return self.manifests if self.media_dir is None else (*self.manifests, self.media_dir)
 
 
 def _not_to_be_kept(name: str, names: tuple[str, ...]) -> str | None:

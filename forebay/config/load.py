@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,6 +47,8 @@ RENAMED = {
 }
 """Today's name of every setting that had another one, for the message that refuses the old name."""
 
+_OWN_SUFFIXES = (".toml", ".cfg", ".conf", ".ini")
+_MAX_BYTES = 16 * 1024 * 1024
 _MAX_INTEGER = 2**63
 """TOML's integers are below this, Python's are not."""
 
@@ -101,14 +104,26 @@ def _plain(value: Any) -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.is_dir() or (path.is_file() and path.stat().st_size > _MAX_BYTES):
+        raise ConfigError(_no_config(path), code="FB136")
     try:
-        return parse_toml(path.read_bytes().decode("utf-8"))
+        return parse_toml(path.read_bytes().decode("utf-8-sig"))
     except OSError as err:
         near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.toml")], n=1)
         advice = f"did you mean {near[0]}?" if near else "name a TOML file"
         raise ConfigError(f"cannot read config {path}: {err.strerror}; {advice}", code="FB103") from err
     except ValueError as err:
+        if path.suffix not in _OWN_SUFFIXES:
+            raise ConfigError(_no_config(path, f" ({err})"), code="FB136") from err
         raise ConfigError(f"{path} is not TOML: {err}", code="FB103") from err
+
+
+def _no_config(path: Path, why: str = "") -> str:
+    """Says what to do with data, or with a cache, that was given in the place of a config."""
+    name = shlex.quote(os.path.relpath(path))
+    if (path / "metadata.json").is_file():
+        return f"{path} is a cache, and a config (a TOML file) is wanted; to look at it: forebay inspect {name}"
+    return f"{path} is no config, which is a TOML file{why}; if it is data, write its config with: forebay init {name}"
 
 
 def parse_config(document: Mapping[str, Any], *, path: Path, check: Check | None = None) -> Config:

@@ -196,9 +196,12 @@ def _are_different(values: list[Any], count: int) -> bool:
     return len(values) == count and all(isinstance(v, str | int) for v in values) and len(set(values)) == len(values)
 
 
-def languages_of(table: Table, name: str | None) -> Counter[str]:
-    """Returns how often each language stands in the rows that were read."""
-    return Counter(str(value) for value in table.values(name)) if name else Counter()
+def languages_of(tables: Iterable[Table], name: str | None) -> Counter[str]:
+    """Returns how often each language stands in whole columns; of huge tables in the rows that were read."""
+    found: Counter[str] = Counter()
+    for table in tables if name else ():
+        found.update(table.counts(name or ""))
+    return found
 
 
 def audio_columns(table: Table, folders: Sequence[Path]) -> list[Candidate]:

@@ -24,7 +24,7 @@ class Found:
     of some conversations. languages: how often each was met. others: columns that nothing takes. images_a_row: of some
     rows. notes: comments for the file, in sentences. audio: settings of `[audio]` that the data itself asks for.
     prompt: what rows of images are read as, a `text.prompt`. classes: how often each class was met.
-    has_all_classes: no class is missing there.
+    has_all_classes: no class is missing there. unread: what may hold the texts and is not read.
     """
 
     kind: str
@@ -48,6 +48,7 @@ class Found:
     has_all_classes: bool = False
     has_text: bool = True
     has_labels: bool = False
+    unread: tuple[str, ...] = ()
 
     @property
     def hours(self) -> float:

@@ -12,7 +12,7 @@ from forebay.config.digest import hub_advice
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.init.choose import Choice, Chooser
-from forebay.init.found import Found, Reading
+from forebay.init.found import Found, Reading, counted
 from forebay.init.media import Pictures, Sounds
 from forebay.init.readings.datasets import dataset_reading, parquet_reading
 from forebay.init.readings.folders import folder_readings
@@ -20,8 +20,9 @@ from forebay.init.readings.pictures import picture_reading
 from forebay.init.readings.tables import table_readings
 from forebay.init.readings.tars import tar_readings
 from forebay.init.readings.texts import is_packed_text, packed_reading, text_reading
-from forebay.init.table import array_advice, read_table
+from forebay.init.table import read_table
 from forebay.init.tree import MAX_TABLES, TABLES, Tree, walk
+from forebay.init.unread import unread_texts
 from forebay.preprocess.sources.lines import CODECS
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.visible import from_here
@@ -32,7 +33,7 @@ _MOST_PROBLEMS = 5
 _DATA = (".parquet", ".arrow")
 NEEDS = """forebay init knows:
   recordings (wav, flac, ogg, mp3, opus) with a .txt or .lab of the same name beside each, or *.trans.txt;
-  a table (csv, tsv, jsonl, parquet, arrow) with a column of paths of recordings that are there;
+  a table (csv, tsv, jsonl, json, parquet, arrow) with a column of paths of recordings that are there;
   LJSpeech (metadata.csv beside wavs/), Common Voice (train.tsv beside clips/);
   a save_to_disk folder of the datasets library, or parquet files with recordings or images in their rows;
   tars of recordings, or of images, each with a .json, .txt or .cls of its name;
@@ -84,7 +85,8 @@ def _there(text: str) -> Path:
 def _settled(paths: list[Path], chooser: Chooser) -> Found:
     problems: list[str] = []
     tree = walk(paths[0]) if paths[0].is_dir() else None
-    readings = _of_files(paths, problems) if tree is None else _of_folder(paths[0], tree, problems)
+    place = Path(os.path.abspath(chooser.given["audio-dir"])) if "audio-dir" in chooser.given else None
+    readings = _of_files(paths, problems, place) if tree is None else _of_folder(paths[0], tree, problems, place)
     if not readings:
         raise ConfigError(_nothing(paths, tree, problems))
     readings.sort(key=lambda reading: -reading.score)
@@ -95,29 +97,48 @@ def _settled(paths: list[Path], chooser: Chooser) -> Found:
     found = chooser.one(f"what is {from_here(paths[0])}", choices, option="kind").settle(chooser)
     if tree is not None and not tree.is_whole:
         found.notes.append("The folder holds more than was looked at, so numbers are too low.")
+    if place is not None and any(reading.kind == "table" or "texts" in found.source for reading in readings):
+        chooser.used.add("audio-dir")
+    if found.modality == "speech" and not found.has_text and "kind" not in chooser.given:
+        unread = [*found.unread, *(unread_texts(tree, found) if tree is not None else [])]
+        _refuse_unread(paths[0], unread, found, problems)
     if not found.has_text:
         found.notes += [f"{problem}." for problem in problems[:_MOST_PROBLEMS]]
     return found
+
+
+def _refuse_unread(path: Path, names: Sequence[str], found: Found, problems: Sequence[str]) -> None:
+    """Raises ConfigError where recordings would be read without texts, and something beside them looks like texts."""
+    if not names:
+        return
+    shown = f"{', '.join(names[:_MOST_PROBLEMS])}{', ...' * (len(names) > _MOST_PROBLEMS)}"
+    count = counted(found.count, found.noun, is_exact=found.is_exact)
+    said = (
+        f"{from_here(path)}: {count} without texts, and {shown} looks like texts, which is not read; write a table "
+        "(csv, tsv, jsonl) of audio and text, a row a recording, and run forebay init on that, or take the recordings "
+        f"alone: --kind {found.kind}"
+    )
+    raise ConfigError("\n".join([said, *(f"  {problem}" for problem in problems[:_MOST_PROBLEMS])]), code="FB134")
 
 
 def _value(reading: Reading, names: Counter[str]) -> str:
     return reading.kind if names[reading.kind] == 1 else f"{reading.kind}:{reading.name}"
 
 
-def _of_files(paths: list[Path], problems: list[str]) -> list[Reading]:
+def _of_files(paths: list[Path], problems: list[str], place: Path | None) -> list[Reading]:
     suffix = paths[0].suffix.lower()
     if suffix == ".tar":
         return tar_readings(paths, None)
     if suffix in _DATA and (reading := parquet_reading(paths, None, problems)) is not None:
         return [reading]
-    if suffix in TABLES or suffix == ".json":
-        return table_readings(paths, None, problems)
+    if suffix in TABLES:
+        return table_readings(paths, None, problems, place)
     if is_packed_text(paths[0]) and (reading := packed_reading(paths, None, problems)) is not None:
         return [reading]
     return [text_reading(paths, None)] if suffix == ".txt" else []
 
 
-def _of_folder(folder: Path, tree: Tree, problems: list[str]) -> list[Reading]:
+def _of_folder(folder: Path, tree: Tree, problems: list[str], place: Path | None) -> list[Reading]:
     if (reading := dataset_reading(folder)) is not None:
         return [reading]
     tars = [tree.path(name) for name in tree.by_extension.get(".tar", [])]
@@ -125,7 +146,7 @@ def _of_folder(folder: Path, tree: Tree, problems: list[str]) -> list[Reading]:
     data, tables = _data_files(tree, problems)
     if data and (reading := parquet_reading(data, _parents(data), problems)) is not None:
         readings.append(reading)
-    readings += table_readings(tables, tree, problems)
+    readings += table_readings(tables, tree, problems, place)
     if (pictures := picture_reading(tree)) is not None:
         readings.append(pictures)
     names = [] if readings or tree.audio or tree.images else tree.by_extension.get(".txt", [])
@@ -146,7 +167,9 @@ def _parents(paths: Sequence[Path]) -> tuple[Path, ...]:
 def _data_files(tree: Tree, problems: list[str]) -> tuple[list[Path], list[Path]]:
     """Returns the parquet and arrow files that hold media in themselves, and the tables."""
     data: list[Path] = []
-    tables = [tree.path(name) for name in tree.names(TABLES - frozenset(_DATA)) if name.count("/") <= 3]
+    # Many of them are of a recording or an image each.
+    left = frozenset((*_DATA, *([".json"] if tree.counts()[".json"] > MAX_TABLES else [])))
+    tables = [tree.path(name) for name in tree.names(TABLES - left) if name.count("/") <= 3]
     by_folder: dict[Path, list[Path]] = {}
     for name in tree.names(frozenset(_DATA)):
         by_folder.setdefault(tree.path(name).parent, []).append(tree.path(name))
@@ -176,10 +199,7 @@ def _most(tree: Tree) -> list[tuple[str, int]]:
 
 
 def _hints(tree: Tree) -> list[str]:
-    hints = []
-    arrays = tree.by_extension.get(".json", [])
-    if 0 < len(arrays) <= _MOST_PROBLEMS:
-        hints.append(f"  {arrays[0]}: {array_advice(tree.path(arrays[0]))}")
+    hints = [f"  {name} looks like texts, which forebay init does not read" for name in unread_texts(tree)[:1]]
     packed = [name for names in tree.by_extension.values() for name in names[:1] if name.endswith(COMPRESSED_TARS)]
     if packed:
         hints.append(f"  {packed[0]} is a compressed tar, whose members cannot be read by place: decompress it")

@@ -152,6 +152,13 @@ def _text(made: Draft) -> Section | None:
             note = f"the tokenizer has no tag for {', '.join(sorted(unknown)[:5])}: no language is written"
             section.add("language_tag_mode", "none", note)
             made.said.append(f'{note} (text.language_tag_mode = "none")')
+        elif not found.languages and model.tags:
+            note = (
+                "The language of the texts is not known, and Whisper is told none: name it in a column language, or "
+                'set text.language = "detect"'
+            )
+            section.notes.append(f"{note}.")
+            made.said.append(note)
         if model.max_label_tokens is not None:
             section.add("max_label_tokens", model.max_label_tokens, "the model's decoder positions")
     return section

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
-import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from forebay.errors import ConfigError, ManifestError
 from forebay.init.tree import SAMPLE, spread
 from forebay.preprocess.sources.hf_file import HfFile, class_names, holds_numbers, is_bytes
-from forebay.preprocess.sources.json_lines import JsonError, parse_object
+from forebay.preprocess.sources.json_lines import JsonError, is_array, manifest_objects, parse_object
+from forebay.preprocess.sources.text_table import Wanted, read_csv, read_json_lines
 
 Form = Literal["csv", "jsonl", "data"]
 Row = Mapping[str, Any]
@@ -25,6 +29,8 @@ _PIECES, _PIECE_BYTES = 8, 64 * 1024
 _COUNTED_BYTES = 256 * 1024 * 1024
 """Lines of a file up to this size are counted, those of a larger one estimated."""
 _DELIMITERS = {".tsv": "\t", ".csv": ",;\t|"}
+_MAX_ARRAY = 64 * 1024 * 1024
+"""An array of objects up to this size is read whole, of a larger one the first rows."""
 _MAX_BLOB = 64 * 1024 * 1024
 _BLOBS = 64
 
@@ -52,6 +58,24 @@ class Table:
         """Returns what a column holds in the rows that were read, without null and empty texts."""
         found = (row.get(name) for row in self.rows)
         return [value for value in found if value is not None and value != ""]
+
+    def counts(self, name: str) -> Counter[str]:
+        """Returns how often each value stands in the whole of a column; of a huge table in the rows that were read."""
+        if os.path.getsize(self.path) > (_COUNTED_BYTES if self.form != "data" else math.inf) or name in self.classes:
+            return Counter(map(str, self.values(name)))
+        wanted = Wanted(frozenset((name,)), name)
+        try:
+            match self.form:
+                case "csv":
+                    column = read_csv(self.path, wanted).values[name]
+                case "jsonl":
+                    column = read_json_lines(self.path, wanted, kept=()).values[name]
+                case _:
+                    column = HfFile(self.path).columns([name])[name]
+        except (ManifestError, KeyError, ValueError):  # a name that is not UTF-8 among them
+            return Counter(map(str, self.values(name)))
+        found = {each["values"]: each["counts"] for each in pc.value_counts(column).to_pylist()}
+        return Counter({str(value): count for value, count in found.items() if value not in (None, "")})
 
     def encoded(self, name: str) -> Iterator[bytes]:
         """Yields some of the encoded media of a column of `blobs`."""
@@ -140,20 +164,31 @@ def _blobs(column: Any) -> Iterator[bytes]:
 def _lines(path: Path) -> Table:
     names: dict[str, None] = {}
     rows: list[Row] = []
-    size, read = os.path.getsize(path), 0
-    for line in _some_lines(path, size):
+    size, read, members = os.path.getsize(path), 0, _members(path) if is_array(path) else None
+    for line in _some_lines(path, size) if members is None else spread(members):
         read += len(line) + 1
         if not line.strip():
             continue
         try:
             rows.append(parse_object(line))
         except JsonError as err:
-            raise ConfigError(f"{path} is no table of JSON lines: a line {err}; {array_advice(path)}") from err
+            raise ConfigError(f"{path} is no table of JSON lines: a line {err}; write an object a line") from err
         names.update(dict.fromkeys(rows[-1]))
     if not rows:
         raise ConfigError(f"{path} holds no JSON lines; name a file with an object a line")
-    num_rows, is_exact = _count(path, size, read / len(rows))
+    num_rows, is_exact = _count(path, size, read / len(rows)) if members is None else (len(members), True)
+    if members is not None and size > _MAX_ARRAY:
+        num_rows, is_exact = round(size * len(members) / sum(map(len, members))), False
     return Table(path=path, form="jsonl", names=tuple(names), rows=tuple(rows), num_rows=num_rows, is_exact=is_exact)
+
+
+def _members(path: Path) -> list[bytes]:
+    """Returns the objects of an array; of a large one the first ones."""
+    try:
+        found = (data for _, data in manifest_objects(path))
+        return list(found if os.path.getsize(path) <= _MAX_ARRAY else islice(found, SAMPLE))
+    except ManifestError as err:
+        raise ConfigError(str(err)) from err
 
 
 def _delimited(path: Path, delimiters: str) -> Table:
@@ -235,13 +270,3 @@ def _count(path: Path, size: int, line_bytes: float) -> tuple[int, bool]:
             count += block.count(b"\n")
             last = block[-1:]
     return count + (last != b"\n"), True
-
-
-def array_advice(path: Path) -> str:
-    """Returns the command that writes an array of objects as JSON lines."""
-    code = "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]"
-    lines = path.with_suffix(".jsonl" if path.suffix != ".jsonl" else ".lines.jsonl")
-    return (
-        "where it is one array of objects, write them as lines: "
-        f'python -c "{code}" < {shlex.quote(str(path))} > {shlex.quote(str(lines))}'
-    )

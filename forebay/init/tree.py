@@ -23,9 +23,11 @@ MAX_DEPTH = 12
 SAMPLE = 200
 """Files, or rows, that are opened of what was found."""
 
-TABLES = frozenset((".csv", ".tsv", ".parquet", ".jsonl", ".arrow"))
+TABLES = frozenset((".csv", ".tsv", ".parquet", ".jsonl", ".json", ".arrow"))
 MAX_TABLES = 24
 """Tables of a folder whose heads are read."""
+MAX_HEADS = 500
+"""Tables of texts whose heads are read."""
 AUDIO_DIRS = ("clips", "wavs", "audio", "wav", "images", "photos")
 """Usual names of folders beside a table."""
 TRANSCRIPTS = frozenset(TEXTS_BESIDE)

@@ -90,7 +90,7 @@ def _candidates(name: str, config: Config) -> Iterator[Path]:
     inner = PurePosixPath(name)
     if inner.is_absolute() or ".." in inner.parts:
         return
-    for manifest in _on_disk(config.source.manifests):
+    for manifest in _on_disk(config.source.places):
         yield (manifest if manifest.is_dir() else manifest.parent) / inner
 
 

@@ -35,6 +35,7 @@ def _judged(found: Measured, limits: Limits) -> Iterator[Finding]:
         yield from _rates(found, limits)
     if "seconds" in found.facts:
         yield from _speed(found, limits)
+        yield from _annotations(found, limits)
     if "chars" in found.facts:
         yield from _scripts(found, limits)
         yield from _repeats(found, limits)
@@ -254,6 +255,14 @@ def _loops(found: Measured, limits: Limits) -> Iterator[Finding]:
             value=times,
             limit=limits.loops,
         )
+
+
+def _annotations(found: Measured, limits: Limits) -> Iterator[Finding]:
+    breaks, digits, limit = found.facts["breaks"], found.facts["digits"], limits.max_digit_share
+    for row in _rows((breaks > 0) | (digits > limit)):
+        said = f"its text has {breaks[row]:.0f} tabs or line ends, and {digits[row]:.0%} of it are digits"
+        value = float(digits[row])
+        yield finding(found, row, "annotation_text", f"{said}, the limit is {limit:.0%}", value=value, limit=limit)
 
 
 def _images(found: Measured, limits: Limits) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from forebay.errors import ConfigError
+from forebay.steps.text.annotation import MAX_DIGIT_SHARE
 from forebay.steps.text.pace import PACE, Pace
 
 Severity = Literal["error", "warning", "info"]
@@ -44,6 +45,7 @@ class Limits:
     min_letters: float = _limit(3, "letters that a text needs before its script is judged")
     repeated_texts: float = _limit(20, "samples with the same text from which the text repeats too often")
     repeated_min_chars: float = _limit(12, "characters that such a text has at least: short commands do repeat")
+    max_digit_share: float = _limit(MAX_DIGIT_SHARE, "share of digits in a transcript above which it is of times")
     loops: float = _limit(4, "times that the same words stand in a row from which a text loops")
     min_image_side: float = _limit(28, "pixels of an image's shorter side below which it is tiny")
     min_class_samples: float = _limit(2, "samples of a class below which there is nothing to learn it from")
@@ -233,6 +235,13 @@ CHECKS = (
         says="many samples have this same text",
         needs="text",
         limits=("repeated_texts", "repeated_min_chars"),
+    ),
+    Check(
+        name="annotation_text",
+        severity="warning",
+        says="tabs, line ends, or mostly digits: an annotation tool wrote the text, and its times would be learnt",
+        needs="seconds",
+        limits=("max_digit_share",),
     ),
     Check(
         name="looping_text",

@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from forebay.lint.script import foreign_share, mixed_word
+from forebay.steps.text.annotation import digit_share
 from forebay.steps.text.language.script import letters_of, scripts_of
 
 _LONGEST_LOOP = 24
@@ -21,8 +22,8 @@ class TextFacts(NamedTuple):
 
     chars: without white space. letters: of any script. foreign: share of letters that its language is not written with.
     script: of most of these. is_known: whether the language is in the table. word: one that mixes scripts, or "".
-    loops: how often the same words stand in a row. hash: xxh3-64 of the words without their case, 0 where there are
-    none.
+    loops: how often the same words stand in a row. breaks: tabs and ends of lines inside. digits: share of chars.
+    hash: xxh3-64 of the words without their case, 0 where there are none.
     """
 
     chars: int
@@ -32,6 +33,8 @@ class TextFacts(NamedTuple):
     is_known: bool
     word: str
     loops: int
+    breaks: int
+    digits: float
     hash: int
 
 
@@ -49,6 +52,8 @@ def text_facts(text: str, language: str) -> TextFacts:
         is_known=bool(language) and scripts_of(language) is not None,
         word=mixed_word(text, letters) or "",
         loops=loops(words),
+        breaks=sum(text.strip().count(each) for each in "\t\n"),
+        digits=digit_share(text),
         hash=folded_hash(words),
     )
 

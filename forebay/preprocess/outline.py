@@ -28,6 +28,7 @@ from forebay.store.source_files import SourceFile, listed_files
 FORMAT = 1
 DOCUMENT = "prepared.json"
 COPY_OF = "copy_of"
+_FOLDERS = ("audio_dir", "image_dir", "texts")
 """In the document of a build that another node has prepared: the digest of that node's document."""
 
 
@@ -79,7 +80,7 @@ def folder_of(config: Config, recipe: AnyRecipe) -> Path:
         "remote_identity": config.source.remote_identity,
         "rows_per_shard": config.layout.rows_per_shard,
         "codec": config.codec,
-        **{name: place for name in ("audio_dir", "texts") if (place := getattr(config.source, name)) is not None},
+        **{name: place for name in _FOLDERS if (place := getattr(config.source, name)) is not None},
     }
     return config.cache_root / ".building" / f"prepared-{digest(named)[:SHORT]}"
 

@@ -27,6 +27,7 @@ from forebay.preprocess.published import check_options, pushed, require_whole
 from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.run import Run
 from forebay.preprocess.runner.ray import Ray
+from forebay.preprocess.sources.hf_file import require_datasets
 from forebay.preprocess.sources.inputs import list_inputs
 from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.stage.choose import remove_stage
@@ -112,7 +113,7 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
             Workspace(workspace_folder(config, standing.key)).remove()
             remove_stage(config, options, recipe, workspace_folder(config, standing.key).name)
         return BuildReport.of_standing(standing, seconds=time.monotonic() - started_s)
-    recipe.check()
+    _require(config, recipe)
     if not options.dry_run:
         setting = "run.cache_root" if config.remote_root is None else "remote.shard_dir"
         require_writable(config.cache_root, setting=setting)
@@ -131,6 +132,13 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
             run.workspace.remove()
             return BuildReport.of_standing(other, seconds=time.monotonic() - started_s)
     return replace(report, seconds=time.monotonic() - started_s)
+
+
+def _require(config: Config, recipe: AnyRecipe) -> None:
+    """Raises what a build would run into after hours: code that is not to be trusted, extras that are missing."""
+    recipe.check()
+    if config.source.kind == "hf":
+        require_datasets()
 
 
 def _of_another(config: Config, recipe: AnyRecipe, options: Options, memo: Memo, *, err: Exception) -> Sealed:
@@ -194,6 +202,7 @@ def prepare(config: Config, options: Options | None = None, *, num_parts: int | 
             require_key(config, standing.key, options.key)
             remove_prepared(config, recipe)
             return PrepareReport.of_standing(standing, seconds=time.monotonic() - started_s)
+        _require(config, recipe)
         with Pool(config.run.num_workers or os.cpu_count() or 1, shows=options.progress) as pool:
             found, is_new = _shared(config, options, recipe, pool, memo)
     require_key(config, found.listing.key, options.key)

@@ -149,7 +149,7 @@ class Pool:
                 if done is not None:
                     yield done
 
-    def under_way(self) -> list[tuple[Any, int]]:
+    def at_work(self) -> list[tuple[Any, int]]:
         """Returns the task of each busy worker, and how many of its rows are done. Another thread may ask."""
         found = []
         for worker in [worker for worker in self._workers if worker.task is not None]:

@@ -177,9 +177,10 @@ class Run:
             unit=self.modality.media_unit if counted == "media" else "text",
             kept=self.counts["kept"],
             linked=self.counts["linked"],
-            under_way=lambda: sum(rows for task, rows in self.pool.under_way() if task.group == counted),
+            under_way=lambda: sum(rows for task, rows in self.pool.at_work() if task.group == counted),
         )
-        with BuildProgress(rows, media_unit=self.modality.media_unit, shown=self.options.progress) as progress:
+        unit, is_shown = self.modality.media_unit, self.options.progress
+        with BuildProgress(rows, media_unit=unit, shown=is_shown, at_work=self.pool.at_work) as progress:
             try:
                 for task, (receipt, made) in self._made(map(self._task, _in_order(self._here_first(missing)))):
                     self.workspace.receipts[task.key] = receipt

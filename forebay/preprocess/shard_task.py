@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,13 +145,26 @@ class BuildProgress:
     One bar: where media are made they take the time, and a second bar would have to move the cursor of the terminal.
     """
 
-    def __init__(self, rows: Mapping[Group, int], *, media_unit: str, shown: bool) -> None:
-        """rows: how many are to be made; texts are counted if no media are. media_unit: what a media row is called."""
+    def __init__(
+        self,
+        rows: Mapping[Group, int],
+        *,
+        media_unit: str,
+        shown: bool,
+        at_work: Callable[[], Iterable[tuple[Any, int]]] = tuple,
+    ) -> None:
+        """rows: how many are to be made; texts are counted if no media are. media_unit: what a media row is called.
+
+        at_work: the tasks that are worked on, and how many of their rows are done.
+        """
         self._counted: Group = "media" if rows.get("media") else "text"
         unit = media_unit if self._counted == "media" else "text"
         total = rows[self._counted]
         desc = "preprocess" if self._counted == "media" else "text"
         self._bar = Progress(total, unit=unit, desc=desc, is_shown=shown)
+        self._bar.under_way = lambda: sum(
+            done for task, done in at_work() if getattr(task, "group", "") == self._counted
+        )
         self._hours = 0.0
         self._failed = 0
 

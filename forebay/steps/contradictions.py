@@ -92,11 +92,7 @@ def _source_problems(config: Config) -> list[str]:
 
 def _table_problems(config: Config) -> list[str]:
     """Returns which settings of tables a config has whose kind of source takes none."""
-    source, found = config.source, []
-    if source.audio_dir is not None and source.kind != "table":
-        found.append(f'source.audio_dir is for source.kind = "table", and it is "{source.kind}"; leave it out')
-    elif source.audio_dir is not None and config.vision is not None:
-        found.append("source.audio_dir is for recordings; paths of images are relative to the table: leave it out")
+    source, found = config.source, _folder_of_media_problems(config)
     for name in ("texts", "languages_from_folders"):
         if getattr(source, name) and source.kind != "folder":
             found.append(f'source.{name} is for source.kind = "folder", and it is "{source.kind}"; leave it out')
@@ -114,6 +110,21 @@ def _table_problems(config: Config) -> list[str]:
         kinds = [f'"{name}"' for name, kind in SOURCE_KINDS.items() if config.modality in kind.keeps]
         wanted = f"wanted {' or '.join(kinds)}" if kinds else f"for {config.modality} no kind keeps columns yet"
         found.append(f'source.keep_columns are not read from source.kind = "{source.kind}", {wanted}; leave them out')
+    return found
+
+
+def _folder_of_media_problems(config: Config) -> list[str]:
+    source, found = config.source, []
+    if source.audio_dir is not None and source.kind != "table":
+        found.append(f'source.audio_dir is for source.kind = "table", and it is "{source.kind}"; leave it out')
+    elif source.audio_dir is not None and config.vision is not None:
+        found.append("source.audio_dir is for recordings; name the folder of the images as source.image_dir")
+    if source.image_dir is not None and config.vision is None:
+        found.append("source.image_dir is for images; name the folder of the recordings as source.audio_dir")
+    elif source.image_dir is not None and source.kind not in ("jsonl", "table"):
+        found.append(
+            f'source.image_dir is for source.kind = "table" or "jsonl", and it is "{source.kind}"; leave it out'
+        )
     return found
 
 

@@ -96,7 +96,8 @@ def _read(path: AnyFile) -> bytes:
         raise CacheIncompleteError(
             _cold_hint(path.parent)
             or _root_hint(path.parent)
-            or f"{path.parent} has no {FILE_NAME}: it is not sealed; run: forebay preprocess CONFIG"
+            or f"{path.parent} has no {FILE_NAME}: it is not sealed; run: forebay preprocess CONFIG (of raw data: "
+            "forebay init DIR)"
         ) from err
 
 

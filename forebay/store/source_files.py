@@ -37,7 +37,7 @@ class SourceFile:
     """One file whose content defines samples.
 
     name: how it enters the key: POSIX, relative to the folder of its manifest; as the manifest writes it where it lies
-    outside. entry: which of `source.places` it belongs to, an entry of `source.manifest` or `source.audio_dir`. listed:
+    outside. entry: which of `source.places` it belongs to, an entry of `source.manifest` or `source.media_dir`. listed:
     it was found by expanding that entry (a manifest, a tar of a folder), not named inside such a file. stat: from
     before it was read; None where there was none, or nobody has looked yet. xxh3_128: of the bytes that were read then;
     empty where they are not known. Neither says which file it is.

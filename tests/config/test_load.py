@@ -282,7 +282,7 @@ def test_what_is_no_config_is_refused(tmp_path: Path, content: bytes, message: s
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read config .*none\.toml: No such file"):
         load_config(tmp_path / "none.toml")
-    with pytest.raises(ConfigError, match=r"cannot read config .*: Is a directory"):
+    with pytest.raises(ConfigError, match=r"is no config, which is a TOML file; if it is data, .*: forebay init "):
         load_config(tmp_path)
 
 

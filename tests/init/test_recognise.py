@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,14 +133,6 @@ def test_what_will_fail_is_said(tmp_path: Path) -> None:
     assert line.startswith("1 of 12 recordings that were looked at cannot be read")
 
 
-def test_a_table_of_no_use_beside_recordings_without_texts_is_said(tmp_path: Path) -> None:
-    layouts.write_clips(tmp_path)
-    (tmp_path / "texts.csv").write_text("".join(f"{layouts.file_name(clip)},{clip.text}\n" for clip in clips()))
-    found = one(tmp_path)
-    assert (found.kind, found.has_text) == ("folder", False)
-    assert "instead of a header line; add one, for example path,text." in found.notes[-1]
-
-
 def test_facts_are_one_line() -> None:
     assert facts(one(DEMO / "speech", kind="tar")) == (
         "52 clips, about 3 min (from 52 rows), 0.4 to 31.1 s, languages en 21 %, ru 21 %, it 19 %, es 19 %, fr 19 %"
@@ -153,7 +143,7 @@ def test_facts_are_one_line() -> None:
     ("files", "lines"),
     [
         ({"a.m4a": b"", "b.m4a": b""}, ["seen: 2 .m4a", ".m4a is not read: convert it"]),
-        ({"a.json": b"[{}]"}, ["a.json: where it is one array of objects, write them as lines: python -c"]),
+        ({"a.json": b"[{}]"}, ["a.json has columns ; none holds paths"]),
         ({"a.tar.gz": b""}, ["a.tar.gz is a compressed tar"]),
         ({"a.csv": b"x,y\n1,2\n"}, ["a.csv has columns x, y; none holds paths of recordings or images"]),
         ({"a.csv": b"x.wav,hello\n"}, ["a.csv begins with 'x.wav' instead of a header line"]),
@@ -180,19 +170,15 @@ def test_data_that_cannot_be_looked_at(data: str, message: str) -> None:
         one(data)
 
 
-def test_a_table_away_from_its_images_comes_with_a_command_that_mends_it(tmp_path: Path) -> None:
+def test_a_table_away_from_its_images_names_their_folder(tmp_path: Path) -> None:
     data = layouts.photos(tmp_path / "zoo")
     lines = [json.loads(line) for line in (data / "questions.jsonl").read_text().splitlines()]
     (data / "questions.jsonl").unlink()
     rows = [{"file": row["image"].removeprefix("photos/"), "q'": row["question"], "a": row["answer"]} for row in lines]
     layouts.write_csv(data / "it's.csv", rows, delimiter=";")
-    given = {"column question": "q'", "column answer": "a"}
-    with pytest.raises(ConfigError, match="its images lie in") as caught:
-        recognise([os.fspath(data)], Chooser(given=given))
-    command = str(caught.value).splitlines()[-1].strip()
-    subprocess.run(["/bin/sh", "-c", command.replace("python", sys.executable, 1)], check=True)
-    found = one(data / "it's.forebay.jsonl")
-    assert (found.kind, found.modality, found.count) == ("jsonl", "vision", 10)
+    found = one(data, column__question="q'", column__answer="a")
+    assert (found.kind, found.modality, found.count) == ("table", "vision", 10)
+    assert found.source == {"image_dir": data / "photos"}
     assert found.pictures is not None
     assert len(found.pictures.sizes) == 10
 

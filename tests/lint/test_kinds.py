@@ -18,7 +18,7 @@ from tests.text_corpus import demo_texts, text_config
 
 OF_SOUND = {
     *("silent", "mostly_silent", "clipping", "some_clipping", "narrow_band", "dc_offset", "low_rate", "wrong_rate"),
-    *("longer_than_stated", "too_many_chars", "too_few_chars", "chars_outlier", "kills_decoder"),
+    *("longer_than_stated", "too_many_chars", "too_few_chars", "chars_outlier", "kills_decoder", "annotation_text"),
 }
 
 

@@ -107,6 +107,8 @@ def test_every_fault_of_text_is_found_and_nothing_else(planted: Planted) -> None
         "fr_hours": "Le numéro composé n'est pas en service, veuillez vérifier votre liste",
         "es_queue-periodic-announce": "Sí",
         "en_removed": "",
+        "es_digits_day-1": "speaker\t0.0\tdía uno",
+        "en_digits_oh": "0 1: O",
         "fr_privacy-prompt": "entrez votre numéro entrez votre numéro entrez votre numéro entrez votre numéro",
     }
     for name, text in texts.items():
@@ -120,6 +122,7 @@ def test_every_fault_of_text_is_found_and_nothing_else(planted: Planted) -> None
         ("too_few_chars", "es_queue-periodic-announce"),
         ("empty_text", "en_removed"),
         ("looping_text", "fr_privacy-prompt"),
+        ("annotation_text", "es_digits_day-1"),
     }
     wrong = next(of_check(report, "wrong_script"))
     assert (wrong.value, wrong.limit) == (1.0, 0.5)

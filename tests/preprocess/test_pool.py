@@ -63,11 +63,11 @@ def test_rows_that_are_under_way_are_known(tmp_path: Path) -> None:
         wait = partial(wait_at, go=str(tmp_path / "go"))
         found = threading.Thread(target=lambda: list(pool.run(wait, [3, 5])))
         found.start()
-        while sorted(pool.under_way()) != [(3, 3), (5, 5)]:
+        while sorted(pool.at_work()) != [(3, 3), (5, 5)]:
             time.sleep(0.01)
         (tmp_path / "go").touch()
         found.join()
-        assert pool.under_way() == []
+        assert pool.at_work() == []
 
 
 def test_workers_have_one_thread_each() -> None:

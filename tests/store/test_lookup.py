@@ -578,7 +578,8 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     for section, table in (("audio", tables.AUDIO), ("text", tables.TEXT), ("vision", tables.IMAGE)):
         known |= {(section, setting) for name in table for setting in tables.settings_of(table, name)}
     unkeyed = {
-        ("source", name) for name in ("manifest", "columns", "audio_dir", "texts", "confined", "remote_identity")
+        ("source", name)
+        for name in ("manifest", "columns", "audio_dir", "image_dir", "texts", "confined", "remote_identity")
     }
     assert known - tried == unkeyed
 

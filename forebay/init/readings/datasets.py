@@ -165,7 +165,7 @@ def _speech(table: Table, names: list[str], chooser: Chooser) -> Found:
         noun="rows",
         sounds=sounds_in(table.encoded(audio)) if audio in table.blobs else Sounds(),
         texts=[value for value in table.values(text) if isinstance(value, str)] if text else [],
-        languages=languages_of(table, columns["language"]),
+        languages=languages_of([table], columns["language"]),
         others=tuple(name for name in table.names if name not in used and name not in table.blobs),
         has_text=text is not None,
     )
@@ -215,7 +215,7 @@ def _features(table: Table, chooser: Chooser) -> Found | None:
         manifests=(),
         columns=columns | unlike_usual(language=language[0].name if language else None),
         noun="rows",
-        languages=languages_of(table, language[0].name) if language else Counter(),
+        languages=languages_of([table], language[0].name) if language else Counter(),
         audio=audio,
         has_text=labels,
         has_labels=labels,

@@ -6,12 +6,14 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from forebay.errors import ConfigError
 from forebay.init.choose import Choice, Chooser
 from forebay.init.columns import is_language
 from forebay.init.found import Found, Reading, counted
 from forebay.init.media import sounds_of
 from forebay.init.readings.own import Own, above, own_files
 from forebay.init.tree import TRANSCRIPTS, Tree, extension_of, spread
+from forebay.steps.text.annotation import is_annotation
 
 _TRANS = ".trans.txt"
 _BESIDE = 0.5
@@ -82,6 +84,8 @@ def _folder(tree: Tree, own: Own, texts: list[str], *, is_trans: bool, chooser: 
     folders, languages = _languages(own)
     by_folder = _from_folders(languages, chooser)
     notes = [f"Other splits are left out: {', '.join(own.others)}."] if own.others else []
+    heads = texts if is_trans else [_head(tree.path(name)).strip() for name in spread(texts, _TEXTS)]
+    notes += [] if is_trans else _exports(spread(texts, _TEXTS), heads, chooser)
     return Found(
         kind="folder",
         modality="speech",
@@ -91,7 +95,7 @@ def _folder(tree: Tree, own: Own, texts: list[str], *, is_trans: bool, chooser: 
         count=len(audio),
         is_exact=tree.is_whole,
         sounds=sounds_of([tree.path(name) for name in spread(audio)]),
-        texts=texts if is_trans else [_head(tree.path(name)).strip() for name in spread(texts, _TEXTS)],
+        texts=heads,
         languages=languages if by_folder else Counter(),
         notes=[*notes, *(_missing_texts(len(audio), len(texts)) if not is_trans else [])],
         has_text=bool(texts),
@@ -139,6 +143,24 @@ def _missing_texts(count: int, found: int) -> list[str]:
         rest = count - found
         return [f"{rest:,} recordings have no text beside them; where a text is needed they fail, and are listed."]
     return []
+
+
+def _exports(names: list[str], texts: list[str], chooser: Chooser) -> list[str]:
+    """Returns what to say of texts that an annotation tool wrote, with their times.
+
+    Raises ConfigError where most are such, unless the command line says that they are to be read.
+    """
+    found = [name for name, text in zip(names, texts, strict=True) if is_annotation(text)]
+    if not found:
+        return []
+    said = f"{found[0]}: an annotation tool wrote this text ({len(found)} of {len(texts)} that were looked at have tabs"
+    if 2 * len(found) > len(texts) and "kind" not in chooser.given:
+        raise ConfigError(
+            f"{said}, times or mostly digits), and all of it would be learnt; export the words alone, or write a table "
+            "(csv, tsv, jsonl) of audio and text and run forebay init on that; to read them as they are: --kind folder",
+            code="FB135",
+        )
+    return [f"{said}, times or mostly digits): forebay lint lists them."]
 
 
 def _librispeech_texts(tree: Tree, trans: list[str]) -> list[str]:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from forebay.errors import ConfigError
 from forebay.init.choose import Chooser
 from forebay.init.columns import Candidate, class_columns, columns_named, id_columns, text_columns
 from forebay.init.conversation import USED, images_of_row, texts_of_row
@@ -27,8 +23,6 @@ def vision_found(tables: Tables, images: Sequence[Candidate], chooser: Chooser) 
     folder = next((each.folder for each in images if each.name == image), None) or table.path.parent
     prompt, notes = columns_beside(table, image, chooser)
     columns = vision_columns(prompt, table, image, chooser)
-    if folder != table.path.parent:
-        raise ConfigError(_elsewhere(table, columns, folder))
     is_lines = table.form == "jsonl" and not unlike_usual(**_plain_names(columns))
     rows = _rows(prompt, table, columns)
     named = [images_of_row(row, None if is_lines else image) for row, _ in rows]
@@ -37,15 +31,16 @@ def vision_found(tables: Tables, images: Sequence[Candidate], chooser: Chooser) 
         modality="vision",
         prompt=prompt,
         manifests=tables.paths,
+        source={} if folder == table.path.parent else {"image_dir": folder},
         columns={} if is_lines else unlike_usual(**columns),
         noun=NOUNS[prompt],
-        count=table.num_rows * len(tables.paths),
-        is_exact=table.is_exact and len(tables.paths) == 1,
+        count=tables.count,
+        is_exact=tables.is_exact,
         pictures=pictures_of([folder / written for names in named for written in names]),
         texts=[text for _, text in rows if text],
         images_a_row=[len(names) for names in named],
         others=tuple(n for n in table.names if n not in {*USED, *columns.values()} and table.values(n)),
-        notes=[*splits_note(tables), *notes],
+        notes=[*splits_note(tables.others), *notes],
         **classes_found(table, columns),
     )
 
@@ -95,27 +90,6 @@ def _plain_names(columns: dict[str, str | None]) -> dict[str, str | None]:
     """Returns the columns with `images` and `conversations` under the names that are the same in JSON lines."""
     same = {"images": "image", "conversations": "messages"}
     return {role: same.get(name or "", name) for role, name in columns.items()}
-
-
-def _elsewhere(table: Table, columns: dict[str, str | None], folder: Path) -> str:
-    """Returns what to do with a table whose images are not relative to it: the command that writes lines that are."""
-    own, lines = table.path.parent, table.path.with_name(f"{table.path.stem}.forebay.jsonl")
-    below = f"{os.path.relpath(folder, own)}/"
-    fields = [f"{role!r}: row[{name!r}]" for role, name in columns.items() if name and role != "image"]
-    fields.insert(0, f"'image': {below!r} + row[{columns['image']!r}]")
-    rows = "map(json.loads, sys.stdin)" if table.form == "jsonl" else _csv_rows(table)
-    code = f"import csv, json, sys; [print(json.dumps({{{', '.join(fields)}}})) for row in {rows}]"
-    advice = f"python -c {shlex.quote(code)} < {shlex.quote(str(table.path))} > {shlex.quote(str(lines))}"
-    if table.form == "data":
-        advice = f"write them to {lines}, a JSON object a line"
-    return (
-        f"{table.path}: its images lie in {folder}, and names of images are relative to the table; move the table "
-        f"there, or write JSON lines with the folder in each name, and run forebay init on these:\n  {advice}"
-    )
-
-
-def _csv_rows(table: Table) -> str:
-    return f"csv.DictReader(sys.stdin{'' if table.delimiter == ',' else f', delimiter={table.delimiter!r}'})"
 
 
 def conversation_columns(table: Table, image: str | None, chooser: Chooser) -> dict[str, str | None]:

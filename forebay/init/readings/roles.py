@@ -2,29 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forebay.errors import ConfigError
 from forebay.init.choose import Choice, Chooser
 from forebay.init.columns import Candidate
+from forebay.init.readings.splits import split_of
 from forebay.init.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """Tables of the same columns. first: the head of one of them. others: names of those of other splits."""
+    """Tables of the same columns and one split. first: the head of one. splits: all of these, by the splits' names."""
 
-    paths: tuple[Path, ...]
-    first: Table
-    others: tuple[str, ...] = ()
+    own: tuple[Table, ...]
+    splits: Mapping[str, Sequence[Table]] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Where they are."""
+        return tuple(table.path for table in self.own)
+
+    @property
+    def first(self) -> Table:
+        """The head of one of them."""
+        return self.own[0]
+
+    @property
+    def count(self) -> int:
+        """How many rows they have."""
+        return sum(table.num_rows for table in self.own)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether these were counted."""
+        return all(table.is_exact for table in self.own)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """What is left out: the names of tables of other splits, with their folders where those make the difference."""
+        left = [table.path for tables in self.splits.values() for table in tables if table not in self.own]
+        is_plain = {path.parent for path in left} <= {self.first.path.parent}
+        return tuple(path.name if is_plain else f"{path.parent.name}/{path.name}" for path in left)
+
+    def of_split(self, chooser: Chooser) -> Tables:
+        """Returns those of the split that `--split` names; the same where it names none, or there are no splits."""
+        if "split" not in chooser.given or not any(self.splits):
+            return self
+        chooser.used.add("split")
+        own = self.splits.get(split_of(chooser.given["split"]))
+        if own is None:
+            known = ", ".join(filter(None, self.splits))
+            raise ConfigError(
+                f"--split {chooser.given['split']}: {self.label} is of no such split; wanted one of {known}"
+            )
+        return replace(self, own=tuple(own))
 
     @property
     def label(self) -> str:
         """What a person calls them."""
         name = self.first.path.name
-        return name if len(self.paths) == 1 else f"{name} and {len(self.paths) - 1} more tables"
+        return name if len(self.own) == 1 else f"{name} and {len(self.own) - 1} more tables"
 
 
 def pick(
@@ -70,6 +110,6 @@ def only(
     return pick(table, role, named[:1] or (candidates if is_open else []), chooser)
 
 
-def splits_note(tables: Tables) -> list[str]:
+def splits_note(others: Sequence[str]) -> list[str]:
     """Returns what is said of tables of other splits."""
-    return [f"Other splits are left out: {', '.join(tables.others)}."] if tables.others else []
+    return [f"Other splits are left out: {', '.join(others)}; --split NAME takes another."] if others else []

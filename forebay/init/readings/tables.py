@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from forebay.init.columns import (
     columns_named,
     id_columns,
     image_columns,
+    is_language,
     language_columns,
     languages_of,
     name_columns,
@@ -32,66 +33,108 @@ from forebay.init.readings.roles import Tables, only, pick, splits_note, unlike_
 from forebay.init.readings.splits import split_of
 from forebay.init.readings.tars import list_reading, manifest_reading
 from forebay.init.table import Table, read_table
-from forebay.init.tree import AUDIO_DIRS, MAX_TABLES, Tree, extension_of, spread, walk
+from forebay.init.tree import AUDIO_DIRS, MAX_HEADS, Tree, extension_of, spread, walk
+from forebay.preprocess.sources.vision.tar_images import IMAGE_EXTENSIONS
+from forebay.visible import from_here
+
+_MEDIA = {*RECORDINGS, *IMAGE_EXTENSIONS}
 
 
-def table_readings(paths: Sequence[Path], tree: Tree | None, problems: list[str]) -> list[Reading]:
+def table_readings(
+    paths: Sequence[Path], tree: Tree | None, problems: list[str], place: Path | None = None
+) -> list[Reading]:
     """Returns the readings of tables. tree: of the folder that they were found in; None: each was named.
 
-    problems: why a table is of no use is added, for the message where nothing is of use.
+    problems: why a table is of no use is added, for the message where nothing is of use. place: where names begin.
     """
     found: list[Reading] = []
-    for tables in _grouped(paths, problems):
-        reading = _reading(tables, tree)
-        if reading is None and (without := _without_header(tables.first)) is not None:
-            problems.append(without)
-        elif reading is None:
-            names = ", ".join(tables.first.names[:12])
-            problems.append(f"{tables.label} has columns {names}; none holds paths of recordings or images, or texts")
-        else:
+    for tables in _grouped(paths, tree, problems):
+        folders = _folders(tables.first, tree, place)
+        reading = _reading(tables, tree if place is None or tree is not None else walk(place), folders)
+        if reading is not None:
             found.append(reading)
+        else:
+            problems.append(headless(tables.first, tree) or _of_no_use(tables, folders))
     return found
 
 
-def _without_header(table: Table) -> str | None:
+def _of_no_use(tables: Tables, folders: Sequence[Path]) -> str:
+    """Says what a table has in the place of paths: the value that was tried, and where it was looked for."""
+    table = tables.first
+    seen = [(name, value) for name in table.names for value in written_paths(table, name)[:1]]
+    name, value = next(((n, v) for n, v in seen if extension_of(v) in _MEDIA), seen[0] if seen else ("", ""))
+    tried = f"{name} {value!r:.80} is not in {', '.join(map(from_here, folders[:5]))}" if seen else "it has no texts"
+    return (
+        f"{tables.label} has columns {', '.join(table.names[:12])}; none holds paths of recordings or images that are "
+        f"there, or texts: {tried}; give --audio-dir DIR, the folder that the names are relative to"
+    )
+
+
+def headless(table: Table, tree: Tree | None) -> str | None:
     """Returns what to do where the first line of a table is a row and no header, None where it is a header."""
-    row = next((name for name in table.names if extension_of(name) in RECORDINGS), None)
-    if row is None or table.form == "data":
+    stems = set() if tree is None else {name.rpartition("/")[2].rpartition(".")[0] for name in tree.audio}
+    path = next((n for n, name in enumerate(table.names) if extension_of(name) in _MEDIA or name in stems), None)
+    if path is None or table.form != "csv":
         return None
-    return f"{table.path.name} begins with {row!r:.60} instead of a header line; add one, for example path,text"
+    names = [f"c{number}" for number in range(1, len(table.names) + 1)]
+    others = [n for n in range(len(names)) if n != path]
+    text = _running(table, others)
+    language = next((n for n in others if n != text and is_language(table.names[n])), None)
+    for role, number in (("language", language), ("text", text), ("path", path)):
+        if number is not None:
+            names[number] = role
+    header = f"{table.delimiter.join(names)}\n".replace("\t", "\\t").replace("\n", "\\n")
+    own, made = (shlex.quote(from_here(p)) for p in (table.path, table.path.with_suffix(f".named{table.path.suffix}")))
+    return (
+        f"{table.path.name} begins with {table.names[path]!r:.60} instead of a header line; write it with one, and run "
+        f"forebay init on that: (printf {shlex.quote(header)}; cat {own}) > {made}"
+    )
 
 
-def _grouped(paths: Sequence[Path], problems: list[str]) -> list[Tables]:
-    """Returns tables of equal columns together, those of other splits than the train split left out of each group."""
-    groups: dict[tuple[str, ...], list[Table]] = {}
-    for path in spread(paths, MAX_TABLES):
+def _running(table: Table, columns: Sequence[int]) -> int | None:
+    """Returns the column with the most letters whose values differ; the first of those with as many."""
+    letters = {}
+    for number in columns:
+        values = [str(value) for value in (table.names[number], *table.values(table.names[number]))]
+        if 2 * len(set(values)) > len(values):
+            letters[number] = sum(map(str.isalpha, "".join(values)))
+    return max(letters, key=lambda number: letters[number], default=None)
+
+
+def _grouped(paths: Sequence[Path], tree: Tree | None, problems: list[str]) -> list[Tables]:
+    """Returns tables of equal columns together, of each group those of the train split.
+
+    The name of a table says its split, or that of its folder: `train/metadata.csv` and `test/metadata.csv`.
+    """
+    groups: dict[tuple[str, ...], dict[str, list[Table]]] = {}
+    for path in spread(paths, MAX_HEADS):
         try:
             table = read_table(path)
         except ConfigError as err:
-            problems.append(str(err))
+            if tree is None or path.suffix.lower() != ".json":  # most of them are no tables
+                problems.append(str(err))
             continue
-        groups.setdefault((path.suffix.lower(), str(path.parent), *sorted(table.names)), []).append(table)
-    return [_without_other_splits(group) for group in groups.values()]
+        above = split_of(path.parent.name) if tree is not None and path.parent != tree.root else ""
+        place = path.parent.parent if above else path.parent
+        key = (path.suffix.lower(), str(place), *sorted(table.names))
+        groups.setdefault(key, {}).setdefault(split_of(path.stem) or above, []).append(table)
+    return [_of_train(group) for group in groups.values()]
 
 
-def _without_other_splits(group: list[Table]) -> Tables:
-    by_split: dict[str, list[Table]] = {}
-    for table in group:
-        by_split.setdefault(split_of(table.path.stem), []).append(table)
-    own = by_split.get("train") or by_split.get("") or next(iter(by_split.values()))
-    others = tuple(table.path.name for table in group if table not in own)
-    return Tables(paths=tuple(table.path for table in own), first=own[0], others=others)
+def _of_train(group: dict[str, list[Table]]) -> Tables:
+    own = group.get("train") or group.get("") or next(iter(group.values()))
+    return Tables(own=tuple(own), splits=group)
 
 
-def _reading(tables: Tables, tree: Tree | None) -> Reading | None:
+def _reading(tables: Tables, tree: Tree | None, folders: Sequence[Path]) -> Reading | None:
     table = tables.first
     if (manifest := manifest_reading(table)) is not None:
         return manifest
     if table.path.suffix.lower() == ".tsv" and (listed := list_reading(table.path)) is not None:
         return listed
-    if _without_header(table) is not None:
+    if headless(table, tree) is not None:
         return None
-    folders = _folders(table, tree)
+    name = os.path.relpath(table.path, table.path.parent if tree is None else tree.root)
     rows = counted(table.num_rows, "rows", is_exact=table.is_exact)
     if audio := audio_columns(table, folders):
         label = f"{tables.label}: {rows}, recordings by column {audio[0].name}"
@@ -99,8 +142,8 @@ def _reading(tables: Tables, tree: Tree | None) -> Reading | None:
             kind="table",
             label=label,
             score=80,
-            settle=lambda chooser: _speech(tables, audio, chooser),
-            name=table.path.name,
+            settle=lambda chooser: _speech(tables.of_split(chooser), audio, chooser),
+            name=name,
         )
     if tree is not None and (named := name_columns(table, tree.audio)):
         label = f"{tables.label}: {rows}, recordings by their names in column {named[0].name}"
@@ -108,8 +151,8 @@ def _reading(tables: Tables, tree: Tree | None) -> Reading | None:
             kind="folder",
             label=label,
             score=78,
-            settle=lambda chooser: _named_speech(tables, tree, named, chooser),
-            name=table.path.name,
+            settle=lambda chooser: _named_speech(tables.of_split(chooser), tree, named, chooser),
+            name=name,
         )
     images = image_columns(table, folders)
     if images or _named_in_messages(table):
@@ -118,20 +161,20 @@ def _reading(tables: Tables, tree: Tree | None) -> Reading | None:
             kind="table",
             label=label,
             score=80,
-            settle=lambda chooser: vision_found(tables, images, chooser),
+            settle=lambda chooser: vision_found(tables.of_split(chooser), images, chooser),
             modality="vision",
-            name=table.path.name,
+            name=name,
         )
     texts = [each for each in text_columns(table, taken=()) if table.path.suffix == ".parquet" or each.name == "text"]
-    if texts and (table.form == "jsonl" or table.path.suffix == ".parquet"):
+    if texts and (table.path.suffix in (".jsonl", ".parquet")):
         label = f"{tables.label}: {rows} of text alone"
         return Reading(
             kind="text",
             label=label,
             score=30,
-            settle=lambda chooser: _texts(tables, texts, chooser),
+            settle=lambda chooser: _texts(tables.of_split(chooser), texts, chooser),
             modality="text",
-            name=table.path.name,
+            name=name,
         )
     return None
 
@@ -140,10 +183,10 @@ def _named_in_messages(table: Table) -> bool:
     return any(images_of_row(row) for row in table.rows) and any(texts_of_row(row) for row in table.rows)
 
 
-def _folders(table: Table, tree: Tree | None) -> list[Path]:
-    """Returns where paths in a table may begin: its own folder, folders beside it, folders that hold such names."""
+def _folders(table: Table, tree: Tree | None, place: Path | None) -> list[Path]:
+    """Returns where paths in a table may begin: a given folder, its own, those beside it and with such names."""
     own = table.path.parent
-    folders = [own, *(own / name for name in AUDIO_DIRS if (own / name).is_dir())]
+    folders = [*([] if place is None else [place]), own, *(own / name for name in AUDIO_DIRS if (own / name).is_dir())]
     if tree is None and own.is_dir():
         tree = walk(own, seconds=0.7)
     if tree is not None:
@@ -197,17 +240,22 @@ def _speech(tables: Tables, audio: Sequence[Candidate], chooser: Chooser) -> Fou
         source=source,
         columns={} if is_lines else unlike_usual(**columns),
         noun="recordings",
-        count=table.num_rows * len(tables.paths),
-        is_exact=table.is_exact and len(tables.paths) == 1,
+        count=tables.count,
+        is_exact=tables.is_exact,
         sounds=sounds_of(paths),
         texts=[value for value in table.values(text) if isinstance(value, str)] if text else [],
-        languages=languages_of(table, columns["language"]),
+        languages=languages_of(tables.own, columns["language"]),
         others=_others(table, columns),
-        notes=splits_note(tables),
+        notes=splits_note(tables.others),
         has_text=text is not None,
+        unread=() if text else tuple(f"{table.path.name} (column {name})" for name in _nested(table)),
     )
     _refuse_defaults_that_are_other(table, found, columns)
     return found
+
+
+def _nested(table: Table) -> list[str]:
+    return [name for name in table.names if any(isinstance(value, list | dict) for value in table.values(name))]
 
 
 def _named_speech(tables: Tables, tree: Tree, named: Sequence[Candidate], chooser: Chooser) -> Found:
@@ -228,9 +276,9 @@ def _named_speech(tables: Tables, tree: Tree, named: Sequence[Candidate], choose
         is_exact=tree.is_whole,
         sounds=sounds_of([tree.path(each) for each in spread(audio)]),
         texts=[value for value in table.values(text) if isinstance(value, str)] if text else [],
-        languages=languages_of(table, columns["language"]),
+        languages=languages_of([table], columns["language"]),
         others=_others(table, columns),
-        notes=splits_note(replace(tables, others=(*(path.name for path in tables.paths[1:]), *tables.others))),
+        notes=splits_note((*(path.name for path in tables.paths[1:]), *tables.others)),
         has_text=text is not None,
     )
 
@@ -259,11 +307,11 @@ def _texts(tables: Tables, candidates: Sequence[Candidate], chooser: Chooser) ->
         modality="text",
         manifests=tables.paths,
         noun="texts",
-        count=table.num_rows * len(tables.paths),
-        is_exact=table.is_exact and len(tables.paths) == 1,
+        count=tables.count,
+        is_exact=tables.is_exact,
         columns={} if name == "text" else {"text": name},
         texts=[value for value in table.values(name) if isinstance(value, str)],
-        languages=languages_of(table, "language" if "language" in table.names else None),
+        languages=languages_of(tables.own, "language" if "language" in table.names else None),
     )
 
 

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from forebay.config.data import SourceColumns, SourceConfig
-from forebay.errors import DecodeError, ManifestError, MissingExtraError
-from forebay.extras import install_line
+from forebay.errors import DecodeError, ManifestError
+from forebay.extras import require_module
 from forebay.preprocess.sources.kept import part_of
 from forebay.store.layout import Array
 from forebay.store.remote.raw.sources import at_hand, exists
@@ -228,16 +228,17 @@ def damaged(path: str, err: Exception) -> Exception:
     return ManifestError(f"{path} is damaged: {err}; copy or write it again")
 
 
+def require_datasets() -> None:
+    """Returns where the `datasets` library is installed. Raises MissingExtraError."""
+    require_module("datasets", "hf", what='source.kind = "hf"')
+
+
 def data_files(source: SourceConfig, manifests: Sequence[SourceFile]) -> list[tuple[int, SourceFile]]:
     """Returns the manifests that hold rows, with their numbers.
 
     Raises MissingExtraError without the `datasets` library, ManifestError where there is none.
     """
-    try:
-        import datasets  # noqa: F401
-    except ImportError as err:
-        message = f'source.kind = "hf" needs the datasets library; run: {install_line("hf")}'
-        raise MissingExtraError(message) from err
+    require_datasets()
     found = [(number, file) for number, file in enumerate(manifests) if _is_data(file.path)]
     if not found:
         raise ManifestError(

@@ -1,5 +1,7 @@
 """The lines of text manifests and the JSON objects in them, from bytes that may hold anything.
 
+Objects stand a line each, or as the members of one array.
+
 A file that was given for JSON lines and is something else is called what it is: a CSV a CSV.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -125,6 +128,10 @@ _flat = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_obj
 
 _nested = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
 
+# Of bytes as Latin-1, which leaves JSON's own marks as they are: it finds where a value ends.
+_scan = json.JSONDecoder(strict=False)
+_GAP = re.compile(r"[, \t\r\n]*")
+
 
 def _named(value: Any) -> str:
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
@@ -149,6 +156,59 @@ def manifest_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise ManifestError(
             f"cannot read manifest {path}: {err.strerror}; check the path and its permissions", code="FB201"
         ) from err
+
+
+class Where(NamedTuple):
+    """Which line of a file, or which object of an array, counted from 1."""
+
+    number: int
+    word: str = "line"
+
+    def __str__(self) -> str:
+        return f"{self.word} {self.number}"
+
+
+def manifest_objects(path: Path) -> Iterator[tuple[Where, bytes]]:
+    """Yields the objects of a file with their places: its lines, or the members where it is one array of objects.
+
+    Raises ManifestError as `manifest_lines`, and for an array that ends too early.
+    """
+    if not is_array(path):
+        yield from ((Where(number), line) for number, line in manifest_lines(path))
+        return
+    yield from ((Where(number, "object"), data) for number, (_, data) in enumerate(array_members(path), 1))
+
+
+def is_array(path: Path) -> bool:
+    """Whether a file is one JSON array of objects, and no lines of them."""
+    return _form_of(path, _head(path)) is _ARRAY
+
+
+def array_members(path: Path, start: int | None = None, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yields (first byte, bytes) of the members of an array, which is in memory meanwhile.
+
+    start, stop: of some whole members; left out: of all. Raises ManifestError, with the number from there, for a member
+    that is no JSON, and for an array that is not closed.
+    """
+    try:
+        with at_hand(path) as local, open(local, "rb") as file:
+            file.seek(start or 0)
+            data = file.read(-1 if stop is None else stop - (start or 0))
+    except OSError as err:
+        raise ManifestError(
+            f"cannot read manifest {path}: {err.strerror}; check the path and its permissions", code="FB201"
+        ) from err
+    at, end = (data.index(b"[") + 1, data.rstrip().rfind(b"]")) if stop is None else (0, len(data))
+    if data[end + 1 :].strip() or end < 0:
+        raise ManifestError(f"{path}: its array is not closed: a ] is missing at its end; write it again", code="FB203")
+    text, number = data[:end].decode("latin-1"), 1  # a character is a byte then, and JSON's own marks are the same
+    while (at := _GAP.match(text, at).end()) < end:  # type: ignore[union-attr]
+        try:
+            after = _scan.raw_decode(text, at)[1]
+        except (ValueError, RecursionError) as err:
+            raise ManifestError(f"{path}, object {number}: is no JSON: {err}; write it again", code="FB203") from err
+        yield (start or 0) + at, data[at:after]
+        at, number = after, number + 1
 
 
 def decoded(line: bytes, path: Path, number: int) -> str:
@@ -217,14 +277,15 @@ _TABLES = {
 }
 
 
-def not_lines(path: Path, number: int, problem: str, *, head: bytes | None = None) -> ManifestError:
-    """Returns the error for line `number` of a manifest; for a file that is no JSON lines at all it names the form.
+def not_lines(path: Path, where: Where | int, problem: str, *, head: bytes | None = None) -> ManifestError:
+    """Returns the error for a line, or an object, of a manifest; for a file that is neither it names the form.
 
     head: the first bytes of a compressed file, unpacked.
     """
-    form = _form_of(path, _head(path) if head is None else head)
+    place = where if isinstance(where, Where) else Where(where)
+    form = _form_of(path, _head(path) if head is None else head) if place.word == "line" else None
     if form is None:
-        return ManifestError(f"{path}, line {number}: {problem}; correct the manifest", code="FB203")
+        return ManifestError(f"{path}, {place}: {problem}; correct the manifest", code="FB203")
     if head is not None:
         return ManifestError(
             f"{path}, unpacked, is {form.name}, wanted JSON lines, one object a line; unpack it, then run this again "

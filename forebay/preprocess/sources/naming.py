@@ -38,14 +38,14 @@ class NamedFiles:
     def number(self, written: str, *, manifest: SourceFile, folder: Path | None = None) -> int:
         """Returns the number of a file named in a manifest, added to the list where it is new.
 
-        A relative name is relative to `folder`, by default `source.audio_dir`, or else the manifest's. It enters the
-        key relative to the folder of the manifest entry, or to `source.audio_dir`; an absolute one outside of it as it
+        A relative name is relative to `folder`, by default `source.media_dir`, or else the manifest's. It enters the
+        key relative to the folder of the manifest entry, or to `source.media_dir`; an absolute one outside of it as it
         is written.
         Raises ManifestError under `source.confined` for a file that lies outside of that folder.
         """
-        entry, audio_dir = manifest.entry, self._source.audio_dir
-        if audio_dir is not None:
-            entry, folder = len(self._source.manifests), folder or Path(audio_dir)
+        entry, media_dir = manifest.entry, self._source.media_dir
+        if media_dir is not None:
+            entry, folder = len(self._source.manifests), folder or Path(media_dir)
         path = named_path(written, manifest.path.parent if folder is None else folder, named_in=manifest.path)
         known = self._numbers.get(str(path))
         if known is None:
@@ -99,6 +99,15 @@ def manifest_files(source: SourceConfig, *, reads: Reads = "recordings") -> list
         seen.add(file.path)
     require_confined(files, source)
     return stamped(files)
+
+
+def require_folder(source: SourceConfig) -> None:
+    """Raises ManifestError where the folder that names of recordings or images are relative to is none."""
+    if source.media_dir is not None and not os.path.isdir(source.media_dir):
+        name = "audio_dir" if source.audio_dir is not None else "image_dir"
+        raise ManifestError(
+            f"source.{name} {Path(source.media_dir)} is no folder; correct it in the config", code="FB201"
+        )
 
 
 def _nothing(entry: Path, source: SourceConfig) -> str:

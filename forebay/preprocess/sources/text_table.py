@@ -25,8 +25,9 @@ import pyarrow.csv as pc_csv
 from forebay.errors import ManifestError
 from forebay.preprocess.sources.json_lines import (
     JsonError,
+    Where,
     id_of,
-    manifest_lines,
+    manifest_objects,
     not_lines,
     not_text,
     parse_object,
@@ -282,14 +283,14 @@ def _seconds(column: pa.ChunkedArray, name: str, path: Path, problems: dict[int,
 
 
 def read_json_lines(path: Path, wanted: Wanted, *, kept: Collection[str]) -> TextTable:
-    """Returns the wanted fields of JSON lines. kept: those whose values may be kept.
+    """Returns the wanted fields of JSON lines, or of one array. kept: those whose values may be kept.
 
     A line that is no object, has a field twice, or a value of another kind costs itself. Raises ManifestError where the
     first line is no object: the file is something else then.
     """
     lines = _Lines(path, wanted, sorted(kept))
-    for number, line in manifest_lines(path):
-        lines.add(number, line)
+    for where, line in manifest_objects(path):
+        lines.add(where, line)
     if not lines.count:
         raise ManifestError(f"{path} is empty, wanted an object a line; add them", code="FB204")
     return lines.table()
@@ -312,8 +313,8 @@ class _Lines:
     def __post_init__(self) -> None:
         self._texts = sorted(self.wanted.names - {*self.wanted.numbers})
 
-    def add(self, number: int, line: bytes) -> None:
-        """Adds a line. number: from 1."""
+    def add(self, where: Where, line: bytes) -> None:
+        """Adds the object of a line."""
         spans: dict[str, Any] = {}
         try:
             fields = parse_object(line)
@@ -323,8 +324,8 @@ class _Lines:
             spans = {name: fields[name] for name in fields.keys() & self.wanted.spans}
         except JsonError as err:
             if not self.count and err.reason is None and not line.lstrip().startswith(b"{"):
-                raise not_lines(self.path, number, str(err)) from err
-            message = f"{self.path}, line {number}: {err}; correct the line"
+                raise not_lines(self.path, where, str(err)) from err
+            message = f"{self.path}, {where}: {err}; correct it"
             self.problems[self.count] = (err.reason or BAD_ROW, message)
             row = [None] * (len(self._texts) + len(self.wanted.numbers) + len(self.kept))
         self._rows.append(row)

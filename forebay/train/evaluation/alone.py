@@ -15,7 +15,7 @@ from forebay.errors import ConfigError
 from forebay.train.evaluation.evaluate import Outcome
 from forebay.train.evaluation.evaluations import Evaluations, failed_line, line_of
 from forebay.train.loop.checkpoint import run_folder
-from forebay.train.loop.launch import make_accelerator, process_state
+from forebay.train.loop.launch import make_accelerator, process_state, require_extras
 from forebay.train.models.folder import check_config, check_weights, load_model, model_facts
 from forebay.train.models.lora import ADAPTER_CONFIG
 from forebay.train.models.table import ModelFacts
@@ -63,6 +63,7 @@ def evaluate_alone(config: Config, *, checkpoint: Path | None = None) -> EvalRep
         )
     facts = model_facts(Path(config.train.model), config)
     check_config(facts, config)
+    require_extras(config, command="forebay eval", writes=facts.writes)
     folder = checkpoint or _of_run(run_folder(config)) or facts.folder
     init = config.train.init if folder == facts.folder else "pretrained"
     is_adapter = (folder / ADAPTER_CONFIG).is_file()

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.errors import MissingExtraError
-from forebay.extras import install_line
+from forebay.extras import require_module
 from forebay.visible import printable
 
 
@@ -57,10 +56,9 @@ class Errors:
 
 def jiwer_module() -> Any:
     """Returns jiwer; MissingExtraError, which names the extra, where it is not installed."""
-    try:
-        import jiwer
-    except ImportError as err:
-        raise MissingExtraError(f"evaluation by WER needs jiwer; run: {install_line('train')}") from err
+    require_module("jiwer", "train", what="evaluation by WER")
+    import jiwer
+
     return jiwer
 
 

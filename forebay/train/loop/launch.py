@@ -9,19 +9,30 @@ from typing import Any
 import torch
 
 from forebay.config.tree import Config
-from forebay.errors import ConfigError, MissingExtraError
-from forebay.extras import install_line
+from forebay.errors import ConfigError
+from forebay.extras import require_module
 from forebay.train.loop.trackers import tracker_settings
 
 _logger = logging.getLogger(__name__)
 
 
+def require_extras(config: Config, *, command: str, writes: bool) -> None:
+    """Returns where what a run needs is installed, before any data is read. writes: the model's texts are compared.
+
+    Raises MissingExtraError.
+    """
+    require_module("accelerate", "train", what=command)
+    if config.train.lora is not None:
+        require_module("peft", "lora", what="[train.lora]")
+    if config.train.eval and writes and config.modality == "speech" and config.audio.features != "none":
+        require_module("jiwer", "train", what="evaluation by WER")
+
+
 def process_state() -> Any:
     """Returns accelerate's process state, its process group started; every rank that torchrun started is in it."""
-    try:
-        from accelerate import PartialState
-    except ImportError as err:
-        raise MissingExtraError(f"forebay train needs accelerate; run: {install_line('train')}") from err
+    require_module("accelerate", "train", what="forebay train")
+    from accelerate import PartialState
+
     state = PartialState(cpu=_is_on_cpu())
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if state.num_processes != started:

@@ -31,7 +31,7 @@ from forebay.train.loop.board import Board
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
 from forebay.train.loop.compiled import num_compilations
 from forebay.train.loop.drawn import drawn_by
-from forebay.train.loop.launch import make_accelerator, process_state
+from forebay.train.loop.launch import make_accelerator, process_state, require_extras
 from forebay.train.loop.learner import Learner
 from forebay.train.loop.meter import Meter, StepLog
 from forebay.train.loop.micro_batches import BatchLoader
@@ -123,6 +123,7 @@ def run(
     phases = phases or Phases()
     with phases("settings"):
         facts = _check_settings(config)
+        require_extras(config, command="forebay train", writes=facts.writes)
         if not resume:
             check_weights(facts.folder, init=config.train.init)
         state = process_state()

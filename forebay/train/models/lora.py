@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from forebay.config.train import LoraConfig
-from forebay.errors import ConfigError, MissingExtraError, ResumeError
-from forebay.extras import install_line
+from forebay.errors import ConfigError, ResumeError
+from forebay.extras import require_module
 
 ADAPTER_CONFIG = "adapter_config.json"
 """Its presence tells that a folder holds an adapter and not a whole model."""
@@ -52,10 +52,9 @@ def with_adapters(model: Any, settings: LoraConfig, *, seed: int, base: Path | N
 
 
 def _peft() -> Any:
-    try:
-        import peft
-    except ImportError as err:
-        raise MissingExtraError(f"[train.lora] needs peft; run: {install_line('lora')}") from err
+    require_module("peft", "lora", what="[train.lora]")
+    import peft
+
     return peft
 
 

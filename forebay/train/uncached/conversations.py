@@ -79,7 +79,7 @@ def conversations(config: Config, modality: Vision | Images, *, recipe_key: str)
     Raises ConfigError or ManifestError where the config or its manifest cannot be used.
     """
     list_inputs(config)
-    manifests = list(located(config).source.manifests)
+    manifests = list(located(config).source.places)
     name = digest({"recipe": recipe_key, "manifests": manifests, "version": _VERSION})
     folder = config.cache_root / FOLDER / name[:SHORT]
     kept = _load(folder, schemas_of(listed_lengths(modality)))

@@ -1,4 +1,4 @@
-"""`kind = "jsonl"`: one JSON object a line, one audio file a sample."""
+"""`kind = "jsonl"`: one JSON object a line, or an array of them; one audio file a sample."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 from forebay.config.data import SourceConfig
 from forebay.preprocess.sources.json_lines import (
     JsonError,
-    manifest_lines,
+    manifest_objects,
     not_lines,
     parse_object,
     seconds_of,
@@ -42,7 +42,8 @@ _FIELDS = frozenset({"audio", *TEXT_FIELDS, *DURATIONS})
 
 
 def list_jsonl(source: SourceConfig) -> Manifest:
-    """Returns the rows of JSON lines `{"audio", "text", "language"?, "prompt"?, "sample_id"?, "duration_s"?}`.
+    """Returns the rows of JSON lines, or of one array, of `{"audio", "text", "language"?, "prompt"?, "sample_id"?,
+    "duration_s"?}`.
 
     `audio` is relative to the manifest; an id left out is `audio` without its extension. `id` and `duration` are taken
     for `sample_id` and `duration_s`; other fields are counted by name. A text is taken as it is, with
@@ -59,7 +60,7 @@ def list_jsonl(source: SourceConfig) -> Manifest:
     unused, failures, count = Unused(), Failures(), 0
     for group, manifest in enumerate(manifests):
         stem = storable(path_stem(manifest.name))
-        for number, line in manifest_lines(manifest.path):
+        for where, line in manifest_objects(manifest.path):
             try:
                 fields = parse_object(line)
                 unused.add_of(fields, taken)
@@ -73,9 +74,9 @@ def list_jsonl(source: SourceConfig) -> Manifest:
                 rows.append((count, group, given or path_stem(audio), given is not None, file, seconds, *texts))
             except JsonError as err:
                 if err.reason is None:
-                    raise not_lines(manifest.path, number, str(err)) from err
-                message = f"{manifest.path}, line {number}: {err}; correct the manifest"
-                failures.add(count, f"{stem}/{number}", err.reason, message)
+                    raise not_lines(manifest.path, where, str(err)) from err
+                message = f"{manifest.path}, {where}: {err}; correct the manifest"
+                failures.add(count, f"{stem}/{where.number}", err.reason, message)
             count += 1
     require_rows(count, manifests)
     values = zip(*rows, strict=True) if rows else [()] * len(_TYPES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -11,7 +10,7 @@ from forebay.config.data import TABLE_FILES, SourceConfig
 from forebay.errors import ManifestError
 from forebay.preprocess.sources.hf_file import HfFile
 from forebay.preprocess.sources.kept import concatenated
-from forebay.preprocess.sources.naming import NamedFiles, manifest_files
+from forebay.preprocess.sources.naming import NamedFiles, manifest_files, require_folder
 from forebay.preprocess.sources.pieces import SPANS
 from forebay.preprocess.sources.rows import Manifest, Unused, require_rows
 from forebay.preprocess.sources.speech.locate import SpeechKind
@@ -37,7 +36,7 @@ def list_table(source: SourceConfig) -> Manifest:
     `source.keep_columns`.
     """
     manifests = manifest_files(source)
-    _require_folder(source)
+    require_folder(source)
     files, unused = NamedFiles(manifests, source), Unused()
     tables, rejected, start = [], [], 0
     for number, manifest in enumerate(manifests):
@@ -78,7 +77,7 @@ def open_rows(manifest: SourceFile, number: int, source: SourceConfig) -> TableR
     match manifest.path.suffix.lower():
         case ".csv" | ".tsv":
             table = read_csv(manifest.path, wanted)
-        case ".jsonl":
+        case ".jsonl" | ".json":
             table = read_json_lines(manifest.path, wanted, kept=source.keep_columns)
         case ".parquet" | ".arrow":
             return TableRows(manifest, number, source, HfFile(manifest.path))
@@ -90,13 +89,6 @@ def open_rows(manifest: SourceFile, number: int, source: SourceConfig) -> TableR
 
 def _numbers(source: SourceConfig) -> tuple[str, ...]:
     return () if source.columns.duration is None else (source.columns.duration,)
-
-
-def _require_folder(source: SourceConfig) -> None:
-    if source.audio_dir is not None and not os.path.isdir(source.audio_dir):
-        raise ManifestError(
-            f"source.audio_dir {Path(source.audio_dir)} is no folder; correct it in the config", code="FB201"
-        )
 
 
 KIND = SpeechKind(list=list_table, locate=locate_rows)

@@ -1,4 +1,4 @@
-"""`kind = "jsonl"` of conversations: one JSON object a line."""
+"""`kind = "jsonl"` of conversations: one JSON object a line, or an array of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Any
 
 from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError, SampleError
-from forebay.preprocess.sources.json_lines import JsonError, not_lines, parse_object
+from forebay.preprocess.sources.json_lines import (
+    JsonError,
+    Where,
+    array_members,
+    is_array,
+    not_lines,
+    parse_object,
+)
 from forebay.preprocess.sources.vision.canonical import identifier, image_names
 from forebay.preprocess.sources.vision.part import Part, PartTask, VisionKind, file_place, part_tasks
 from forebay.store.remote.raw.sources import at_hand
@@ -29,8 +36,11 @@ def jsonl_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_roo
 def line_blocks(path: Path) -> Iterator[tuple[int, int, int]]:
     """Yields (first byte, end, number of the first line from 1) of runs of whole lines, of about 8 MiB.
 
-    Raises ManifestError where the file cannot be read or a line has more than 16 MiB.
+    Of an array: of its objects. Raises ManifestError where the file cannot be read, or a line has more than 16 MiB.
     """
+    if is_array(path):
+        yield from _member_blocks(path)
+        return
     start, number = 0, 1
     try:
         with at_hand(path) as local, open(local, "rb", buffering=0) as file:
@@ -51,6 +61,19 @@ def line_blocks(path: Path) -> Iterator[tuple[int, int, int]]:
         ) from err
 
 
+def _member_blocks(path: Path) -> Iterator[tuple[int, int, int]]:
+    start = stop = 0
+    first = number = 1
+    for number, (at, data) in enumerate(array_members(path), 1):
+        start = start or at
+        if stop and at + len(data) - start > BLOCK_BYTES:
+            yield start, stop, first
+            start, first = at, number
+        stop = at + len(data)
+    if stop:
+        yield start, stop, first
+
+
 def read_jsonl_part(
     task: PartTask, *, renamed: Callable[[dict[str, Any]], dict[str, Any]] = lambda fields: fields
 ) -> Part:
@@ -62,15 +85,15 @@ def read_jsonl_part(
     gives the fields of a line the names that rows have.
     """
     rows = task.rows()
-    for number, line in _lines(task):
-        where = f"{task.name}, line {number}"
+    for place, line in _lines(task):
+        where = f"{task.name}, {place}"
         try:
             fields = renamed(parse_object(line))
         except JsonError as err:
             if err.reason is not None:
                 rows.reject(None, err.reason, f"{where}: {err}")
                 continue
-            raise not_lines(Path(task.path), number, str(err)) from err
+            raise not_lines(Path(task.path), place, str(err)) from err
         sample_id = None
         try:
             sample_id = identifier(fields)
@@ -81,7 +104,11 @@ def read_jsonl_part(
     return rows.part(task.group)
 
 
-def _lines(task: PartTask) -> Iterator[tuple[int, bytes]]:
+def _lines(task: PartTask) -> Iterator[tuple[Where, bytes]]:
+    if is_array(Path(task.path)):
+        members = enumerate(array_members(Path(task.path), task.start, task.stop), task.first)
+        yield from ((Where(number, "object"), data) for number, (_, data) in members)
+        return
     try:
         with at_hand(Path(task.path)) as local, open(local, "rb") as file:
             file.seek(task.start)
@@ -91,7 +118,7 @@ def _lines(task: PartTask) -> Iterator[tuple[int, bytes]]:
     for number, line in enumerate(data.split(b"\n"), task.first):
         line = (line.removeprefix(_BOM) if number == 1 else line).removesuffix(b"\r")
         if line.strip():
-            yield number, line
+            yield Where(number), line
 
 
 KIND = VisionKind(parts=jsonl_parts, read=read_jsonl_part)

@@ -18,7 +18,7 @@ from forebay.preprocess.arriving import is_remote, run_on_sources, tell_if_too_l
 from forebay.preprocess.pool import Map, WorkerDied
 from forebay.preprocess.sources.eligible import FIRST_WAVE, next_wave, unneeded
 from forebay.preprocess.sources.kept import PREFIX, column_of, names_of, require_values, with_kept
-from forebay.preprocess.sources.naming import NamedFiles, manifest_files
+from forebay.preprocess.sources.naming import NamedFiles, manifest_files, require_folder
 from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, Manifest, merged, rejections
 from forebay.preprocess.sources.vision.images import Images
 from forebay.preprocess.sources.vision.labels import with_labels
@@ -59,6 +59,7 @@ def read_conversations(
     """
     kind: VisionKind = resolve_name(SOURCE_KINDS[source.kind].vision)
     manifests = manifest_files(source, reads=reads)
+    require_folder(source)
     tell_if_too_large(manifests)
     tasks = (dataclasses.replace(task, reads=reads) for task in kind.parts(source, manifests, os.fspath(cache_root)))
     selected = row_slice(source.rows) if source.rows is not None else slice(None)

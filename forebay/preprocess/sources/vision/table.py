@@ -19,17 +19,17 @@ from forebay.preprocess.sources.vision.part import Part, PartRows, PartTask, Vis
 from forebay.preprocess.sources.vision.reading import written_label
 from forebay.store.source_files import SourceFile
 
-_TEXTS, _LINES, _TYPED = (".csv", ".tsv"), ".jsonl", (".parquet", ".arrow")
+_TEXTS, _LINES, _TYPED = (".csv", ".tsv"), (".jsonl", ".json"), (".parquet", ".arrow")
 
 
 def table_parts(source: SourceConfig, manifests: Sequence[SourceFile], cache_root: str) -> Iterator[PartTask]:
     """Returns the tables: a CSV as a whole, JSON lines and row groups in runs. Raises ManifestError for other names."""
     for number, file in enumerate(manifests):
         ending = file.path.suffix.lower()
-        if ending not in (*_TEXTS, _LINES, *_TYPED):
+        if ending not in (*_TEXTS, *_LINES, *_TYPED):
             wanted = ", ".join(name[1:] for name in TABLE_FILES)
             raise ManifestError(f"{file.path}: the name of a table ends in {wanted}; rename it", code="FB205")
-        runs = line_blocks if ending == _LINES else file_runs if ending in _TYPED else _whole
+        runs = line_blocks if ending in _LINES else file_runs if ending in _TYPED else _whole
         yield from part_tasks(source, [(number, file)], cache_root, runs)
 
 
@@ -49,7 +49,7 @@ def read_table_part(task: PartTask) -> Part:
     ending = Path(task.path).suffix.lower()
     if ending in _TYPED:
         return read_hf_part(task)
-    if ending == _LINES:
+    if ending in _LINES:
         return read_jsonl_part(task, renamed=lambda fields: _renamed(fields, task.source.columns, task.reads))
     return _read_csv_part(task)
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, ClassVar, Literal
 
-from forebay.errors import MissingExtraError
-from forebay.extras import install_line
+from forebay.extras import require_module
 from forebay.steps.text.normal.number_forms import NumberForm, number_form
 from forebay.steps.text.normal.step import NormalStep, Problem, Runner
 
@@ -38,13 +37,15 @@ class Numbers(NormalStep):
     name: ClassVar[str] = "numbers"
     reads_language: ClassVar[bool] = True
 
+    def check(self) -> None:
+        """Returns where num2words is installed, else raises MissingExtraError."""
+        require_module("num2words", "text", what='text.normalize: "numbers"')
+
     def open(self) -> Runner:
         """Returns what writes numbers out. Raises MissingExtraError where num2words is not installed."""
-        try:
-            import num2words
-        except ImportError as err:
-            line = install_line("text")
-            raise MissingExtraError(f'text.normalize: "numbers" needs num2words: {line}') from err
+        self.check()
+        import num2words
+
         writers: dict[str, _Writer | None] = {}
 
         def run(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:

@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,29 @@ def test_uncached_and_cached_packs_have_the_same_columns(folder: Path, tmp_path:
         assert sorted(seen) == sorted(expected)
 
 
+def test_images_of_another_folder_than_the_manifests_are_the_same_samples(folder: Path, tmp_path: Path) -> None:
+    """As LLaVA has them: a JSON array whose images lie in COCO's folder, some rows with text alone."""
+    chat = [{"from": "human", "value": "Say yes."}, {"from": "gpt", "value": "Yes."}]
+    with_images = [{"id": row["name"], "image": row["photo"], "question": row["asked"]} for row in rows()]
+    lines = [{**row, "answer": "A."} for row in with_images[:2]] + [{"id": "t", "conversations": chat}]
+    lines.append({**with_images[2], "answer": "B."})
+    (tmp_path / "llava.json").write_text(json.dumps(lines, indent=1))
+    write(folder / "beside.jsonl", lines)
+    beside = built(config_of(folder / "beside.jsonl", tmp_path / "one", kind="jsonl"))
+    for kind in ("jsonl", "table"):
+        config = config_of(tmp_path / "llava.json", tmp_path / kind, kind=kind, image_dir=str(folder))
+        found = built(config)
+        assert table_of(found) == table_of(beside)
+        report = build_here(config)
+        assert report.already_sealed
+        uncached = select(replace(config, loader=replace(config.loader, cache="off")))
+        assert len(uncached) == len(found) == 4
+    with pytest.raises(ManifestError, match=r"source.image_dir .*gone is no folder"):
+        built(config_of(tmp_path / "llava.json", tmp_path, kind="jsonl", image_dir=str(tmp_path / "gone")))
+    with pytest.raises(ConfigError, match=r'source.image_dir is for source.kind = "table" or "jsonl"'):
+        config_of(tmp_path / "x.tar", tmp_path, kind="webdataset", image_dir=str(folder))
+
+
 def test_bad_rows_of_a_csv_cost_themselves(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.jpg").write_bytes(photo(ord(name)))
@@ -161,7 +185,7 @@ def test_a_column_that_is_missing_is_named(folder: Path, tmp_path: Path) -> None
         built(config_of(path, tmp_path, kind="table", columns={**COLUMNS, "question": "ask"}))
     with pytest.raises(ConfigError, match=r"no column grad .*did you mean grade\?"):
         built(config_of(path, tmp_path, kind="table", columns=COLUMNS, keep_columns=["grad"]))
-    with pytest.raises(ConfigError, match="audio_dir is for recordings; paths of images are relative to the table"):
+    with pytest.raises(ConfigError, match=r"audio_dir is for recordings; name .* as source.image_dir"):
         config_of(path, tmp_path, kind="table", audio_dir=str(tmp_path))
 
 
