@@ -116,7 +116,7 @@ def test_a_state_of_another_plan_is_refused() -> None:
 @given(
     stop=st.integers(0, 9),
     world_size=st.sampled_from([4, 6, 16, 1, 5]),
-    tail=st.sampled_from(["short", "drop", "pad"]),
+    tail=st.sampled_from(["split", "short", "drop", "pad"]),
     lockstep=st.integers(1, 8),
 )
 def test_eight_ranks_stopped_anywhere_go_on_with_another_number(
