@@ -44,7 +44,9 @@ def walks(plan: Plan, world: int, *, start: int = 0) -> list[list[Step]]:
     return [list(cursor.walk()) for cursor in cursors]
 
 
-@given(lengths=durations(sample_rate_hz=RATE), kind=st.sampled_from([*EVERY_KIND, PackConfig(seq_len=120)]), data=st.data())
+@given(
+    lengths=durations(sample_rate_hz=RATE), kind=st.sampled_from([*EVERY_KIND, PackConfig(seq_len=120)]), data=st.data()
+)
 def test_every_sample_counts_once_on_any_number_of_ranks_from_anywhere(
     lengths: np.ndarray, kind: LengthsConfig | PackConfig, data: st.DataObject
 ) -> None:

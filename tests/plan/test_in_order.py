@@ -92,9 +92,7 @@ def test_packs_stay_what_they_are() -> None:
     assert sorted(batches) == sorted(packs)
 
 
-@pytest.mark.parametrize(
-    ("whole", "last"), [(False, [([8], 1), ([9], 1)]), (True, [([8, 9], 1), ([0, 1], 0)])]
-)
+@pytest.mark.parametrize(("whole", "last"), [(False, [([8], 1), ([9], 1)]), (True, [([8, 9], 1), ([0, 1], 0)])])
 def test_two_ranks_share_the_batches_and_the_samples_of_the_last_unless_it_stays_whole(
     whole: bool, last: list[tuple[list[int], int]]
 ) -> None:
