@@ -64,8 +64,8 @@ def make_loader(
 
     `loader.cache` decides: `auto` takes the cache, else goes uncached with one warning that names the command to run;
     `require` raises CacheNotFoundError; `off` goes uncached. Where torch.distributed is up, rank 0 finds cache and plan
-    and the others are told; a rank with `dp_rank=0, dp_world_size=1` finds them by itself. `[[mixture.source]]` reads several caches, each chosen in this way; weights are applied on
-    top of the plan of all their samples.
+    and the others are told; a rank with `dp_rank=0, dp_world_size=1` finds them by itself. `[[mixture.source]]` reads
+    several caches, each chosen in this way; weights are applied on top of the plan of all their samples.
     Every batch is right for `model(**batch)`. Packs have `pixel_values`, expanded where the batch is handed out, and
     `use_cache=False`; with `loader.pixels = "uint8"` they are of another form, see `PatchBatch`.
     shuffle: False gives the same batches at every seed and epoch, in the order of the cache, with every sample once:

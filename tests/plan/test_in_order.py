@@ -94,7 +94,7 @@ def test_packs_stay_what_they_are() -> None:
 
 @pytest.mark.parametrize(("whole", "last"), [(False, [([8], 1), ([9], 1)]), (True, [([8, 9], 1), ([0, 1], 0)])])
 def test_two_ranks_share_the_batches_and_the_samples_of_the_last_unless_it_stays_whole(
-    whole: bool, last: list[tuple[list[int], int]]
+    *, whole: bool, last: list[tuple[list[int], int]]
 ) -> None:
     settings = BucketConfig(edges_s=(9.0,), batch_size=2, lockstep=4, tail="drop")
     planned = Planned(plan=bucket_plan(np.full(10, RATE), sample_rate_hz=RATE, settings=settings), key=KEY)

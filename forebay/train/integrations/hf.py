@@ -79,6 +79,25 @@ class LoaderMixin:
     _num_batches = 1
     """How many these are."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Makes the Trainer. TRL looks at a first row of each data set: it sees one row in the place of a loader."""
+        given = {name: kwargs[name] for name in ("train_dataset", "eval_dataset") if _has_loaders(kwargs.get(name))}
+        if not any(kind.__module__.startswith("trl.") for kind in type(self).__mro__):
+            given = {}
+        super().__init__(*args, **{**kwargs, **{name: _row_of(data) for name, data in given.items()}})
+        for name, data in given.items():
+            setattr(self, name, data)
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Returns the metrics of an evaluation, as the Trainer does; TRL's would prepare a loader that it is given."""
+        if not _has_loaders(eval_dataset):
+            return super().evaluate(eval_dataset, *args, **kwargs)  # type: ignore[misc]
+        kept, self.eval_dataset = self.eval_dataset, eval_dataset
+        try:
+            return super().evaluate(None, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.eval_dataset = kept
+
     # The signature is that of transformers' Trainer.
     def train(
         self,
@@ -337,6 +356,20 @@ class LoaderMixin:
                 "gradient_accumulation_steps as wrote it",
                 code="FB515",
             )
+
+
+def _has_loaders(data: Any) -> bool:
+    """Returns whether a data set is a loader, or a dict of them."""
+    return isinstance(data, Loader) or (isinstance(data, dict) and any(map(_has_loaders, data.values())))
+
+
+def _row_of(data: Any) -> Any:
+    """Returns a data set of one row in the place of each loader: of token ids, so that nothing is to be prepared."""
+    from datasets import Dataset
+
+    if isinstance(data, dict):
+        return {name: _row_of(each) for name, each in data.items()}
+    return Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]}) if isinstance(data, Loader) else data
 
 
 def _without_targets(batch: dict[str, Any]) -> dict[str, Any]:
