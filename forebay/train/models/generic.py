@@ -77,10 +77,12 @@ def num_targets(model: Any, batch: PatchBatch | Mapping[str, Any]) -> int:
     """
     import transformers
 
-    kinds = type(base_of(getattr(model, "module", model))).__mro__
-    names = (kind.__name__ for kind in kinds if "forward" in vars(kind) and hasattr(transformers, kind.__name__))
+    bare = base_of(getattr(model, "module", model))
+    names = (
+        kind.__name__ for kind in type(bare).__mro__ if "forward" in vars(kind) and hasattr(transformers, kind.__name__)
+    )
     name = next(names, None)
-    own = OwnLoss(per="next_token") if name is None else _own_loss(name, model.config)
+    own = OwnLoss(per="next_token") if name is None else _own_loss(name, bare.config)
     return weight_of(batch) * (1 if own.is_sum else count_units(own, fields_of(batch)))
 
 
