@@ -12,7 +12,7 @@ from tests.processes import torchrun
 from tests.train.integrations.split_worker import STEPS, alone
 from tests.train.tiny_vl import qwen3_vl_folder
 
-EXAMPLES = ("accelerate_loop", "hf_trainer", "hf_sft_trainer", "lightning_trainer")
+EXAMPLES = ("accelerate_loop", "hf_trainer", "lightning_trainer")
 
 
 @pytest.fixture(scope="module")
