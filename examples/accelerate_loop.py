@@ -4,12 +4,13 @@ python examples/accelerate_loop.py configs/demo_vision.toml [section.field=value
 
 The loader gives each rank its share and puts batches on the device. So the loop does not prepare the loader.
 accelerate's `accumulate` asks a prepared loader where an epoch ends. This loop says so itself; else the last, odd
-micro-batch of an epoch would count for the next epoch.
+micro-batch of an epoch would count for the next epoch. The losses of a step count by their targets, over all ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from pathlib import Path
 
@@ -32,19 +33,21 @@ def main(config_path: str, overrides: list[str]) -> list[float]:
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=config.train.learning_rate))
 
     losses: list[float] = []
-    for number, batch in enumerate(loader, start=1):
-        is_last = number % config.train.grad_acc == 0 or number == len(loader)
-        with contextlib.nullcontext() if is_last else accelerator.no_sync(model):
-            loss = model(**batch).loss * loader.weight
-            accelerator.backward(loss / config.train.grad_acc)
-        losses.append(loss.item())
-        if not is_last:
-            continue
+    batches = iter(loader)
+    for step in range(1, config.train.max_steps + 1):
+        group = list(itertools.islice(batches, config.train.grad_acc))
+        if not group:
+            break
+        targets = [forebay.train.num_targets(model, batch) for batch in group]  # 0 of a batch that only keeps step
+        total = accelerator.reduce(torch.tensor(sum(targets), device=accelerator.device), "sum")
+        for batch, count in zip(group, targets, strict=True):
+            with contextlib.nullcontext() if batch is group[-1] else accelerator.no_sync(model):
+                loss = model(**batch).loss
+                accelerator.backward(loss * (count * accelerator.num_processes / total))
+            losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
-        accelerator.print(f"step {number // config.train.grad_acc}: loss {loss.item():.3f}")
-        if number >= config.train.max_steps * config.train.grad_acc:
-            break
+        accelerator.print(f"step {step}: loss {losses[-1]:.3f}")
     state = loader.state_dict()  # the same on every rank: save it beside the weights
     accelerator.print(f"the next batch is micro-batch {state['position']} of epoch {state['epoch']}")
     return losses

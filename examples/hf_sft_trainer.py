@@ -1,72 +1,56 @@
-"""Runs a trainer in the style of TRL's SFTTrainer on forebay's packs: own loss, no key-value cache, token accuracy.
+"""Runs TRL's SFTTrainer on forebay's loader, of packs, images or texts, and resumes at the batch where it stopped.
 
-python examples/hf_sft_trainer.py configs/demo_vision.toml [section.field=value ...]
+python examples/hf_sft_trainer.py configs/demo_vision.toml [--resume] [section.field=value ...]
 
-`SftStyleTrainer` does with a batch what TRL's trainer does. With TRL itself write `class T(LoaderMixin, SFTTrainer)`,
-and set `dataset_kwargs={"skip_prepare_dataset": True}` in the SFTConfig, because the packs are made already.
+This example needs trl. The batches are made already, so TRL prepares nothing: `skip_prepare_dataset`. TRL wants to know
+the tokenizer, and computes its own loss and token accuracy.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
-import torch
-from transformers import Trainer, TrainingArguments
+from transformers import AutoTokenizer
+from trl import SFTConfig, SFTTrainer
 
 import forebay
 from forebay.train import load_model
 from forebay.train.integrations.hf import LoaderMixin
 
 
-class SftStyleTrainer(LoaderMixin, Trainer):
-    """Keeps the share of the learnt tokens that the model guesses right, batch by batch."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.accuracies: list[float] = []
-
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,  # noqa: FBT001, FBT002 (the Trainer's own signature)
-        num_items_in_batch: Any = None,
-    ) -> Any:
-        """Returns the model's own loss of a batch."""
-        inputs["use_cache"] = False  # as it is in packs already
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
-        wanted = inputs["labels"][:, 1:]
-        is_right = outputs.logits[:, :-1].argmax(-1) == wanted
-        self.accuracies.append(torch.mean(is_right[wanted != -100], dtype=torch.float32).item())
-        return (loss, outputs) if return_outputs else loss
+class ForebaySFTTrainer(LoaderMixin, SFTTrainer):
+    """TRL's SFTTrainer that takes forebay's loaders as its data sets."""
 
 
-def main(config_path: str, overrides: list[str]) -> list[float]:
-    """Trains `train.max_steps` steps; returns their losses."""
+def main(config_path: str, overrides: list[str], *, resume: bool = False) -> list[float]:
+    """Trains up to step `train.max_steps`; returns the losses of the steps, those before a resume among them."""
     config = forebay.load_config(config_path, overrides=overrides)
     forebay.preprocess.build(config)
-    arguments = TrainingArguments(
+    arguments = SFTConfig(
         output_dir=config.train.output_dir,
         max_steps=config.train.max_steps,
         learning_rate=config.train.learning_rate,
         gradient_accumulation_steps=config.train.grad_acc,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        bf16=False,  # SFTConfig's default is true
         logging_steps=1,
-        save_strategy="no",
+        save_steps=config.train.checkpoint_every or config.train.max_steps,
         report_to=[],
     )
-    trainer = SftStyleTrainer(
+    place = {"dp_rank": arguments.process_index, "dp_world_size": arguments.world_size}
+    trainer = ForebaySFTTrainer(
         model=load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init),
         args=arguments,
-        train_dataset=forebay.train.make_loader(
-            config, dp_rank=arguments.process_index, dp_world_size=arguments.world_size
-        ),
+        processing_class=AutoTokenizer.from_pretrained(str(config.text.tokenizer)),
+        train_dataset=forebay.train.make_loader(config, **place),
     )
-    trainer.train()
-    print(f"{len(trainer.accuracies)} micro-batches, token accuracy {trainer.accuracies[-1]:.3f}")
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    trainer.train(resume_from_checkpoint=resume)
+    found = [entry for entry in trainer.state.log_history if "loss" in entry]
+    print(f"{trainer.state.global_step} steps, token accuracy {found[-1]['mean_token_accuracy']:.3f}")
+    return [entry["loss"] for entry in found]
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    options = [argument for argument in sys.argv[2:] if argument != "--resume"]
+    main(sys.argv[1], options, resume="--resume" in sys.argv)

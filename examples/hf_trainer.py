@@ -3,8 +3,8 @@
 python examples/hf_trainer.py configs/demo_speech.toml [--resume] [section.field=value ...]
 
 `LoaderMixin` hands the loader over as it is and keeps the loader's state in the Trainer's checkpoints. The loader
-already gives each rank its share, so accelerate must not wrap the loader. On several ranks set plan.tail to "drop" or
-"pad": the Trainer does not know fillers with weight 0, and the mixin refuses them.
+already gives each rank its share, so accelerate must not wrap the loader. On several ranks the mixin weights the losses
+of a step by their targets.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 python examples/lightning_trainer.py configs/demo_speech.toml [section.field=value ...]
 
 This example needs lightning. Lightning keeps the loader's state in its checkpoints, so a run that stopped within an
-epoch goes on at the next batch. On several ranks give `make_loader` the rank, pass `use_distributed_sampler=False`, and
-set plan.tail = "drop", because Lightning does not know fillers with weight 0.
+epoch goes on at the next batch. On several ranks give `make_loader` the rank and pass `use_distributed_sampler=False`;
+the losses of a step count by their targets.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ class ConfigModel(lightning.LightningModule):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
         """Returns the loss of a batch."""
         loss: torch.Tensor = self.model(**batch).loss
+        targets = torch.tensor(forebay.train.num_targets(self.model, batch), device=self.device)
+        share = targets * self.trainer.world_size / self.all_gather(targets).sum()
         self.losses.append(loss.item())
         print(f"step {self.global_step + 1}: batch {batch_idx}, loss {loss.item():.3f}")
-        return loss
+        return loss * share
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Returns AdamW at a constant rate."""

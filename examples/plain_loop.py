@@ -28,7 +28,7 @@ def main(config_path: str, overrides: list[str]) -> list[float]:
     losses = []
     epochs = itertools.chain.from_iterable(loader for _ in itertools.count())  # each `iter(loader)` is the next epoch
     for step, batch in enumerate(itertools.islice(epochs, config.train.max_steps), start=1):
-        loss = model(**batch).loss  # a batch has the model's own argument names
+        loss = model(**batch).loss * loader.weight  # a batch has the model's own argument names
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

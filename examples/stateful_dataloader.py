@@ -3,7 +3,7 @@
 python examples/stateful_dataloader.py configs/demo_speech.toml [section.field=value ...]
 
 This example needs torchdata. Nothing is replayed: the DataLoader's state holds the sampler's state, a few integers, as
-a loader's.
+a loader's. A loop on several ranks multiplies each loss by `weight_of(batch)`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import forebay
 from forebay.plan import plan_of
-from forebay.train import Collator, PlanSampler, SampleDataset
+from forebay.train import Collator, PlanSampler, SampleDataset, weight_of
 
 
 def make_dataloader(config: forebay.Config, cache: forebay.Cache, *, num_workers: int) -> Any:
@@ -43,7 +43,7 @@ def main(config_path: str, overrides: list[str]) -> None:
     found += list(second)
     for number, (batch, same) in enumerate(zip(found, expected, strict=True)):
         equal = all(torch.equal(batch[name], same[name]) for name in same)
-        print(f"batch {number}: {len(batch['labels'])} samples, equal: {equal}")
+        print(f"batch {number}: {len(batch['labels']) * weight_of(batch)} samples, equal: {equal}")
 
 
 if __name__ == "__main__":

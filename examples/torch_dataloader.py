@@ -2,7 +2,8 @@
 
 python examples/torch_dataloader.py configs/demo_speech.toml [section.field=value ...]
 
-This is for loops that need a DataLoader. forebay's own loader gives equal batches with threads, and is faster.
+This is for loops that need a DataLoader. forebay's own loader gives equal batches with threads, and is faster. A loop
+on several ranks multiplies each loss by `weight_of(batch)`: 0 of a batch that only keeps its rank in step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import forebay
 from forebay.plan import plan_of
-from forebay.train import Collator, PlanSampler, SampleDataset
+from forebay.train import Collator, PlanSampler, SampleDataset, weight_of
 
 
 def main(config_path: str, overrides: list[str]) -> None:
@@ -26,7 +27,7 @@ def main(config_path: str, overrides: list[str]) -> None:
     batches = DataLoader(SampleDataset(cache), batch_sampler=sampler, collate_fn=Collator(cache), num_workers=2)
     for number, (batch, same) in enumerate(zip(batches, forebay.train.make_loader(config), strict=True)):
         equal = all(torch.equal(batch[name], same[name]) for name in same)
-        print(f"batch {number}: {len(batch['labels'])} samples, equal: {equal}")
+        print(f"batch {number}: {len(batch['labels']) * weight_of(batch)} samples, equal: {equal}")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ class ForebayDataLoader(Stateful):
         while True:
             for batch in self._loader:
                 labels = batch.pop("labels")
+                if not self._loader.weight:  # the batch only keeps this rank in step, and torchtitan counts labels
+                    labels.fill_(-100)
                 yield batch, labels
 
     def state_dict(self) -> dict[str, Any]:

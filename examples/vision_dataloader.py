@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import forebay
-from forebay.train import load_model
+from forebay.train import load_model, weight_of
 
 
 def main(config_path: str, overrides: list[str]) -> None:
@@ -33,7 +33,7 @@ def main(config_path: str, overrides: list[str]) -> None:
         print(f"pack {number}: {images} images, {tokens} tokens, equal: {equal}")
         if number == 0:
             model = load_model(Path(str(config.train.model)), seed=0, init=config.train.init)
-            loss = model(**batch).loss  # a batch has the model's own argument names, and use_cache=False
+            loss = model(**batch).loss * weight_of(batch)  # the model's own argument names, and use_cache=False
             print(f"loss {loss.item():.2f}")
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer, LlamaConfig
 
 import forebay
 from forebay.train.collate.patches import expand_patches, patch_table
@@ -144,17 +146,37 @@ def one_by_one(folder: Path) -> list[float]:
     return losses_one_by_one(config, num_packs=3)
 
 
-def run_here(example: str, folder: Path, *, max_steps: int, **options: bool) -> list[float]:
-    """Returns the losses of an example that is run in this process on the demo's packs, at a learning rate of 0."""
+def run_here(
+    example: str, folder: Path, *more: str, max_steps: int, config: str = "demo_vision", **options: bool
+) -> list[float]:
+    """Returns the losses of an example that is run in this process on a demo's config, at a learning rate of 0."""
     spec = importlib.util.spec_from_file_location(example, _ROOT / "examples" / f"{example}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     overrides = [f"run.cache_root={folder}/caches", f"train.output_dir={folder}/runs/{example}"]
-    overrides += [f"train.max_steps={max_steps}", "train.learning_rate=0.0"]
-    losses: list[float] = module.main(str(_ROOT / "configs/demo_vision.toml"), overrides, **options)
+    overrides += [f"train.max_steps={max_steps}", "train.learning_rate=0.0", *more]
+    losses: list[float] = module.main(str(_ROOT / f"configs/{config}.toml"), overrides, **options)
     return losses
+
+
+@pytest.mark.filterwarnings("ignore")  # as below
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.parametrize("config", ["demo_text", "demo_any"])
+def test_trl_learns_from_texts_and_from_images_and_resumes(folder: Path, config: str) -> None:
+    """Real TRL; packs are below. The losses of a run that is resumed are those of a run that never stopped."""
+    more = ["train.learning_rate=0.01", "source.max_samples=32", "train.checkpoint_every=1", f"name={config}"]
+    if config == "demo_text":
+        tokens = AutoTokenizer.from_pretrained(_ROOT / "demo/text/model")
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        llama = LlamaConfig(vocab_size=len(tokens), architectures=["LlamaForCausalLM"], **sizes)
+        llama.save_pretrained(folder / "llama")
+        more += [f"train.model={folder}/llama", "train.init=random", "plan.batch_tokens=128"]
+    whole = run_here("hf_sft_trainer", folder / config, *more, max_steps=3, config=config)
+    assert len(set(whole)) == 3
+    shutil.rmtree(folder / config / "runs/hf_sft_trainer/checkpoint-3")
+    assert run_here("hf_sft_trainer", folder / config, *more, max_steps=3, config=config, resume=True) == whole
 
 
 @pytest.mark.filterwarnings("ignore")  # of the frameworks about this machine and about each other
@@ -176,5 +198,5 @@ def test_packs_have_the_loss_of_their_samples_in_every_framework(
     """At a learning rate of 0 every step is one of the first model. All take 30 s of CPU: six frameworks are loaded."""
     losses = run_here(example, folder, max_steps=max_steps)
     assert losses == pytest.approx(one_by_one[:2], abs=1e-5)
-    if example == "hf_trainer":
+    if example in ("hf_trainer", "hf_sft_trainer"):
         assert run_here(example, folder, max_steps=3, resume=True) == pytest.approx(one_by_one, abs=1e-5)

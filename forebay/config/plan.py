@@ -22,7 +22,7 @@ def bucket_names(edges_s: Sequence[float], *, num_buckets: int) -> list[str]:
 
 
 CLASSIC_EDGES_S = (3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0)
-Tail = Literal["short", "drop", "pad"]
+Tail = Literal["split", "short", "drop", "pad"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +36,9 @@ class _LengthsConfig:
     """Budget of padded seconds a batch."""
     lockstep: int = 8
     """Micro-batches come in groups of this many of one bucket, so that ranks step through equal shapes."""
-    tail: Tail = "short"
-    """What becomes of the last, incomplete batch, and of the last step of an epoch on several ranks."""
+    tail: Tail = "split"
+    """What becomes of the last, incomplete batch, and of the last step of an epoch on several ranks. `split`: the
+    samples of that step are dealt over all ranks."""
 
     def _check(self, *names: str) -> None:
         _require(self, "lockstep", *names)
@@ -121,8 +122,9 @@ class PackConfig:
     __pydantic_config__ = STRICT
 
     kind: Literal["pack"] = "pack"
-    tail: Tail = "short"
-    """What becomes of the last step of an epoch on several ranks."""
+    tail: Tail = "split"
+    """What becomes of the last step of an epoch on several ranks. `split`: the samples of the step's packs are dealt
+    over all ranks."""
     seq_len: int = field(metadata={"example": 8192})
     """Tokens of a pack."""
     max_patches: int | None = None

@@ -7,13 +7,17 @@ number of steps. Where the positions left are not a multiple of W, `plan.tail` s
 
 - `drop`: the last, incomplete step is not done; up to W - 1 micro-batches are left out.
 - `pad`: micro-batches from the epoch's head fill the step, and are trained on twice.
-- `short`: micro-batches from the epoch's head fill the step, so that collective operations find every rank, but the
-  fillers have weight 0: their loss is to be multiplied by 0, and every sample counts exactly once.
+- `split`: the samples of the last, incomplete step are dealt over all ranks, see `dealt`. Only where they are fewer
+  than the ranks, the other ranks have fillers.
+- `short`: micro-batches from the epoch's head fill the step, so that collective operations find every rank. They are
+  fillers, too.
+
+A filler has weight 0: its loss is to be multiplied by 0, and every sample counts exactly once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -21,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import ConfigError, PlanError, ResumeError
-from forebay.plan.interface import Plan, Tail
+from forebay.plan.interface import EpochOrder, Plan, Tail
 from forebay.plan.names import why_differ
 from forebay.store.layout import Array, Ints
 from forebay.visible import an
@@ -43,8 +47,8 @@ def check_ranks(dp_rank: int, dp_world_size: int) -> None:
 class Turn:
     """What a rank does at a step.
 
-    position: of the micro-batch in the epoch; weight: 1, or 0 for a filler that is not to be learnt from;
-    repeated: whether it stands in for a position behind the epoch's end.
+    position: of the micro-batch in the epoch, or of the one that the rank has a part of; weight: 1, or 0 for a filler
+    that is not to be learnt from; repeated: whether its samples are another turn's, too.
     """
 
     position: int
@@ -63,7 +67,10 @@ def num_steps(num_batches: int, dp_world_size: int, *, tail: Tail, start: int = 
 
 
 def turn(num_batches: int, step: int, *, dp_rank: int, dp_world_size: int, tail: Tail, start: int = 0) -> Turn:
-    """Returns what rank `dp_rank` does at its step `step`, counted from `start`. IndexError behind the last step."""
+    """Returns what rank `dp_rank` does at its step `step`, counted from `start`. IndexError behind the last step.
+
+    The last, incomplete step under `split` depends on the samples: `Cursor` deals it, and here it is that of `short`.
+    """
     if not 0 <= dp_rank < dp_world_size:
         raise PlanError(f"dp_rank is {dp_rank}, wanted 0 to {dp_world_size - 1} (dp_world_size is {dp_world_size})")
     steps = num_steps(num_batches, dp_world_size, tail=tail, start=start)
@@ -71,7 +78,32 @@ def turn(num_batches: int, step: int, *, dp_rank: int, dp_world_size: int, tail:
         raise IndexError(f"step {step} is outside of the {steps} steps left from position {start} of {num_batches}")
     position = start + step * dp_world_size + dp_rank
     repeated = position >= num_batches
-    return Turn(position % num_batches, 0 if repeated and tail == "short" else 1, repeated)
+    return Turn(position % num_batches, 0 if repeated and tail in WEIGHTLESS else 1, repeated)
+
+
+def dealt(sizes: Sequence[int], ranks: int) -> list[tuple[int, slice]]:
+    """Returns which samples each rank takes of the fewer micro-batches of a last step: the number of one, its part.
+
+    sizes: samples of each micro-batch. A part is never of two, so it has the shape class, the source and the room of a
+    whole one. The largest parts are cut first. Fewer parts than ranks: there are no more samples.
+    """
+    parts = [1] * len(sizes)
+    for _ in range(min(ranks, sum(sizes)) - len(sizes)):
+        parts[max(range(len(sizes)), key=lambda number: sizes[number] / parts[number])] += 1
+    return [
+        (number, slice(size * part // count, size * (part + 1) // count))
+        for number, (size, count) in enumerate(zip(sizes, parts, strict=True))
+        for part in range(count)
+    ]
+
+
+def num_fillers(order: EpochOrder, dp_world_size: int, *, tail: Tail) -> int:
+    """Returns the turns of weight 0 that end an epoch for all ranks together."""
+    left = len(order) % dp_world_size
+    if not left or tail not in WEIGHTLESS:
+        return 0
+    taken = left if tail == "short" else sum(map(len, order.batches(range(len(order) - left, len(order)))))
+    return max(dp_world_size - taken, 0)
 
 
 def next_position(num_batches: int, steps_done: int, *, dp_world_size: int, start: int = 0) -> int:
@@ -85,10 +117,15 @@ def mixed_steps(buckets: Array, dp_world_size: int, *, tail: Tail) -> int:
     buckets: of every micro-batch in the epoch's order (`order.buckets(range(len(order)))`).
     """
     steps = num_steps(len(buckets), dp_world_size, tail=tail)
-    positions = np.arange(steps * dp_world_size) % max(len(buckets), 1)
+    positions = np.arange(steps * dp_world_size)
+    # Under "split" all ranks of the last step have parts of what is left.
+    positions = np.minimum(positions, len(buckets) - 1) if tail == "split" else positions % max(len(buckets), 1)
     taken = np.asarray(buckets)[positions].reshape(steps, dp_world_size)
     return int((taken != taken[:, :1]).any(axis=1).sum())
 
+
+WEIGHTLESS: tuple[Tail, ...] = ("split", "short")
+"""The ends of an epoch that may have fillers of weight 0."""
 
 STATE_VERSION = 1
 
@@ -115,10 +152,12 @@ class LoaderState:
         return {"version": STATE_VERSION, **asdict(self)}
 
     @classmethod
-    def from_json(cls, state: Mapping[str, Any], *, plan_key: str, num_batches: int) -> LoaderState:
+    def from_json(
+        cls, state: Mapping[str, Any], *, plan_key: str, num_batches: int, tail: Tail | None = None
+    ) -> LoaderState:
         """Returns the state that `to_json` wrote, checked against the plan that is to go on.
 
-        num_batches: micro-batches of an epoch. Raises ResumeError naming the field, its value and the wanted one.
+        num_batches, tail: of the plan. Raises ResumeError naming the field, its value and the wanted one.
         """
         if not isinstance(state, Mapping):
             raise ResumeError(f"loader state is {an(type(state).__name__)}, wanted what Loader.state_dict() returned")
@@ -133,7 +172,7 @@ class LoaderState:
         if stored != plan_key:
             was, now = _that_differ(stored, plan_key)
             raise ResumeError(
-                f"loader state: plan_key is {was}, the plan here has {now}; {why_differ(stored, plan_key)}",
+                f"loader state: plan_key is {was}, the plan here has {now}; {why_differ(stored, plan_key, tail=tail)}",
                 code="FB511",
             )
         position = _integer(state, "position", low=0)
@@ -214,7 +253,7 @@ class Cursor:
         if not len(self):
             raise PlanError(
                 f'{plan.num_batches} micro-batches are no full step of {world} ranks and plan.tail is "{plan.tail}": '
-                'use fewer ranks, smaller batches, or plan.tail = "short"',
+                'use fewer ranks, smaller batches, or plan.tail = "split"',
                 code="FB502",
             )
 
@@ -251,7 +290,8 @@ class Cursor:
         outside of the plan or a worker's state where there is another number of workers; nothing has changed then.
         """
         _check_locality(state, self.key, self._locality)
-        loaded = LoaderState.from_json(state, plan_key=self.key, num_batches=self._num_batches)
+        plan = {"num_batches": self._num_batches, "tail": self.plan.tail}
+        loaded = LoaderState.from_json(state, plan_key=self.key, **plan)
         stored = state.get(_WORKERS)
         if stored is not None and stored != num_workers:
             raise ResumeError(
@@ -310,9 +350,19 @@ class Cursor:
             who = {"dp_rank": self.rank, "dp_world_size": self.world}
             turns = [turn(self._num_batches, 0, **who, tail=self.plan.tail, start=here.position) for here in places]
             batches = order.batches([mine.position for mine in turns])
+            if self.plan.tail == "split" and places[-1].position + self.world > self._num_batches:
+                turns[-1], batches[-1] = self._part(order, places[-1].position)
             place = self._after(places[-1], stride)
             for here, mine, samples, following in zip(places, turns, batches, [*places[1:], place], strict=True):
                 yield Step(here, mine, samples, following, walk)
+
+    def _part(self, order: EpochOrder, start: int) -> tuple[Turn, Ints]:
+        """Returns what this rank takes of the samples from `start` on, of a last step that is dealt over the ranks."""
+        batches = order.batches(range(start, self._num_batches))
+        parts = dealt([len(batch) for batch in batches], self.world)
+        number, part = parts[min(self.rank, len(parts) - 1)]
+        is_filler = self.rank >= len(parts)
+        return Turn(start + number, int(not is_filler), is_filler), batches[number][part]
 
     def _after(self, place: LoaderState, steps: int) -> LoaderState:
         """Returns the place `steps` steps behind `place`: at most the end of its epoch, unless it is endless."""

@@ -22,12 +22,14 @@ class InOrderPlan:
     """Micro-batches in the order of their first samples; the same at every seed and epoch.
 
     members: int64, sample indices batch by batch. offsets: int64 [num_batches + 1]; batch b holds
-    members[offsets[b] : offsets[b + 1]]. classes: int64 [num_batches], the shape class of each.
+    members[offsets[b] : offsets[b + 1]]. classes: int64 [num_batches], the shape class of each. tail: `split` or
+    `short`, so that every sample counts exactly once.
     """
 
     members: Ints
     offsets: Ints
     classes: Ints
+    tail: Tail
     grad_accs: tuple[int, ...] | None = None
 
     @property
@@ -39,11 +41,6 @@ class InOrderPlan:
     def lockstep(self) -> int:
         """1: neighbours are of any shapes."""
         return 1
-
-    @property
-    def tail(self) -> Tail:
-        """`short`: every sample counts exactly once, whatever `plan.tail` says."""
-        return "short"
 
     def order(self, seed: int, epoch: int) -> InOrder:  # noqa: ARG002
         """See `Plan`."""
@@ -78,20 +75,22 @@ class InOrder(EpochOrder):
         return found
 
 
-def in_order(planned: Planned, *, parts: Array | None = None) -> Planned:
+def in_order(planned: Planned, *, parts: Array | None = None, whole: bool = False) -> Planned:
     """Returns a plan's batches without its shuffle, with a key of their own.
 
     Every sample of the plan is in exactly one batch. Buckets: the samples of a bucket, in the order of the cache, are
     cut into its batches. Windows: the samples of the cache are cut into windows, sorted by length in each. Packs stay
-    as they are. Batches come in the order of their first samples. `plan.tail` does not matter: the last batch of a
-    bucket is short.
-    parts: integers [num_samples], which source each sample is of, where no batch may hold samples of two.
+    as they are. Batches come in the order of their first samples. The last batch of a bucket is short, whatever
+    `plan.tail` says.
+    parts: integers [num_samples], which source each sample is of, where no batch may hold samples of two. whole: the
+    last step is not dealt over the ranks, so that what a model makes of a batch is the same on any number of them.
     """
     key = without_shuffle(planned.key, by_part=parts is not None)
-    return Planned(plan=_in_order(planned.plan, parts), key=key)
+    tail: Tail = "short" if whole or planned.plan.tail == "short" else "split"
+    return Planned(plan=_in_order(planned.plan, parts, tail), key=key)
 
 
-def _in_order(plan: Plan, parts: Array | None) -> InOrderPlan:
+def _in_order(plan: Plan, parts: Array | None, tail: Tail) -> InOrderPlan:
     pieces = list(_pieces(plan, parts))
     members = np.concatenate([samples for samples, _, _ in pieces])
     sizes = np.concatenate([sizes for _, sizes, _ in pieces])
@@ -101,7 +100,8 @@ def _in_order(plan: Plan, parts: Array | None) -> InOrderPlan:
     sizes, starts = sizes[order], starts[order]
     offsets = np.concatenate(([0], np.cumsum(sizes)))
     places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
-    return InOrderPlan(members=members[places], offsets=offsets, classes=classes[order], grad_accs=plan.grad_accs)
+    kept = {"members": members[places], "offsets": offsets, "classes": classes[order]}
+    return InOrderPlan(**kept, tail=tail, grad_accs=plan.grad_accs)
 
 
 def _pieces(plan: Plan, parts: Array | None) -> Iterator[tuple[Ints, Ints, int]]:

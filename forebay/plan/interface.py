@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from forebay.config.plan import PlanConfig
+from forebay.config.plan import PlanConfig, Tail
 from forebay.errors import PlanError
 from forebay.store.layout import Array, Ints
-
-Tail = Literal["short", "drop", "pad"]
 
 
 class EpochOrder(Protocol):

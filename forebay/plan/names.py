@@ -56,6 +56,8 @@ def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, setting
 
 _EARLIER = "resume with the earlier config, or start anew without the state"
 
+_WAS_SHORT = 'if neither did, it is older than the default plan.tail = "split": set plan.tail = "short", and it goes on'
+
 _FILTER_CHANGED = (
     "[filter] is another one (key {stored} in the state, {wanted} here): its where or quota, or the ids that the files "
     f"of ids and drop_ids hold, changed since, or one of the two was made without it: {_EARLIER}"
@@ -102,8 +104,11 @@ def without_shuffle(key: str, *, by_part: bool) -> str:
     return digest({"plan": key[:_PART], "shuffle": False, "by_part": by_part})[:_PART] + key[_PART:]
 
 
-def why_differ(stored: Any, wanted: str) -> str:
-    """Returns for a message what it means that a state key is not the wanted one: the first part that differs."""
+def why_differ(stored: Any, wanted: str, *, tail: str | None = None) -> str:
+    """Returns for a message what it means that a state key is not the wanted one: the first part that differs.
+
+    tail: of the plan here.
+    """
     if not isinstance(stored, str):
         stored = ""
     whole = _PART * len(_CHANGES)
@@ -121,4 +126,6 @@ def why_differ(stored: Any, wanted: str) -> str:
     ]
     # Nothing in common: a key of another making, or of other data altogether.
     is_partial = 0 < len(changes) < len(_CHANGES)
+    if tail == "split" and changes == [_CHANGES[0]]:
+        return f"{_CHANGES[0]}; {_WAS_SHORT}"
     return changes[0] if is_partial else f"the data, the [plan] section or a mixture changed since: {_EARLIER}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from forebay.errors import PlanError
 from forebay.plan.bucket.plan import BucketPlan, Order
-from forebay.plan.cursor import mixed_steps, num_steps
+from forebay.plan.cursor import mixed_steps, num_fillers, num_steps
 from forebay.plan.interface import EpochOrder, Plan, Tail
 from forebay.plan.pack.plan import PackPlan
 from forebay.plan.permutation import Permutations, derive_key
@@ -199,7 +199,7 @@ def worlds(order: EpochOrder, tail: Tail) -> dict[str, dict[str, int]]:
             "mixed_steps": mixed_steps(buckets, size, tail=tail),
             "dropped_batches": left_over,
             "repeated_batches": missing if tail == "pad" else 0,
-            "weightless_batches": missing if tail == "short" else 0,
+            "weightless_batches": num_fillers(order, size, tail=tail),
         }
     return found
 

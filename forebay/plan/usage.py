@@ -173,7 +173,7 @@ def stretches(
     while state.epoch < end.epoch:
         steps = num_steps(count, dp_world_size, tail=plan.tail, start=state.position)
         last = state.position + steps * dp_world_size
-        if plan.tail == "short":  # what fills the last step has weight 0
+        if plan.tail != "pad":  # nothing, or what has weight 0, fills the last step
             last = min(last, count)
         yield state, np.arange(state.position, last) % count
         state = state.next_epoch()

@@ -144,7 +144,7 @@ def _counted(settings: WindowConfig, num_samples: int) -> _Windows | None:
     if num_batches == 0:
         raise PlanError(
             f'plan.tail = "drop" leaves none of {num_samples} samples: they fill no batch of {size}; '
-            'set plan.tail = "short"',
+            'set plan.tail = "split"',
             code="FB502",
         )
     # A window is whole when its samples are.

@@ -13,6 +13,7 @@ from forebay.plan.cursor import Cursor, Resumable, Step
 from forebay.plan.make import Planned
 from forebay.store.source import SampleSource
 from forebay.train.collate.crop import CropDraws
+from forebay.train.collate.patches import FillerSamples, weight_of
 from forebay.train.ranks import resolve_ranks
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class SampleDataset(Dataset[dict[str, Any]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Returns several samples; DataLoader asks for whole batches in this way."""
-        return [self[index] for index in indices]
+        samples = [self[index] for index in indices]
+        return samples if weight_of(indices) else FillerSamples(samples)
 
 
 def _copied(value: Any) -> Any:
@@ -62,7 +64,8 @@ class PlanSampler(Resumable):
 
     The batches are those of `Loader` under the same plan, seed and ranks, and so is the state: it goes from one to the
     other, and to another world size; what a DataLoader fetched ahead counts as given. torchdata's StatefulDataLoader
-    keeps the state in its own, whatever its workers fetch ahead.
+    keeps the state in its own, whatever its workers fetch ahead. What a `SampleDataset` and a `Collator` make of it
+    keeps its weight: multiply each loss by `forebay.train.weight_of(batch)`.
     """
 
     def __init__(
@@ -108,4 +111,5 @@ class PlanSampler(Resumable):
         for step in steps:
             # Before the batch is handed out: whoever asks for the state then has it.
             self.cursor.hand_out(step)
-            yield step.samples.tolist()
+            indices = step.samples.tolist()
+            yield indices if step.turn.weight else FillerSamples(indices)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from forebay.errors import ConfigError
-from forebay.plan.cursor import Cursor, LoaderState, Resumable, Step
+from forebay.plan.cursor import WEIGHTLESS, Cursor, LoaderState, Resumable, Step
 from forebay.plan.make import Planned
 from forebay.plan.remote_cost import check_remote, window_of
 from forebay.spans import COLLATE, DATA_WAIT, READ, span
@@ -25,6 +25,7 @@ from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.crop import CropDraws
 from forebay.train.collate.images import has_rows
+from forebay.train.collate.patches import as_filler
 from forebay.train.columns import BatchColumns
 from forebay.train.device import Ahead, side_stream
 from forebay.train.prefetch import Prefetch
@@ -211,7 +212,8 @@ class Loader(Resumable):
     def weight(self) -> int:
         """Of the batch handed out last: 1, or 0 where it only fills the epoch's last step and is not to be learnt from.
 
-        Zeros come under `plan.tail = "short"` on several ranks, where the last step would leave some without a batch.
+        Zeros come on several ranks, where the last step would leave some without a sample: under `plan.tail = "split"`
+        where fewer samples are left than ranks, under "short" where fewer batches are. `weight_of(batch)` is the same.
         """
         return self._weight
 
@@ -308,7 +310,7 @@ class Loader(Resumable):
                 f"{which} of cache {self.source.key[:16]}"
             )
             raise
-        if self.settings.mask_fillers and self.plan.tail == "short" and self.dp_world_size > 1:
+        if self.settings.mask_fillers and self.plan.tail in WEIGHTLESS and self.dp_world_size > 1:
             _check_maskable(batch)
             if not work.step.turn.weight:
                 batch["labels"].fill_(IGNORED)
@@ -352,7 +354,10 @@ class Loader(Resumable):
         self._totals.add(item, wait_s=time.perf_counter() - began)
         self._weight, self._indices = item.step.turn.weight, item.indices
         self.cursor.hand_out(item.step)
-        batch = self._as_tensordict(item) if self.settings.as_tensordict else item.batch
+        if self.settings.as_tensordict:
+            batch = self._as_tensordict(item)
+        else:
+            batch = item.batch if self._weight else as_filler(item.batch)
         return batch if item.beside is None else (batch, item.beside)
 
     def _as_tensordict(self, item: _Filled) -> Any:

@@ -6,6 +6,7 @@ import fcntl
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -63,8 +64,8 @@ def make_loader(
 
     `loader.cache` decides: `auto` takes the cache, else goes uncached with one warning that names the command to run;
     `require` raises CacheNotFoundError; `off` goes uncached. Where torch.distributed is up, rank 0 finds cache and plan
-    and the others are told. `[[mixture.source]]` reads several caches, each chosen in this way; weights are applied on
-    top of the plan of all their samples.
+    and the others are told; a rank with `dp_rank=0, dp_world_size=1` finds them by itself. `[[mixture.source]]` reads
+    several caches, each chosen in this way; weights are applied on top of the plan of all their samples.
     Every batch is right for `model(**batch)`. Packs have `pixel_values`, expanded where the batch is handed out, and
     `use_cache=False`; with `loader.pixels = "uint8"` they are of another form, see `PatchBatch`.
     shuffle: False gives the same batches at every seed and epoch, in the order of the cache, with every sample once:
@@ -83,8 +84,9 @@ def make_loader(
     there.
     """
     ranks = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
-    source = select(config)
-    planned = _planned(config, source) if shuffle else planned_in_order(config, source)
+    with _deciding(alone=dp_rank is not None and ranks.dp_world_size == 1):
+        source = select(config)
+        planned = _planned(config, source) if shuffle else planned_in_order(config, source)
     collator: BatchMaker | None = None
     finish: DeviceExpansion | ImagesExpansion | None = None
     if source.constants.get("features") == "patches":
@@ -315,6 +317,19 @@ def open_by_config(place: str, config: Config) -> Cache:
     return cache
 
 
+_alone = ContextVar("alone", default=False)
+
+
+@contextmanager
+def _deciding(*, alone: bool) -> Iterator[None]:
+    """Until the block ends, `alone` says that no other rank decides the same: who asked one would wait for ever."""
+    token = _alone.set(alone)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
 def _by_rank_0(make: Callable[[], T]) -> T:
     """Returns on every rank what `make` gives on rank 0, and raises on every rank what it raises there.
 
@@ -322,7 +337,7 @@ def _by_rank_0(make: Callable[[], T]) -> T:
     """
     import torch.distributed as dist
 
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if _alone.get() or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return make()
     answer: list[Any] = [None, None]
     if dist.get_rank() == 0:

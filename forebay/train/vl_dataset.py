@@ -30,6 +30,7 @@ from forebay.store.lookup import sealed_caches
 from forebay.store.remote.ahead.foresight import Foresight
 from forebay.store.remote.root import RemoteRoot
 from forebay.store.temporary import TEMPORARY_MARK
+from forebay.train.collate.patches import as_filler
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
 from forebay.train.ranks import resolve_ranks
@@ -86,8 +87,8 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
     still: call `set_epoch` before each of its epochs, and for states take torchdata's StatefulDataLoader, with which
     every worker keeps its own. An epoch left before its end begins again where it had begun.
 
-    Where an epoch's packs are no multiple of the ranks, its last step has packs of its head (`plan.tail` "short" and
-    "pad"), or is left out ("drop").
+    Where an epoch's packs are no multiple of the ranks, `plan.tail` says what its last step has. What only fills it has
+    weight 0: multiply each loss by `weight`, or under a DataLoader by `forebay.train.weight_of(batch)`.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         infinite: the end of an epoch goes on with the next one. seed: of the order.
         pixels, pack_shapes, patch_classes, varlen: as in `[loader]`.
         remote: how the store of a URL is asked; None: the defaults of `[remote]`.
-        mask_fillers: packs of the head that fill the last step under tail "short" have all labels -100, see `Loader`.
+        mask_fillers: packs of weight 0 have all labels -100, see `Loader`.
         Raises CacheNotFoundError where cache or plan is missing, ConfigError where several plans could be meant or a
         value is impossible, CacheMismatchError or CacheCorruptError for folders that are not what was sealed, PlanError
         where no rank has a step.
@@ -141,6 +142,17 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         wanted = LoaderConfig(pixels=pixels, pack_shapes=pack_shapes, patch_classes=patch_classes, varlen=varlen)
         self.collator = pack_collator(wanted, settings, self.source)
         self._mask_fillers = mask_fillers
+        self._weight: int | None = None
+
+    @property
+    def weight(self) -> int:
+        """Of the batch that this object handed out last: 1, or 0 where the batch only fills the epoch's last step.
+
+        Raises RuntimeError where it handed out none: a DataLoader's workers have copies of it.
+        """
+        if self._weight is None:
+            raise RuntimeError("this dataset has handed out no batch itself; ask forebay.train.weight_of(batch)")
+        return self._weight
 
     def __len__(self) -> int:
         """Steps of this rank, as of every other, in a whole epoch. TypeError under `infinite`."""
@@ -184,6 +196,7 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
             for number, step in enumerate(steps):
                 # Before the batch is handed out: whoever asks for the state then has it.
                 self.cursor.hand_out(step)
+                self._weight = step.turn.weight
                 yield self._batch(step, allocate)  # no name on it here: its buffers are free when the user drops it
                 if foresight is not None:
                     foresight.done(number)
@@ -196,7 +209,7 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         batch = self.collator.collate(samples, allocate=allocate)
         if self._mask_fillers and not step.turn.weight:
             batch["labels"].fill_(IGNORED)
-        return batch
+        return batch if step.turn.weight else as_filler(batch)
 
 
 def _num_workers() -> int:

@@ -17,7 +17,7 @@ from forebay.plan.interface import Tail
 
 KEY = "k" * 64
 SEED = 3
-TAILS: tuple[Tail, ...] = ("short", "drop", "pad")
+TAILS: tuple[Tail, ...] = ("split", "short", "drop", "pad")
 Taken = tuple[int, int, int]
 """Epoch, micro-batch and weight of a step."""
 
@@ -53,7 +53,8 @@ def plain(count: int, tail: Tail, *, epoch: int, rank: int, world: int, start: i
         if tail == "drop" and first + world > count:
             break
         place = first + rank
-        found.append((epoch, place % count, 0 if tail == "short" and place >= count else 1))
+        filler = (min(place, count - 1), 0) if tail == "split" else (place % count, int(tail == "pad"))
+        found.append((epoch, *(filler if place >= count else (place, 1))))
     return found
 
 
@@ -125,7 +126,7 @@ def test_a_state_of_some_ranks_goes_on_at_another_number(shape: tuple[int, int, 
     after = [walk(cursor) for cursor in again]
     for rank, steps in enumerate(after):
         assert steps == plain(count, tail, epoch=epoch, rank=rank, world=other, start=start)
-    if epoch == 0 and tail == "short":  # every micro-batch counts once
+    if epoch == 0 and tail in ("split", "short"):  # every micro-batch counts once
         learnt += [position for steps in after for _, position, weight in steps if weight]
         assert sorted(learnt) == list(range(count))
 

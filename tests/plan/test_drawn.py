@@ -39,7 +39,7 @@ def drawn_by(loader: Any, *, start: LoaderState | None = None) -> dict[str, Draw
     world_size=st.integers(1, 5),
     steps=st.integers(1, 14),
     resumed=st.integers(0, 10),
-    tail=st.sampled_from(["short", "drop", "pad"]),
+    tail=st.sampled_from(["split", "short", "drop", "pad"]),
 )
 def test_what_was_drawn_is_what_all_ranks_were_handed(world_size: int, steps: int, resumed: int, tail: str) -> None:
     """Also of a run that was resumed: what came before counts too."""

@@ -92,13 +92,17 @@ def test_packs_stay_what_they_are() -> None:
     assert sorted(batches) == sorted(packs)
 
 
-def test_two_ranks_share_the_batches_and_a_filler_has_no_weight() -> None:
+@pytest.mark.parametrize(("whole", "last"), [(False, [([8], 1), ([9], 1)]), (True, [([8, 9], 1), ([0, 1], 0)])])
+def test_two_ranks_share_the_batches_and_the_samples_of_the_last_unless_it_stays_whole(
+    *, whole: bool, last: list[tuple[list[int], int]]
+) -> None:
     settings = BucketConfig(edges_s=(9.0,), batch_size=2, lockstep=4, tail="drop")
-    plan = ordered(bucket_plan(np.full(10, RATE), sample_rate_hz=RATE, settings=settings))
+    planned = Planned(plan=bucket_plan(np.full(10, RATE), sample_rate_hz=RATE, settings=settings), key=KEY)
+    plan = in_order(planned, whole=whole).plan
     steps = [list(Cursor(plan, KEY, seed=0, rank=rank, world=2).walk()) for rank in range(2)]
     assert [len(own) for own in steps] == [3, 3]
     taken = [(step.samples.tolist(), step.turn.weight) for pair in zip(*steps, strict=True) for step in pair]
-    assert taken == [([0, 1], 1), ([2, 3], 1), ([4, 5], 1), ([6, 7], 1), ([8, 9], 1), ([0, 1], 0)]
+    assert taken == [([0, 1], 1), ([2, 3], 1), ([4, 5], 1), ([6, 7], 1), *last]
     assert plan.described() == "5 batches in the order of the cache"
     assert plan.lockstep == 1
 

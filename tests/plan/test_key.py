@@ -74,7 +74,10 @@ def test_every_setting_of_packs_is_in_their_key_and_in_no_other() -> None:
 
 
 def test_the_key_of_packs_is_the_recorded_one() -> None:
-    assert plan_key("a" * 64, PACKS) == "81f7384851db45b8d0f300915b74ae250f8bfba2c24c61126f3308d94b9b7d9d"
+    """`short`, the default once, keeps its key."""
+    short = "81f7384851db45b8d0f300915b74ae250f8bfba2c24c61126f3308d94b9b7d9d"
+    assert plan_key("a" * 64, replace(PACKS, tail="short")) == short
+    assert plan_key("a" * 64, PACKS) == "61a353f75996bb0395c404405b4314060d03da6c5f77c9824e5e453b244fb485"
 
 
 def test_the_window_is_in_the_key_of_windows_alone() -> None:
@@ -107,4 +110,7 @@ def test_whole_seconds_are_one_plan_however_they_are_written() -> None:
 
 
 def test_the_key_is_the_recorded_one() -> None:
-    assert plan_key("a" * 64, SETTINGS) == "5bf6de087c2bff3cee0c6b45e724f31c2b2e18cab1c47eb183f922a188759627"
+    """`short`, the default once, keeps its key."""
+    short = "5bf6de087c2bff3cee0c6b45e724f31c2b2e18cab1c47eb183f922a188759627"
+    assert plan_key("a" * 64, replace(SETTINGS, tail="short")) == short
+    assert plan_key("a" * 64, SETTINGS) == "2487de16b026ef63c0c042b82b31b9faeca7df085c2181ea977d590943cb5bd3"

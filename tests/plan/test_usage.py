@@ -120,7 +120,7 @@ def assert_counts(usage: Usage, handed_out: list[int]) -> None:
 @settings(max_examples=40)
 @given(
     worlds=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=3),
-    tail=st.sampled_from(["short", "drop", "pad"]),
+    tail=st.sampled_from(["split", "short", "drop", "pad"]),
     lockstep=st.integers(1, 3),
 )
 def test_counts_are_those_of_the_batches_that_all_ranks_were_handed(

@@ -158,7 +158,7 @@ def test_the_order_is_the_recorded_one() -> None:
     [
         ([], {}, "no samples to plan"),
         ([5, -3, 4], {}, "duration of sample 1 is -3, wanted 0 or more"),
-        ([5, 6], {"tail": "drop"}, 'leaves none of 2 samples: they fill no batch of 4; set plan.tail = "short"'),
+        ([5, 6], {"tail": "drop"}, 'leaves none of 2 samples: they fill no batch of 4; set plan.tail = "split"'),
         ([5], {"batch_size": None, "batch_seconds": float("inf")}, "batch_seconds must be finite, got inf"),
     ],
 )

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from forebay import load_config
 from forebay.errors import ConfigError
 from forebay.plan.make import Planned
-from forebay.train import CachedVLDataset, make_loader
+from forebay.train import CachedVLDataset, make_loader, weight_of
 from forebay.train.dataset import PlanSampler, SampleDataset
 
 HEAD = 16
@@ -27,8 +27,8 @@ HEAD = 16
 
 
 def heads(batches: Iterable[dict[str, Any]]) -> list[list[list[int]]]:
-    """Returns the first samples of every clip of every batch."""
-    return [(batch["input_values"][:, :HEAD] * 2**15).to(torch.int64).tolist() for batch in batches]
+    """Returns the first samples of every clip of every batch; of a filler none."""
+    return [(b["input_values"][:, :HEAD] * 2**15).to(torch.int64).tolist() if weight_of(b) else [] for b in batches]
 
 
 def main(config_path: str, packs: str, out: Path) -> None:
@@ -45,6 +45,9 @@ def main(config_path: str, packs: str, out: Path) -> None:
     loader = make_loader(config)
     results["initialised"] = heads(loader)
     results["prepared"] = heads(accelerator.prepare(loader))
+    if accelerator.process_index == 1:  # and no other rank
+        results["alone"] = heads(make_loader(config, dp_rank=0, dp_world_size=1))
+        results["alone"] += heads(make_loader(config, shuffle=False, dp_rank=0, dp_world_size=1))
     sampler = PlanSampler(Planned(plan=loader.plan, key=loader.plan_key), seed=0)
     results["sampler"] = [list(batch) for batch in sampler]
     batches: DataLoader[Any] = DataLoader(SampleDataset(loader.source), batch_sampler=sampler)

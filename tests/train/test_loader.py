@@ -113,7 +113,8 @@ def test_ranks_step_through_one_sequence(tail: str, world_size: int) -> None:
 
 
 def test_masked_fillers_have_nothing_to_learn() -> None:
-    loaders = [make_loader(dp_rank=rank, dp_world_size=4, mask_fillers=True) for rank in range(4)]
+    plan = {"tail": "short"}
+    loaders = [make_loader(plan=plan, dp_rank=rank, dp_world_size=4, mask_fillers=True) for rank in range(4)]
     fillers = 0
     for loader in loaders:
         for batch in loader:

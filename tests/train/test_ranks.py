@@ -81,14 +81,19 @@ def launched(corpus: Corpus, packs: Path, tmp_path_factory: pytest.TempPathFacto
 def test_two_ranks_of_torchrun_read_every_clip_once(launched: list[dict[str, Any]], corpus: Corpus, how: str) -> None:
     """`make_loader(config)` alone; the worst that could happen is two ranks with equal batches, which nobody would see.
 
-    Where the batches are odd, the last one of rank 1 is a filler of weight 0: the first batch again.
+    Where the batches are odd, both have a part of the last one.
     """
     whole = make_loader(corpus.config())
     count = whole.plan.num_batches
     assert [len(rank[how]) for rank in launched] == [-(-count // 2)] * 2
-    taken = [batch for pair in zip(*(rank[how] for rank in launched), strict=True) for batch in pair][:count]
-    clips = [tuple(clip) for batch in taken for clip in batch]
+    clips = [tuple(clip) for rank in launched for batch in rank[how] for clip in batch]
     assert sorted(clips) == sorted(tuple(samples[:HEAD].tolist()) for samples in corpus.audio.values())
+
+
+def test_a_rank_that_is_said_to_be_a_world_of_one_asks_no_other(launched: list[dict[str, Any]], corpus: Corpus) -> None:
+    """A loader of rank 1 alone, as for an evaluation there: the other rank takes part in nothing."""
+    clips = [tuple(clip) for batch in launched[1]["alone"] for clip in batch]
+    assert sorted(clips) == sorted(2 * [tuple(samples[:HEAD].tolist()) for samples in corpus.audio.values()])
 
 
 def test_workers_of_a_dataloader_read_the_packs_of_their_rank(launched: list[dict[str, Any]], packs: Path) -> None:

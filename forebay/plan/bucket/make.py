@@ -72,7 +72,7 @@ def bucket_plan(
     if plan.num_batches == 0:
         raise PlanError(
             f'plan.tail = "drop" leaves none of {len(durations)} samples: no bucket fills a batch of '
-            f'{plan.batch_sizes.tolist()} (samples a bucket: {counts.tolist()}); set plan.tail = "short"',
+            f'{plan.batch_sizes.tolist()} (samples a bucket: {counts.tolist()}); set plan.tail = "split"',
             code="FB502",
         )
     return plan

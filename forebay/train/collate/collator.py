@@ -16,6 +16,7 @@ from forebay.store.image.arrays import FEATURES
 from forebay.store.source import Sample, SampleSource, SourceUnion
 from forebay.train.collate.crop import Crops
 from forebay.train.collate.images import ImagesBatch, ImagesTextBatch
+from forebay.train.collate.patches import Filler, weight_of
 
 
 class BatchMaker(Protocol):
@@ -80,7 +81,8 @@ class Collator:
 
     def __call__(self, samples: Sequence[Sample | Mapping[str, torch.Tensor]]) -> Batch:
         """Returns the batch of these samples in memory of its own; a `collate_fn` for torch's DataLoader."""
-        return self.collate([_as_arrays(sample) for sample in samples], allocate=fresh)
+        batch = self.collate([_as_arrays(sample) for sample in samples], allocate=fresh)
+        return batch if weight_of(samples) else Filler(batch)
 
     def collate(self, samples: Sequence[Sample], *, allocate: Allocate) -> Batch:
         """Returns the batch of these samples in tensors that `allocate` makes; every element of them is written."""

@@ -17,7 +17,7 @@ from forebay.steps.batch import IGNORED, fresh
 from forebay.steps.step import Allocate
 from forebay.store.layout import Array
 from forebay.store.source import SampleSource
-from forebay.train.collate.patches import HostExpansion, PatchBatch, model_inputs, patch_table
+from forebay.train.collate.patches import HostExpansion, PatchBatch, as_filler, model_inputs, patch_table, weight_of
 
 PackedSample = Mapping[str, Any]
 """`input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw` int32 [k, 3], `patches`: k arrays uint8 [n_i, w]."""
@@ -92,7 +92,9 @@ class PackCollator:
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any] | PatchBatch:
         """Returns the batch of these samples in memory of its own; a `collate_fn` for torch's DataLoader."""
-        return self.collate([{name: _as_arrays(v) for name, v in sample.items()} for sample in samples], allocate=fresh)
+        arrays = [{name: _as_arrays(v) for name, v in sample.items()} for sample in samples]
+        batch = self.collate(arrays, allocate=fresh)
+        return batch if weight_of(samples) else as_filler(batch)
 
     def collate(self, samples: Sequence[PackedSample], *, allocate: Allocate) -> dict[str, Any] | PatchBatch:
         """Returns the batch of these samples in tensors that `allocate` makes; every element of them is written.

@@ -175,11 +175,11 @@ class PatchBatch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> PatchBatch:
         """Returns the batch with its tensors on `device`; the patches stay uint8."""
-        return PatchBatch(moved(self.fields, device, non_blocking=non_blocking))
+        return type(self)(moved(self.fields, device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PatchBatch:
         """Returns the batch with its tensors in pinned memory, as torch's DataLoader asks for."""
-        return PatchBatch(
+        return type(self)(
             {name: v.pin_memory() if isinstance(v, torch.Tensor) else v for name, v in self.fields.items()}
         )
 
@@ -188,6 +188,34 @@ class PatchBatch:
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
+
+
+class Filler(dict[str, Any]):
+    """A batch of weight 0, which only keeps its rank in step. Its class goes with it from process to process."""
+
+    weight = 0
+
+
+class PatchFiller(PatchBatch):
+    """The same with uint8 patches."""
+
+    weight = 0
+
+
+class FillerSamples(list[Any]):
+    """The samples of such a batch, or their indices."""
+
+    weight = 0
+
+
+def weight_of(batch: object) -> int:
+    """Returns what the loss of a batch is to be multiplied by: 1, or 0 where the batch only keeps its rank in step."""
+    return int(getattr(type(batch), "weight", 1))
+
+
+def as_filler(batch: PatchBatch | dict[str, Any]) -> PatchBatch | dict[str, Any]:
+    """Returns the same batch with weight 0."""
+    return PatchFiller(batch.fields) if isinstance(batch, PatchBatch) else Filler(batch)
 
 
 def fields_of(batch: PatchBatch | Mapping[str, Any]) -> Mapping[str, Any]:

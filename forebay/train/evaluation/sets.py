@@ -174,7 +174,7 @@ def _loader(config: Config, planned_by: Config, source: SampleSource, *, rank: i
     is_apart = isinstance(source, SourceUnion) and planned_by.mixture.batches == "per_source"
     parts = source.source_of if is_apart and isinstance(source, SourceUnion) else None
     # Evaluation sets are small: to make their plan costs less than to keep it.
-    planned = in_order(plan_of(planned_by, source, keep=False), parts=parts)
+    planned = in_order(plan_of(planned_by, source, keep=False), parts=parts, whole=True)
     collator: Any = None
     if source.constants.get("features") == "patches":
         # The patches cross over as they are and are expanded on the device.

@@ -10,20 +10,25 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
 from forebay.errors import ConfigError, MissingExtraError, ResumeError
 from forebay.extras import install_line
+from forebay.plan.cursor import num_fillers
 from forebay.plan.pack.plan import PackPlan
+from forebay.steps.batch import IGNORED
+from forebay.train.collate.patches import weight_of
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
 from forebay.train.models.arguments import asked, loses_no_labels, taken_by, watched
+from forebay.train.models.generic import num_targets
 from forebay.train.models.lora import base_of
 from forebay.visible import an
 
 try:
-    import accelerate  # noqa: F401  # transformers says so only when the first TrainingArguments are made
+    import accelerate.utils  # transformers says so only when the first TrainingArguments are made
     from transformers import Trainer, TrainerCallback, TrainerState
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.trainer_utils import get_last_checkpoint
@@ -66,8 +71,32 @@ class LoaderMixin:
     model_accepts_loss_kwargs: bool
     is_fsdp_enabled: bool
     is_deepspeed_enabled: bool
-    _evaluates_loader = False
+    _evaluates_loader: bool | None = None
+    """Whether the evaluation that runs is of a loader; None: none runs."""
     _knows_scale = False
+    _targets: torch.Tensor | None = None
+    """Of the micro-batches of all ranks that are learnt from together, or evaluated; None: the Trainer did not ask."""
+    _num_batches = 1
+    """How many these are."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Makes the Trainer. TRL looks at a first row of each data set: it sees one row in the place of a loader."""
+        given = {name: kwargs[name] for name in ("train_dataset", "eval_dataset") if _has_loaders(kwargs.get(name))}
+        if not any(kind.__module__.startswith("trl.") for kind in type(self).__mro__):
+            given = {}
+        super().__init__(*args, **{**kwargs, **{name: _row_of(data) for name, data in given.items()}})
+        for name, data in given.items():
+            setattr(self, name, data)
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Returns the metrics of an evaluation, as the Trainer does; TRL's would prepare a loader that it is given."""
+        if not _has_loaders(eval_dataset):
+            return super().evaluate(eval_dataset, *args, **kwargs)  # type: ignore[misc]
+        kept, self.eval_dataset = self.eval_dataset, eval_dataset
+        try:
+            return super().evaluate(None, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.eval_dataset = kept
 
     # The signature is that of transformers' Trainer.
     def train(
@@ -116,7 +145,8 @@ class LoaderMixin:
         """Returns the Trainer's loss. A model of pairs (CLIP, SigLIP) is asked for its own: it gives none otherwise.
 
         The Trainer takes it that a model with `**kwargs` divides its loss by `num_items_in_batch`. Many do not (CTC,
-        several labels a sample): their loss is a mean, and is scaled as one, by ranks and accumulated batches.
+        several labels a sample): their loss is a mean, and is scaled as one, by ranks and accumulated batches. Each
+        counts by its targets, and a filler not at all.
         Raises CacheMismatchError for a field of a loader's batch that the model does not read.
         """
         if not isinstance(inputs, dict):
@@ -128,7 +158,54 @@ class LoaderMixin:
             kwargs["num_items_in_batch"] = count = count.float().requires_grad_()
         with self._watched(model, bare, inputs):
             found = super().compute_loss(model, asked(bare, inputs), *args, **kwargs)  # type: ignore[misc]
-        return self._as_scaled(found, count) if is_first else found
+        found = self._as_scaled(found, count) if is_first else found
+        is_scaled = self.compute_loss_func is not None or (self.model_accepts_loss_kwargs and count is not None)
+        if is_scaled or self._targets is None or not self._is_of_loader:
+            share: Any = weight_of(inputs)
+        else:
+            share = num_targets(bare, inputs) * self._num_batches / self._targets
+        return (found[0] * share, *found[1:]) if isinstance(found, tuple) else found * share
+
+    @property
+    def _is_of_loader(self) -> bool:
+        """Whether the batches that are learnt from, or evaluated, are a loader's."""
+        return isinstance(self.train_dataset, Loader) if self._evaluates_loader is None else self._evaluates_loader
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        """Returns the targets of a step on all ranks, as the Trainer counts them; those of fillers do not count."""
+        if not self._is_of_loader:
+            return super()._get_num_items_in_batch(batch_samples, device)  # type: ignore[misc]
+        bare = self.accelerator.unwrap_model(self.model)
+        own = torch.tensor(sum(num_targets(bare, batch) for batch in batch_samples), device=device)
+        self._targets = self.accelerator.reduce(own, "sum").clamp(min=1)  # no number: that would wait for the device
+        self._num_batches = self.accelerator.num_processes * len(batch_samples)
+        counted = [batch if weight_of(batch) else _without_targets(batch) for batch in batch_samples]
+        found = super()._get_num_items_in_batch(counted, device)  # type: ignore[misc]
+        return found.clamp(min=1) if isinstance(found, torch.Tensor) else found
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the Trainer's own returns; a loader's losses are summed up by their targets."""
+        self._targets, bare = None, self.accelerator.unwrap_model(model)
+        own = num_targets(bare, inputs) if self._evaluates_loader else 0
+        found = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        if self._evaluates_loader and found[0] is not None:
+            # A loss of `compute_loss` is the rank's part of that of all; behind `generate` it is the batch's own.
+            count = own if self._targets is None else int(self._targets)
+            self._evaluated += [float(found[0]) * count, count]
+        return found
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """Returns what the Trainer's own returns; the loss of a loader is the mean over its targets on all ranks."""
+        self._evaluates_loader, self._evaluated = isinstance(dataloader, Loader), np.zeros(2)
+        try:
+            kwargs["metric_key_prefix"] = metric_key_prefix
+            output = super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
+            if self._evaluates_loader and (name := f"{metric_key_prefix}_loss") in output.metrics:
+                total, count = sum(accelerate.utils.gather_object([self._evaluated]))
+                output.metrics[name] = float(total / max(count, 1))
+            return output
+        finally:
+            self._evaluates_loader = None
 
     def _is_first_scaled(self, model: Any, count: Any) -> bool:
         """Returns whether this is the first loss that the Trainer itself would have the model divide by a number."""
@@ -150,7 +227,7 @@ class LoaderMixin:
     def _watched(self, model: Any, bare: Any, inputs: dict[str, Any]) -> AbstractContextManager[None]:
         """Returns what watches the first pass on fields of such names; nothing for batches of other data sets."""
         names, tried = frozenset(inputs), self.__dict__.setdefault("_tried", set())
-        if names in tried or not (isinstance(self.train_dataset, Loader) if model.training else self._evaluates_loader):
+        if names in tried or not self._is_of_loader:
             return nullcontext()
         tried.add(names)
         return watched(model, names, takes=taken_by(bare), who=f"the Trainer's {type(bare).__name__}", advice=_ADVICE)
@@ -165,15 +242,13 @@ class LoaderMixin:
         """Returns this rank's loader of an evaluation, at the head of its epoch 0; a name is looked up in the dict."""
         found = self.eval_dataset if eval_dataset is None else eval_dataset
         found = self.eval_dataset[found] if isinstance(found, str) else found
-        self._evaluates_loader = isinstance(found, Loader)
-        if not self._evaluates_loader:
+        if not isinstance(found, Loader):
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
         return self._from_its_head(found)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """Returns this rank's loader for `predict`, at the head of its epoch 0."""
-        self._evaluates_loader = isinstance(test_dataset, Loader)
-        if not self._evaluates_loader:
+        if not isinstance(test_dataset, Loader):
             return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
         return self._from_its_head(test_dataset)
 
@@ -201,6 +276,15 @@ class LoaderMixin:
         # The Trainer evaluates without a loss what has neither labels nor a default of return_loss.
         self.can_return_loss |= loses_no_labels(base_of(self.accelerator.unwrap_model(self.model)))
         loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 0})
+        order = loader.plan.order(loader.state.seed, 0)
+        fillers = num_fillers(order, loader.dp_world_size, tail=loader.plan.tail)
+        if fillers and getattr(self, "compute_metrics", None) is not None:
+            raise ConfigError(
+                f"compute_metrics would count samples twice: the last step of an evaluation on {loader.dp_world_size} "
+                f'ranks has {fillers} fillers (plan.tail is "{loader.plan.tail}"); set plan.tail = "split" or another '
+                "batch size, or evaluate on fewer ranks",
+                code="FB707",
+            )
         return loader
 
     def _check_training(self, loader: Loader) -> None:
@@ -230,13 +314,6 @@ class LoaderMixin:
             raise ConfigError(
                 f"the loader is that of rank {loader.dp_rank} of {loader.dp_world_size}, the Trainer's is rank {rank} "
                 f"of {world}; make it with make_loader(config, dp_rank={rank}, dp_world_size={world})",
-                code="FB707",
-            )
-        if loader.plan.tail == "short" and loader.plan.num_batches % world:
-            raise ConfigError(
-                f'plan.tail is "short": the last step of an epoch of {loader.plan.num_batches} micro-batches on '
-                f'{world} ranks has fillers of weight 0, which the Trainer would count; set plan.tail = "drop" '
-                'or "pad"',
                 code="FB707",
             )
         self._check_smoothing()
@@ -279,6 +356,25 @@ class LoaderMixin:
                 "gradient_accumulation_steps as wrote it",
                 code="FB515",
             )
+
+
+def _has_loaders(data: Any) -> bool:
+    """Returns whether a data set is a loader, or a dict of them."""
+    return isinstance(data, Loader) or (isinstance(data, dict) and any(map(_has_loaders, data.values())))
+
+
+def _row_of(data: Any) -> Any:
+    """Returns a data set of one row in the place of each loader: of token ids, so that nothing is to be prepared."""
+    from datasets import Dataset
+
+    if isinstance(data, dict):
+        return {name: _row_of(each) for name, each in data.items()}
+    return Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]}) if isinstance(data, Loader) else data
+
+
+def _without_targets(batch: dict[str, Any]) -> dict[str, Any]:
+    """Returns a batch whose labels are passed over, where it has any."""
+    return batch | {"labels": torch.full_like(batch["labels"], IGNORED)} if "labels" in batch else batch
 
 
 def _depends_on(loss: torch.Tensor, leaf: torch.Tensor) -> bool:

@@ -90,7 +90,7 @@ def micro_batch_groups(
                 yield group
                 num_groups += 1
     raise PlanError(
-        'the loader gives no batch in a whole epoch; lower plan.batch_size, or set plan.tail = "short"', code="FB502"
+        'the loader gives no batch in a whole epoch; lower plan.batch_size, or set plan.tail = "split"', code="FB502"
     )
 
 

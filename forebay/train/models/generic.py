@@ -13,9 +13,12 @@ import torch
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.steps.batch import IGNORED
+from forebay.train.collate.patches import PatchBatch, fields_of, weight_of
 from forebay.train.models import ctc
 from forebay.train.models.arguments import OTHER_MODEL, accepted, described, unknown_names
-from forebay.train.models.choice import CLASSES, TASKS, Choice, choose, gives_loss, is_of, named_class
+from forebay.train.models.choice import CLASSES, TASKS, choose, gives_loss, is_of, named_class
+from forebay.train.models.lora import base_of
+from forebay.train.models.objective import count_units
 from forebay.train.models.table import ModelFacts, OwnLoss
 from forebay.visible import an, printable
 
@@ -41,7 +44,7 @@ def facts(folder: Path, config: Any, *, tasks: Sequence[str] = TASKS) -> ModelFa
         constants={},
         vocab_size=None if has_classes else _number(text, "vocab_size"),
         labels_are_shifted=False,
-        own_loss=_own_loss(choice, config),
+        own_loss=_own_loss(choice.name, config),
         num_labels=int(config.num_labels) if has_classes else None,
         class_names=tuple(str(config.id2label[i]) for i in sorted(config.id2label)) if has_classes else None,
         blank_id=_number(config, "pad_token_id") if is_of(choice.name, ("CTC",)) else None,
@@ -67,12 +70,28 @@ def is_other_than(config: Any, family: ModelFacts) -> bool:
     return named is not None and named != family.model_class and gives_loss(named)
 
 
-def _own_loss(choice: Choice, config: Any) -> OwnLoss:
-    if "labels" not in accepted(choice.name).names:
+def num_targets(model: Any, batch: PatchBatch | Mapping[str, Any]) -> int:
+    """Returns how many targets the loss that a model gives for a batch is a mean of: tokens, or samples; 0 of a filler.
+
+    By these numbers the losses of several ranks and micro-batches are weighted.
+    """
+    import transformers
+
+    bare = base_of(getattr(model, "module", model))
+    names = (
+        kind.__name__ for kind in type(bare).__mro__ if "forward" in vars(kind) and hasattr(transformers, kind.__name__)
+    )
+    name = next(names, None)
+    own = OwnLoss(per="next_token") if name is None else _own_loss(name, bare.config)
+    return weight_of(batch) * (1 if own.is_sum else count_units(own, fields_of(batch)))
+
+
+def _own_loss(name: str, config: Any) -> OwnLoss:
+    if "labels" not in accepted(name).names:
         return OwnLoss(per="sample", is_asked=True)
-    if is_of(choice.name, ("CTC",)):
+    if is_of(name, ("CTC",)):
         return OwnLoss(per="sample", is_sum=getattr(config, "ctc_loss_reduction", "mean") == "sum")
-    if is_of(choice.name, CLASSES) or not is_of(choice.name, (*TASKS, "SEQ_TO_SEQ_CAUSAL_LM")):
+    if is_of(name, CLASSES) or not is_of(name, (*TASKS, "SEQ_TO_SEQ_CAUSAL_LM")):
         return OwnLoss(per="sample")
     return OwnLoss(per="token" if config.is_encoder_decoder else "next_token")
 

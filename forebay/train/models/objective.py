@@ -39,10 +39,7 @@ class Objective:
         own = self.facts.own_loss
         if own is None:
             return count_targets(batch["labels"], labels_are_shifted=self.facts.labels_are_shifted)
-        labels = batch.get("labels")
-        if own.per == "sample" or labels is None or labels.ndim != 2:  # what is wrong, `check_batch` says
-            return num_rows(batch)
-        return count_targets(labels, labels_are_shifted=own.per == "token")
+        return count_units(own, batch)
 
     def __call__(self, model: Any, inputs: Mapping[str, Any], *, units: int | None = None, **options: Any) -> Passed:
         """Returns what came of a pass on the arguments of a batch, `labels` among them where the batch has some.
@@ -102,6 +99,14 @@ class Objective:
             "of its config.json) that returns a loss for what the config makes",
             code="FB130",
         )
+
+
+def count_units(own: OwnLoss, batch: Mapping[str, Any]) -> int:
+    """Returns how many units of a model's own loss a batch has."""
+    labels = batch.get("labels")
+    if own.per == "sample" or labels is None or labels.ndim != 2:  # what is wrong, `check_batch` says
+        return num_rows(batch)
+    return count_targets(labels, labels_are_shifted=own.per == "token")
 
 
 def num_rows(batch: Mapping[str, Any]) -> int:

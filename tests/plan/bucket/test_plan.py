@@ -119,7 +119,7 @@ def test_many_edges_have_many_buckets(count: int) -> None:
         ([[5]], {}, r"durations are int64 \[1, 1\], wanted integers"),
         ([5], {"edges_s": (3.0, float("inf"))}, "edges_s must be finite"),
         ([5], {"batch_size": None, "batch_seconds": float("inf")}, "batch_seconds must be finite, got inf"),
-        ([5], {"tail": "drop"}, '"drop" leaves none of 1 samples.*set plan.tail = "short"'),
+        ([5], {"tail": "drop"}, '"drop" leaves none of 1 samples.*set plan.tail = "split"'),
         ([5], {"edges_s": tuple(range(1, 65_538))}, "65537 edges, at most 65536"),
     ],
 )

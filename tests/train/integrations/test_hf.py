@@ -15,6 +15,7 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, Trai
 
 from forebay.errors import ConfigError, MissingExtraError, ResumeError
 from forebay.train.collate.packed import PackCollator
+from forebay.train.collate.patches import as_filler
 from forebay.train.integrations.hf import STATE_NAME, LoaderMixin
 from forebay.train.loader import Loader
 from tests.train.integrations.hf_worker import pack_loader
@@ -147,17 +148,29 @@ def test_loaders_of_other_ranks_are_refused(trainer: Callable[..., Any]) -> None
             made.train() if role == "train_dataset" else made.evaluate()
 
 
-def test_fillers_are_refused(trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    made = trainer(data={"train_dataset": pack_loader(dp_rank=1, dp_world_size=2, tail="short")})
+def test_a_filler_counts_nothing(trainer: Callable[..., Any]) -> None:
+    made = trainer()
+    batch = next(iter(pack_loader()))
+    filler = as_filler(batch)
+    targets = made._get_num_items_in_batch([batch], made.args.device)
+    assert made._get_num_items_in_batch([batch, filler], made.args.device) == targets
+    assert made.compute_loss(made.model, batch, num_items_in_batch=targets) > 0
+    assert made.compute_loss(made.model, filler, num_items_in_batch=targets) == 0
+
+
+def test_fillers_are_refused_where_metrics_would_count_them(
+    trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"train_dataset": pack_loader(), "eval_dataset": pack_loader(dp_rank=1, dp_world_size=2, tail="short")}
+    made = trainer(data=data)
     place = SimpleNamespace(process_index=1, num_processes=2, unwrap_model=lambda model: model)
     monkeypatch.setattr(made, "accelerator", place)
-    monkeypatch.setattr(made, "get_tp_size", lambda: 1)
-    monkeypatch.setattr(made, "get_cp_size", lambda: 1)
-    monkeypatch.setattr(made, "get_sp_size", lambda: 1)
-    with pytest.raises(
-        ConfigError, match=r'tail is "short": .* 11 micro-batches on 2 ranks .* plan\.tail = "drop" or "pad"'
-    ):
-        made.train()
+    for name in ("get_tp_size", "get_cp_size", "get_sp_size"):
+        monkeypatch.setattr(made, name, lambda: 1)
+    assert made.get_eval_dataloader() is data["eval_dataset"]
+    made.compute_metrics = lambda _: {}
+    with pytest.raises(ConfigError, match=r'on 2 ranks has 1 fillers \(plan\.tail is "short"\); set .* "split"'):
+        made.get_eval_dataloader()
 
 
 @pytest.mark.parametrize(
