@@ -15,7 +15,7 @@ from forebay.store.key import digest
 PLANS = "plans"
 """The folder of all plans under a cache root."""
 
-PACKER_VERSION = 1
+PACKER_VERSION = 2
 """Bumped when the same lengths and settings give other packs."""
 
 _OPTIONAL = ("edges_s", "edges", "k", "batch_tokens", "calibration", "locality")
