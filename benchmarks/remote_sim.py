@@ -17,8 +17,8 @@ not enter but under `mixtures`: a plan of buckets shuffles the shards of all of 
 
 `small` is three epochs of one process from an empty cache that has room for half of the shards. `fetches`, `windows`
 and `stalls` are the large case: 70,000 hours of log-mel in 8,640 shards, and nodes of 8 ranks with 500 GB each. They
-sample the order, see `fetch_rows`, `window_rows` and `stall_rows`. `mixtures` is a mixture of twelve languages in shards
-of their own, each with a window.
+sample the order, see `fetch_rows`, `window_rows` and `stall_rows`. `mixtures` is a mixture of twelve languages in
+shards of their own, each with a window.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def test_every_setting_of_packs_is_in_their_key_and_in_no_other() -> None:
 
 
 def test_the_key_of_packs_is_the_recorded_one() -> None:
-    assert plan_key("a" * 64, PACKS) == "81f7384851db45b8d0f300915b74ae250f8bfba2c24c61126f3308d94b9b7d9d"
+    assert plan_key("a" * 64, PACKS) == "9dbd6613a3b7c14abf7269ac817325dc10a70c78aba3cd59572f277d1e4cbcfc"
 
 
 def test_the_window_is_in_the_key_of_windows_alone() -> None:

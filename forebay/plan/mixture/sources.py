@@ -51,6 +51,7 @@ def sources_of(config: Config, source: SampleSource) -> tuple[list[str], Array]:
 
 
 def weights_of(config: Config, source: SampleSource, names: Sequence[str], source_of: Array) -> list[float]:
+    """Returns the weight of each source as the config gives it, of any scale: said, by a ratio, or by hours."""
     settings = config.mixture
     given = [entry.weight for entry in settings.source if entry.weight is not None]
     if given:

@@ -112,12 +112,12 @@ def _along_lines(counts: Array, num_samples: int, *, seq_len: int, key: int) -> 
 def _apart(counts: Array, share: float, *, seq_len: int, key: int) -> list[Pattern]:
     """Returns packs of k of the shortest samples each, so many that these fill `share` of them, and those of the rest.
 
-    k is one more than samples of mean length fit a pack: of similar lengths only the shorter ones can stand k to a pack.
+    k is one more than samples of mean length fit a pack: of similar lengths only the shorter ones can stand so close.
     """
     lengths = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     tokens = np.cumsum(lengths, dtype=np.int64)
     each = seq_len * len(lengths) // int(tokens[-1]) + 1
-    cut = int(np.searchsorted(tokens * each > np.arange(1, len(lengths) + 1) * (share * seq_len), True))
+    cut = int(np.count_nonzero(tokens * each <= np.arange(1, len(lengths) + 1) * (share * seq_len)))
     short, long = (np.bincount(part, minlength=len(counts)) for part in (lengths[:cut], lengths[cut:]))
     packs = _along_lines(short, _SHORT_LINE, seq_len=seq_len, key=key) if cut else []
     if cut == len(lengths):
