@@ -6,7 +6,7 @@ gives up the shard whose next use is farthest.
 
 The plans are real ones (`Order` and `ShardOrder`) of made-up clips of the usual durations in seven buckets. Their
 `members` hold the shard of each sample in place of its index, because shards are all that a cache sees. Languages do
-not enter: a plan of buckets shuffles the shards of all of them.
+not enter but under `mixtures`: a plan of buckets shuffles the shards of all of them.
 
 - **Fetches** are GETs of whole shards, all of one size. A step uses a shard once, however many samples it takes of it.
 - **Stall** is the share of the time in which steps wait for shards. The link of a node brings one shard after the
@@ -17,14 +17,16 @@ not enter: a plan of buckets shuffles the shards of all of them.
 
 `small` is three epochs of one process from an empty cache that has room for half of the shards. `fetches`, `windows`
 and `stalls` are the large case: 70,000 hours of log-mel in 8,640 shards, and nodes of 8 ranks with 500 GB each. They
-sample the order, see `fetch_rows`, `window_rows` and `stall_rows`.
+sample the order, see `fetch_rows`, `window_rows` and `stall_rows`. `mixtures` is a mixture of twelve languages in
+shards of their own, each with a window.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ from benchmarks.shard_cache import POLICIES, Result, simulate
 from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.cursor import num_steps
 from forebay.plan.locality import locality_window
+from forebay.plan.mixture.plan import MixturePlan, mixture_plan
 from forebay.store.layout import Ints
 
 
@@ -67,7 +70,42 @@ def made_plan(*, num_shards: int, shard_samples: int, batch_seconds: float, wind
     )
 
 
-def node_positions(plan: BucketPlan, *, nodes: int, ranks: int) -> Ints:
+def made_mixture(
+    *,
+    num_sources: int,
+    num_shards: int,
+    shard_samples: int,
+    batch_seconds: float,
+    window: int | None,
+    spread: float = 0.0,
+) -> MixturePlan:
+    """Returns a mixture of languages of `num_shards` shards each, weighted as 1 to `num_sources`, see `made_plan`.
+
+    spread: how far the lengths of one shard are from those of all: 0 alike, 1 hardly two buckets a shard.
+    """
+    rng = np.random.default_rng(0)
+    usual = np.array(SHARES) / sum(SHARES)
+    mixes = rng.dirichlet(usual / spread, size=num_sources * num_shards) if spread else usual
+    counts = rng.multinomial(shard_samples, mixes, size=num_sources * num_shards)
+    buckets = made_plan(num_shards=1, shard_samples=1, batch_seconds=batch_seconds, window=window)
+    classes = np.repeat(np.tile(np.arange(counts.shape[1]), len(counts)), counts.ravel())
+    lying = np.repeat(np.arange(len(counts), dtype=np.int32), shard_samples)
+    plan = replace(
+        buckets,
+        members=np.argsort(classes, kind="stable"),
+        offsets=np.concatenate(([0], np.cumsum(counts.sum(axis=0)))),
+        shard_counts=None if window is None else counts,
+    )
+    made = mixture_plan(
+        plan,
+        lying // num_shards,
+        names=[f"language {number}" for number in range(num_sources)],
+        weights=[1 + number for number in range(num_sources)],
+    )
+    return replace(made, members=lying[made.members])
+
+
+def node_positions(plan: BucketPlan | MixturePlan, *, nodes: int, ranks: int) -> Ints:
     """Returns the positions that the ranks of node 0 take in an epoch, int64 [num_steps, ranks], see `plan.cursor`."""
     world = nodes * ranks
     steps = num_steps(plan.num_batches, world, tail=plan.tail)
@@ -75,7 +113,7 @@ def node_positions(plan: BucketPlan, *, nodes: int, ranks: int) -> Ints:
     return found
 
 
-def trace(plan: BucketPlan, positions: Ints, *, epochs: Sequence[int] = (0,)) -> Trace:
+def trace(plan: BucketPlan | MixturePlan, positions: Ints, *, epochs: Sequence[int] = (0,)) -> Trace:
     """Returns the uses of the steps at `positions` [num_steps, ranks] in these epochs, one after the other."""
     shards, sizes = [], []
     for epoch in epochs:
@@ -299,6 +337,35 @@ def stall_rows(setting: Setting) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
+def mixture_rows(
+    *, num_shards: int, shard_samples: int, batch_seconds: float, held: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Returns a row for each bound and spread of lengths: what 8 ranks of one node download in their first epoch.
+
+    Twelve languages of `num_shards` shards; the last is read twelve times as often as the first. held: shards of the
+    node. A pass is of a shard's own language.
+    """
+    rows = []
+    for room, spread in itertools.product(held, (0.0, 0.1)):
+        sizes = np.full(12, num_shards)
+        window = locality_window(room, shard_bytes=1, ranks=1, ahead_shards=4, sizes=sizes)
+        made = {"num_sources": 12, "num_shards": num_shards, "shard_samples": shard_samples}
+        plan = made_mixture(**made, batch_seconds=batch_seconds, window=window, spread=spread)
+        steps = trace(plan, node_positions(plan, nodes=1, ranks=8))
+        passes = plan.order(0, 0).drawn(plan.num_batches) / plan.sizes.sum(1)
+        fetches = simulate(steps.uses, capacity=room - min(4, room // 4), policy="belady").fetches
+        rows.append(
+            {
+                "order": order_name(window),
+                "shards a node": room,
+                "spread of lengths": spread,
+                "passes": f"{passes.min():.2f} to {passes.max():.2f}",
+                "fetches a shard and pass": fetches / float(passes @ sizes),
+            }
+        )
+    return rows
+
+
 def _stretch(plan: BucketPlan, setting: Setting, *, nodes: int) -> Ints:
     """Returns the positions of the sampled steps."""
     positions = node_positions(plan, nodes=nodes, ranks=setting.ranks)
@@ -367,6 +434,10 @@ TINY = Setting(
     gbit_s=(10,),
 )
 
+MIXTURE: dict[str, Any] = {"num_shards": 500, "shard_samples": 200, "batch_seconds": 240.0, "held": (1050, 300, 150)}
+
+TINY_MIXTURE: dict[str, Any] = {"num_shards": 20, "shard_samples": 50, "batch_seconds": 30.0, "held": (100,)}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the cases and prints their tables."""
@@ -380,6 +451,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "fetches": fetch_rows(big),
         "windows": window_rows(big),
         "stalls": stall_rows(big),
+        "mixtures": mixture_rows(**(TINY_MIXTURE if options.tiny else MIXTURE)),
     }
     show(document, as_json=options.json)
     return 0

@@ -34,6 +34,7 @@ def make_cache(
     failed_rows: Sequence[int] = (),
     sample_ids: Sequence[str] | None = None,
     texts: Sequence[str] = TEXTS,
+    languages: Sequence[str] = LANGUAGES,
     input_ids: Sequence[Sequence[int]] | None = None,
     tokenizer: str | None = "0" * 64,
     max_duration_s: float = 2.0,
@@ -51,6 +52,7 @@ def make_cache(
     rows: list[Row] = []
     for index in range(num_samples + len(failed_rows)):
         row = _row(fields, index, rng, max_duration_s=max_duration_s, texts=texts, input_ids=input_ids)
+        row["language"] = languages[index % len(languages)]
         if sample_ids is not None:
             row["sample_id"] = sample_ids[index]
         rows.append(_failed(row) if index in failed_rows else row)
@@ -116,7 +118,6 @@ def _row(
         "input_ids": np.array(ids, np.int32),
         "prefix_len": np.array([1], np.int32),
         "text": texts[index % len(texts)],
-        "language": LANGUAGES[index % len(LANGUAGES)],
         "prompt": "",
         "source": "train-00000.tar",
     }

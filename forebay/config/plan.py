@@ -69,7 +69,8 @@ class BucketConfig(_LengthsConfig):
     locality: str = "global"
     """`shards:N`: the shuffle stays within a moving window of N shards, for cold or remote disks. `auto`: `global`, or,
     of a remote cache that is larger than `remote.cache_size_gb`, the widest window that each shard is downloaded for
-    about once an epoch. What `auto` comes to is in the plan's key."""
+    about once an epoch. Each source of a mixture has a window of N of its own shards. What `auto` comes to is in the
+    plan's key."""
 
     def __post_init__(self) -> None:
         if not self.edges_s or not _rise((0.0, *self.edges_s)):

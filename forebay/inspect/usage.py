@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, MissingExtraError, RemoteError
 from forebay.inspect.terminal.plan import usage_lines
-from forebay.plan.usage import FILE_NAME, read_usage, unpack_ids
+from forebay.plan.usage import FILE_NAME, add_counts, unpack_ids, walk_usage
 from forebay.store.cache import open_cache
 from forebay.store.layout import Array
 from forebay.terminal import print_json, print_lines
@@ -32,40 +33,74 @@ def usage_facts(path: Path, *, remote: RemoteConfig | None = None) -> dict[str, 
     Raises ConfigError where the file cannot be read, CacheCorruptError, CacheMismatchError for what is no usage log.
     """
     try:
-        head, lines = read_usage(path)
+        head, lines = walk_usage(path)
+        return _facts(path, head, _added(head, (line for line, _ in lines)), remote)
     except OSError as err:
         raise ConfigError(f"cannot read {path}: {err.strerror}; name a run's logs/{FILE_NAME}") from err
-    try:
-        return _facts(path, head, lines, remote)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as err:
         raise CacheCorruptError(f"{path} does not hold a usage log: {err!r}") from err
 
 
-def _facts(
-    path: Path, head: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], remote: RemoteConfig | None
-) -> dict[str, Any]:
-    samples = sum(line["samples"] for line in lines)
-    frames, padded = (sum(line[name] for line in lines) for name in ("frames", "padded_frames"))
-    columns = {f"{name}s": _column(head, lines, f"{name}s") for name in _COLUMNS if f"{name}s" in head}
-    shards = _shard_counts(head, lines)
-    unused = _unused_samples(head, lines)
+@dataclass(kw_only=True, slots=True)
+class _Added:
+    """What the lines of a log come to, added up one by one."""
+
+    last: Mapping[str, Any]
+    shards: Array
+    used: Array
+    columns: dict[str, Counter[str]]
+    sums: Counter[str] = field(default_factory=Counter)
+    gaps: list[list[int]] = field(default_factory=list)
+    names_ids: bool = True
+
+
+def _added(head: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> _Added:
+    done = head["from_step"]
+    found = _Added(
+        last={"step": done, "to": {"epoch": 0, "position": 0}},
+        shards=np.zeros(len(head["shards"]), np.int64),
+        used=np.zeros(head["num_samples"], bool),
+        columns={f"{name}s": Counter() for name in _COLUMNS if f"{name}s" in head},
+        gaps=[[0, done]] if done else [],
+    )
+    for line in lines:
+        for name in ("samples", "batches", "repeats", "frames", "padded_frames"):
+            found.sums[name] += line[name]
+        for name, counts in found.columns.items():
+            for value, row in line[name].items():
+                counts[value] += row["samples"]
+        add_counts(found.shards, line["shards"])
+        found.names_ids &= "ids" in line
+        if found.names_ids:
+            found.used[unpack_ids(line["ids"])] = True
+        if found.last["step"] != line["from_step"]:
+            found.gaps.append([found.last["step"], line["from_step"]])
+        found.last = line
+    return found
+
+
+def _facts(path: Path, head: Mapping[str, Any], added: _Added, remote: RemoteConfig | None) -> dict[str, Any]:
+    sums, shards = added.sums, added.shards
+    columns = {name: _column(head[name], counts) for name, counts in added.columns.items()}
+    unused = np.flatnonzero(~added.used) if added.names_ids else None
+    frames = sums["frames"] + sums["padded_frames"]
     return {
         "file": str(path),
-        "steps": lines[-1]["step"] if lines else head["from_step"],
+        "steps": added.last["step"],
         "from_step": head["from_step"],
-        "gaps": _gaps(head, lines),
-        "epoch": lines[-1]["to"]["epoch"] if lines else 0,
-        "position": lines[-1]["to"]["position"] if lines else 0,
+        "gaps": added.gaps,
+        "epoch": added.last["to"]["epoch"],
+        "position": added.last["to"]["position"],
         "num_batches": head["num_batches"],
         "seed": head["seed"],
         "plan_key": head["plan_key"],
         "caches": [{name: cache[name] for name in ("folder", "key")} for cache in head["caches"]],
         "source_key": head["source_key"],
         "num_samples": head["num_samples"],
-        "samples": samples,
-        "batches": sum(line["batches"] for line in lines),
-        "repeats": sum(line["repeats"] for line in lines),
-        "padding": padded / (frames + padded) if frames else 0.0,
+        "samples": sums["samples"],
+        "batches": sums["batches"],
+        "repeats": sums["repeats"],
+        "padding": sums["padded_frames"] / frames if sums["frames"] else 0.0,
         **columns,
         "shards": _shards(head, shards),
         "never_used": {
@@ -77,10 +112,7 @@ def _facts(
     }
 
 
-def _column(head: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], name: str) -> dict[str, dict[str, Any]]:
-    counts: Counter[str] = Counter()
-    for line in lines:
-        counts.update({value: row["samples"] for value, row in line[name].items()})
+def _column(there: Mapping[str, Any], counts: Counter[str]) -> dict[str, dict[str, Any]]:
     total = max(counts.total(), 1)
     return {
         value: {
@@ -89,16 +121,8 @@ def _column(head: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], name: s
             "expected": row["expected"],
             "there": row["samples"],
         }
-        for value, row in head[name].items()
+        for value, row in there.items()
     }
-
-
-def _shard_counts(head: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Array:
-    counts = np.zeros(len(head["shards"]), np.int64)
-    for line in lines:
-        for number, count in line["shards"].items():
-            counts[int(number)] += count
-    return counts
 
 
 def _shards(head: Mapping[str, Any], counts: Array) -> dict[str, Any]:
@@ -110,22 +134,6 @@ def _shards(head: Mapping[str, Any], counts: Array) -> dict[str, Any]:
         "min_passes": float(passes.min()) if len(passes) else None,
         "max_passes": float(passes.max()) if len(passes) else None,
     }
-
-
-def _gaps(head: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    ends = [head["from_step"], *(line["step"] for line in lines)]
-    gaps = [[0, head["from_step"]]] if head["from_step"] else []
-    return gaps + [[end, line["from_step"]] for end, line in zip(ends, lines, strict=False) if end != line["from_step"]]
-
-
-def _unused_samples(head: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Array | None:
-    """Returns the indices of samples that no line names; None where a line names none at all."""
-    used = np.zeros(head["num_samples"], bool)
-    for line in lines:
-        if "ids" not in line:
-            return None
-        used[unpack_ids(line["ids"])] = True
-    return np.flatnonzero(~used)
 
 
 def _sample_ids(head: Mapping[str, Any], indices: Array, remote: RemoteConfig | None) -> list[str] | None:

@@ -131,7 +131,10 @@ def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples
     samples, newer format), CacheCorruptError where bytes on disk are not the bytes written; the order raises that too.
     """
     metadata = read_metadata(folder)
-    _expect(folder, plan_document(cache_key, settings), metadata["plan"])
+    wanted, version = plan_document(cache_key, settings), metadata["plan"].get("packer_version")
+    if isinstance(version, int) and 1 <= version < wanted.get("packer_version", 0):
+        wanted["packer_version"] = version  # packs of an older packer are packs
+    _expect(folder, wanted, metadata["plan"])
     if num_samples is not None and metadata["num_samples"] != num_samples:
         raise CacheMismatchError(
             f"{folder}: num_samples differs ({num_samples} in the cache, {metadata['num_samples']} in the plan); "

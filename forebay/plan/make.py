@@ -18,6 +18,7 @@ from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.disk import STATISTICS, AnyPlan, load_plan, pack_settings, plan_content, save_plan, sealed_content
 from forebay.plan.interface import Plan
 from forebay.plan.locality import with_locality
+from forebay.plan.mixture.sources import shards_of_sources
 from forebay.plan.names import plan_folder, state_key
 from forebay.plan.pack.plan import PackPlan, pack_plan
 from forebay.plan.statistics import batch_statistics, pack_statistics
@@ -102,7 +103,7 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
         raise ConfigError(
             f"{config.path}: no [plan] section; add one, for example: {plan_example(config)}", code="FB104"
         )
-    wanted, settings = settings, with_locality(settings, source, is_mixed=config.mixture.is_given)
+    wanted, settings = settings, with_locality(settings, source, sizes=lambda: shards_of_sources(config, source))
     locality = settings.locality if isinstance(settings, BucketConfig) and settings != wanted else None
     if not keep:
         plan = make_plan(samples, settings)

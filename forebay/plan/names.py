@@ -15,8 +15,8 @@ from forebay.store.key import digest
 PLANS = "plans"
 """The folder of all plans under a cache root."""
 
-PACKER_VERSION = 1
-"""Bumped when the same lengths and settings give other packs."""
+PACKER_VERSION = 2
+"""Bumped when the same lengths and settings give other packs. 1 had the histogram's packs, or those of one line."""
 
 _OPTIONAL = ("edges_s", "edges", "k", "batch_tokens", "calibration", "locality")
 """Settings of buckets that stay out of the document where they are left out."""
@@ -90,6 +90,8 @@ def state_key(
     """
     document = plan_document("", settings)
     del document["cache_keys"]
+    if "packer_version" in document:
+        document["packer_version"] = 1  # `content` is the packs: a state goes on where an older packer made the same
     parts = [document, recipe, sample_ids, content, *([] if filter_key is None else [filter_key])]
     return "".join(digest(part)[:_PART] for part in parts)
 

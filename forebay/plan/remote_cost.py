@@ -14,7 +14,8 @@ from forebay.plan.bucket.plan import BucketPlan
 from forebay.plan.cursor import Cursor
 from forebay.plan.in_order import InOrderPlan
 from forebay.plan.interface import Plan
-from forebay.plan.locality import BLOCKS_IN_TOUCH
+from forebay.plan.mixture.plan import MixturePlan
+from forebay.plan.shard_line import BLOCKS_IN_TOUCH, Windows
 from forebay.plan.window import WindowPlan
 from forebay.store.layout import Array, Ints
 from forebay.store.remote.ahead.shards import RemoteShards
@@ -60,7 +61,7 @@ def check_remote(source: SampleSource, cursor: Cursor, *, threads: int) -> None:
     who = f"{ranks} ranks" if ranks > 1 else "one rank"
     check_bound(shards.bound_bytes, shards.kept_bytes + most, what=f"a step of {who} with {threads} threads")
     if not shuffles_globally(cursor.plan):
-        _warn_of_width(shards, window_of(cursor.plan))
+        _warn_of_width(shards, windows_of(cursor.plan))
         return
     cost = epoch_cost(shards, cursor, ranks=ranks)
     first, later = (gb(int(downloads * float(shards.sizes.mean()))) for downloads in (cost.first, cost.later))
@@ -81,16 +82,16 @@ def check_remote(source: SampleSource, cursor: Cursor, *, threads: int) -> None:
     )
 
 
-def _warn_of_width(shards: RemoteShards, window: int | None) -> None:
+def _warn_of_width(shards: RemoteShards, windows: Windows | None) -> None:
     """Warns of a window that this node cannot keep: its shards are downloaded more often than once an epoch."""
-    if window is None:
+    if windows is None:
         return
-    needed = int(shards.sizes.max()) * BLOCKS_IN_TOUCH * max(window // 2, 1)
+    needed = int(shards.sizes.max()) * windows.held(blocks=BLOCKS_IN_TOUCH)
     if needed > shards.bound_bytes - shards.kept_bytes:
         logger.warning(
             'plan.locality is "shards:%d", whose steps reach into %s, and this node keeps %s (remote.cache_size_gb): '
             'shards are downloaded more than once an epoch; set plan.locality = "auto"',
-            *(window, gb(needed), gb(shards.bound_bytes)),
+            *(windows.window, gb(needed), gb(shards.bound_bytes)),
         )
 
 
@@ -142,12 +143,16 @@ def _times(times: float) -> str:
 
 def shuffles_globally(plan: Plan) -> bool:
     """Returns whether the samples of any shard may stand anywhere in an epoch."""
-    return not isinstance(plan, InOrderPlan) and window_of(plan) is None
+    return not isinstance(plan, InOrderPlan) and windows_of(plan) is None
 
 
-def window_of(plan: Plan) -> int | None:
-    """Returns the shards of a plan's moving window; None: it has none."""
-    return plan.locality_shards if isinstance(plan, BucketPlan) else None
+def windows_of(plan: Plan) -> Windows | None:
+    """Returns the moving windows of a plan; None: it has none."""
+    if isinstance(plan, MixturePlan):
+        return plan.windows
+    if not isinstance(plan, BucketPlan) or plan.shard_counts is None or plan.locality_shards is None:
+        return None
+    return Windows(window=plan.locality_shards, sizes=np.array([len(plan.shard_counts)]))
 
 
 def node_ranks(world: int) -> int:
@@ -165,6 +170,6 @@ def _needed(shards: RemoteShards, cursor: Cursor, *, at_once: int) -> list[Ints]
 
 
 def _instead(plan: Plan) -> str:
-    if isinstance(plan, BucketPlan):
+    if isinstance(plan, BucketPlan | MixturePlan):
         return 'plan.locality = "auto", '
     return 'plan.kind = "bucket" with plan.locality = "auto", ' if isinstance(plan, WindowPlan) else ""

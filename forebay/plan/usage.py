@@ -189,7 +189,8 @@ def _samples(plan: Plan, state: LoaderState, positions: Array) -> Iterator[tuple
         yield np.concatenate(batches), len(batches)
 
 
-USAGE_VERSION = 1
+USAGE_VERSION = 2
+"""1 had the shards of a line as an object, `{"17": 3}`; it is still read."""
 
 FILE_NAME = "data_usage.jsonl"
 
@@ -200,25 +201,42 @@ def to_line(document: Mapping[str, Any]) -> bytes:
 
 
 def read_usage(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the head of a usage log and its lines; a last line that a crash has cut short is left out.
+    """Returns the head of a usage log and all of its lines; raises as `walk_usage`, which holds one at a time."""
+    head, lines = walk_usage(path)
+    return head, [line for line, _ in lines]
 
+
+def walk_usage(path: Path) -> tuple[dict[str, Any], Iterator[tuple[dict[str, Any], int]]]:
+    """Returns the head of a usage log and an iterator of its lines, each with the byte of the file behind it.
+
+    A last line that a crash has cut short is left out.
     Raises CacheCorruptError, naming file and line, for what is no usage log, CacheMismatchError for a newer version,
     OSError where the file cannot be read.
     """
-    lines = path.read_bytes().split(b"\n")
-    documents = [_document(line, path, number) for number, line in enumerate(lines[:-1], start=1)]
-    if not documents or not isinstance(documents[0].get("version"), int):
+    documents = _documents(path)
+    head, _ = next(documents, ({}, 0))
+    if not isinstance(head.get("version"), int):
         raise CacheCorruptError(f"{path} does not begin like a usage log; name a run's logs/{FILE_NAME}")
-    version = documents[0]["version"]
+    version = head["version"]
     if version > USAGE_VERSION:
         raise CacheMismatchError(
             f"{path}: version is {version}, this forebay reads up to {USAGE_VERSION}; install a newer forebay",
             code="FB406",
         )
-    for number, document in enumerate(documents[1:], start=2):
-        if not isinstance(document.get("step"), int) or not isinstance(document.get("from_step"), int):
-            raise CacheCorruptError(f"{path} line {number} has no step; it is no line of a usage log")
-    return documents[0], documents[1:]
+    return head, documents
+
+
+def _documents(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    end = 0
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            end += len(line)
+            document = _document(line, path, number)
+            if number > 1 and not all(isinstance(document.get(name), int) for name in ("step", "from_step")):
+                raise CacheCorruptError(f"{path} line {number} has no step; it is no line of a usage log")
+            yield document, end
 
 
 def _document(line: bytes, path: Path, number: int) -> dict[str, Any]:
@@ -247,3 +265,22 @@ def unpack_ids(text: str) -> Array:
     except (binascii.Error, zlib.error) as err:
         raise ValueError(f"no packed sample indices: {err}") from err
     return np.cumsum(np.frombuffer(data, "<u4"), dtype=np.int64)
+
+
+def pack_counts(counts: Array) -> str:
+    """Returns counts, int64 [n], as text: which are not 0 and how many they are, packed as `pack_ids` does.
+
+    A shard that was used takes a byte or two, one that was not next to nothing.
+    """
+    touched = np.flatnonzero(counts)
+    return f"{pack_ids(touched)} {pack_ids(np.cumsum(counts[touched]))}"
+
+
+def add_counts(totals: Array, counted: str | Mapping[str, int]) -> None:
+    """Adds the counts of one line to `totals`, int64 [n]. ValueError, IndexError for what is none."""
+    if isinstance(counted, str):
+        touched, sums = map(unpack_ids, counted.split(" "))
+        totals[touched] += np.diff(sums, prepend=0)
+        return
+    for number, count in counted.items():
+        totals[int(number)] += count

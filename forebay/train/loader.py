@@ -14,7 +14,7 @@ import torch
 from forebay.errors import ConfigError
 from forebay.plan.cursor import WEIGHTLESS, Cursor, LoaderState, Resumable, Step
 from forebay.plan.make import Planned
-from forebay.plan.remote_cost import check_remote, window_of
+from forebay.plan.remote_cost import check_remote, windows_of
 from forebay.spans import COLLATE, DATA_WAIT, READ, span
 from forebay.steps.batch import IGNORED
 from forebay.steps.step import Batch, PaddingSide
@@ -198,7 +198,8 @@ class Loader(Resumable):
             left = 0
         draws = None if settings.crop_s is None else CropDraws(seed=start.seed, epoch=start.epoch)
         # All shards of a block of a moving window are touched in its first steps.
-        depth = (window_of(self.plan) or 0) // 2
+        windows = windows_of(self.plan)
+        depth = 0 if windows is None else windows.held(blocks=1)
         foresight = Foresight.of(self.source, self._ahead, depth=depth) if left else None
         filled = Prefetch(
             self._fill,

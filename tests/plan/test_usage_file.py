@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError, CacheMismatchError
-from forebay.plan.usage import pack_ids, read_usage, to_line, unpack_ids
+from forebay.plan.usage import add_counts, pack_counts, pack_ids, read_usage, to_line, unpack_ids, walk_usage
 
 
 @given(st.sets(st.integers(0, 2**32 - 1), max_size=60))
@@ -27,6 +28,22 @@ def test_packed_indices_are_compact() -> None:
     assert len(pack_ids(np.arange(1_000_000))) < 8_000
     scattered = np.sort(np.random.default_rng(0).choice(75_200_000, 25_600, replace=False))
     assert len(pack_ids(scattered)) < 4 * len(scattered)
+
+
+@given(st.lists(st.integers(0, 2**20), max_size=60))
+def test_packed_counts_are_added_as_those_of_an_object_are(counts: list[int]) -> None:
+    totals = np.zeros((2, len(counts)), np.int64)
+    add_counts(totals[0], pack_counts(np.array(counts, np.int64)))
+    add_counts(totals[1], {str(number): count for number, count in enumerate(counts) if count})
+    assert totals.tolist() == [counts, counts]
+
+
+def test_the_shards_of_a_line_are_compact() -> None:
+    """Of 75 million clips in 146,484 shards: all of them touched, or those of a window."""
+    counts = np.random.default_rng(0).poisson(6.0, 146_484)
+    assert len(pack_counts(counts)) < 150_000
+    counts[700:] = 0
+    assert len(pack_counts(counts)) < 1_200
 
 
 @pytest.mark.parametrize("text", ["%%%", base64.b64encode(b"not zlib").decode(), "AAA"])
@@ -64,6 +81,21 @@ def test_what_is_no_usage_log_is_refused(tmp_path: Path, content: bytes, message
 
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "u.jsonl").write_bytes(to_line({"version": 2}))
-    with pytest.raises(CacheMismatchError, match="version is 2, this forebay reads up to 1"):
+    (tmp_path / "u.jsonl").write_bytes(to_line({"version": 3}))
+    with pytest.raises(CacheMismatchError, match="version is 3, this forebay reads up to 2"):
         read_usage(tmp_path / "u.jsonl")
+
+
+def test_a_log_is_walked_a_line_at_a_time(tmp_path: Path) -> None:
+    path, shards = tmp_path / "u.jsonl", {str(number): number for number in range(5000)}
+    lines = [to_line({"step": step + 1, "from_step": step, "shards": shards}) for step in range(100)]
+    path.write_bytes(HEAD + b"".join(lines))
+    tracemalloc.start()
+    try:
+        head, walked = walk_usage(path)
+        ends = [end for line, end in walked if line["step"] % 25 == 0]
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000 < path.stat().st_size
+    finally:
+        tracemalloc.stop()
+    assert head["version"] == 1
+    assert ends == [len(HEAD) + sum(map(len, lines[:step])) for step in (25, 50, 75, 100)]

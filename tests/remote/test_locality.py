@@ -5,18 +5,23 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket
-from forebay.config import BucketConfig, Config, LoaderConfig, SourceConfig, WindowConfig
+from forebay.config import BucketConfig, Config, LoaderConfig, MixtureConfig, SourceConfig, WindowConfig
 from forebay.config.remote import GB
 from forebay.config.train import RunConfig
 from forebay.errors import ConfigError, ResumeError
 from forebay.plan.locality import locality_window, with_locality
 from forebay.plan.make import Planned, plan_of
+from forebay.plan.mixture.from_config import mix
+from forebay.plan.mixture.plan import MixturePlan
 from forebay.store.cache import Cache, open_cache
+from forebay.store.layout import Ints
 from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.train.loader import Loader, LoaderSettings
 from tests.remote.stored import node_settings, put_folder
@@ -101,11 +106,81 @@ def test_a_state_of_another_bound_says_which_locality_it_had(remote: Cache, tmp_
         loaders[1].load_state_dict(loaders[0].state_dict())
 
 
-def test_mixtures_and_other_plans_know_no_window(remote: Cache) -> None:
-    small = with_bound(remote, 0.5)
-    assert with_locality(AUTO, small, is_mixed=True) == replace(AUTO, locality="global")
+def test_other_plans_know_no_window(remote: Cache) -> None:
     other = WindowConfig(batch_size=2)
-    assert with_locality(other, small) is other
+    assert with_locality(other, with_bound(remote, 0.5), sizes=lambda: np.zeros(0, np.int64)) is other
+
+
+@pytest.fixture(scope="module")
+def languages(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    """80 shards of four clips of one language each: en in 40, es in 28, and 12 that say none."""
+    spoken = [language for language, count in (("en", 40), ("es", 28), ("", 12)) for _ in range(4 * count)]
+    folder = make_cache(
+        tmp_path_factory.mktemp("languages"),
+        num_samples=len(spoken),
+        features="waveform",
+        max_duration_s=0.4,
+        languages=spoken,
+    )
+    return open_cache(folder)
+
+
+def every_batch(plan: MixturePlan, epoch: int) -> list[Ints]:
+    return plan.order(0, epoch).batches(np.arange(plan.num_batches))
+
+
+def mixed(tmp_path: Path, plan: BucketConfig, **changes: Any) -> Config:
+    mixture = MixtureConfig(column="language", weights={"en": 3.0, "es": 2.0, "unknown": 1.0})
+    return replace(config_of(tmp_path, plan), mixture=mixture, **changes)
+
+
+def test_a_mixture_of_languages_downloads_each_shard_about_once_a_pass(
+    languages: Cache, bucket: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
+    there = open_cache(put_folder(bucket, languages.folder), remote=node_settings(tmp_path, proxy.endpoint))
+    small = with_bound(there, 0.42)
+    auto = replace(AUTO, edges_s=(2.0,), batch_size=4)
+    config = mixed(tmp_path, auto)
+    planned = mix(config, small, plan_of(config, small))
+    assert isinstance(planned.plan, MixturePlan)
+    assert planned.locality == "shards:4"
+    assert planned.plan.windows is not None
+    assert planned.plan.windows.sizes.tolist() == [12, 40, 28]
+    proxy.requests.clear()
+    counts, line = np.zeros(3, int), []
+    codes = (small.categories("language") or ([], np.zeros(0, int)))[1]
+    state: dict[str, Any] | None = None
+    for world in (1, 2):  # two epochs on one rank, then two on two
+        loaders = [
+            Loader(small, planned, LoaderSettings(num_threads=0), dp_rank=rank, dp_world_size=world)
+            for rank in range(world)
+        ]
+        for loader in loaders:
+            loader.load_state_dict(state or loader.state_dict())
+        for _ in range(2):
+            for _ in zip(*loaders, strict=True):
+                for loader in loaders:
+                    counts += loader.weight * np.bincount(codes[loader.indices], minlength=3)
+                    line += [loader.indices] * loader.weight
+                    assert np.abs(counts - counts.sum() * planned.plan.shares).max() < planned.plan.bound == 1
+        state = loaders[0].state_dict()
+    wanted = [batch.tolist() for epoch in range(4) for batch in every_batch(planned.plan, epoch)]
+    assert line == wanted
+    passes = counts / (4 * planned.plan.windows.sizes)
+    downloads = sum(number for (method, key), number in proxy.requests.items() if method == "GET" and "media/" in key)
+    assert downloads <= 1.3 * float(passes @ planned.plan.windows.sizes)
+    # A window that is written is the plan's too, and a state of auto goes on under it.
+    written = mixed(tmp_path, replace(auto, locality="shards:4"))
+    assert mix(written, small, plan_of(written, small)).key == planned.key
+
+
+def test_a_bound_below_three_shards_a_language_is_an_error(
+    languages: Cache, bucket: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
+    there = open_cache(put_folder(bucket, languages.folder), remote=node_settings(tmp_path, proxy.endpoint))
+    config = mixed(tmp_path, AUTO)
+    with pytest.raises(ConfigError, match=r"holds \d shards of \d+ bytes, and the smallest window needs 9 \("):
+        plan_of(config, with_bound(there, 0.1))
 
 
 def test_a_bound_for_no_window_is_an_error_with_both_numbers(remote: Cache, tmp_path: Path) -> None:

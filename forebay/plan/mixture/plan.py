@@ -19,11 +19,24 @@ from forebay.plan.interface import EpochOrder, Tail, check_epoch, checked_positi
 from forebay.plan.mixture.assignment import PERIOD, Assignment, quantise
 from forebay.plan.mixture.draw import ClassSplit, Draw, MixedDraw, PerSourceDraw
 from forebay.plan.permutation import Permutations, derive_key
+from forebay.plan.shard_line import ShardLine, Windows
 from forebay.store.layout import Array, Ints
 
 Batches = Literal["mixed", "per_source"]
 
 Exhausted = Literal["repeat", "end"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SourceShards:
+    """Where the samples of each source lie. shards: those of each source, rising; counts: their samples, [shards, c].
+
+    window: shards of a source that its shuffle reaches into.
+    """
+
+    window: int
+    shards: list[Array]
+    counts: list[Array]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,7 +52,8 @@ class MixturePlan:
 
     names: [k]. weights: int64 [k], of 65,536. sizes: int64 [k, c], samples by source and class. members: int32 or int64
     [num_samples], sample indices by class, then source; offsets: int64 [c k + 1], where each such cell begins.
-    batch_sizes: int64 [c].
+    batch_sizes: int64 [c]. shards: under `locality`, where every pass of a source goes through its shards block by
+    block, each source at its own pace; shares, lengths of epochs and states are those of a mixture without.
     """
 
     names: tuple[str, ...]
@@ -53,6 +67,15 @@ class MixturePlan:
     batches: Batches = "mixed"
     exhausted: Exhausted = "repeat"
     grad_accs: tuple[int, ...] | None = None
+    shards: SourceShards | None = None
+
+    @property
+    def windows(self) -> Windows | None:
+        """The moving windows of the sources that are drawn from; None: any sample may come at any time."""
+        if self.shards is None:
+            return None
+        live = np.flatnonzero(self.weights).tolist()
+        return Windows(window=self.shards.window, sizes=np.array([len(self.shards.shards[i]) for i in live], np.int64))
 
     @cached_property
     def draw(self) -> Draw:
@@ -153,6 +176,7 @@ def mixture_plan(
         batches=batches,
         exhausted=exhausted,
         grad_accs=plan.grad_accs,
+        shards=None if plan.shard_counts is None else _source_shards(plan, source_of, num_sources),
     )
     if made.num_batches == 0:
         smallest = int(np.argmin(np.where(quantised > 0, sizes.sum(1) / np.maximum(quantised, 1), np.inf)))
@@ -186,6 +210,23 @@ def _cells(plan: BucketPlan, source_of: Array, num_sources: int) -> tuple[Array,
     return members, sizes
 
 
+def _source_shards(plan: BucketPlan, source_of: Array, num_sources: int) -> SourceShards:
+    assert plan.shard_counts is not None
+    assert plan.locality_shards is not None
+    count, found = len(plan.shard_counts), []
+    for bucket, (start, end) in enumerate(itertools.pairwise(plan.offsets.tolist())):
+        lying = np.repeat(np.arange(count), plan.shard_counts[:, bucket])
+        found.append(np.unique(source_of[plan.members[start:end]] * np.int64(count) + lying, return_counts=True))
+    pairs = np.unique(np.concatenate([own for own, _ in found]))
+    counts = np.zeros((len(pairs), len(found)), np.int64)
+    for bucket, (own, samples) in enumerate(found):
+        counts[np.searchsorted(pairs, own), bucket] = samples
+    cuts = np.searchsorted(pairs, np.arange(1, num_sources) * count)
+    return SourceShards(
+        window=plan.locality_shards, shards=np.split(pairs % count, cuts), counts=np.split(counts, cuts)
+    )
+
+
 MIXTURE_VERSION = 1
 """Bumped when the same mixture, seed, epoch and position give other samples."""
 
@@ -197,10 +238,12 @@ class MixtureOrder(EpochOrder):
     """One epoch of a mixture: a function of (plan, seed, epoch, position) and nothing else.
 
     Each cell (source, class) has a line of its samples, put in order by a keyed permutation, another one each pass.
-    Under `end`, an epoch is one pass.
+    Under `end`, an epoch is one pass. Under `locality` the lines of a source go through its shards block by block, the
+    shards in a keyed order of the pass. All sources take it from one order: those that lie in the same shards and go at
+    the same pace read them together.
     """
 
-    __slots__ = ("_first_group", "_lines", "epoch", "plan", "seed")
+    __slots__ = ("_first_group", "_lines", "_shard_lines", "epoch", "plan", "seed")
 
     def __init__(self, plan: MixturePlan, *, seed: int, epoch: int) -> None:
         """Makes the order of epoch `epoch` (0 or more) under `seed` (any integer)."""
@@ -209,6 +252,7 @@ class MixtureOrder(EpochOrder):
         goes_on = plan.exhausted == "repeat"
         self._first_group = epoch * (plan.num_batches // plan.lockstep) if goes_on else 0
         self._lines: dict[int, Permutations] = {}
+        self._shard_lines: dict[tuple[int, int], ShardLine] = {}
 
     def __len__(self) -> int:
         return self.plan.num_batches
@@ -257,6 +301,12 @@ class MixtureOrder(EpochOrder):
         cells = classes * len(self.plan.names) + sources
         passes, places = np.divmod(ordinals, self.plan.sizes[sources, classes])
         found = np.empty_like(places)
+        if self.plan.shards is not None:
+            for number, source in np.unique(np.stack([passes, sources], 1), axis=0).tolist():
+                chosen = (passes == number) & (sources == source)
+                found[chosen] = self._shard_line(self.plan.shards, number, source)(classes[chosen], places[chosen])
+            in_shards: Ints = self.plan.members[found].astype(np.int64)
+            return in_shards
         for number in np.unique(passes).tolist():
             chosen = passes == number
             found[chosen] = self._line(number)(places[chosen], member=cells[chosen])
@@ -267,7 +317,24 @@ class MixtureOrder(EpochOrder):
         if number not in self._lines:
             if len(self._lines) >= _MAX_LINES:
                 self._lines.clear()
-            turn = number if self.plan.exhausted == "repeat" else self.epoch
-            key = derive_key("forebay mixture", MIXTURE_VERSION, self.seed, turn, "samples")
-            self._lines[number] = Permutations(np.diff(self.plan.offsets).tolist(), key)
+            self._lines[number] = Permutations(np.diff(self.plan.offsets).tolist(), self._key(number, "samples"))
         return self._lines[number]
+
+    def _shard_line(self, shards: SourceShards, number: int, source: int) -> ShardLine:
+        if (number, source) not in self._shard_lines:
+            if len(self._shard_lines) >= _MAX_LINES + 2 * len(self.plan.names):
+                self._shard_lines.clear()
+            own = shards.shards[source]
+            every = Permutations([int(max(map(np.max, filter(len, shards.shards)))) + 1], self._key(number, "shards"))
+            self._shard_lines[number, source] = ShardLine(
+                shards.counts[source],
+                self.plan.offsets[source : -1 : len(self.plan.names)],
+                shards=np.argsort(every(own)),
+                window=shards.window,
+                key=self._key(number, "shard lines", source),
+            )
+        return self._shard_lines[number, source]
+
+    def _key(self, number: int, *purpose: object) -> int:
+        turn = number if self.plan.exhausted == "repeat" else self.epoch
+        return derive_key("forebay mixture", MIXTURE_VERSION, self.seed, turn, *purpose)

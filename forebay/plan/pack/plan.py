@@ -16,15 +16,8 @@ from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.plan import ORDER_VERSION
 from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions
-from forebay.plan.pack.fit import (
-    Pattern,
-    best_fit,
-    best_fit_decreasing,
-    hand_out,
-    shuffle_inside,
-    shuffled_groups,
-    stream_packs,
-)
+from forebay.plan.pack.fewest import Packs, fewest, fewest_packs, vector_best_fit
+from forebay.plan.pack.fit import best_fit_decreasing, hand_out, shuffle_inside, shuffled_groups, stream_packs
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.store.layout import Array, Ints
 
@@ -33,6 +26,9 @@ UNPLACED = ("too_long", "too_many_patches")
 
 _SEEN_AT_ONCE = 256
 """Samples, drawn from all, that a packer under two budgets chooses from."""
+
+_FEW, _BUFFERS = 4096, (64, 256, 1024)
+"""So few samples are packed along their line too, as under `buffer_size`: of few a lucky line can be the best."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -141,40 +137,45 @@ def pack_plan(tokens: Array, *, patches: Array | None = None, settings: PackConf
     return PackPlan(members=members, offsets=offsets, unplaced=unplaced, settings=settings)
 
 
-def num_packs(patterns: list[Pattern]) -> int:
-    """Returns how many packs the patterns are."""
-    return sum(times for times, _ in patterns)
-
-
 def _packed(tokens: Array, patches: Array | None, settings: PackConfig, *, seq_len: int) -> tuple[Array, Array]:
     """Returns places pack by pack and where packs begin."""
     key = derive_key("forebay packs", settings.pack_seed, "line")
+
+    def along(line: Array, seen: int) -> Packs:
+        held = None if patches is None else patches[line]
+        places, offsets = stream_packs(
+            tokens[line], seq_len=seq_len, patches=held, max_patches=settings.max_patches, buffer_size=seen
+        )
+        return line[places], offsets
+
+    as_stored = np.arange(len(tokens))
     if 0 < settings.buffer_size < len(tokens):
-        line, seen = np.arange(len(tokens)), settings.buffer_size
-    else:
-        found = _on_histogram(tokens, settings, seq_len=seq_len, key=key)
-        if patches is None or settings.max_patches is None:
-            return found
-        held = np.add.reduceat(patches[found[0]], found[1][:-1], dtype=np.int64)
-        if held.max() <= settings.max_patches:
-            return found
-        line, seen = shuffled_groups(np.zeros_like(tokens), key=key), _SEEN_AT_ONCE
-    places, offsets = stream_packs(
-        tokens[line],
-        seq_len=seq_len,
-        patches=None if patches is None else patches[line],
-        max_patches=settings.max_patches,
-        buffer_size=seen,
-    )
-    return line[places], offsets
-
-
-def _on_histogram(tokens: Array, settings: PackConfig, *, seq_len: int, key: int) -> tuple[Array, Array]:
+        return along(as_stored, settings.buffer_size)
     counts = np.bincount(tokens, minlength=seq_len + 1)
-    patterns = best_fit_decreasing(counts, seq_len=seq_len)
-    if settings.algorithm == "best_fit":
-        patterns = min(best_fit(counts, seq_len=seq_len), patterns, key=num_packs)
-    return hand_out(tokens, patterns, key=key)
+    is_best = settings.algorithm == "best_fit"
+    patterns = (
+        fewest_packs(counts, seq_len=seq_len, key=key) if is_best else best_fit_decreasing(counts, seq_len=seq_len)
+    )
+    found, least = hand_out(tokens, patterns, key=key), fewest(counts, seq_len=seq_len)
+    lines: list[tuple[Array, int]] = []
+    if patches is not None and settings.max_patches is not None:
+        held = np.add.reduceat(patches[found[0]], found[1][:-1], dtype=np.int64)
+        if held.max() > settings.max_patches:
+            least = max(least, -(-int(patches.sum(dtype=np.int64)) // settings.max_patches))
+            found = along(shuffled_groups(np.zeros_like(tokens), key=key), _SEEN_AT_ONCE)
+            if len(found[1]) - 1 > least:
+                rooms = {"seq_len": seq_len, "max_patches": settings.max_patches}
+                found = min(found, vector_best_fit(tokens, patches, **rooms, least=least), key=_num_packs)
+    if is_best and len(tokens) <= _FEW:
+        lines = [(as_stored, seen) for seen in _BUFFERS if seen < len(tokens)]
+    for line, seen in lines:
+        if _num_packs(found) > least:
+            found = min(found, along(line, seen), key=_num_packs)
+    return found
+
+
+def _num_packs(packs: Packs) -> int:
+    return len(packs[1]) - 1
 
 
 def _checked(tokens: Array, patches: Array | None, settings: PackConfig) -> int:

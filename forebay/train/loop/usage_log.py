@@ -17,7 +17,16 @@ import numpy as np
 
 from forebay.errors import CacheError, ForebayError
 from forebay.plan.cursor import LoaderState
-from forebay.plan.usage import USAGE_VERSION, UsageCounter, expected_shares, pack_ids, population, read_usage, to_line
+from forebay.plan.usage import (
+    USAGE_VERSION,
+    UsageCounter,
+    expected_shares,
+    pack_counts,
+    pack_ids,
+    population,
+    to_line,
+    walk_usage,
+)
 from forebay.store.cache import Cache
 from forebay.store.files import write_bytes
 from forebay.store.layout import Array
@@ -84,7 +93,8 @@ class _Lines:
         self._with_ids = with_ids
         self._expected = {name: expected_shares(self._population, loader.plan, name) for name in self._population.names}
         self._totals = {name: np.zeros(len(names), np.int64) for name, names in self._population.names.items()}
-        self._kept: bytes | None = self._keep(step) if step else to_line(self._head(step=0))
+        # What the file is to begin with: a head of its own, or so many bytes of it as it stands; None: it does.
+        self._kept: bytes | int | None = self._keep(step) if step else to_line(self._head(step=0))
 
     def add(self, span: dict[str, Any], start: LoaderState, end: LoaderState, figures: dict[str, Any]) -> None:
         """Appends the line of what was used between two states. figures: what else the ranks measured together."""
@@ -92,7 +102,7 @@ class _Lines:
         line = {**span, "from": _place(start), "to": _place(end)}
         line |= {"samples": usage.samples, "batches": usage.batches, "repeats": usage.repeats}
         line |= {f"{name}s": self._column(name, counts) for name, counts in usage.counts.items()}
-        line |= {"shards": {str(i): int(usage.shards[i]) for i in np.flatnonzero(usage.shards)}, **figures}
+        line |= {"shards": pack_counts(usage.shards), **figures}
         if self._with_ids:
             line["ids"] = pack_ids(usage.used)
         self._write(to_line(line))
@@ -134,33 +144,43 @@ class _Lines:
             "shards": people.shard_sizes.tolist(),
         }
 
-    def _keep(self, step: int) -> bytes:
-        """Returns the lines up to `step` where they lead to the loader's state, else a head alone."""
+    def _keep(self, step: int) -> bytes | int:
+        """Returns where the lines up to `step` end if they lead to the loader's state, else a head alone.
+
+        The file is walked, a line in memory at a time: a long run's log may be gigabytes.
+        """
         head = self._head(step=step)
+        totals = {name: np.zeros_like(found) for name, found in self._totals.items()}
+        last, kept = {}, 0
         try:
-            stored, lines = read_usage(self._path)
+            stored, lines = walk_usage(self._path)
+            for line, end in lines:
+                if line["step"] > step:
+                    break
+                last, kept = line, end
+                for name, found in totals.items():
+                    counted = line.get(f"{name}s", {})
+                    found += [counted.get(value, {}).get("samples", 0) for value in self._population.names[name]]
         except (OSError, CacheError) as err:
             logger.warning("the usage log begins at step %d: %s", step, err)
             return to_line(head)
-        lines = [line for line in lines if line["step"] <= step]
         same = all(stored.get(name) == head[name] for name in ("plan_key", "seed", "source_key", "num_samples"))
-        place = _place(self._loader.state)
-        if not (same and lines and lines[-1]["step"] == step and lines[-1].get("to") == place):
+        if not (same and last.get("step") == step and last.get("to") == _place(self._loader.state)):
             logger.warning("the usage log begins at step %d: %s does not lead there", step, self._path)
             return to_line(head)
-        for name, totals in self._totals.items():
-            for line in lines:
-                found = line.get(f"{name}s", {})
-                totals += [found.get(value, {}).get("samples", 0) for value in self._population.names[name]]
-        return b"".join(map(to_line, [stored, *lines]))
+        self._totals = totals
+        return kept
 
     def _write(self, line: bytes) -> None:
         try:
-            if self._kept is not None:
+            if isinstance(self._kept, bytes):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(self._path, self._kept + line)
                 self._kept = None
                 return
+            if self._kept is not None:  # what stands behind the checkpoint goes; a crash here loses nothing that counts
+                os.truncate(self._path, self._kept)
+                self._kept = None
             with open(self._path, "ab") as file:
                 file.write(line)
                 file.flush()

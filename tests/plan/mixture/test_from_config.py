@@ -235,9 +235,8 @@ def test_weight_zero_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         ),
         (
             ['mixture.column="language"', 'plan={kind = "window", batch_size = 4}'],
-            r"a mixture needs a plan of buckets over all shards",
+            r"a mixture needs a plan of buckets; set plan.kind",
         ),
-        (['mixture.column="language"', 'plan.locality="shards:2"'], r"a mixture needs a plan of buckets"),
     ],
 )
 def test_a_column_that_cannot_be_mixed(corpus: Corpus, overrides: list[str], message: str) -> None:

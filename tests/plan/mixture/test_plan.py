@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,10 +50,20 @@ def make(
     batch_size: int | tuple[int, ...] = 4,
     lockstep: int = 1,
     tail: str = "short",
+    locality: str = "global",
+    shards: Array | None = None,
     **rules: Any,
 ) -> Made:
-    wanted = BucketConfig(edges_s=edges_s, batch_size=batch_size, lockstep=lockstep, tail=tail)  # type: ignore[arg-type]
-    buckets = bucket_plan(lengths, sample_rate_hz=RATE, settings=wanted)
+    """shards: of the samples; left out: four samples that follow each other lie in one."""
+    wanted = BucketConfig(
+        edges_s=edges_s,
+        batch_size=batch_size,
+        lockstep=lockstep,
+        tail=tail,  # type: ignore[arg-type]
+        locality=locality,
+    )
+    shards = np.arange(len(lengths)) // 4 if shards is None else shards
+    buckets = bucket_plan(lengths, sample_rate_hz=RATE, settings=wanted, shards=shards)
     names = [f"source {number}" for number in range(len(weights))]
     plan = mixture_plan(buckets, source_of, names=names, weights=weights, **rules)
     return Made(plan, buckets, lengths, source_of)
@@ -73,6 +83,7 @@ def mixtures(draw: st.DrawFn, *, batches: str | None = None) -> Made:
         "lockstep": draw(st.integers(1, 4)),
         "tail": draw(st.sampled_from(["short", "drop", "pad"])),
         "batches": batches or draw(st.sampled_from(["mixed", "per_source"])),
+        "locality": draw(st.sampled_from(["global", "shards:1", "shards:4", "shards:16"])),
     }
     # Their sum divides the period, so they are exact and one period is short: the period's own sum takes 0.1 s.
     weights = rng.multinomial(2 ** draw(st.integers(0, 8)), rng.dirichlet(np.full(num_sources, 0.7)))
@@ -335,3 +346,54 @@ def test_what_gives_no_mixture_is_refused() -> None:
     assert order.batches([]) == []
     with pytest.raises(PlanError, match=r"epoch is -1, wanted 0 or more"):
         make(lengths, source_of, [1, 1]).plan.order(0, -1)
+
+
+@given(mixtures(), st.integers(0, 3))
+def test_windows_change_which_sample_of_a_source_comes_and_nothing_else(made: Made, number: int) -> None:
+    plan, free = made.plan, replace(made.plan, shards=None)
+    order, other = plan.order(5, number), free.order(5, number)
+    every = np.arange(len(order))
+    assert len(order) == len(other)
+    assert order.buckets(every).tolist() == other.buckets(every).tolist()
+    owners = [[made.source_of[batch].tolist() for batch in found.batches(every)] for found in (order, other)]
+    assert owners[0] == owners[1]
+
+
+@pytest.mark.parametrize("exhausted", ["repeat", "end"])
+@pytest.mark.parametrize("batches", ["mixed", "per_source"])
+def test_every_source_goes_through_its_shards_window_by_window(batches: Any, exhausted: Any) -> None:
+    rng = np.random.default_rng(0)
+    count, per_shard, window = 30_000, 100, 12
+    shards = np.arange(count) // per_shard
+    source_of = shards % 3
+    made = make(
+        rng.integers(0, 15 * RATE, count),
+        source_of,
+        [4, 3, 1],
+        edges_s=(7.0, 15.0),
+        locality=f"shards:{window}",
+        shards=shards,
+        batches=batches,
+        exhausted=exhausted,
+    )
+    assert made.plan.windows is not None
+    assert (made.plan.windows.held(blocks=3), made.plan.windows.held(blocks=1)) == (54, 18)
+    line, orders = np.concatenate(epoch(made.plan, 0)), []
+    stretches = [line[start : start + 200] for start in range(0, len(line) - 200, 200)]
+    reach = np.array([np.unique(shards[own[source_of[own] == 0]]).size for own in stretches])
+    assert np.mean(reach <= 3 * window // 2) > 0.95  # a pass ends with a block that is not whole
+    assert reach.max() <= 2 * window
+    for number in range(2):
+        own = np.concatenate(epoch(made.plan, number))
+        orders.append(list(dict.fromkeys(shards[own[source_of[own] == 0]].tolist())))
+    assert orders[0] != sorted(orders[0])
+    assert orders[0][:20] != orders[1][:20]
+
+
+def test_sources_of_the_same_shards_and_pace_read_them_together() -> None:
+    shards = np.arange(8000) // 40
+    source_of = np.arange(8000) % 2
+    made = make(np.full(8000, 5000), source_of, [1, 1], locality="shards:8", shards=shards)
+    line = np.concatenate(epoch(made.plan, 0))
+    for start in range(0, 8000, 100):
+        assert len(np.unique(shards[line[start : start + 100]])) <= 12

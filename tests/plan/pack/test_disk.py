@@ -15,9 +15,10 @@ from forebay.config import BucketConfig, PackConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, PlanError
 from forebay.inspect.plans import plans_of
 from forebay.plan import disk as disk_module
+from forebay.plan import names as names_module
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.make import Samples, kept_plan
-from forebay.plan.names import plan_folder, plan_key
+from forebay.plan.names import plan_folder, plan_key, state_key
 from forebay.plan.pack.plan import PackPlan, pack_plan
 from forebay.plan.statistics import pack_statistics
 from tests.plan.packs import packs_of, photos_and_text
@@ -189,3 +190,21 @@ def test_statistics_without_images_or_patches() -> None:
 def test_statistics_of_other_samples_are_refused() -> None:
     with pytest.raises(PlanError, match="images holds 3 samples, the plan 800"):
         figures(PLAN, images=IMAGES[:3])
+
+
+def test_packs_of_an_older_packer_stay_readable_and_of_a_newer_one_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names_module, "PACKER_VERSION", 1)
+    folder = saved(tmp_path)
+    monkeypatch.setattr(names_module, "PACKER_VERSION", 2)
+    loaded = load_plan(folder, cache_key=KEY, settings=SETTINGS, num_samples=len(TOKENS))
+    assert np.array_equal(loaded.members, PLAN.members)
+    content = {"recipe": "r", "sample_ids": "s", "content": {}}
+    now = state_key(SETTINGS, **content)
+    again = saved(tmp_path)
+    assert again != folder
+    monkeypatch.setattr(names_module, "PACKER_VERSION", 1)
+    assert state_key(SETTINGS, **content) == now
+    with pytest.raises(CacheMismatchError, match=r"packer_version differs \(1 wanted, 2 stored\)"):
+        load_plan(again, cache_key=KEY, settings=SETTINGS, num_samples=len(TOKENS))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.plan.pack.fewest import num_packs
 from forebay.plan.pack.fit import Pattern, best_fit, best_fit_decreasing, hand_out, shuffle_inside, shuffled_groups
-from forebay.plan.pack.plan import num_packs
 from tests.plan.packs import SEQ_LEN, lognormal, question_answers
 
 Array = np.ndarray[Any, Any]

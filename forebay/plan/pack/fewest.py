@@ -1,0 +1,177 @@
+"""The fewest packs of several ways: each is tried only while none has reached what no packing can go below.
+
+On the histogram, along a line of a few thousand samples of which each stands for many, with the shortest samples packed
+apart, and under two budgets by best-fit-decreasing of vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from forebay.plan.pack.fit import Pattern, best_fit, best_fit_decreasing, shuffled_groups, stream_packs
+from forebay.store.layout import Array, Ints
+
+Packs = tuple[Array, Array]
+"""Places pack by pack, and where packs begin and end."""
+
+_LINE, _SHORT_LINE, _SEEN = 4096, 1024, 64
+"""Samples of a line that stands for all, or for the shortest of them, and how many of it a packer sees at once."""
+
+_WHOLE = 8192
+"""Samples that best-fit-decreasing of vectors looks at together."""
+
+_MENDED = 2
+"""Times that the packs least full are packed again."""
+
+_SHARES = (1.0, 0.998)
+"""How full packs of the shortest samples are to be."""
+
+
+def num_packs(patterns: list[Pattern]) -> int:
+    """Returns how many packs the patterns are."""
+    return sum(times for times, _ in patterns)
+
+
+def fewest_packs(counts: Array, *, seq_len: int, key: int) -> list[Pattern]:
+    """Returns patterns that use every sample once, none above `seq_len`: the fewest of several ways.
+
+    counts: int64 [seq_len + 1], samples of each length; none of length 0. key: 64 bits, of the lines' order.
+    """
+    tries: Iterator[Callable[[], list[Pattern]]] = iter(
+        [
+            lambda: best_fit_decreasing(counts, seq_len=seq_len),
+            lambda: best_fit(counts, seq_len=seq_len),
+            lambda: _along_lines(counts, _LINE, seq_len=seq_len, key=key),
+            *(lambda share=share: _apart(counts, share, seq_len=seq_len, key=key) for share in _SHARES),
+        ]
+    )
+    least, found = fewest(counts, seq_len=seq_len), next(tries)()
+    for make in tries:
+        if num_packs(found) > least:
+            found = min(found, make(), key=num_packs)
+    for number in range(_MENDED * (len(found) > 1)):
+        if num_packs(found) > least:
+            found = min(_mended(found, seq_len=seq_len, key=key + number), found, key=num_packs)
+    return found
+
+
+def _mended(patterns: list[Pattern], *, seq_len: int, key: int) -> list[Pattern]:
+    """Returns the packs with those least full, and as many others, packed again along a line."""
+    worst = sorted(range(len(patterns)), key=lambda number: sum(patterns[number][1]))
+    order = shuffled_groups(np.zeros(len(patterns), np.int64), key=key).tolist()
+    left, line = [times for times, _ in patterns], list[int]()
+    for numbers, enough in ((worst, _SHORT_LINE), (order, 2 * _SHORT_LINE)):
+        for number in numbers:
+            lengths = patterns[number][1]
+            packs = min(left[number], max(enough - len(line), 0) // len(lengths))
+            packs = packs if numbers is worst else min(packs, 1)
+            left[number] -= packs
+            line += lengths * packs
+    loose = np.array(line, np.int64)[shuffled_groups(np.zeros(len(line), np.int64), key=key)]
+    places, ends = stream_packs(loose, seq_len=seq_len, patches=None, max_patches=None, buffer_size=_SEEN)
+    again = [(1, loose[places[start:end]].tolist()) for start, end in pairwise(ends.tolist())]
+    return [(times, lengths) for times, (_, lengths) in zip(left, patterns, strict=True) if times] + again
+
+
+def fewest(counts: Array, *, seq_len: int) -> int:
+    """Returns packs that no packing goes below: by tokens, and by how many samples longer than S / 2, S / 3 ... fit.
+
+    The dual feasible functions of Fekete and Schepers 2001, in integers.
+    """
+    lengths = np.flatnonzero(counts)
+    tokens = counts[lengths] * lengths
+    least = -(-int(tokens.sum()) // seq_len)
+    for part in range(1, min(seq_len // int(lengths[0]), 64) + 1):
+        whole, rest = np.divmod((part + 1) * lengths, seq_len)
+        shares = np.where(rest == 0, lengths * part, whole * seq_len)
+        least = max(least, -(-int(counts[lengths] @ shares) // (part * seq_len)))
+    return least
+
+
+def _along_lines(counts: Array, num_samples: int, *, seq_len: int, key: int) -> list[Pattern]:
+    """Returns the packs of lines of so many samples, that stand for many of their length, for fewer from line to line.
+
+    Three quarters of a line are used: what its last packs would have to take waits for the next one.
+    """
+    rest, patterns, times = counts.copy(), [], int(counts.sum())
+    while rest.any():
+        times = max(min(int(rest.sum()) // num_samples, times // 2), 1)
+        line = np.repeat(np.arange(len(rest)), rest // times)
+        line = line[shuffled_groups(np.zeros_like(line), key=key ^ times)]
+        places, ends = stream_packs(line, seq_len=seq_len, patches=None, max_patches=None, buffer_size=_SEEN)
+        kept = len(ends) - 1 if times == 1 else int(np.searchsorted(ends, len(line) * 3 // 4))
+        taken = line[places]
+        patterns += [(times, taken[start:end].tolist()) for start, end in pairwise(ends[: kept + 1].tolist())]
+        rest = rest - times * np.bincount(taken[: ends[kept]], minlength=len(rest))
+    return patterns
+
+
+def _apart(counts: Array, share: float, *, seq_len: int, key: int) -> list[Pattern]:
+    """Returns packs of k of the shortest samples each, so many that these fill `share` of them, and those of the rest.
+
+    k is one more than samples of mean length fit a pack: of similar lengths only the shorter ones can stand so close.
+    """
+    lengths = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    tokens = np.cumsum(lengths, dtype=np.int64)
+    each = seq_len * len(lengths) // int(tokens[-1]) + 1
+    cut = int(np.count_nonzero(tokens * each <= np.arange(1, len(lengths) + 1) * (share * seq_len)))
+    short, long = (np.bincount(part, minlength=len(counts)) for part in (lengths[:cut], lengths[cut:]))
+    packs = _along_lines(short, _SHORT_LINE, seq_len=seq_len, key=key) if cut else []
+    if cut == len(lengths):
+        return packs
+    ways = [pack(long, seq_len=seq_len) for pack in (best_fit, best_fit_decreasing)]
+    return packs + min(ways, key=num_packs)
+
+
+def vector_best_fit(tokens: Array, patches: Array, *, seq_len: int, max_patches: int, least: int) -> Packs:
+    """Returns the fewest packs of four orders of best-fit-decreasing under two budgets; stops where one has `least`.
+
+    By tokens, by patches, by the sum of their shares of the budgets and by the larger share: each sample, the largest
+    first, goes into the pack with the least room by the same measure. More than 8,192 samples are packed in pieces.
+    """
+    shares = np.stack([tokens * np.int64(max_patches), patches * np.int64(seq_len)])
+    room = np.int64(seq_len * max_patches)
+    measures: list[Callable[[Array], Array]] = [lambda v: v[0], lambda v: v[1], lambda v: v.sum(0), lambda v: v.max(0)]
+    best: Array | None = None
+    for measure in measures:
+        owners, count = np.empty(len(tokens), np.int64), 0
+        for start in range(0, len(tokens), _WHOLE):
+            piece = slice(start, start + _WHOLE)
+            owners[piece] = count + _decreasing(shares[:, piece], room, measure)
+            count = int(owners[piece].max()) + 1
+        if best is None or count <= best.max():
+            best = owners
+        if best.max() < least:
+            break
+    assert best is not None
+    return np.argsort(best, kind="stable"), np.concatenate(([0], np.cumsum(np.bincount(best))))
+
+
+def _decreasing(shares: Array, room: np.int64, measure: Callable[[Array], Array]) -> Ints:
+    """Returns the pack of each sample. shares: int64 [2, num_samples], both of `room`."""
+    owners = np.empty(shares.shape[1], np.int64)
+    smallest = shares.min(axis=1)
+    open_rooms, numbers = np.empty((2, 64), np.int64), np.empty(64, np.int64)
+    width = count = 0
+    for sample in np.argsort(-measure(shares), kind="stable").tolist():
+        size = shares[:, sample]
+        held = open_rooms[:, :width]
+        fitting = np.flatnonzero((held[0] >= size[0]) & (held[1] >= size[1]))
+        if len(fitting):
+            pack = int(fitting[np.argmin(measure(held[:, fitting]))])
+            held[:, pack] -= size
+        else:
+            if width == len(numbers):
+                # Packs that take no sample any more are dropped; else there is room for as many again.
+                kept = np.flatnonzero((held >= smallest[:, None]).all(axis=0))
+                spare = np.empty(2 * len(kept) + 64, np.int64)
+                numbers, width = np.concatenate((numbers[kept], spare)), len(kept)
+                open_rooms = np.concatenate((held[:, kept], np.stack([spare, spare])), axis=1)
+            pack = width
+            open_rooms[:, pack], numbers[pack] = room - size, count
+            width, count = width + 1, count + 1
+        owners[sample] = numbers[pack]
+    return owners

@@ -1,0 +1,97 @@
+"""The default packer needs no more packs than any other: buffers, best-fit-decreasing, and its kin of two budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.config import PackConfig
+from forebay.plan.pack.fewest import fewest
+from forebay.plan.pack.plan import PackPlan, pack_plan
+
+Array = np.ndarray[Any, Any]
+
+
+def similar(rng: np.random.Generator, count: int, seq_len: int) -> Array:
+    low = int(rng.integers(seq_len // 12, seq_len // 2))
+    return rng.integers(low, low + max(2, low // int(rng.integers(2, 30))), count)
+
+
+def questions(rng: np.random.Generator, count: int, seq_len: int) -> Array:
+    lengths = rng.integers(seq_len // 40, seq_len // 20, count)
+    is_long = rng.random(count) < 0.02
+    return np.where(is_long, rng.integers(seq_len // 20, seq_len + 1, count), lengths)
+
+
+def heavy_tails(rng: np.random.Generator, count: int, seq_len: int) -> Array:
+    return np.clip(np.exp(rng.normal(np.log(seq_len / 12), 1.0, count)), 1, seq_len).astype(np.int64)
+
+
+LENGTHS = (similar, questions, heavy_tails)
+
+
+def packs(tokens: Array, seq_len: int, patches: Array | None = None, **changes: Any) -> PackPlan:
+    return pack_plan(tokens, patches=patches, settings=PackConfig(seq_len=seq_len, **changes))
+
+
+def require_packs(plan: PackPlan, tokens: Array, seq_len: int) -> None:
+    assert np.array_equal(np.sort(plan.members), np.arange(len(tokens)))
+    assert np.add.reduceat(tokens[plan.members], plan.offsets[:-1]).max() <= seq_len
+
+
+def best_fit_decreasing(sizes: Array, measure: Callable[[Array], Array]) -> int:
+    """Packs of rooms 1 and 1, the plain way. sizes: float [num_samples, 2]."""
+    rooms = np.ones((0, 2))
+    for sample in np.argsort(-measure(sizes), kind="stable"):
+        fits = np.flatnonzero((rooms >= sizes[sample] - 1e-12).all(axis=1))
+        if len(fits):
+            rooms[fits[np.argmin(measure(rooms[fits]))]] -= sizes[sample]
+        else:
+            rooms = np.vstack([rooms, 1 - sizes[sample]])
+    return len(rooms)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(LENGTHS), st.integers(1, 2500), st.sampled_from([256, 1000, 2048]), st.integers(0, 2**32))
+def test_no_buffer_and_no_best_fit_decreasing_needs_fewer_packs(
+    made: Callable[..., Array], count: int, seq_len: int, seed: int
+) -> None:
+    tokens = made(np.random.default_rng(seed), count, seq_len)
+    plan = packs(tokens, seq_len)
+    require_packs(plan, tokens, seq_len)
+    others = [packs(tokens, seq_len, buffer_size=size).num_batches for size in (64, 256, 1024)]
+    others.append(packs(tokens, seq_len, algorithm="best_fit_decreasing").num_batches)
+    assert fewest(np.bincount(tokens, minlength=seq_len + 1), seq_len=seq_len) <= plan.num_batches <= min(others)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "seq_len"),
+    [(300, 340, 1024), (95, 105, 1000), (200, 400, 2048), (900, 1100, 8192), (400, 700, 2048)],
+)
+def test_many_similar_lengths_fill_packs_as_a_buffer_does(low: int, high: int, seq_len: int) -> None:
+    tokens = np.random.default_rng(1).integers(low, high + 1, 30_000)
+    plan = packs(tokens, seq_len)
+    require_packs(plan, tokens, seq_len)
+    assert plan.num_batches <= packs(tokens, seq_len, buffer_size=64).num_batches
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(LENGTHS), st.integers(1, 400), st.floats(0.3, 3.0), st.integers(0, 2**32))
+def test_two_budgets_need_no_more_packs_than_best_fit_decreasing_of_vectors(
+    made: Callable[..., Array], count: int, share: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    seq_len, max_patches = 1000, 2000
+    tokens = made(rng, count, seq_len)
+    patches = np.minimum(4 * (tokens * rng.random(count) * share / 2).astype(np.int64), max_patches)
+    plan = packs(tokens, seq_len, patches, max_patches=max_patches)
+    require_packs(plan, tokens, seq_len)
+    assert np.add.reduceat(patches[plan.members], plan.offsets[:-1]).max() <= max_patches
+    sizes = np.stack([tokens / seq_len, patches / max_patches], axis=1)
+    measures = (lambda v: v[..., 0], lambda v: v[..., 1], lambda v: v.sum(-1), lambda v: v.max(-1))
+    assert plan.num_batches <= min(best_fit_decreasing(sizes, measure) for measure in measures)
