@@ -11,7 +11,9 @@ from pathlib import Path
 
 from forebay.caches.files import Contents, File
 from forebay.caches.own import names_of_cache
-from forebay.caches.survey import Item
+from forebay.caches.root import Root
+from forebay.caches.survey import Item, Survey
+from forebay.caches.survey import survey as survey_here
 from forebay.errors import CacheError, RemoteError
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.metadata import FILE_NAME, read_metadata
@@ -20,7 +22,14 @@ from forebay.store.remote.root import LISTED, RemoteRoot
 from forebay.store.remote.transfer.columns import NAME as COLUMNS
 
 
-def stored_items(remote: RemoteRoot) -> list[Item]:
+def survey(root: Root) -> Survey:
+    """Returns what lies under a root, here and in the store that it stands for."""
+    found = survey_here(root)
+    found.items += [] if root.remote is None else _stored_items(root.remote)
+    return found
+
+
+def _stored_items(remote: RemoteRoot) -> list[Item]:
     """Returns the sealed caches below a URL, and as foreign what else lies there, by name. One listing of all."""
     folders = {url.name: folder for url, folder in remote.caches()}
     found: dict[str, list[ObjectInfo]] = {}

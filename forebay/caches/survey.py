@@ -167,10 +167,6 @@ def survey(root: Root) -> Survey:
         with contextlib.suppress(FileNotFoundError):  # it went meanwhile
             status = os.stat(name, dir_fd=root.descriptor, follow_symlinks=False)
             items += _top(root, name, status)
-    if root.remote is not None:
-        from forebay.caches.stored import stored_items
-
-        items += stored_items(root.remote)
     return Survey(root=root, items=items, origin=_origin(root))
 
 

@@ -64,7 +64,7 @@ def _add_ls(actions: Any) -> None:
 
 def _ls(options: argparse.Namespace) -> int:
     from forebay.caches.listing import ListReport
-    from forebay.caches.survey import survey
+    from forebay.caches.stored import survey
     from forebay.caches.wanted import config_files, wanted_by
 
     place, named = _divided(options)
@@ -86,7 +86,7 @@ def _add_du(actions: Any) -> None:
 def _du(options: argparse.Namespace) -> int:
     from forebay.caches.listing import UsageReport
     from forebay.caches.node import node_usage
-    from forebay.caches.survey import survey
+    from forebay.caches.stored import survey
 
     place, files = _divided(options)
     with _root(options, place, files) as root:
@@ -149,7 +149,7 @@ def _add_removal(parser: argparse.ArgumentParser) -> None:
 def _rm(options: argparse.Namespace) -> int:
     from forebay.caches.guard import Guard
     from forebay.caches.prune import carried_out, named
-    from forebay.caches.survey import survey
+    from forebay.caches.stored import survey
 
     place, names = _named_items(options)
     with opened_root(place, read_remote(options.set)) as root:
@@ -219,7 +219,7 @@ _RULES = ("leftovers", "plans", "tar_indexes", "text_indexes", "listings", "inpu
 def _prune(options: argparse.Namespace) -> int:
     from forebay.caches.guard import Guard
     from forebay.caches.prune import Rules, carried_out, decide, over
-    from forebay.caches.survey import survey
+    from forebay.caches.stored import survey
     from forebay.caches.wanted import config_files, wanted_by
     from forebay.caches.words import parse_age, parse_size
 
@@ -318,7 +318,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _to_verify(options: argparse.Namespace) -> Iterator[tuple[Path, str, str | None]]:
     """Yields folder, name and config of every cache that is to be verified."""
-    from forebay.caches.survey import survey
+    from forebay.caches.stored import survey
 
     if options.all:
         with opened_root(options.cache_root or "caches", read_remote(options.set)) as root:
