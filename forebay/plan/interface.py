@@ -8,7 +8,8 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from forebay.config.plan import PlanConfig, Tail
+from forebay.config.plan import PlanConfig
+from forebay.config.plan import Tail as Tail
 from forebay.errors import PlanError
 from forebay.store.layout import Array, Ints
 
