@@ -63,13 +63,14 @@ def canonical(
 
 
 def image_names(fields: Mapping[str, Any]) -> list[str]:
-    """Returns the names that `images` or `image` gives, none where neither holds any; for one, a string will do.
+    """Returns the names that `images` or `image` gives, none where both are missing or null; for one, a string will do.
 
-    Raises TextError `bad_conversation` for other types.
+    Of both, the one that holds any. Raises TextError `bad_conversation` for other types.
     """
-    name = next((name for name in IMAGES if is_given(fields.get(name))), None)
-    if name is None:
+    names = [name for name in IMAGES if fields.get(name) is not None]
+    if not names:
         return []
+    name = next((name for name in names if is_given(fields[name])), names[0])
     values = fields[name] if isinstance(fields[name], list) else [fields[name]]
     try:
         return [string_of({name: value}, (name,), required=True) or "" for value in values]
