@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -494,3 +495,14 @@ def test_a_url_is_no_folder(tmp_path: Path, url: str) -> None:
     (tmp_path / "m").mkdir()
     with pytest.raises(ConfigError, match=r"audio\.extractor: .*/m holds no feature extractor"):
         Extractor.of({"extractor": f"file://{tmp_path}/m"}, folder=Path("/"), rate_hz=16_000)
+
+
+@pytest.mark.parametrize("name", ["ParakeetFeatureExtractor", "CohereAsrFeatureExtractor"])
+def test_a_promise_says_for_which_signals_it_does_not_hold(name: str) -> None:
+    """Their normalisation divides by next to nothing there: 0.16 for a promise of 1e-05."""
+    extractor = getattr(transformers, name)()
+    leave_out = ("audio_chunk_index",) if name.startswith("Cohere") else ()
+    _, promise = probe_extractor(extractor, leave_out=leave_out)
+    assert re.fullmatch(
+        r"within \de-06 but up to 0\.\d+ in digital silence, full-scale squares and noise of one step", str(promise)
+    )

@@ -21,6 +21,7 @@ from forebay.steps.form_batch import collate
 from forebay.steps.image.processor.outputs import as_array, outputs_of
 from forebay.steps.image.processor.probe import quiet
 from forebay.steps.image.processor.step import OpenProcessor, Processed, probe_processor
+from forebay.train.collate.images import ImagesBatch
 from tests.store.image.variants import photo
 
 CLASSES: dict[str, dict[str, Any]] = {
@@ -258,6 +259,34 @@ def test_a_small_output_has_all_values_of_every_channel(name: str, side: int) ->
     table = form.pixels.table
     assert table is not None
     assert [len(np.unique(row)) for row in table.values] == [256] * 3
+
+
+def test_an_output_that_the_probe_did_not_see_stops_the_build(tmp_path: Path) -> None:
+    """Its tiles begin above all sizes of the probe."""
+    tiles = {
+        "image_processor_type": "DeepseekOcr2ImageProcessor",
+        "tile_size": 1450,
+        "size": {"height": 64, "width": 64},
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(tiles))
+    opened = Processed(processor="", folder=str(tmp_path)).opened()
+    assert [field.name for field in opened.form.fields] == ["pixel_values", "num_local_patches"]
+    opened.make(encoded(photo().resize((1400, 20))), sample_id="usual")
+    with pytest.raises(ConfigError, match=r"large: DeepseekOcr2.* gives pixel_values_local, .*leave_out") as caught:
+        opened.make(encoded(photo().resize((1500, 20))), sample_id="large")
+    assert caught.value.code == "FB142"
+
+
+def test_a_batch_lacks_what_the_processor_gives_of_larger_images_alone(tmp_path: Path) -> None:
+    tiles = {"image_processor_type": "DeepseekOcr2ImageProcessor", "tile_size": 80, "size": {"height": 64, "width": 64}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(tiles))
+    opened = Processed(processor="", folder=str(tmp_path)).opened()
+    collate_ = ImagesBatch(opened.form.main.name, opened.form, counts_tokens=False).collate
+    for widths, has_tiles in (((40, 60), False), ((40, 300), True)):
+        rows = [opened.make(encoded(photo().resize((width, 40))), sample_id="x") for width in widths]
+        stored = [{f.name: (f.array(f.stored(row[f.name])),) for f in opened.form.stored} for row in rows]
+        batch = collate_(stored, dtype=torch.float32, allocate=fresh)
+        assert ("pixel_values_local" in batch) == has_tiles
 
 
 def test_a_folder_of_oneformer_is_read_without_its_names_of_classes(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class Extractor(Declared):
     digest: str
     kind: str
     rate_hz: int
-    version: int = 1
+    version: int = 2
 
     def __post_init__(self) -> None:
         if not self.extractor:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-import forebay
 from forebay.errors import BuildError, ConfigError, DecodeError
 from forebay.steps.audio.own.step import Own
 from forebay.steps.run_code import serve
@@ -52,7 +51,7 @@ def _unlisted(own: Own) -> set[str]:
     own_path = Path(os.path.realpath(own.path))
     folder = own_path.parents[len(Path(own.spec.rpartition(":")[0]).parts) - 1]
     known = {own_path, *(Path(os.path.realpath(own_path.parent / name)) for name, _ in own.files)}
-    others = [Path(os.path.realpath(place)) for place in (sys.prefix, forebay.__path__[0])]
+    others = [Path(os.path.realpath(place)) for place in (sys.prefix, Path(__file__).parents[3])]
 
     def watch(event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(args[0], str | bytes) and "r" in (args[1] or "r"):

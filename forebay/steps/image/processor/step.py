@@ -46,7 +46,7 @@ class Processed(Step):
     """Whether floats of which a channel takes few values are stored as codes of one or two bytes, and a table."""
     leave_out: tuple[str, ...] = ()
     """Outputs of the processor that are not stored: what is no array, and what the model does not need."""
-    version: int = 1
+    version: int = 2
 
     def opened(self, form: BatchForm | None = None) -> OpenProcessor:
         """Returns the processor, loaded; a process does that once. Raises ConfigError.

@@ -52,7 +52,7 @@ class ProcessorChat(ImagesText):
     processor_folder: str = field(default="", compare=False)
     learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
     """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
-    version: int = 1
+    version: int = 2
 
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns the fields of the text group, [num_tokens] each."""
