@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from forebay.doctor.figures import Codecs, Listed, Made, Opened, Pieces, PlanFacts, Rates, Reads, Stage, Steps
 from forebay.doctor.predict import Prediction, Training, build_seconds, more_workers
@@ -160,8 +161,8 @@ class Measured:
         read_ms = 0.0 if self.reads is None else self.reads.cold_ms or self.reads.warm_ms
         workers = self.num_workers or self.cores
         rows = self.listed.num_rows
-        cost = {"rows": rows, "cpu_ms": self.made.cpu_ms, "read_ms": read_ms}
-        made_s = build_seconds(**cost, workers=workers, cores=self.cores, start_s=self.start_s)
+        machine: dict[str, Any] = {"workers": workers, "cores": self.cores, "start_s": self.start_s}
+        made_s = build_seconds(rows=rows, cpu_ms=self.made.cpu_ms, read_ms=read_ms, **machine)
         return made_s + (self.listed.seconds if self.listed.is_whole else 0.0)
 
     @property

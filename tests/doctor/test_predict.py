@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_a_build_takes_the_cores_that_there_are() -> None:
 
 def test_a_build_waits_for_its_processes_to_start() -> None:
     """The command first, then eight workers on two cores."""
-    cost = {"rows": 1000, "cpu_ms": 9.0, "read_ms": 1.0}
+    cost: dict[str, Any] = {"rows": 1000, "cpu_ms": 9.0, "read_ms": 1.0}
     assert build_seconds(**cost, workers=8, cores=2, start_s=3.0) == pytest.approx(5.0 + 3.0 + 12.0)
     assert build_seconds(**cost, workers=1, cores=2, start_s=3.0) == pytest.approx(10.0 + 3.0 + 3.0)
 

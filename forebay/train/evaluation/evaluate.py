@@ -112,7 +112,8 @@ class Evaluator:
         unread: list[str] = []
         loader, seen, losses, mute = each.loader, 0, [], self.mute[0] if self.mute else None
         with contextlib.closing(iter(loader)) as batches:  # type: ignore[type-var]
-            for batch, ids in batches:  # type: ignore[misc]  # pairs
+            for pair in batches:
+                batch, ids = cast(tuple[Batch, list[str]], pair)
                 indices, weight = loader.indices, loader.weight
                 inputs, passed = self._passed(batch, loader, keeps=each.writes)
                 fields = fields_of(batch)
