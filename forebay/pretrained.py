@@ -61,6 +61,6 @@ def offline() -> Iterator[None]:
 
 def without_dropout(tokenizer: Any) -> None:
     """Makes a fast tokenizer give a text the same tokens each time."""
-    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     if getattr(model, "dropout", None):
         model.dropout = None

@@ -91,7 +91,7 @@ def test_the_documents_print_loops() -> None:
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_dataloader_hands_the_weight_on_with_the_batch(world: int, num_workers: int) -> None:
     """61 batches of one sample: behind worker processes, which run ahead of the loop."""
-    learnt: Counter[int] = Counter()
+    learnt: Counter[tuple[int, ...]] = Counter()
     for rank in range(world):
         sampler = PlanSampler(Planned(plan=PLAN, key="0"), seed=0, dp_rank=rank, dp_world_size=world)
         batches: Any = DataLoader(

@@ -150,6 +150,7 @@ def _seal(bench: Bench, listing: Listing, done: Done, rows: int) -> int:
         probe=dict.fromkeys(bench.modality.groups, "0" * 32),
         constants=bench.modality.constants(),
         memo=b"",
+        messages={},
     )
     seal(bench.sample_folder, contents, scratch=bench.root / SAMPLE, replace=True)
     return int(np.count_nonzero(found.reasons.codes))

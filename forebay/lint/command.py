@@ -78,9 +78,10 @@ def lint(targets: Sequence[Target], against: Sequence[Target], options: LintOpti
     """
     started_s = time.monotonic()
     _require_checks(options.skip)
-    for target in targets if options.drop_ids is not None else ():
-        folder = None if target.config is not None or is_url(target.place) else Path(target.place)
-        check_output(options.drop_ids, "--drop-ids", folder=folder, config=target.config)
+    if options.drop_ids is not None:
+        for target in targets:
+            folder = None if target.config is not None or is_url(target.place) else Path(target.place)
+            check_output(options.drop_ids, "--drop-ids", folder=folder, config=target.config)
     measured = [_measured(target, options) for target in targets]
     linted = [Linted.of(found, left_out=_checks_left_out(found), notes=_notes(found)) for found in measured]
     findings = [

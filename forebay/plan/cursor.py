@@ -290,8 +290,7 @@ class Cursor:
         outside of the plan or a worker's state where there is another number of workers; nothing has changed then.
         """
         _check_locality(state, self.key, self._locality)
-        plan = {"num_batches": self._num_batches, "tail": self.plan.tail}
-        loaded = LoaderState.from_json(state, plan_key=self.key, **plan)
+        loaded = LoaderState.from_json(state, plan_key=self.key, num_batches=self._num_batches, tail=self.plan.tail)
         stored = state.get(_WORKERS)
         if stored is not None and stored != num_workers:
             raise ResumeError(

@@ -34,6 +34,7 @@ from forebay.store.seal import seal
 from forebay.store.shard import shard_fields, write_shard
 from forebay.store.verify import verify_folder
 from forebay.train.uncached import conversations as listing
+from forebay.train.uncached.source import Rejected
 from tests.faults.children import Children
 from tests.faults.fuzzing import PER_TRIAL, WICKED, Fuzz, npy
 from tests.faults.row import Row, made
@@ -159,7 +160,7 @@ def kept_listing(folder: Path, data: st.DataObject) -> None:
         assert (images >= 0).all()
         assert (images < len(found.images)).all()
         assert set(found.rows["group"].to_pylist() + found.images["file"].to_pylist()) <= set(range(len(found.files)))
-        assert all(isinstance(count, int) for count in found.failed.values())
+        assert all(isinstance(count, int) for count in found.rejected.failed.values())
         found.rows.to_pylist()
 
 
@@ -233,7 +234,8 @@ def _keep_listing(raw: Path, folder: Path) -> None:
     images = manifest.images
     for name in ("grid_h", "grid_w"):
         images = images.append_column(name, pa.array([2] * len(images), pa.int32()))
-    kept = listing.Conversations(files=manifest.files, rows=rows, images=images, failed=Counter({"bad_json": 2}))
+    rejected = Rejected(len(rows) + 2, Counter({"bad_json": 2}), Counter())
+    kept = listing.Conversations(files=manifest.files, rows=rows, images=images, rejected=rejected)
     listing._save(folder, kept)
     assert listing._load(folder, _SCHEMAS) is not None
 

@@ -55,7 +55,7 @@ VALUES: tuple[Any, ...] = (
 ABSENT = object()
 _SHOWN = 8
 """Values of a list that are changed: a table has hundreds."""
-_INSPECT = ([], ["--json"], ["--sample", "0"], ["--sample", "1", "--json"], ["--verify"])
+_INSPECT: tuple[list[str], ...] = ([], ["--json"], ["--sample", "0"], ["--sample", "1", "--json"], ["--verify"])
 QUESTIONS: tuple[list[str], ...] = (*(["inspect", *options] for options in _INSPECT), ["lint", "--json"])
 _ANY_MODEL = {"label": ViTImageProcessorPil(size={"height": 20, "width": 20}), "sound": Wav2Vec2FeatureExtractor()}
 _BUCKETS = BucketConfig(edges_s=(0.5, 1.0), batch_size=2)

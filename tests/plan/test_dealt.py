@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_steps_that_mix_shapes_are_those_of_the_ranks(settings: LengthsConfig) -
 def test_a_state_of_the_older_default_is_refused_and_short_goes_on_with_it() -> None:
     split, short = PackConfig(seq_len=90), PackConfig(seq_len=90, tail="short")
     plan, older = (make_plan(samples_of(np.arange(40) % 9 * 1000), each) for each in (split, short))
-    content = {"recipe": "r", "sample_ids": "i", "content": {}}
+    content: dict[str, Any] = {"recipe": "r", "sample_ids": "i", "content": {}}
     state = Cursor(older, state_key(short, **content), seed=3).state_dict()
     with pytest.raises(ResumeError, match=r'older than the default plan\.tail = "split": set plan\.tail = "short"'):
         Cursor(plan, state_key(split, **content), seed=3).load_state_dict(state)

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -106,5 +107,5 @@ def shard_bytes(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in file_bytes(folder).items() if name.endswith(".tdz")}
 
 
-def json_lines(path: Path) -> list[dict[str, object]]:
+def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]

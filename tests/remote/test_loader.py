@@ -336,7 +336,7 @@ def test_ids_beside_batches_cost_no_download(local: Cache, remote: Cache, proxy:
     uses = np.concatenate([np.unique(local.shards_of(step.samples)) for step in steps])
     ids: list[str] = []
     for _ in range(3):
-        for _, names in loader:  # type: ignore[misc]  # pairs
+        for _, names in loader:  # pairs
             ids += names
             time.sleep(0.02)  # a training step, in which all that may be prefetched is
     assert ids == [local.sample_id(index) for step in steps for index in step.samples.tolist()]

@@ -97,7 +97,7 @@ def test_the_page_and_lint_judge_transcripts_by_the_same_limits(tmp_path: Path) 
             files=[""],
             file_of=np.zeros(90, np.int64),
             languages=languages,
-            language_of=codes,
+            language_of=codes.astype(np.int64),
             texts=chunked,
             facts=facts,
             dropped=None if kept is None else ~kept,

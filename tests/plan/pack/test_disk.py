@@ -200,7 +200,7 @@ def test_packs_of_an_older_packer_stay_readable_and_of_a_newer_one_are_refused(
     monkeypatch.setattr(names_module, "PACKER_VERSION", 2)
     loaded = load_plan(folder, cache_key=KEY, settings=SETTINGS, num_samples=len(TOKENS))
     assert np.array_equal(loaded.members, PLAN.members)
-    content = {"recipe": "r", "sample_ids": "s", "content": {}}
+    content: dict[str, Any] = {"recipe": "r", "sample_ids": "s", "content": {}}
     now = state_key(SETTINGS, **content)
     again = saved(tmp_path)
     assert again != folder

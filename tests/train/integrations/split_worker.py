@@ -74,8 +74,9 @@ def main(folder: Path, examples: list[str]) -> None:
         return loss
 
     torch.optim.AdamW.step = told  # type: ignore[method-assign]
-    forebay.preprocess.build = lambda _: None
-    forebay.train.make_loader = lambda *_, **_here: pack_loader(dp_rank=rank, dp_world_size=world, tail="split")
+    faces: Any = forebay  # its functions are replaced, as the examples call them
+    faces.preprocess.build = lambda _: None
+    faces.train.make_loader = lambda *_, **_here: pack_loader(dp_rank=rank, dp_world_size=world, tail="split")
     overrides = [f"train.model={folder}/model", f"train.output_dir={folder}/runs", f"train.max_steps={STEPS}"]
     overrides += ["train.learning_rate=0.0", "train.checkpoint_every=100"]
     path, results = str(ROOT / "configs/demo_vision.toml"), {}
@@ -84,7 +85,7 @@ def main(folder: Path, examples: list[str]) -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
         example = runpy.run_path(str(ROOT / f"examples/{name}.py"))
         if name == "lightning_trainer":
-            train_lightning(example, forebay.load_config(path, overrides=overrides), forebay.train.make_loader())
+            train_lightning(example, forebay.load_config(path, overrides=overrides), faces.train.make_loader())
         else:
             example["main"](path, overrides)
         results[name] = list(found)

@@ -42,7 +42,7 @@ from forebay.preprocess.sources.rows import (
 from forebay.preprocess.sources.vision.canonical import text_error
 from forebay.preprocess.sources.vision.reading import EXCLUDED, read_row
 from forebay.store.layout import Array
-from forebay.store.remote.raw.sources import Place as StorePlace
+from forebay.store.remote.raw.origin import Place as StorePlace
 from forebay.store.remote.raw.sources import is_elsewhere, place_of
 from forebay.store.source_files import SourceFile
 

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
@@ -55,7 +55,7 @@ class FetchReport:
         if self.dry_run:
             yield from self.names
             yield f"would fetch: {len(self.names)} of {self.files} files, {human_bytes(self._to_come)}"
-            yield from self._refusals()
+            yield from refusals(self.refused)
             return
         rate = human_bytes((self.moved_bytes - self.resumed_bytes) / max(self.seconds, 1e-3))
         done = "not all is there" if self.refused else "fetched" if self.moved_files else "already there"
@@ -70,19 +70,21 @@ class FetchReport:
         )
         checked = ", ".join(f"{count} by {_SAID.get(by, by)}" for by, count in sorted(self.checked_by.items()))
         yield f"checked: {checked or 'nothing'}"
-        yield from self._refusals()
+        yield from refusals(self.refused)
         if self.tars and not self.refused:
             yield (
                 f'to evaluate on it: a config of kind = "webdataset" and manifest = "{self.target}/*_eval.tar", which '
                 '[[train.eval]] names by config = "..."'
             )
 
-    def _refusals(self) -> Iterator[str]:
-        return (f"refused: {one['name']}: {one['reason']}" for one in self.refused)
-
     @property
     def _to_come(self) -> int:
         return self.size_bytes - self.kept_bytes
+
+
+def refusals(refused: Sequence[Mapping[str, str]]) -> list[str]:
+    """Returns a line for each file that does not come."""
+    return [f"refused: {one['name']}: {one['reason']}" for one in refused]
 
 
 class Count:
@@ -107,8 +109,9 @@ class Count:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.close()
-        for one in self.refused if error is not None else ():
-            error.add_note(f"refused: {one['name']}: {one['reason']}")
+        if error is not None:
+            for line in refusals(self.refused):
+                error.add_note(line)
 
     def add(self, kind: Kind, size_bytes: int, *, by: str) -> None:
         """Counts one file, whose bytes were compared with something."""

@@ -173,7 +173,8 @@ def test_a_class_that_is_a_link_is_a_class_and_circles_end(folder: Path) -> None
     shutil.move(folder / "cat", folder.parent / "far")
     os.symlink("../far", folder / "cat")
     os.symlink(folder.parent / "far" / "deep", folder / "9" / "twice")
-    for name, target in {"loop": ".", "cat/up": "..", "9/top": folder.parent, "gone": "nowhere"}.items():
+    links: dict[str, str | Path] = {"loop": ".", "cat/up": "..", "9/top": folder.parent, "gone": "nowhere"}
+    for name, target in links.items():
         os.symlink(target, folder / name)
     found = texts_of(rows_of(config_of(folder, "folder")))
     assert {name: found.pop(name) for name in before} == before
