@@ -177,7 +177,19 @@ def _fail(message: object, status: int, *, code: str | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says the nearest command where there is none of a name."""
+    """Says the nearest command where there is none of a name; options may stand between the places of a command."""
+
+    _is_inside = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses as ArgumentParser, which alone would refuse `push CACHE --form zarr DIR`."""
+        if self._is_inside or self._subparsers is not None:
+            return super().parse_known_args(args, namespace)
+        self._is_inside = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_inside = False
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if not isinstance(action, argparse._SubParsersAction) or value in action.choices:

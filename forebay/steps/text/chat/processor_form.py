@@ -11,7 +11,6 @@ import numpy as np
 
 from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm, FieldForm, Promise, Side
-from forebay.steps.image.processor.probe import SIZES
 from forebay.steps.text.chat.conversation import Message
 from forebay.steps.text.chat.processor_ids import Writer, Written
 from forebay.steps.text.chat.turn_marks import probe_turns
@@ -99,6 +98,8 @@ def find_text_form(writer: Writer) -> TextForm:
 
 def _handed_on(writer: Writer) -> set[str]:
     """Returns the outputs for images that the processor hands on, also those that only large images have."""
+    from forebay.steps.image.processor.probe import SIZES  # with torch, which no lookup of a cache loads
+
     found: set[str] = set()
     for size in SIZES:
         with contextlib.suppress(*REFUSALS):  # it may take no image of this size
