@@ -216,9 +216,7 @@ def test_command(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     assert err.startswith("forebay: --dp-ranks is 2/2, wanted FIRST <= LAST < ALL, for example 0-7/64\n")
 
 
-def test_options_may_stand_between_the_places_of_a_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_may_stand_between_the_places_of_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = make_cache(tmp_path / "caches")
     code, out, err = run(capsys, "cache", "push", cache, "--form", "zarr", tmp_path / "cold", "--no-progress")
     assert code == 0, err
