@@ -118,7 +118,7 @@ def _reasons() -> set[str]:
     for path, tree in TREES.items():
         if re.match(r"forebay/(preprocess|tar|steps|store/image|train/uncached)/", path):
             found.update(text for node in ast.walk(tree) for text in _reasons_of(node, path))
-    return {text for text in found if re.fullmatch(r"[a-z]+(_[a-z]+)+|sparse|symlink|truncated", text)}
+    return {text for text in found if re.fullmatch(r"[a-z]+(_[a-z]+)+|format|sparse|symlink|truncated", text)}
 
 
 def test_every_reason_of_the_source_has_an_entry() -> None:

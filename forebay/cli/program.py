@@ -185,11 +185,12 @@ class _Parser(argparse.ArgumentParser):
         """Parses as ArgumentParser, which alone would refuse `push CACHE --form zarr DIR`."""
         if self._is_inside or self._subparsers is not None:
             return super().parse_known_args(args, namespace)
-        self._is_inside = True
+        self._is_inside, usage = True, self.usage
+        self.usage = usage or self.format_usage().removeprefix("usage: ").replace("%", "%%")
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
-            self._is_inside = False
+            self._is_inside, self.usage = False, usage
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if not isinstance(action, argparse._SubParsersAction) or value in action.choices:

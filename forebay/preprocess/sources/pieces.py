@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _STARTS = ("start", "start_s", "start_time", "begin", "begin_s", "begin_time", "onset", "offset")
 _ENDS = ("end", "end_s", "end_time")
-_LENGTHS = ("duration_s", "duration")
+_LENGTHS = ["duration_s", "duration"]
 BOUNDS = frozenset(form for name in _STARTS + _ENDS for form in (name, name.capitalize(), name.upper()))
 """Columns that say where in its recording a row begins or ends."""
 SPANS = BOUNDS | frozenset(_LENGTHS)
@@ -115,12 +115,14 @@ def refuse_uncovered(
         return
     row, at = rows.slice(bad[0], 1).to_pylist()[0], bad[0]
     names = [name for name, values in _columns(rows, SPANS) if not np.isnan(values[at])] or ["duration"]
-    raise ManifestError(
+    said = (
         f"{name_of(row['file'], row['member'])}: sample {row['sample_id']} is from {np.nan_to_num(start[at]):.2f} s"
         f"{'' if np.isnan(end[at]) else f' to {end[at]:.2f} s'} by column {', '.join(names)}, and its recording has "
-        f"{seconds[at]:.2f} s; {_ADVICE}",
-        code="FB131" if BOUNDS.intersection(names) else "FB132",
+        f"{seconds[at]:.2f} s; {_ADVICE}"
     )
+    if BOUNDS.intersection(names):
+        raise ManifestError(said, code="FB131")
+    raise ManifestError(said, code="FB132")
 
 
 def _bounds(rows: pa.Table) -> tuple[Array, Array, Array]:

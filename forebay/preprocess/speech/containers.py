@@ -284,11 +284,9 @@ def plain_pcm(data: bytes) -> PcmAudio | None:
 def unread(data: bytes) -> tuple[str, str] | None:
     """Returns reason and description where bytes are sound of a form that is not read, by how they begin."""
     found = next((name for at, magic, name in _UNREAD if data.startswith(magic, at)), None)
-    return (
-        None
-        if found is None
-        else ("format", f"it is {found}, which is not read; convert it: ffmpeg -i IN -vn OUT.flac")
-    )
+    if found is None:
+        return None
+    return "format", f"it is {found}, which is not read; convert it: ffmpeg -i IN -vn OUT.flac"
 
 
 def one_stream(data: bytes) -> tuple[bytes, tuple[str, str] | None]:
