@@ -6,7 +6,9 @@ apart, and under two budgets by best-fit-decreasing of vectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +24,12 @@ _LINE, _SHORT_LINE, _SEEN = 4096, 1024, 64
 
 _WHOLE = 8192
 """Samples that best-fit-decreasing of vectors looks at together."""
+
+_NEAR = 8192
+"""One pack in so many above what the number of samples in a pack allows is good enough."""
+
+_MOST = 64
+"""Samples in a pack up to which their number is looked at as a limit."""
 
 _MENDED = 2
 """Times that the packs least full are packed again."""
@@ -40,20 +48,19 @@ def fewest_packs(counts: Array, *, seq_len: int, key: int) -> list[Pattern]:
 
     counts: int64 [seq_len + 1], samples of each length; none of length 0. key: 64 bits, of the lines' order.
     """
-    tries: Iterator[Callable[[], list[Pattern]]] = iter(
-        [
-            lambda: best_fit_decreasing(counts, seq_len=seq_len),
-            lambda: best_fit(counts, seq_len=seq_len),
-            lambda: _along_lines(counts, _LINE, seq_len=seq_len, key=key),
-            *(lambda share=share: _apart(counts, share, seq_len=seq_len, key=key) for share in _SHARES),
-        ]
-    )
-    least, found = fewest(counts, seq_len=seq_len), next(tries)()
-    for make in tries:
-        if num_packs(found) > least:
+    apart = [partial(_apart, counts, share, seq_len=seq_len, key=key) for share in _SHARES]
+    least, by_count = fewest(counts, seq_len=seq_len), _fewest_by_count(counts, seq_len=seq_len)
+    # Where the number of samples in a pack is the limit, the way made for it comes close, and a line helps seldom.
+    is_counted = by_count > least
+    line = partial(_along_lines, counts, _SHORT_LINE if is_counted else _LINE, seq_len=seq_len, key=key)
+    ways = [*apart, line] if is_counted else [line, *apart]
+    enough = by_count + by_count // _NEAR if is_counted else least
+    found = best_fit_decreasing(counts, seq_len=seq_len)
+    for make in [partial(best_fit, counts, seq_len=seq_len), *ways]:
+        if num_packs(found) > enough:
             found = min(found, make(), key=num_packs)
     for number in range(_MENDED * (len(found) > 1)):
-        if num_packs(found) > least:
+        if num_packs(found) > enough:
             found = min(_mended(found, seq_len=seq_len, key=key + number), found, key=num_packs)
     return found
 
@@ -84,10 +91,30 @@ def fewest(counts: Array, *, seq_len: int) -> int:
     lengths = np.flatnonzero(counts)
     tokens = counts[lengths] * lengths
     least = -(-int(tokens.sum()) // seq_len)
-    for part in range(1, min(seq_len // int(lengths[0]), 64) + 1):
+    for part in range(1, min(seq_len // int(lengths[0]), _MOST) + 1):
         whole, rest = np.divmod((part + 1) * lengths, seq_len)
         shares = np.where(rest == 0, lengths * part, whole * seq_len)
         least = max(least, -(-int(counts[lengths] @ shares) // (part * seq_len)))
+    return least
+
+
+def _fewest_by_count(counts: Array, *, seq_len: int) -> int:
+    """Returns packs that no packing goes below by how many can have one sample, two ...: the shortest ones, that fit.
+
+    0 where a pack can have more than `_MOST`: there the tokens are the limit.
+    """
+    lengths = np.flatnonzero(counts)
+    most, samples = seq_len // int(lengths[0]), np.cumsum(counts[lengths])
+    tokens, total = np.cumsum(counts[lengths] * lengths), int(samples[-1])
+
+    def excess(packs: int, each: int) -> int:
+        place = int(np.searchsorted(samples, each * packs))
+        return int(tokens[place]) - (int(samples[place]) - each * packs) * int(lengths[place]) - packs * seq_len
+
+    least, more = 0, 0  # more: packs with at least one sample more than `each`, with two more ..., all together
+    for each in range(most if most <= _MOST else 0, 0, -1):
+        least = max(least, -(-(total - more) // each))
+        more += bisect_right(range(1, total // each + 1), 0, key=partial(excess, each=each))
     return least
 
 

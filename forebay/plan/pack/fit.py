@@ -69,7 +69,7 @@ def _next(stock: _Stock, room: int) -> list[int]:
         return []
     if room > 2 * longest:
         return stock.cross_section(room, longest)
-    for target in range(room, max(longest, room - _TRIES), -1):
+    for target in range(room, max(longest, room - _TRIES, 2 * stock.shortest() - 1), -1):
         if pair := stock.pair(target):
             return pair
     return [longest]
@@ -96,6 +96,10 @@ class _Stock:
     def longest(self, room: int) -> int:
         """Returns the longest length of at most `room`, 0 where there is none."""
         return max((self._bits & ((2 << room) - 1)).bit_length() - 1, 0)
+
+    def shortest(self) -> int:
+        """Returns the shortest length that is left."""
+        return (self._bits & -self._bits).bit_length() - 1
 
     def pair(self, target: int) -> list[int]:
         """Returns two lengths of this sum, of all such pairs the one with the longest; none where there is none."""
