@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         evaluations = Evaluations(config, facts=facts, accelerator=make_accelerator(config, has_text_alone=False))
         model = load_model(facts.folder, seed=0, init="random")
         tokenizer = from_folder(AutoTokenizer, facts.folder)
-        batches = list(evaluations.sets[0].loader)
+        batches = [batch for batch, _ in evaluations.sets[0].loader]  # with what stands beside
         full_s, bare_s = [], []
         for _ in range(rounds + 1):
             full_s.append(timed(lambda: evaluations.now(step=0, model=model)))
