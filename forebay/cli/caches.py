@@ -193,9 +193,7 @@ def _subset(options: argparse.Namespace) -> int:
 
 def _sealed_place(options: argparse.Namespace, text: str) -> str:
     """Returns the folder or URL of a cache that was named, or of the cache of a config that was."""
-    if is_url(url_or_path(text)) or Path(text).is_dir():
+    if is_url(url_or_path(text)) or not Path(text).is_file():
         return text
-    if not Path(text).exists():
-        raise ConfigError(f"{text}: no such cache or config; see what there is: forebay cache ls")
     config = load(argparse.Namespace(config=text, cache_root=options.cache_root))
     return require(config, find_cache(config, recipe_of(config))).place

@@ -27,5 +27,7 @@ def _completion(parser: argparse.ArgumentParser, shell: str) -> int:
     require_module("shtab", "completion", what="forebay completion")
     import shtab
 
+    for action in parser._actions:  # the list of commands is hidden, since `--help` has them in groups
+        action.help = None if action.help is argparse.SUPPRESS else action.help
     print(shtab.complete(parser, shell))
     return DONE

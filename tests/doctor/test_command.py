@@ -36,7 +36,7 @@ class Scripted:
 
     def __init__(self, found: Measured, **answers: Answer | list[Answer]) -> None:
         self._found, self._answers = found, answers
-        self.pace_s = 0.0
+        self.pace_s = self.start_s = 0.0
         self.asked: list[str] = []
         self.limits: list[int] = []
 

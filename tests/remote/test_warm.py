@@ -247,7 +247,6 @@ def test_push_and_pull_commands(
         (("push", "CACHE", "caches/x"), 2, "is no URL of a store"),
         (("push", "none.toml", "s3://bucket/y"), 2, "none.toml: no such cache or config; see what there is"),
         (("push", "gone/cache", "s3://bucket/y"), 2, "gone/cache: no such cache or config; see what there is"),
-        (("subset", "gone/cache", "--where", "a == 1", "--out", "b"), 2, "gone/cache: no such cache or config"),
         (("pull", "s3://bucket/x"), 2, "where to?"),
         (("pull", "s3://bucket/x", "a", "--cache-root", "b"), 2, "one of the two"),
         (("pull", "s3://bucket/x", "s3://bucket/y"), 2, "a pull makes a folder of this machine"),

@@ -43,7 +43,8 @@ class AfterStep:
         self._evaluations = evaluations
         is_behind = state is not None and not learner.checkpoints.is_evaluated
         evaluations.begin(run_folder(config), step=state.step - is_behind if state else 0)
-        self._has_checkpoint = state is not None
+        self.has_checkpoint = state is not None
+        """Whether the run could go on from one; if not, one is written before the first evaluation."""
         self.meter: Meter = learner.meter(state)
         self.checkpoint: Path | None = None
         """The last one that this run has written; None before, and on ranks other than 0."""
@@ -69,7 +70,7 @@ class AfterStep:
                 self._write_line(step)
         is_saved = self._is_due(step, self._settings.checkpoint_every)
         # Before the evaluations, which may end the process; a run's first checkpoint is before all of them.
-        is_early = self._are_due(step) and (is_saved or not self._has_checkpoint)
+        is_early = self._are_due(step) and (is_saved or not self.has_checkpoint)
         if is_early:
             self._save(step, evaluated=False)
         is_best = self._judge(step)
@@ -86,7 +87,7 @@ class AfterStep:
             self._usage.record(step)  # before the checkpoint: whoever goes on from it finds a line that leads there
         with span("checkpoint"):
             self.checkpoint = self._learner.save(step=step, meter=self.meter, loader=self._loader, evaluated=evaluated)
-        self._has_checkpoint = True
+        self.has_checkpoint = True
 
     def _finish_checkpoint(self) -> None:
         if self._learner.is_main_rank:

@@ -190,6 +190,7 @@ def train(
         contextlib.closing(learner.groups(loader)) as groups,
     ):
         after_step = AfterStep(config, learner, loader=loader, evaluations=evaluations, state=state, board=board)
+        after_step.has_checkpoint |= recorder is not None  # a profile leaves none
         for step, group in zip(range(first + 1, last + 1), phases.started(groups), strict=False):
             after_step(step, learner.update(group, step=step), group)
             if recorder is not None:

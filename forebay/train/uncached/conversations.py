@@ -12,7 +12,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,7 @@ def _save(folder: Path, found: Conversations) -> None:
         sums = {name: _write_table(aside / name, getattr(found, name)) for name in _TABLES}
         document = {
             "files": [[f.name, str(f.path), f.entry, f.listed, f.stat] for f in found.files],
-            "rejected": asdict(found.rejected),
+            "rejected": {name: getattr(found.rejected, name) for name in ("num_rows", *_KINDS)},
             "sums": sums,
         }
         write_bytes(aside / "listing.json", json.dumps(document).encode("ascii"))

@@ -99,7 +99,8 @@ def test_below_the_confidence_the_manifest_stays(folder: Path) -> None:
     found = columns(built(config_of(folder, "detect", "text.min_confidence=0.6")), "language", *NAMES)
     assert found["language"] == [*EFFECTIVE[:-1], ""]
     assert found["language_detected"] == [*SAID[:-1], ""]
-    assert found["language_confidence"][-1] == 0.5625  # three letters of three bytes in 16
+    # Three letters of three bytes in 16, and what the model says of Hindi among all languages of the script.
+    assert found["language_confidence"][-1] == 0.5074
 
 
 def test_uncached_rows_are_those_of_the_cache(folder: Path, cache: Cache) -> None:

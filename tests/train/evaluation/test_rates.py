@@ -86,5 +86,6 @@ def test_jiwer_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.Monke
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_jiwer)
+    monkeypatch.setattr("forebay.extras.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"WER needs jiwer; run: pip install 'forebay\[train\]'"):
         count_errors([written("a", "b")])

@@ -206,6 +206,7 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", absent)
+    monkeypatch.setattr("forebay.extras.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'forebay\[hf\]'"):
         read("hf", tmp_path / "m.parquet", root=tmp_path)
 

@@ -139,5 +139,6 @@ def test_without_num2words_the_message_says_how_to_get_it(monkeypatch: pytest.Mo
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr("forebay.extras.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r'"numbers" needs num2words; run: pip install .forebay\[text\]'):
         Numbers().open()
