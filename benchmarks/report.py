@@ -80,11 +80,11 @@ def show(document: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Returns rows of equal columns as text; numbers to three significant digits, on the right."""
-    columns = list(rows[0])
-    cells = [columns, *([_text(row[column]) for column in columns] for row in rows)]
+    """Returns rows as text, with the columns of all; numbers to three significant digits, on the right."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    cells = [columns, *([_text(row.get(column, "")) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    is_left = [isinstance(rows[0][column], str) for column in columns]
+    is_left = [isinstance(rows[0].get(column, ""), str) for column in columns]
     return "\n".join(
         "  ".join(c.ljust(w) if left else c.rjust(w) for c, w, left in zip(line, widths, is_left, strict=True)).rstrip()
         for line in cells

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from forebay import extras
 from forebay.cli import BAD_CONFIG, FAILED
 from forebay.config.train import EvalConfig
 from forebay.errors import CacheMismatchError, ConfigError, MissingExtraError
@@ -102,8 +102,8 @@ def test_jiwer_that_is_missing_ends_the_run_before_its_first_step(
 
     config = demo_config(demo, "qwen3_asr", sets=SET)
     monkeypatch.setattr(builtins, "__import__", without_jiwer)
-    find = extras.find_spec
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "jiwer" else find(name))
+    find = importlib.util.find_spec
+    monkeypatch.setattr("forebay.extras.find_spec", lambda name: None if name == "jiwer" else find(name))
     with pytest.raises(MissingExtraError, match=r"pip install 'forebay\[train\]'"):
         opened(config)
     code, _, err = command(capsys, "eval", config.path)

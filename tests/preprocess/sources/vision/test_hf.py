@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import builtins
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -295,15 +293,7 @@ def test_a_damaged_data_file_stops_with_its_name(tmp_path: Path) -> None:
 
 def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(table_of(inside([1])), tmp_path / "d.parquet")
-    real = builtins.__import__
-
-    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "datasets":
-            raise ImportError("No module named 'datasets'")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.delitem(sys.modules, "datasets", raising=False)
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setattr("forebay.extras.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"forebay\[hf\]"):
         converse("hf", tmp_path / "d.parquet", root=tmp_path)
 
