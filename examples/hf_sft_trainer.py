@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 import forebay
-from forebay.pretrained import from_folder
 from forebay.train import load_model
 from forebay.train.integrations.hf import LoaderMixin
 
@@ -43,7 +42,7 @@ def main(config_path: str, overrides: list[str], *, resume: bool = False) -> lis
     trainer = ForebaySFTTrainer(
         model=load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init),
         args=arguments,
-        processing_class=from_folder(AutoTokenizer, Path(str(config.text.tokenizer))),
+        processing_class=AutoTokenizer.from_pretrained(str(config.text.tokenizer), local_files_only=True),
         train_dataset=forebay.train.make_loader(config, **place),
     )
     trainer.train(resume_from_checkpoint=resume)
