@@ -12,7 +12,7 @@ from forebay.caches.survey import Item, Kind, read_document
 from forebay.errors import CacheCorruptError, CacheError
 from forebay.plan.disk import STATISTICS
 from forebay.store.inputs import SAMPLES
-from forebay.store.layout import FORMAT_VERSION, GROUPS
+from forebay.store.layout import FORMAT_VERSION, TEXT, is_group_name
 from forebay.store.metadata import FILE_NAME, check_found, checked_fields, groups_of, parse_metadata
 from forebay.store.shard import shard_name
 from forebay.store.shared_disk import SILLY_MARK
@@ -20,7 +20,7 @@ from forebay.store.temporary import is_temporary
 from forebay.store.texts import IDENTITY, LOCK, OLD, SEGMENT
 
 _HEX = "[0-9a-f]{8,128}"
-_OF_BUILD = re.compile(rf"lock|origin|driver\.(lock|json)|(media|text)/{_HEX}\.(tdz|json|lock)|parts/[^/]+\.run")
+_OF_BUILD = re.compile(rf"lock|origin|driver\.(lock|json)|[a-z][a-z0-9_]{{0,31}}/{_HEX}\.(tdz|json|lock)|parts/[^/]+\.run")
 _OF_INPUTS = re.compile(r"[0-9]{5,}\.media|images/([0-9a-f]{2})/\1[0-9a-f]{30}\.image")
 _SHOWN = 3
 
@@ -44,7 +44,7 @@ def strangers(item: Item, contents: Contents, descriptor: int, folder: Path) -> 
         return f"a process of some machine has a removed file of it open: {silly[0]}"
     odd = [file.name for file in contents.files if file.kind == "other"]
     odd += [name for name in contents.names if name not in odd and not is_own(name)]
-    odd += [name for name in _folders(contents) if name not in _FOLDERS[item.kind] and not _is_aside(item.kind, name)]
+    odd += [name for name in _folders(contents) if not _is_folder_of(item.kind, name)]
     if not odd:
         return None
     more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
@@ -55,13 +55,16 @@ def _folders(contents: Contents) -> list[str]:
     return [file.name for file in contents.files if file.kind == "folder"]
 
 
-def _is_aside(kind: Kind, name: str) -> bool:
-    return kind == "build" and is_temporary(name.partition("/")[0])
+def _is_folder_of(kind: Kind, name: str) -> bool:
+    """Whether an item of this kind may have a folder; what lies in it is looked at by itself."""
+    if kind in ("cache", "build") and is_group_name(name):
+        return True
+    return name in _FOLDERS[kind] or (kind == "build" and is_temporary(name.partition("/")[0]))
 
 
 _FOLDERS: Mapping[Kind, tuple[str, ...]] = {
-    "cache": GROUPS,
-    "build": (*GROUPS, "parts"),
+    "cache": (),
+    "build": ("parts",),
     "plan": (),
     "listing": (),
     "prepared": (),
@@ -73,7 +76,7 @@ _FOLDERS: Mapping[Kind, tuple[str, ...]] = {
 def _of_cache(descriptor: int, folder: Path) -> Check:
     document, _ = read_document(descriptor, FILE_NAME)
     # Once more, and strictly: a look compares a checksum, this all that opening a cache compares.
-    metadata = parse_metadata(folder, _bytes_of(descriptor), format_version=FORMAT_VERSION)
+    metadata = parse_metadata(folder, _bytes_of(descriptor), oldest=_FIRST_FORMAT)
     if metadata != document:
         raise CacheCorruptError("its metadata.json is being replaced")
     return names_of_cache(folder, metadata).__contains__
@@ -82,9 +85,28 @@ def _of_cache(descriptor: int, folder: Path) -> Check:
 def names_of_cache(folder: Path, metadata: Mapping[str, Any]) -> set[str]:
     """Returns the names of all files of a cache. Raises CacheError for metadata that describe none."""
     check_found(folder, metadata)
-    groups = groups_of(checked_fields(folder, metadata))
-    shards = {shard_name(group, number) for group in groups for number in range(metadata["num_shards"])}
+    if metadata.get("format_version", 0) < FORMAT_VERSION:
+        counts = dict.fromkeys(_OLD_GROUPS, _old_count(folder, metadata))
+    else:
+        checked_fields(folder, metadata)
+        counts = {group: shape.num_shards for group, shape in groups_of(folder, metadata).items()}
+    shards = {shard_name(group, number) for group, count in counts.items() for number in range(count)}
     return {FILE_NAME, *metadata["files"], *shards}
+
+
+_FIRST_FORMAT = 1
+_OLD_GROUPS = ("media", TEXT)
+"""The groups of caches of forms 1 to 3, which are removed and not read."""
+
+
+def _old_count(folder: Path, metadata: Mapping[str, Any]) -> int:
+    count = metadata.get("num_shards")
+    if type(count) is not int or not 0 <= count < _MOST_SHARDS:
+        raise CacheCorruptError(f"{folder}: num_shards is {count!r:.60}")
+    return count
+
+
+_MOST_SHARDS = 1 << 24
 
 
 def _bytes_of(descriptor: int) -> bytes:

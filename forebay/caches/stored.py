@@ -15,7 +15,6 @@ from forebay.caches.root import Root
 from forebay.caches.survey import Item, Survey
 from forebay.caches.survey import survey as survey_here
 from forebay.errors import CacheError, RemoteError
-from forebay.store.layout import FORMAT_VERSION
 from forebay.store.metadata import FILE_NAME, read_metadata
 from forebay.store.remote.bucket.bucket import ObjectInfo
 from forebay.store.remote.root import LISTED, RemoteRoot
@@ -44,7 +43,7 @@ def _item(remote: RemoteRoot, name: str, objects: list[ObjectInfo], folder: Path
     try:
         if folder is None:
             raise CacheError(f"it has no {FILE_NAME}, so no cache is sealed there")
-        item.document = read_metadata(folder, format_version=FORMAT_VERSION)
+        item.document = read_metadata(folder)
         item.kind, item.made_ns = "cache", contents.changed_ns
     except CacheError as err:
         item.problem = str(err).partition("; run:")[0]

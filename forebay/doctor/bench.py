@@ -21,7 +21,7 @@ from forebay.plan.names import plan_folder
 from forebay.preprocess.modality import Modality, modality_of
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.rows import Manifest
-from forebay.steps.recipe import AnyRecipe, recipe_of
+from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.remote.raw.sources import naming_urls
 from forebay.store.source import SampleSource
@@ -67,7 +67,7 @@ class Bench:
         """The first rows of the raw data, made when they are asked for; set by the first arm that does."""
 
     @cached_property
-    def recipe(self) -> AnyRecipe:
+    def recipe(self) -> Recipe:
         """The steps of the config."""
         return recipe_of(self.config)
 

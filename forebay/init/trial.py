@@ -16,7 +16,7 @@ from forebay.steps.audio.extractor.probe import noise
 from forebay.steps.audio.extractor.step import Extractor
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.image.processor.outputs import UnstorableError
-from forebay.steps.recipe import AnyRecipe, ImagesRecipe, Recipe
+from forebay.steps.recipe import ImagesRecipe, Recipe
 from forebay.visible import from_here, printable
 
 _LIMITS_S = (30.0, 10.0)
@@ -25,7 +25,7 @@ _ALONE = "images of other shapes are not padded: each is a batch of its own"
 _LEFT_OUT = "what is given there cannot be stored; if the model needs it, this cache is not for it"
 
 
-def tried(made: Draft, recipe: AnyRecipe) -> bool:
+def tried(made: Draft, recipe: Recipe) -> bool:
     """Returns whether a config can be built as it is; False where a setting was added, and it is to be tried again.
 
     Comments say what was found. Raises ConfigError where nothing helps.

@@ -122,7 +122,7 @@ def write_bucket_manifests(
     table = _with_tars(source, places)
     for bucket in buckets:
         _write(folder / bucket.file_name, _rows(table, bucket))
-    durations_s = np.asarray(source.lengths["num_audio_samples"]) / source.constants["sample_rate_hz"]
+    durations_s = length_of(source, "num_audio_samples") / source.constants.get("sample_rate_hz", 1)
     document = bucket_config(durations_s, buckets, seed=seed)
     write_bytes(folder / CONFIG_NAME, json.dumps(document, indent=1, allow_nan=False).encode("ascii"))
     return [*(folder / bucket.file_name for bucket in buckets), folder / CONFIG_NAME]

@@ -25,7 +25,7 @@ from forebay.store.image.codec import FIELDS
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.metadata import check_description
 from forebay.store.shard import shard_fields
-from forebay.store.source import has_audio
+from forebay.store.source import has_audio, length_of
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def _durations_s(cache: Cache) -> Array | None:
     """Returns float64 [num_samples]; None for a cache without audio."""
     if holds_images(cache) or not has_audio(cache):
         return None
-    return np.asarray(cache.lengths["num_audio_samples"] / cache.constants["sample_rate_hz"])
+    return np.asarray(length_of(cache, "num_audio_samples") / cache.constants.get("sample_rate_hz", 1))
 
 
 def axes(spec: FieldSpec, names: Mapping[str, str | int]) -> list[str | int]:

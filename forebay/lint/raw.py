@@ -29,7 +29,7 @@ from forebay.preprocess.speech.modality import Speech
 from forebay.preprocess.vision.headers import conversation_rows, image_names, images_of
 from forebay.preprocess.vision.modality import Vision
 from forebay.progress import Progress
-from forebay.steps.recipe import AnyRecipe
+from forebay.steps.recipe import Recipe
 from forebay.steps.text.normal.table import code_in
 from forebay.store.layout import Array, Ints
 from forebay.store.remote.raw.sources import naming_urls
@@ -40,7 +40,7 @@ _CLIPS, _TEXTS, _IMAGES = 64, 4096, 64
 _CLIP_COLUMNS = ("sample_id", "file", "offset", "size", "text", "language", "prompt")
 
 
-def measure_raw(config: Config, recipe: AnyRecipe, limits: Limits, *, name: str, progress: bool) -> Measured:
+def measure_raw(config: Config, recipe: Recipe, limits: Limits, *, name: str, progress: bool) -> Measured:
     """Returns what is known of the raw data of a config. Its samples are those that the listing leaves.
 
     Functions of the user in `text.normalize` are not run, which a note says.

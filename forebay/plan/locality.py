@@ -36,7 +36,7 @@ def with_locality(settings: PlanConfig, source: SampleSource, *, sizes: Callable
         window = locality_window(
             shards.bound_bytes - shards.kept_bytes,
             sizes=sizes(),
-            shard_bytes=int(shards.sizes.max()),
+            shard_bytes=shards.row_shard_bytes,
             ranks=1,
             ahead_shards=shards.mirrors[0].settings.prefetch_shards,
         )

@@ -30,7 +30,7 @@ from forebay.store.key import digest
 from forebay.store.last_use import note
 from forebay.store.layout import ROW_BITS, Array
 from forebay.store.selection import Selection
-from forebay.store.source import SampleSource, is_of_images, parts_of, without_seconds
+from forebay.store.source import SampleSource, is_of_images, length_of, parts_of, without_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -240,23 +240,22 @@ def plan_statistics(plan: AnyPlan, samples: Samples) -> dict[str, Any]:
 
 def samples_of(source: SampleSource) -> Samples:
     """Returns what the plans of a source are made of."""
-    texts, lengths = without_seconds(source), source.lengths
+    texts = without_seconds(source)
     slots, are_images = source.slots, all(map(is_of_images, parts_of(source)))
 
     def column(name: str) -> Callable[[], Array]:
-        return lambda: np.asarray(lengths[name])
+        return lambda: length_of(source, name)
 
     def frames() -> Array:
         if are_images:
-            tokens = np.asarray(lengths["num_tokens"])
-            return tokens if tokens.any() else np.asarray(lengths["num_images"])
-        stored = np.asarray(lengths["num_frames"])
-        return stored if texts is None else np.where(texts, lengths["num_tokens"], stored)
+            tokens = length_of(source, "num_tokens")
+            return tokens if tokens.any() else length_of(source, "num_images")
+        stored = length_of(source, "num_frames")
+        return stored if texts is None else np.where(texts, length_of(source, "num_tokens"), stored)
 
     return Samples(
-        # Of images no time counts, and nothing may be divided by a rate of 0.
-        durations=np.zeros(len(source), np.int32) if are_images else lengths.get("num_audio_samples"),
-        sample_rate_hz=int(source.constants.get("sample_rate_hz", 1 if are_images else 0)),
+        durations=length_of(source, "num_audio_samples"),
+        sample_rate_hz=int(source.constants.get("sample_rate_hz", 1)),  # nothing may be divided by 0
         frames=frames,
         tokens=column("num_tokens"),
         patches=column("num_patches"),

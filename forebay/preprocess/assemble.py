@@ -15,7 +15,9 @@ import pyarrow as pa
 
 from forebay.config import Config
 from forebay.preprocess.cut import NO_TEXT
-from forebay.preprocess.modality import Finished, Listing, Rows
+from forebay.preprocess.group import Finished
+from forebay.preprocess.groups import Rows
+from forebay.preprocess.listing import Listing
 from forebay.store.layout import Group
 from forebay.store.lookup import CONFINED
 from forebay.store.seal import Contents
@@ -43,7 +45,8 @@ def assemble(
     messages: Mapping[tuple[str, str], str],
 ) -> Contents:
     """Returns what is sealed. rows: those of the finished shards. messages: by sample and reason, where known."""
-    modality, keep = listing.modality, rows.reasons.codes == 0
+    groups, keep = listing.groups, rows.reasons.codes == 0
+    kept = np.flatnonzero(keep)
     rejections = _rejections(listing, rows, messages)
     document = {
         "name": config.name,
@@ -52,22 +55,23 @@ def assemble(
         "recipe_key": listing.recipe.key,
         "recipe": listing.recipe.document,
         "num_samples": int(keep.sum()),
-        "length_names": list(modality.length_names),
-        "rows_per_shard": modality.shard_rows(config.layout.rows_per_shard),
+        "length_names": list(groups.length_names),
+        "rows_per_shard": groups.shard_rows(config.layout.rows_per_shard),
         "probe": dict(probe),
         "constants": dict(constants),
         "excluded": _counts(rejections, "excluded"),
         "failed": _counts(rejections, "failed"),
         "unused_fields": dict(listing.manifest.unused),
-        **modality.summary(listing, rows, keep),
+        **groups.summary(listing, rows, keep),
         **({CONFINED: True} if config.source.confined else {}),
         "size_bytes": sum(entry.size_bytes for shards in finished.values() for _, entry in shards),
         "made_with": {"forebay": __version__, "numpy": np.__version__, "python": platform.python_version()}
         | listing.recipe.made_with,
     }
     return Contents(
-        fields=modality.fields(),
+        fields=groups.fields(),
         shards=finished,
+        items={group: items.of(kept) for group, items in rows.items.items()},
         arrays={"slots.npy": rows.slots[keep], "lengths.npy": np.ascontiguousarray(rows.lengths[:, keep])},
         files={
             "sources.parquet": dump_sources(listing.sources()),

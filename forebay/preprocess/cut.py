@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,88 +11,36 @@ import pyarrow as pa
 import xxhash
 
 from forebay.preprocess.sources.kept import column_of, fields_of
-from forebay.steps.recipe import Recipe
-from forebay.store.key import digest
-from forebay.store.layout import Array, Group, format_of
+from forebay.store.layout import Array, Group
 
 NO_TEXT = "no_text"
 """Why a row without a text is left out, where its kind of source needs one."""
 
-_ROW_COLUMNS: Mapping[Group, tuple[str, ...]] = {
-    "media": ("sample_id", "member", "offset", "size"),
-    "text": ("sample_id", "text", "language", "prompt"),
-}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """One shard: rows [start, stop) of the listing and its key in each group."""
+    """One shard of one group: items, or rows of the listing, [start, stop), and its key. The unit of work and resume."""
 
+    group: Group
     index: int
     start: int
     stop: int
-    num_media: int
-    """Rows of the media shard: those of the listing, or the different images of them."""
-    keys: Mapping[Group, str]
+    key: str
+
+    @property
+    def rows(self) -> int:
+        """Rows of the shard."""
+        return self.stop - self.start
 
 
-def cut_rows(groups: Array, *, rows_per_shard: int) -> list[tuple[int, int]]:
-    """Returns [start, stop) of every shard: up to `rows_per_shard` consecutive rows of one source file.
+def cut_rows(groups: Array, *, rows_per_shard: int) -> Iterator[tuple[int, int]]:
+    """Yields [start, stop) of every shard: up to `rows_per_shard` consecutive rows of one source file.
 
     groups: int [rows], the file that each row is cut by (its tar; the manifest, where media are files of their own).
     """
-    if not len(groups):
-        return []
-    borders = np.flatnonzero(np.diff(groups)) + 1
-    cuts = []
-    for start, stop in zip([0, *borders.tolist()], [*borders.tolist(), len(groups)], strict=True):
-        cuts += [(a, min(a + rows_per_shard, stop)) for a in range(start, stop, rows_per_shard)]
-    return cuts
-
-
-def name_cuts(
-    recipe: Recipe,
-    rows: pa.Table,
-    *,
-    names: Sequence[str],
-    hashes: Sequence[str],
-    probe: Mapping[Group, str],
-    rows_per_shard: int,
-    groups: Sequence[Group],
-    needs_text: bool = False,
-) -> Iterator[Cut]:
-    """Yields every shard with its keys in these groups.
-
-    A media key is made of the steps, the probe and, for each row, the bytes it is decoded from (its file by content and
-    its place in it); a text key of the steps, the probe, and the rows' text, language, prompt, source name and kept
-    columns. needs_text: rows without a text are left out as NO_TEXT.
-    """
-    files = rows["file"].to_numpy()
-    steps: dict[Group, list[dict[str, Any]]] = {
-        "media": [step.identity() for step in recipe.media_steps],
-        "text": [step.identity() for step in recipe.text_steps],
-    }
-    by_group: dict[Group, Sequence[str]] = {"media": hashes, "text": names}
-    for index, (start, stop) in enumerate(cut_rows(rows["group"].to_numpy(), rows_per_shard=rows_per_shard)):
-        part = rows.slice(start, stop - start)
-        keys: dict[Group, str] = {}
-        used, inverse = np.unique(files[start:stop], return_inverse=True)
-        for group in groups:
-            document = {
-                "format_version": format_of(groups),
-                "group": group,
-                "steps": steps[group],
-                "probe": probe[group],
-                "files": [by_group[group][i] for i in used.tolist()],
-                "rows": columns_digest(part.select(_ROW_COLUMNS[group]), inverse),
-            }
-            if group == "text":
-                document |= kept_document(part)
-            if group == "text" and needs_text and part["text"].null_count:
-                document["null_text"] = NO_TEXT
-            keys[group] = digest(document)
-        num_media = stop - start if "media" in groups else 0
-        yield Cut(index=index, start=start, stop=stop, num_media=num_media, keys=keys)
+    borders = (np.flatnonzero(np.diff(groups)) + 1).tolist()
+    for start, stop in zip([0, *borders], [*borders, len(groups)], strict=True):
+        yield from ((a, min(a + rows_per_shard, stop)) for a in range(start, stop, rows_per_shard))
 
 
 def kept_document(rows: pa.Table) -> dict[str, Any]:

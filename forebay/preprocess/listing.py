@@ -5,27 +5,35 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
+import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError
 from forebay.preprocess.arriving import run_on_sources, unhashed
-from forebay.preprocess.modality import Listing, Modality, modality_of
+from forebay.preprocess.group import Items
+from forebay.preprocess.groups import Groups
 from forebay.preprocess.pool import Map, Pool
 from forebay.preprocess.sources.naming import shown_name
 from forebay.preprocess.sources.rows import Manifest
+from forebay.preprocess.sources.speech.listing import read_rows
+from forebay.preprocess.sources.vision.classes import class_doubts
+from forebay.preprocess.sources.vision.listing import read_conversations
 from forebay.steps.form import promises
-from forebay.steps.recipe import AnyRecipe, recipe_of
+from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.content import content_of, explained
 from forebay.store.key import SourceDigest, cache_key
+from forebay.store.layout import Group
 from forebay.store.lookup import find_cache
-from forebay.store.memo import Memo
-from forebay.store.remote.raw.sources import naming_urls, place_of
-from forebay.store.source_files import SourceFile
+from forebay.store.memo import SIZE, Memo
+from forebay.store.remote.raw.origin import forget
+from forebay.store.remote.raw.sources import localized, naming_urls, place_of
+from forebay.store.source_files import SourceFile, StoredSource
 from forebay.visible import printable
 
 R = TypeVar("R")
@@ -36,42 +44,100 @@ _LISTINGS = 3
 """Times that sources are listed where they change meanwhile."""
 
 
-def resolve(config: Config, memo: Memo, map_: Map, *, recipe: AnyRecipe) -> Listing:
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What a build starts from: the rows of the sources, by content. key: the cache's."""
+
+    groups: Groups
+    manifest: Manifest
+    key: str
+
+    @property
+    def recipe(self) -> Recipe:
+        """The steps."""
+        return self.groups.recipe
+
+    @property
+    def rows(self) -> pa.Table:
+        """Candidate samples, see `Manifest`."""
+        return self.manifest.rows
+
+    @cached_property
+    def items(self) -> Mapping[Group, Items]:
+        """The items of every group, as they are stored."""
+        return self.groups.items_of(self.manifest)
+
+    @property
+    def files(self) -> tuple[SourceFile, ...]:
+        """Every file whose content defines the samples."""
+        return self.manifest.files
+
+    @cached_property
+    def hashes(self) -> Sequence[str]:
+        """xxh3-128 by file, ABSENT where a file cannot be opened."""
+        return [file.xxh3_128 for file in self.files]
+
+    def sources(self) -> list[StoredSource]:
+        """Returns the files as the sealed cache remembers them."""
+        return [
+            StoredSource(
+                file.name, file.entry, file.listed, file.xxh3_128, -1 if file.stat is None else file.stat[SIZE]
+            )
+            for file in self.files
+        ]
+
+
+def listed(config: Config, groups: Groups, *, map_: Map = map, is_hashed: bool = False) -> Manifest:
+    """Returns the eligible rows of a config, every place known, and what was left out.
+
+    is_hashed: all files will be hashed, so those of a store are downloaded as a whole when they are first read.
+    Raises ConfigError or ManifestError where the config or its manifest cannot be used.
+    """
+    forget()
+    source = localized(config).source
+    if config.reads == "recordings":
+        manifest = read_rows(source, cache_root=config.cache_root, map_=map_, is_hashed=is_hashed)
+    else:
+        manifest = read_conversations(source, cache_root=config.cache_root, map_=map_, reads=config.reads)
+    for doubt in class_doubts(config.source, manifest.rows) if config.reads == "labels" else ():
+        logger.warning("classes: %s", doubt)
+    return groups.checked(manifest)
+
+
+def resolve(config: Config, memo: Memo, map_: Map, *, recipe: Recipe) -> Listing:
     """Returns the listing of a config; hashes the files that the memo does not know.
 
     Raises ConfigError or ManifestError where the config or its manifest cannot be used, BuildError where a file goes on
     changing while it is read.
     """
-    modality = modality_of(config, recipe)
-    manifest = _hashed_manifest(config, memo, map_, modality=modality)
-    hashes = [file.xxh3_128 for file in manifest.files]
+    groups = Groups.of(config, recipe)
+    manifest = _hashed_manifest(config, memo, map_, groups=groups)
     key = cache_key(recipe.key, _digests(manifest))
-    modality = modality.keeping(manifest.rows)
-    return Listing(recipe=recipe, modality=modality, manifest=manifest, hashes=hashes, key=key)
+    return Listing(groups=groups.keeping(manifest.rows), manifest=manifest, key=key)
 
 
-def known_key(config: Config, memo: Memo, map_: Map, *, recipe: AnyRecipe, may_hash: bool) -> str | None:
+def known_key(config: Config, memo: Memo, map_: Map, *, recipe: Recipe, may_hash: bool) -> str | None:
     """Returns the key that a build would give, or None where a file would have to be hashed and may not be."""
-    modality = modality_of(config, recipe)
-    manifest = modality.manifest(config, map_=map_, is_hashed=True)
+    groups = Groups.of(config, recipe)
+    manifest = listed(config, groups, map_=map_, is_hashed=True)
     if not may_hash and any(memo.known(file.path) is None for file in _present(manifest)):
         return None
-    manifest = _hashed_manifest(config, memo, map_, modality=modality, listed=manifest)
+    manifest = _hashed_manifest(config, memo, map_, groups=groups, known=manifest)
     return cache_key(recipe.key, _digests(manifest))
 
 
 def _hashed_manifest(
-    config: Config, memo: Memo, map_: Map, *, modality: Modality, listed: Manifest | None = None
+    config: Config, memo: Memo, map_: Map, *, groups: Groups, known: Manifest | None = None
 ) -> Manifest:
     """Returns a manifest with the hash of every file that is there: of the very bytes that were read for it.
 
     A file whose stat is another one when it is hashed than it was before it was read may have had other bytes then: all
     is listed again, so that rows, places and texts are of the bytes that the key names.
 
-    listed: the manifest, where it was listed already.
+    known: the manifest, where it was listed already.
     """
     for _ in range(_LISTINGS):
-        manifest, listed = listed or modality.manifest(config, map_=map_, is_hashed=True), None
+        manifest, known = known or listed(config, groups, map_=map_, is_hashed=True), None
         files, moved = _with_hashes(manifest, memo, map_)
         if moved is None:
             return replace(manifest, files=files)

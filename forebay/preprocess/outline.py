@@ -9,15 +9,17 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.config.url import is_url, parse_url
-from forebay.steps.recipe import AnyRecipe
+from forebay.steps.recipe import Recipe
 from forebay.store.key import SHORT, digest
 from forebay.store.layout import Array, Group
 from forebay.store.memo import SIZE, Stat, is_same, stat_now
@@ -25,7 +27,7 @@ from forebay.store.remote.raw.elsewhere import rebased
 from forebay.store.remote.raw.sources import localized, look_up
 from forebay.store.source_files import SourceFile, listed_files
 
-FORMAT = 1
+FORMAT = 2
 DOCUMENT = "prepared.json"
 COPY_OF = "copy_of"
 _FOLDERS = ("audio_dir", "image_dir", "texts")
@@ -42,20 +44,25 @@ class Outline:
     cuts: pa.Table
     moved: str | None
 
+    @cached_property
+    def by_group(self) -> dict[Group, pa.Table]:
+        """The shards of each group, text last."""
+        groups = self.cuts["group"].to_pylist()
+        return {group: self.cuts.filter(pc.equal(self.cuts["group"], group)) for group in dict.fromkeys(groups)}
+
     def num_rows(self, group: Group) -> Array:
         """Returns the rows of every shard of a group."""
-        if group == "media":
-            return self._numbers("num_media")
-        rows: Array = self._numbers("stop") - self._numbers("start")
+        rows: Array = _numbers(self.by_group[group]["stop"]) - _numbers(self.by_group[group]["start"])
         return rows
 
-    def _numbers(self, name: str) -> Array:
-        # Arrow's own conversion loads pandas.
-        column = self.cuts[name].combine_chunks()
-        return np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
+
+def _numbers(column: pa.ChunkedArray) -> Array:
+    # Arrow's own conversion loads pandas.
+    whole = column.combine_chunks()
+    return np.frombuffer(whole.buffers()[1], np.int64, len(whole), 8 * whole.offset)
 
 
-def outline(config: Config, recipe: AnyRecipe) -> Outline | None:
+def outline(config: Config, recipe: Recipe) -> Outline | None:
     """Returns the outline of a config's prepared build, also where its sources have changed; None if there is none."""
     folder = folder_of(config, recipe)
     if (document := read_document(folder)) is None:
@@ -69,7 +76,7 @@ def outline(config: Config, recipe: AnyRecipe) -> Outline | None:
     )
 
 
-def folder_of(config: Config, recipe: AnyRecipe) -> Path:
+def folder_of(config: Config, recipe: Recipe) -> Path:
     """Returns where the prepared build of a config is, or would be: named by all but the sources' content."""
     manifests = [name if is_url(name) else os.path.abspath(name) for name in config.source.manifests]
     named = {
@@ -85,7 +92,7 @@ def folder_of(config: Config, recipe: AnyRecipe) -> Path:
     return config.cache_root / ".building" / f"prepared-{digest(named)[:SHORT]}"
 
 
-def submission_file(config: Config, recipe: AnyRecipe) -> Path:
+def submission_file(config: Config, recipe: Recipe) -> Path:
     """Returns the file that says which jobs of a cluster were last started for a config's build."""
     return folder_of(config, recipe).with_suffix(".submitted.json")
 

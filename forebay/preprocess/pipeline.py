@@ -16,8 +16,8 @@ from forebay.config.tree import Config
 from forebay.config.url import is_url, parse_url
 from forebay.errors import BuildError, CacheCorruptError, PlanError
 from forebay.plan.make import plan_example, plan_of
-from forebay.preprocess.listing import resolve
-from forebay.preprocess.modality import Listing, Modality
+from forebay.preprocess.groups import NOTHING, Groups
+from forebay.preprocess.listing import Listing, resolve
 from forebay.preprocess.outline import folder_of
 from forebay.preprocess.pool import Pool, Runner
 from forebay.preprocess.prepared import Prepared, PrepareReport, prepared, require_key, require_numerics, require_parts
@@ -33,7 +33,7 @@ from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.stage.choose import remove_stage
 from forebay.preprocess.stage.prepared import staged_prepared
 from forebay.preprocess.workspace import Workspace, workspace_folder
-from forebay.steps.recipe import AnyRecipe, recipe_of
+from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.files import require_writable
 from forebay.store.filter import Filter
@@ -134,14 +134,14 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     return replace(report, seconds=time.monotonic() - started_s)
 
 
-def _require(config: Config, recipe: AnyRecipe) -> None:
+def _require(config: Config, recipe: Recipe) -> None:
     """Raises what a build would run into after hours: code that is not to be trusted, extras that are missing."""
     recipe.check()
     if config.source.kind == "hf":
         require_datasets()
 
 
-def _of_another(config: Config, recipe: AnyRecipe, options: Options, memo: Memo, *, err: Exception) -> Sealed:
+def _of_another(config: Config, recipe: Recipe, options: Options, memo: Memo, *, err: Exception) -> Sealed:
     """Returns the cache of another builder that took the folder of this build away; raises `err` where there is none.
 
     That builder has sealed, and no lock told it that somebody else was at work.
@@ -206,19 +206,19 @@ def prepare(config: Config, options: Options | None = None, *, num_parts: int | 
         with Pool(config.run.num_workers or os.cpu_count() or 1, shows=options.progress) as pool:
             found, is_new = _shared(config, options, recipe, pool, memo)
     require_key(config, found.listing.key, options.key)
-    require_parts(config, num_parts or 0, len(found.cuts))
+    require_parts(config, num_parts or 0, found.num_shards)
     return PrepareReport(
         key=found.listing.key,
         folder=str(folder_of(config, recipe)),
         num_samples=len(found.listing.rows),
         num_files=len(found.listing.files),
-        num_shards=len(found.cuts),
+        num_shards=found.num_shards,
         already_prepared=not is_new,
         seconds=time.monotonic() - started_s,
     )
 
 
-def _prepared(config: Config, options: Options, recipe: AnyRecipe, pool: Pool, memo: Memo) -> Prepared:
+def _prepared(config: Config, options: Options, recipe: Recipe, pool: Pool, memo: Memo) -> Prepared:
     """Returns what a build starts from. Parts share it on disk; a build that is alone lists again what has changed."""
     is_part = options.part is not None or options.seal_only or options.stage is not None
     if is_part and not options.dry_run:
@@ -228,12 +228,12 @@ def _prepared(config: Config, options: Options, recipe: AnyRecipe, pool: Pool, m
     else:
         found, is_new = _cut(config, resolve(config, memo, pool.map, recipe=recipe), pool), True
     if not is_new:
-        require_numerics(config, found, _measured(found.listing.modality, pool)[0])
+        require_numerics(config, found, _measured(found.listing.groups, pool)[0])
     require_key(config, found.listing.key, options.key)
     return found
 
 
-def _shared(config: Config, options: Options, recipe: AnyRecipe, pool: Pool, memo: Memo) -> tuple[Prepared, bool]:
+def _shared(config: Config, options: Options, recipe: Recipe, pool: Pool, memo: Memo) -> tuple[Prepared, bool]:
     def make() -> Prepared:
         return _cut(config, resolve(config, memo, pool.map, recipe=recipe), pool)
 
@@ -243,32 +243,32 @@ def _shared(config: Config, options: Options, recipe: AnyRecipe, pool: Pool, mem
 
 
 def _cut(config: Config, listing: Listing, pool: Pool) -> Prepared:
-    modality = listing.modality
-    num_shards = -(-len(listing.rows) // modality.shard_rows(config.layout.rows_per_shard))
+    groups = listing.groups
+    num_shards = -(-len(listing.rows) // groups.shard_rows(config.layout.rows_per_shard))
     num_workers = config.run.num_workers or os.cpu_count() or 1
-    probe, constants = _measured(modality, pool, copies=max(1, min(num_shards, num_workers)))
-    listing = replace(listing, modality=modality.measured(constants))
-    cuts = list(listing.modality.cuts(listing, probe=probe, rows_per_shard=config.layout.rows_per_shard))
+    probe, constants = _measured(groups, pool, copies=max(1, min(num_shards, num_workers)))
+    listing = replace(listing, groups=groups.measured(constants))
+    cuts = list(listing.groups.cuts(listing, probe=probe, rows_per_shard=config.layout.rows_per_shard))
     return Prepared(listing=listing, cuts=cuts, probe=probe, constants=constants, host=socket.gethostname())
 
 
-def _measured(modality: Modality, pool: Pool, *, copies: int = 1) -> tuple[Mapping[Group, str], Mapping[str, Any]]:
+def _measured(groups: Groups, pool: Pool, *, copies: int = 1) -> tuple[Mapping[Group, str], Mapping[str, Any]]:
     """Returns the probe of every group, and the constants.
 
     In workers, so that they are made under the same pinned threads as the shards; in two, because one needs torch and
     the other transformers, and those take longer to load than a small build. copies: workers that measure the same
     where there is text alone: they load transformers side by side, and not one when the others are done.
     """
-    groups = modality.groups
-    asked = groups if "media" in groups else groups * copies
-    measured = dict(zip(asked, pool.map(_measure, [(modality, group) for group in asked]), strict=True))
-    return {group: digest for group, (digest, _) in measured.items()}, measured["text"][1]
+    asked = groups.names if groups.items else groups.names * copies
+    measured = dict(zip(asked, pool.map(_measure, [(groups, name) for name in asked]), strict=True))
+    constants = {name: value for _, found in measured.values() for name, value in found.items()}
+    return {name: digest for name, (digest, _) in measured.items()}, {**NOTHING, **constants}
 
 
-def _measure(part: tuple[Modality, Group]) -> tuple[str, Mapping[str, Any]]:
-    """Returns a group's probe, and with that of the text the constants."""
-    modality, group = part
-    return modality.probe(group), modality.constants() if group == "text" else {}
+def _measure(part: tuple[Groups, Group]) -> tuple[str, Mapping[str, Any]]:
+    """Returns a group's probe, and its constants."""
+    groups, name = part
+    return groups.probe(name), groups.constants_of(name)
 
 
 def _usable(config: Config, standing: Sealed, options: Options) -> bool:

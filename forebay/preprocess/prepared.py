@@ -14,6 +14,7 @@ import os
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,13 +25,14 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.cut import Cut
-from forebay.preprocess.modality import Listing, modality_of
+from forebay.preprocess.groups import Groups
+from forebay.preprocess.listing import Listing
 from forebay.preprocess.outline import DOCUMENT, FORMAT, files_now, folder_of, read_document, submission_file, table_of
 from forebay.preprocess.sources.rows import Manifest
-from forebay.steps.recipe import AnyRecipe
+from forebay.steps.recipe import Recipe
 from forebay.store.files import hash_file, write_aside, write_bytes
 from forebay.store.key import SHORT
-from forebay.store.layout import GROUPS, Group
+from forebay.store.layout import Group
 from forebay.store.lookup import Sealed
 from forebay.store.remote.raw.elsewhere import mirrors_in
 from forebay.store.shared_disk import lock_for_work, move, seen
@@ -51,8 +53,13 @@ _FILES_SCHEMA = pa.schema(
     ]
 )
 _CUTS_SCHEMA = pa.schema(
-    [pa.field("start", pa.int64()), pa.field("stop", pa.int64()), pa.field("num_media", pa.int64())]
-    + [pa.field(group, pa.string()) for group in GROUPS]
+    [
+        pa.field("group", pa.string()),
+        pa.field("index", pa.int64()),
+        pa.field("start", pa.int64()),
+        pa.field("stop", pa.int64()),
+        pa.field("key", pa.string()),
+    ]
 )
 
 
@@ -60,7 +67,7 @@ _CUTS_SCHEMA = pa.schema(
 class Prepared:
     """The same for all parts of a build.
 
-    constants: what collating needs, see `Modality.constants`. host: where the probe was measured.
+    constants: what collating needs, see `Groups.constants`. host: where the probe was measured.
     """
 
     listing: Listing
@@ -68,6 +75,11 @@ class Prepared:
     probe: Mapping[Group, str]
     constants: Mapping[str, Any]
     host: str
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the group that has most."""
+        return max(Counter(cut.group for cut in self.cuts).values(), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +104,7 @@ class PrepareReport:
             folder="",
             num_samples=standing.metadata["num_samples"],
             num_files=len(standing.sources()),
-            num_shards=standing.metadata["num_shards"],
+            num_shards=max(shape["num_shards"] for shape in standing.metadata["groups"].values()),
             already_prepared=False,
             seconds=seconds,
             sealed=standing.place,
@@ -112,7 +124,7 @@ class PrepareReport:
         yield f"key {self.key[:SHORT]}, {self.seconds:.1f} s: {from_here(self.folder)}"
 
 
-def prepared(config: Config, recipe: AnyRecipe, make: Callable[[], Prepared]) -> tuple[Prepared, bool]:
+def prepared(config: Config, recipe: Recipe, make: Callable[[], Prepared]) -> tuple[Prepared, bool]:
     """Returns the prepared build of a config that is on disk, or makes it; says whether this call made it.
 
     make: hashes the sources, which takes long.
@@ -129,7 +141,7 @@ def prepared(config: Config, recipe: AnyRecipe, make: Callable[[], Prepared]) ->
         return made, True
 
 
-def load(config: Config, recipe: AnyRecipe) -> Prepared | None:
+def load(config: Config, recipe: Recipe) -> Prepared | None:
     """Returns the prepared build of a config; None where there is none, or its sources are not what they were."""
     folder = folder_of(config, recipe)
     if (document := read_document(folder)) is None:
@@ -146,9 +158,8 @@ def load(config: Config, recipe: AnyRecipe) -> Prepared | None:
         images=table_of(folder, "images") if "images.arrow" in document["files"] else None,
         unused=document["unused"],
     )
-    hashes = [file.xxh3_128 for file in files]
-    modality = modality_of(config, recipe).keeping(manifest.rows).measured(document["constants"])
-    listing = Listing(recipe=recipe, modality=modality, manifest=manifest, hashes=hashes, key=document["key"])
+    groups = Groups.of(config, recipe).keeping(manifest.rows).measured(document["constants"])
+    listing = Listing(groups=groups, manifest=manifest, key=document["key"])
     return Prepared(
         listing=listing,
         cuts=_cuts(table_of(folder, "cuts")),
@@ -158,7 +169,7 @@ def load(config: Config, recipe: AnyRecipe) -> Prepared | None:
     )
 
 
-def remove(config: Config, recipe: AnyRecipe) -> None:
+def remove(config: Config, recipe: Recipe) -> None:
     """Removes the prepared build of a config, whose cache is sealed now."""
     folder = folder_of(config, recipe)
     with contextlib.suppress(OSError):
@@ -278,22 +289,12 @@ def _files_table(files: Sequence[SourceFile]) -> pa.Table:
 
 
 def _cuts_table(cuts: Sequence[Cut]) -> pa.Table:
-    columns: dict[str, Any] = {name: [getattr(cut, name) for cut in cuts] for name in ("start", "stop", "num_media")}
-    columns |= {group: [cut.keys.get(group) for cut in cuts] for group in GROUPS}
-    return pa.table(columns, schema=_CUTS_SCHEMA)
+    names = _CUTS_SCHEMA.names
+    return pa.table({name: [getattr(cut, name) for cut in cuts] for name in names}, schema=_CUTS_SCHEMA)
 
 
 def _cuts(table: pa.Table) -> list[Cut]:
-    return [
-        Cut(
-            index=index,
-            start=row["start"],
-            stop=row["stop"],
-            num_media=row["num_media"],
-            keys={group: row[group] for group in GROUPS if row[group] is not None},
-        )
-        for index, row in enumerate(table.to_pylist())
-    ]
+    return [Cut(**row) for row in table.to_pylist()]
 
 
 @contextlib.contextmanager

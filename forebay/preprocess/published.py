@@ -116,7 +116,7 @@ def _files(folder: Path) -> list[Wanted]:
         Wanted(name=name, is_kept=True, size_bytes=entry["size_bytes"], xxh3_128=entry["xxh3_128"])
         for name, entry in cache.metadata["files"].items()
     ]
-    return small + [cache.wanted(group, index) for index in range(cache.num_shards) for group in cache.groups]
+    return small + [wanted for unit in range(cache.num_units) for wanted in cache.unit_files(unit)]
 
 
 def _some(problems: Iterable[str]) -> str:

@@ -74,7 +74,7 @@ class BuildReport:
             key=standing.key,
             cache=standing.place,
             **{name: metadata[name] for name in COUNTS},
-            shards_kept=len(metadata["probe"]) * metadata["num_shards"],
+            shards_kept=sum(shape["num_shards"] for shape in metadata["groups"].values()),
             seconds=seconds,
             already_sealed=True,
         )

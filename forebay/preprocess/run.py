@@ -32,16 +32,13 @@ from forebay.preprocess.unchanged import require_unchanged
 from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, origin_of, workspace_folder
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import differences, folder_name
-from forebay.store.layout import Group
+from forebay.store.layout import TEXT, Group
 from forebay.store.lookup import Sealed
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.sources import is_here, shown
 from forebay.store.shared_disk import seen
 
 logger = logging.getLogger(__name__)
-
-Unit = tuple[Cut, Group]
-"""One shard of one group: the unit of work, commit and resume."""
 
 
 class Run:
@@ -57,16 +54,17 @@ class Run:
         self.config = config
         self.options = options
         self.listing = listing = made.listing
-        self.modality = listing.modality
+        self.groups = listing.groups
         self.pool = pool
         self.memo = memo
         self.probe, self.constants, self.cuts = made.probe, made.constants, made.cuts
-        if options.part is not None and options.part[1] > len(self.cuts):
+        if options.part is not None and options.part[1] > made.num_shards:
             raise ConfigError(
-                f"--shards {options.part[0]}::{options.part[1]}: {config.path} has {len(self.cuts)} shards, and more "
+                f"--shards {options.part[0]}::{options.part[1]}: {config.path} has {made.num_shards} shards, and more "
                 f"parts than shards leave some without work; run: forebay preprocess {config.path} --shards I::N with "
-                f"N of at most {len(self.cuts)}"
+                f"N of at most {made.num_shards}"
             )
+        self.num_shards = made.num_shards
         # A rebuild must not take up what an ordinary run left, but may go on from an interrupted rebuild.
         suffix = "-rebuild" if options.rebuild else ""
         origin = origin_of(config, listing.recipe.key)
@@ -77,18 +75,18 @@ class Run:
         self.num_rows = len(listing.rows) + len(self.failures)
         self.given: set[Path] = set()
         if listing.manifest.unused:
-            logger.warning("%s: %s", self.modality.row_unit, described(listing.manifest.unused))
+            logger.warning("%s: %s", "samples", described(listing.manifest.unused))
 
     def run(self, standing: Sealed | None) -> BuildReport:
         """Makes what is missing of this run's shards, and the sealed cache if no shard is missing then."""
         self._check_failures(len(self.failures))
         with self.workspace.occupied(), self._driving(), self._part_log() as log:
             self._collect()
-            missing = [unit for unit in self._mine() if self._key(unit) not in self.workspace.receipts]
+            missing = [cut for cut in self._mine() if cut.key not in self.workspace.receipts]
             if self.options.seal_only:
                 self._require_all(missing)
             self._make(missing, log)
-            if not self.workspace.has_all(self._named(self._all()), self.pool.map):
+            if not self.workspace.has_all(self._named(self.cuts), self.pool.map):
                 return self._unsealed()
             self._compare_sources()
             report = self._seal(standing)
@@ -99,7 +97,7 @@ class Run:
 
     def compare_probe(self, standing: Sealed) -> None:
         """Reports where the steps give other values here than where a cache of the same key was built."""
-        for group in self.modality.groups:
+        for group in self.groups.names:
             if (stored := standing.metadata["probe"].get(group)) != self.probe[group]:
                 differ = (
                     "the %s steps give other values here than where %s was built (probe %s, stored %s): no %s shard "
@@ -113,30 +111,24 @@ class Run:
         named = self._named(self._mine())
         for (_, key), receipt in zip(named, self.workspace.load(named), strict=True):
             self.counts["kept" if receipt is not None else "linked" if key in donors else "written"] += 1
-        size = self.modality.estimate_bytes(self.listing)
+        size = self.groups.estimate_bytes(self.listing)
         target = self._target(standing)
         report = self._report(target, num_samples=len(self.listing.rows), sealed=False, estimated_bytes=size)
         return self._to_be(report, target)
 
-    def _all(self) -> list[Unit]:
-        return [(cut, group) for cut in self.cuts for group in self.modality.groups]
-
-    def _mine(self) -> list[Unit]:
+    def _mine(self) -> list[Cut]:
         first, step = self.options.part or (0, 1)
-        return [(cut, group) for cut in self.cuts[first::step] for group in self.modality.groups]
+        return [cut for cut in self.cuts if cut.index % step == first]
 
-    def _key(self, unit: Unit) -> str:
-        return unit[0].keys[unit[1]]
-
-    def _named(self, units: Sequence[Unit]) -> list[Named]:
-        return [(unit[1], self._key(unit)) for unit in units]
+    def _named(self, cuts: Sequence[Cut]) -> list[Named]:
+        return [(cut.group, cut.key) for cut in cuts]
 
     def _target(self, standing: Sealed | None) -> Path:
         return standing.folder if standing else self.config.cache_root / folder_name(self.config, self.listing.key)
 
     def _donors(self) -> Donors:
         """Where shards of this build stand already; a rebuild asks nobody."""
-        wanted = set(map(self._key, self._all()))
+        wanted = {cut.key for cut in self.cuts}
         if self.options.rebuild:
             return {}
         return self.workspace.find_donors(self.config.cache_root, wanted, recipe_key=self.listing.recipe.key)
@@ -146,8 +138,8 @@ class Run:
             self.workspace.folder,
             part=self.options.part,
             samples=len(self.listing.rows),
-            shards=len(self.cuts),
-            groups=self.modality.groups,
+            shards=self.num_shards,
+            groups=self.groups.names,
         )
 
     def _collect(self) -> None:
@@ -156,7 +148,7 @@ class Run:
         named = self._named(self._mine())
         if self.options.seal_only:  # before terabytes are hashed again
             absent = self._absent(named, donors)
-            self._require_all([unit for unit in self._mine() if self._key(unit) in absent])
+            self._require_all([cut for cut in self._mine() if cut.key in absent])
         for (group, key), receipt in zip(named, self.workspace.load(named, self.pool.map), strict=True):
             if receipt is not None:
                 self.counts["kept"] += 1
@@ -165,22 +157,22 @@ class Run:
                 self.counts["linked"] += 1
                 self.given |= {path.parents[1] for path, _ in donors.get(key, [])}
 
-    def _make(self, missing: Sequence[Unit], log: PartLog) -> None:
-        missing = list({self._key(unit): unit for unit in missing}.values())  # shards of equal content are one file
-        rows: dict[Group, int] = dict.fromkeys(self.modality.groups, 0)
-        for cut, group in missing:
-            rows[group] += cut.num_media if group == "media" else cut.stop - cut.start
-        counted: Group = "media" if rows.get("media") else "text"
+    def _make(self, missing: Sequence[Cut], log: PartLog) -> None:
+        missing = list({cut.key: cut for cut in missing}.values())  # shards of equal content are one file
+        rows: dict[Group, int] = dict.fromkeys(self.groups.names, 0)
+        for cut in missing:
+            rows[cut.group] += cut.rows
+        counted = self.groups.counted if rows[self.groups.counted] else TEXT
         log.begin(
             to_make=len(missing),
             rows_to_make=rows[counted],
-            unit=self.modality.media_unit if counted == "media" else "text",
+            unit=self.groups.text.unit if counted == TEXT else self.groups.unit,
             kept=self.counts["kept"],
             linked=self.counts["linked"],
             under_way=lambda: sum(rows for task, rows in self.pool.at_work() if task.group == counted),
         )
-        unit, is_shown = self.modality.media_unit, self.options.progress
-        with BuildProgress(rows, media_unit=unit, shown=is_shown, at_work=self.pool.at_work) as progress:
+        is_shown = self.options.progress
+        with BuildProgress(rows, groups=self.groups, shown=is_shown, at_work=self.pool.at_work) as progress:
             try:
                 for task, (receipt, made) in self._made(map(self._task, _in_order(self._here_first(missing)))):
                     self.workspace.receipts[task.key] = receipt
@@ -225,15 +217,16 @@ class Run:
             config=str(self.config.path),
         )
 
-    def _here_first(self, units: Sequence[Unit]) -> list[Unit]:
-        """Returns the units with those first whose raw data is on this node: what a bound keeps is not fetched twice.
+    def _here_first(self, cuts: Sequence[Cut]) -> list[Cut]:
+        """Returns the shards with those first whose raw data is on this node: what a bound keeps is not fetched twice.
 
         In the order of the listing, least recently used first, each tar would be evicted just before its turn.
         """
-        group = self.listing.rows["group"].to_numpy()
-        used = set(group[[unit[0].start for unit in units]].tolist()) if units else set()
-        here = {number: is_here(self.listing.files[number].path) for number in used}
-        return sorted(units, key=lambda unit: not here[int(group[unit[0].start])])
+        of_rows = {TEXT: self.listing.rows["group"].to_numpy()}
+        of_rows |= {group: items.group for group, items in self.listing.items.items()}
+        used = {cut.key: int(of_rows[cut.group][cut.start]) for cut in cuts}
+        here = {number: is_here(self.listing.files[number].path) for number in set(used.values())}
+        return sorted(cuts, key=lambda cut: not here[used[cut.key]])
 
     def _absent(self, named: Sequence[Named], donors: Donors) -> set[str]:
         """Returns the keys of what is not there, once all that other machines have finished is seen."""
@@ -244,39 +237,39 @@ class Run:
         seen(lambda: not absent(), self.workspace.folder, what="shards that other machines may have finished")
         return absent()
 
-    def _require_all(self, missing: Sequence[Unit]) -> None:
+    def _require_all(self, missing: Sequence[Cut]) -> None:
         """Raises BuildError where a part has not made all of its shards."""
         if not missing:
             return
         # By its name alone: this has been waited for, and only a part that has sealed meanwhile is still looked for.
         gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.workspace.folder.name)
-        numbers = sorted({unit[0].index for unit in missing})
+        numbers = sorted({cut.index for cut in missing})
         shown = ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
         stage = f" --stage {self.options.stage}" if self.options.stage else ""
         raise BuildError(
-            f"--seal: {len(numbers)} of {len(self.cuts)} shards of {self.config.path} are not finished ({shown}); all "
+            f"--seal: {len(numbers)} of {self.num_shards} shards of {self.config.path} are not finished ({shown}); all "
             f"others are kept; run the parts that are missing (forebay status {self.config.path} names them), or make "
             f"them here: forebay preprocess {self.config.path}{stage}",
             code="FB304",
         ) from gone
 
-    def _task(self, unit: Unit) -> ShardTask:
-        cut, group = unit
-        files, rows = self.modality.task_rows(self.listing, cut, group)
+    def _task(self, cut: Cut) -> ShardTask:
+        files, rows = self.groups.task_rows(self.listing, cut)
         return ShardTask(
-            group=group,
-            key=cut.keys[group],
+            group=cut.group,
+            key=cut.key,
             folder=self.workspace.folder,
             rows=rows,
             files=files,
-            modality=self.modality,
+            groups=self.groups,
             max_open_tars=self.config.run.max_open_tars,
             stage=self.workspace.stage,
         )
 
     def _death(self, err: WorkerDied) -> str:
         task: ShardTask = err.task
-        name, samples = self.modality.used_by(self.listing, task.rows, group=task.group, position=err.position)
+        cut = next(cut for cut in self.cuts if cut.key == task.key)
+        name, samples = self.groups.used_by(self.listing, cut, err.position)
         excluded = ", ".join(f'"{sample}"' for sample in samples)
         return (
             f"{err} at {name} ({task.group} shard of {task.files[0].name}, row {err.position}); finished shards "
@@ -316,10 +309,10 @@ class Run:
 
     def _seal(self, standing: Sealed | None) -> BuildReport:
         finished = self.workspace.finished(
-            {group: [c.keys[group] for c in self.cuts] for group in self.modality.groups}
+            {group: [cut.key for cut in self.cuts if cut.group == group] for group in self.groups.names}
         )
         memo = self.memo.dump([file.path for file in self.listing.files])
-        rows = self.modality.read_rows(finished, self.listing)
+        rows = self.groups.read_rows(finished, self.listing)
         self.failures += rows.failures
         failures = [*(f for receipt in self.workspace.receipts.values() for f in receipt.failures), *rows.failures]
         messages = {(f.sample_id, f.reason): shown(f.message) for f in failures}
@@ -369,14 +362,14 @@ class Run:
 
 
 def _media_paths(task: ShardTask) -> list[Path]:
-    return [file.path for file in task.files] if task.group == "media" else []
+    return [] if task.group == TEXT else [file.path for file in task.files]
 
 
-def _in_order(units: Sequence[Unit]) -> list[Unit]:
-    """Returns one media shard, then the text shards, then the rest of the media.
+def _in_order(cuts: Sequence[Cut]) -> list[Cut]:
+    """Returns one shard of items, then the shards of text, then the rest of the items.
 
-    Text is quick, and its mistakes should show early. The first worker measured the media steps and has no tokenizer
+    Text is quick, and its mistakes should show early. The first worker measured the steps of items and has no tokenizer
     loaded, which takes longer than a small build.
     """
-    media = [unit for unit in units if unit[1] == "media"]
-    return [*media[:1], *(unit for unit in units if unit[1] == "text"), *media[1:]]
+    items = [cut for cut in cuts if cut.group != TEXT]
+    return [*items[:1], *(cut for cut in cuts if cut.group == TEXT), *items[1:]]

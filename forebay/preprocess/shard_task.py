@@ -13,14 +13,15 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.errors import BuildError
-from forebay.preprocess.modality import Modality
+from forebay.preprocess.group import ItemGroup, Read
+from forebay.preprocess.groups import Groups
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.rows import reduced
 from forebay.preprocess.stage.stage import Stage
 from forebay.preprocess.unchanged import unchanged_stats
 from forebay.preprocess.workspace import Failure, Receipt, load_receipt, save_receipt
 from forebay.progress import Progress
-from forebay.store.layout import Group
+from forebay.store.layout import TEXT, Group
 from forebay.store.shard import Columns, shard_fields, write_columns
 from forebay.store.shared_disk import lock_for_work
 from forebay.store.source_files import SourceFile
@@ -40,7 +41,7 @@ class ShardTask:
     folder: Path
     rows: pa.Table
     files: tuple[SourceFile, ...]
-    modality: Modality
+    groups: Groups
     max_open_tars: int
     stage: Stage | None = None
     """Where the shard is put instead of left in `folder`, which is of another node then."""
@@ -89,7 +90,7 @@ def _rows_of_listed_bytes(task: ShardTask) -> Made:
     Rows whose files moved meanwhile, if only their times, are made again. Raises BuildError for files that changed,
     also where that made the reading fail.
     """
-    if task.group == "text":  # made of the listing alone
+    if task.group == TEXT:  # made of the listing alone
         return _rows(task)
     for _ in range(_ATTEMPTS):
         before = unchanged_stats(task.files)
@@ -107,7 +108,7 @@ def _rows_of_listed_bytes(task: ShardTask) -> Made:
 
 
 def _rows(task: ShardTask) -> Made:
-    rows = Columns(shard_fields(task.modality.fields(), task.group))
+    rows = Columns(shard_fields(task.groups.fields(), task.group))
     failures: list[Failure] = []
     for sample_id, values in zip(task.rows["sample_id"].to_pylist(), _samples(task), strict=True):
         if "failure" in values:
@@ -118,13 +119,14 @@ def _rows(task: ShardTask) -> Made:
 
 
 def _samples(task: ShardTask) -> Iterator[dict[str, Any]]:
-    if task.group == "text":
-        yield from task.modality.text_samples(task.rows, [file.name for file in task.files])
-        return
-    modality = task.modality
-    limit, column = modality.max_sample_bytes, modality.media_column
-    with MediaReader(task.files, max_open=task.max_open_tars, max_bytes=limit, column=column) as read:
-        yield from modality.media_samples(task.rows, read)
+    with contextlib.ExitStack() as stack:
+
+        def read(group: ItemGroup) -> Read:
+            limit, column = group.max_sample_bytes, group.column
+            reader = MediaReader(task.files, max_open=task.max_open_tars, max_bytes=limit, column=column)
+            return stack.enter_context(reader)
+
+        yield from task.groups.samples(task.group, task.rows, task.files, read)
 
 
 @contextlib.contextmanager
@@ -149,18 +151,19 @@ class BuildProgress:
         self,
         rows: Mapping[Group, int],
         *,
-        media_unit: str,
+        groups: Groups,
         shown: bool,
         at_work: Callable[[], Iterable[tuple[Any, int]]] = tuple,
     ) -> None:
-        """rows: how many are to be made; texts are counted if no media are. media_unit: what a media row is called.
+        """rows: how many are to be made; texts are counted if no items are. groups: says which are counted.
 
         at_work: the tasks that are worked on, and how many of their rows are done.
         """
-        self._counted: Group = "media" if rows.get("media") else "text"
-        unit = media_unit if self._counted == "media" else "text"
+        has_items = bool(rows.get(groups.counted))
+        self._counted: Group = groups.counted if has_items else TEXT
+        unit = groups.unit if has_items else groups.text.unit
         total = rows[self._counted]
-        desc = "preprocess" if self._counted == "media" else "text"
+        desc = TEXT if self._counted == TEXT else "preprocess"
         self._bar = Progress(total, unit=unit, desc=desc, is_shown=shown)
         self._bar.under_way = lambda: sum(
             done for task, done in at_work() if getattr(task, "group", "") == self._counted
@@ -177,7 +180,7 @@ class BuildProgress:
     def shard_done(self, task: ShardTask, receipt: Receipt) -> None:
         """Counts a finished shard."""
         self._failed += len(receipt.failures)
-        if task.group == "media" and "duration_s" in task.rows.column_names:
+        if "duration_s" in task.rows.column_names:
             self._hours += float(np.nansum(task.rows["duration_s"].to_numpy())) / 3600
         if task.group == self._counted:
             self._bar.update(len(task.rows))

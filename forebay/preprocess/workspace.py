@@ -21,7 +21,7 @@ from forebay.preprocess.pool import Map
 from forebay.store.cache import open_cache
 from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.key import SHORT, digest
-from forebay.store.layout import GROUPS, Group
+from forebay.store.layout import TEXT, Group, is_group_name
 from forebay.store.lookup import sealed_caches
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.node import Wanted
@@ -93,7 +93,7 @@ class Workspace:
 
     def absent(self, wanted: Sequence[Named]) -> list[Named]:
         """Returns those of these shards that are not here, by one listing of each folder; others may be damaged."""
-        here = {group: finished_keys(self.folder / group) for group in GROUPS}
+        here = {group: finished_keys(self.folder / group) for group in {group for group, _ in wanted}}
         return [(group, key) for group, key in wanted if key not in self.receipts and key not in here[group]]
 
     def _read(self, group: Group, key: str) -> Receipt | None:
@@ -124,6 +124,7 @@ class Workspace:
         if donor is None:
             return False
         path, entry = donor
+        self.path(group, key).parent.mkdir(exist_ok=True)
         try:
             link_or_copy(path, self.path(group, key))
         except FileNotFoundError:  # its cache was removed since: the shard is made instead
@@ -157,8 +158,7 @@ class Workspace:
         """Makes the folder and holds a shared lock in it, so that no other builder removes it as left over."""
         while True:
             try:
-                for group in GROUPS:
-                    (self.folder / group).mkdir(parents=True, exist_ok=True)
+                self.folder.mkdir(parents=True, exist_ok=True)
                 # Of a file: NFS keeps locks of folders to itself.
                 descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except OSError as err:  # the last builder removed it in between
@@ -252,6 +252,16 @@ def finished_keys(folder: Path) -> set[str]:
     return receipts.intersection([name[:-4] for name in names if name.endswith(".tdz")])
 
 
+def folders_of(folder: Path) -> list[Group]:
+    """Returns the groups of which a build has shards, text last, by the listing of its folder alone."""
+    names = [path.name for path in _listed(folder) if path.is_dir() and is_group_name(path.name) and path.name != PARTS]
+    return sorted(names, key=lambda name: (name == TEXT, name))
+
+
+PARTS = "parts"
+"""The folder of a build in which its runs note what they do; no group has this name."""
+
+
 def workspaces_of(config: Config, recipe_key: str) -> list[Path]:
     """Returns the folders of unfinished builds of a config, of whatever content its sources had, newest first."""
     origin, found = origin_of(config, recipe_key), []
@@ -269,12 +279,12 @@ def _is_whole(shard: tuple[Path, ShardEntry]) -> bool:
 def _of_other_builds(own: Path, wanted: set[str]) -> Donors:
     """Returns the shards of these keys that other builds left unfinished, before their sources changed."""
     donors: Donors = {}
-    for group in GROUPS:
-        for path in (path for folder in _listed(own.parent) for path in _listed(folder / group)):
-            if path.suffix == ".tdz" and path.stem in wanted and not path.is_relative_to(own):
-                receipt = read_receipt(path, path.stem)
-                if receipt is not None:
-                    donors.setdefault(path.stem, []).append((path, receipt.entry))
+    folders = [group for build in _listed(own.parent) for group in _listed(build) if is_group_name(group.name)]
+    for path in (path for folder in folders for path in _listed(folder)):
+        if path.suffix == ".tdz" and path.stem in wanted and not path.is_relative_to(own):
+            receipt = read_receipt(path, path.stem)
+            if receipt is not None:
+                donors.setdefault(path.stem, []).append((path, receipt.entry))
     return donors
 
 

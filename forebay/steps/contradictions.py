@@ -20,7 +20,8 @@ from forebay.steps.step import AudioStep
 from forebay.steps.table import (
     IMAGE,
     OF_IMAGES,
-    TEXT,
+    PACKED,
+    TRANSCRIPTS,
     audio_step,
     problems,
     settings_of,
@@ -39,7 +40,7 @@ def contradictions(config: Config) -> list[str]:
     if config.vision is not None:
         return _vision_contradictions(config, config.vision)
     step, text = audio_step(config.audio.features), config.text
-    if text is not None and (text.prompt not in TEXT or text_step(text.prompt).of_images):
+    if text is not None and text.prompt not in TRANSCRIPTS:
         return [f'text.prompt = "{text.prompt}" is only for a config with [vision]']
     if found := _kept_and_detected(config):
         return found
@@ -223,7 +224,7 @@ def _text_alone_contradictions(config: Config) -> list[str]:
     for setting in ("sample_rate_hz", "keep_waveform", "energy", "pitch"):
         if (value := getattr(config.audio, setting)) != getattr(AudioConfig(), setting):
             found.append(f'audio: {setting} is {value!r} and features = "{name}" has no audio; leave it out')
-    alone = [prompt for prompt in TEXT if getattr(text_step(prompt), "stands_alone", False)]
+    alone = [prompt for prompt in TRANSCRIPTS if getattr(text_step(prompt), "stands_alone", False)]
     if text is None or text.prompt not in alone:
         given = "no [text] section" if text is None else f'text.prompt is "{text.prompt}"'
         found.append(
@@ -254,8 +255,8 @@ def _vision_contradictions(config: Config, vision: VisionConfig) -> list[str]:
 
 def _patches_contradictions(config: Config, vision: VisionConfig) -> list[str]:
     found, prompt = _of_other_step(vision, Patches.name), "" if config.text is None else config.text.prompt
-    if prompt not in TEXT or not text_step(prompt).of_images:
-        wanted = " or ".join(f'"{name}"' for name in TEXT if text_step(name).of_images)
+    if prompt not in PACKED:
+        wanted = " or ".join(f'"{name}"' for name in PACKED)
         found.append(
             f'text.prompt is "{prompt}", with patches of [vision] wanted {wanted}; or set vision.images = "processor"'
         )

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from forebay.config.data import SOURCE_KINDS, SourceColumns, SourceConfig, TextConfig, VisionConfig
 from forebay.config.digest import processor_digest, tokenizer_digest
@@ -23,8 +23,6 @@ from forebay.steps.audio.declared import Declared
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.steps.contradictions import contradictions
 from forebay.steps.image.choice import images_by
-from forebay.steps.image.processor.step import Processed
-from forebay.steps.image.qwen2_vl import Patches
 from forebay.steps.sections import (
     beside_of,
     columns_read,
@@ -33,193 +31,236 @@ from forebay.steps.sections import (
     section_problems,
     settings_problems,
 )
-from forebay.steps.step import AudioStep, Step
-from forebay.steps.table import images_text, made, text_step
-from forebay.steps.text.chat.packed import Chat
+from forebay.steps.step import AudioStep, ImageStep, Step, TextStep
+from forebay.steps.table import audio_step, image_step, made, prompts_beside, text_step
 from forebay.steps.text.line import TextLine
+from forebay.steps.text.none import NoText
 from forebay.steps.text.normal.step import Where
-from forebay.steps.text.of_images import ImagesText
-from forebay.steps.text.transcript import Transcript
+from forebay.store.image.codec import Codec
 from forebay.store.key import recipe_key
+from forebay.store.layout import TEXT, Group
 
-LISTING_VERSION = 2
+LISTING_VERSION = 3
 """Bumped when the same sources and filters give other rows."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Recipe:
-    """source: the settings of `[source]` that decide which rows are samples."""
+class GroupRecipe(Protocol):
+    """The steps of one group of fields, of one section of a config. A new group has these; nothing asks which it is."""
 
-    source: dict[str, Any] = field(compare=False, repr=False)
+    name: ClassVar[Group]
+    section: ClassVar[str]
 
-    @cached_property
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps, in their order: their identities are in the keys of the group's shards."""
+        ...
+
     def document(self) -> dict[str, Any]:
-        """What the recipe key is the digest of: sections named as in the config file, contents instead of paths."""
-        return {"source": self.source, **self.sections()}
-
-    @cached_property
-    def key(self) -> str:
-        """The digest of the document."""
-        return recipe_key(self.document)
-
-    def sections(self) -> dict[str, Any]:
-        """Returns what the document has beside the source."""
-        raise NotImplementedError
+        """Returns what the recipe key is made of: settings by name, contents instead of paths."""
+        ...
 
     @property
     def made_with(self) -> dict[str, str]:
         """Packages that make values, beside forebay's own, and their versions; in no key."""
+        ...
+
+    def without_code(self) -> Self:
+        """Returns the group without the functions of the user; for those who only look, and run no code."""
+        ...
+
+    def check(self, recipe: Recipe) -> None:
+        """Returns if a build may trust the steps beside the recipe's others. Raises ConfigError."""
+        ...
+
+
+class _Group:
+    """What most groups have."""
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        """None."""
         return {}
 
     def without_code(self) -> Self:
-        """Returns the recipe without the functions of the user; for those who only look, and run no code."""
+        """Returns the group as it is."""
         return self
 
-    def check(self) -> None:
-        """Returns if a build may trust the steps. Raises ConfigError for code of the user that cannot be trusted."""
+    def check(self, recipe: Recipe) -> None:
+        """Trusts the steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(_Recipe):
-    """The steps of a config over audio. `tokens` is None without text; without audio nothing is decoded.
+class AudioGroup(_Group):
+    """Recordings. waveform: None where it is not kept. beside: of values by the frames of the features."""
 
-    beside: of values by the frames of the features, `pitch` and `energy`.
-    """
+    name: ClassVar[Group] = "audio"
+    section: ClassVar[str] = "audio"
 
     decode: Decode
     features: AudioStep
-    waveform: Waveform | None
-    tokens: Transcript | None
+    waveform: Waveform | None = None
     beside: tuple[AudioStep, ...] = ()
 
     @property
-    def has_audio(self) -> bool:
-        """Whether samples have audio."""
-        return self.features.has_audio
-
-    @property
-    def media_steps(self) -> tuple[Step, ...]:
-        """The steps that make the media group, in their order; none without audio."""
-        if not self.has_audio:
-            return ()
-        return (self.decode, *self.stored)
-
-    @property
     def stored(self) -> tuple[AudioStep, ...]:
-        """The steps whose values a sample has of its audio, in their order."""
+        """The steps whose values are stored, in their order."""
         return (self.features, *(() if self.waveform is None else (self.waveform,)), *self.beside)
 
     @property
-    def text_steps(self) -> tuple[Transcript, ...]:
-        """The steps that make the text group."""
-        return () if self.tokens is None else (self.tokens,)
+    def steps(self) -> tuple[Step, ...]:
+        """The decoding, then what is stored."""
+        return (self.decode, *self.stored)
 
     @property
     def made_with(self) -> dict[str, str]:
         """The packages of an installed step."""
         return self.features.made_with
 
-    def without_code(self) -> Self:
-        """Returns the recipe without the functions of the user in the text line; see `TextLine.without_code`."""
-        if self.tokens is None:
-            return self
-        return replace(self, tokens=replace(self.tokens, line=self.tokens.text_line().without_code()))
-
-    def check(self) -> None:
-        """Returns if a build may trust the steps; see `AudioStep.check_code` and `TextLine.check`."""
-        self.features.check_code()
-        self._require_new_names()
-        if self.tokens is not None:
-            self.tokens.text_line().check()
-
-    def _require_new_names(self) -> None:
-        """Raises ConfigError where features that declare their fields name one that samples have anyway."""
-        if not isinstance(self.features, Declared):
-            return
-        steps = [step for step in self.stored if step is not self.features]
-        taken = {spec.name for step in steps for spec in step.fields()}.union(self.source.get("keep_columns", ()))
-        taken |= {spec.name for spec in self.tokens.fields()} if self.tokens is not None else set()
-        if found := sorted(taken.intersection(spec.name for spec in self.features.fields())):
-            raise ConfigError(
-                f"audio.features: {self.features.batch_form().made_by} makes a field {found[0]!r}, and samples have "
-                "one of that name already; rename the field, or the column of source.keep_columns"
-            )
-        made = {form.name for form in self.features.batch_form().fields}
-        if self.tokens is not None and (found := sorted(made.intersection(self.tokens.batch_names))):
-            raise ConfigError(
-                f"audio.features: {self.features.batch_form().made_by} makes a field {found[0]!r}, and a batch has the "
-                f'{found[0]} of text.prompt = "{self.tokens.prompt}" by that name; rename the field, or take another '
-                "prompt"
-            )
-
-    def sections(self) -> dict[str, Any]:
-        """Returns `audio`, None without, and `text`, None without."""
-        audio = {
+    def document(self) -> dict[str, Any]:
+        """Returns the settings of the features, of the decoding, and of what stands beside."""
+        return {
             **self.features.compared(),
             "features": self.features.name,
             "sample_rate_hz": self.decode.sample_rate_hz,
             "clip_s": self.decode.clip_s,
             "keep_waveform": self.waveform is not None,
             **{step.name: asdict(step) for step in self.beside},
-            "version": [step.identity()["version"] for step in self.media_steps],
+            "version": [step.identity()["version"] for step in self.steps],
         }
-        text = None if self.tokens is None else self.tokens.document()
-        return {"audio": audio if self.has_audio else None, "text": text}
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises ConfigError for code that cannot be trusted, or that names a field which samples have anyway."""
+        self.features.check_code()
+        if not isinstance(self.features, Declared):
+            return
+        form, text = self.features.batch_form(), recipe.text.step
+        taken = {spec.name for step in self.stored[1:] for spec in step.fields()}
+        taken |= {*recipe.source.get("keep_columns", ()), *(spec.name for spec in text.fields())}
+        if found := sorted(taken.intersection(spec.name for spec in self.features.fields())):
+            raise ConfigError(
+                f"audio.features: {form.made_by} makes a field {found[0]!r}, and samples have one of that name already; "
+                "rename the field, or the column of source.keep_columns"
+            )
+        batch_names: frozenset[str] = getattr(text, "batch_names", frozenset())
+        if found := sorted({field.name for field in form.fields}.intersection(batch_names)):
+            raise ConfigError(
+                f"audio.features: {form.made_by} makes a field {found[0]!r}, and a batch has the {found[0]} of "
+                f'text.prompt = "{text.name}" by that name; rename the field, or take another prompt'
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisionRecipe(_Recipe):
-    """The steps of a config with `[vision]` whose images are stored as patches of the Qwen2-VL family."""
+class ImageGroup(_Group):
+    """Images. folder: of the processor. codec: how they are stored, which is in no key."""
 
-    patches: Patches
-    chat: Chat
+    name: ClassVar[Group] = "image"
+    section: ClassVar[str] = "vision"
 
-    @property
-    def media_steps(self) -> tuple[Patches]:
-        """The steps that make the media group, in their order."""
-        return (self.patches,)
-
-    @property
-    def text_steps(self) -> tuple[Chat]:
-        """The steps that make the text group."""
-        return (self.chat,)
-
-    def sections(self) -> dict[str, Any]:
-        """Returns `vision` and `text`."""
-        return {"vision": asdict(self.patches), "text": asdict(self.chat)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImagesRecipe(_Recipe):
-    """The steps of a config with `[vision]` whose images are stored as their processor gives them."""
-
-    images: Processed
-    text: ImagesText
+    step: ImageStep
+    folder: str = field(compare=False)
+    codec: Codec = "raw"
 
     @property
-    def media_steps(self) -> tuple[Processed]:
-        """The steps that make the media group, in their order."""
-        return (self.images,)
-
-    @property
-    def text_steps(self) -> tuple[ImagesText]:
-        """The steps that make the text group."""
-        return (self.text,)
+    def steps(self) -> tuple[Step, ...]:
+        """The one that makes what is stored."""
+        return (self.step,)
 
     @property
     def made_with(self) -> dict[str, str]:
-        """transformers, and its version."""
-        return {"transformers": version("transformers")}
+        """transformers, where its processor makes the values."""
+        return {"transformers": version("transformers")} if self.step.is_of_transformers else {}
 
-    def sections(self) -> dict[str, Any]:
-        """Returns `vision` and `text`."""
-        return {
-            "vision": {"images": "processor", **self.images.compared()},
-            "text": {"prompt": self.text.name, **self.text.compared()},
-        }
+    def document(self) -> dict[str, Any]:
+        """Returns the settings of the step, and how images are stored."""
+        return {"images": self.step.name, **self.step.compared()}
 
 
-AnyRecipe = Recipe | VisionRecipe | ImagesRecipe
+@dataclass(frozen=True, kw_only=True)
+class TextGroup(_Group):
+    """What stands in a row as text. folder: of the tokenizer. needs_text: a row without a text is left out."""
+
+    name: ClassVar[Group] = TEXT
+    section: ClassVar[str] = "text"
+
+    step: TextStep
+    folder: str = field(default="", compare=False)
+    needs_text: bool = False
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The prompt."""
+        return (self.step,)
+
+    def document(self) -> dict[str, Any]:
+        """Returns the settings of the prompt, and of what a text goes through before."""
+        return {"prompt": self.step.name, **self.step.document()}
+
+    def without_code(self) -> Self:
+        """Returns the group without functions in the text line; see `TextLine.without_code`."""
+        return replace(self, step=self.step.without_code())
+
+    def check(self, recipe: Recipe) -> None:  # noqa: ARG002
+        """See `TextLine.check`."""
+        self.step.check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The steps of a config: groups, text last, and what decides which rows of the source are samples.
+
+    source: the settings of `[source]` that do.
+    """
+
+    groups: tuple[GroupRecipe, ...]
+    source: dict[str, Any] = field(compare=False, repr=False)
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """What the recipe key is the digest of: sections named as in the config file, contents instead of paths."""
+        return {"source": self.source, **{group.section: group.document() for group in self.groups}}
+
+    @cached_property
+    def key(self) -> str:
+        """The digest of the document."""
+        return recipe_key(self.document)
+
+    @cached_property
+    def by_name(self) -> dict[Group, GroupRecipe]:
+        """The groups by their names, in their order."""
+        return {group.name: group for group in self.groups}
+
+    @property
+    def text(self) -> TextGroup:
+        """The group in which a row is a sample."""
+        found = self.by_name[TEXT]
+        assert isinstance(found, TextGroup)
+        return found
+
+    @property
+    def audio(self) -> AudioGroup | None:
+        """The recordings, where samples have such."""
+        found = self.by_name.get(AudioGroup.name)
+        return found if isinstance(found, AudioGroup) else None
+
+    @property
+    def image(self) -> ImageGroup | None:
+        """The images, where samples have such."""
+        found = self.by_name.get(ImageGroup.name)
+        return found if isinstance(found, ImageGroup) else None
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        """Packages that make values, beside forebay's own, and their versions; in no key."""
+        return {name: found for group in self.groups for name, found in group.made_with.items()}
+
+    def without_code(self) -> Self:
+        """Returns the recipe without the functions of the user; for those who only look, and run no code."""
+        return replace(self, groups=tuple(group.without_code() for group in self.groups))
+
+    def check(self) -> None:
+        """Returns if a build may trust the steps. Raises ConfigError for code of the user that cannot be trusted."""
+        for group in self.groups:
+            group.check(self)
 
 
 def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
@@ -233,76 +274,22 @@ def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: 
     return config
 
 
-def recipe_of(config: Config) -> AnyRecipe:
+def recipe_of(config: Config) -> Recipe:
     """Returns the steps of a config; reads the tokenizer's and the processor's files.
 
     Raises ConfigError where such a folder is not there, or where a step does not take what its section says.
     """
     refuse(config, settings_problems(config) or contradictions(config))
-    if config.vision is None:
-        return _speech_recipe(config)
-    if images_by(config) == "processor":
-        return _images_recipe(config, config.vision)
-    return _vision_recipe(config, config.vision)
+    groups = (_audio_group(config), _image_group(config, config.vision), _text_group(config, config.text))
+    return Recipe(groups=tuple(filter(None, groups)), source=_source_document(config))
 
 
-def _vision_recipe(config: Config, vision: VisionConfig) -> VisionRecipe:
-    if config.text is None:  # `Config` fills it in; for mypy
-        raise ValueError("a config with [vision] has [text]")
-    return VisionRecipe(
-        patches=made(
-            Patches,
-            vision.settings,
-            processor=processor_digest(Path(vision.processor)),
-            max_pixels=config.source.max_pixels,
-            max_sample_bytes=config.source.max_sample_bytes,
-        ),
-        chat=made(Chat, config.text.settings, tokenizer=tokenizer_digest(Path(config.text.tokenizer))),
-        source={**_source_document(config, _VISION_FIELDS), "version": LISTING_VERSION},
-    )
-
-
-def _images_recipe(config: Config, vision: VisionConfig) -> ImagesRecipe:
-    if config.text is None:  # `Config` fills it in; for mypy
-        raise ValueError("a config with [vision] has [text]")
-    cls, tokenizer = images_text(config.text.prompt), Path(config.text.tokenizer)
-    processor = processor_digest(Path(vision.processor))
-    given: dict[str, Any] = {
-        "processor": processor,
-        "processor_folder": vision.processor,
-        "tokenizer_folder": str(tokenizer),
-    }
-    if "tokenizer" in cls.given:
-        given["tokenizer"] = _images_tokenizer(config.text, vision)
-    return ImagesRecipe(
-        images=made(
-            Processed,
-            vision.settings,
-            processor=processor,
-            folder=vision.processor,
-            max_pixels=config.source.max_pixels,
-            max_sample_bytes=config.source.max_sample_bytes,
-        ),
-        text=made(cls, config.text.settings, **{name: given[name] for name in cls.given if name in given}),
-        source={**_source_document(config, _VISION_FIELDS), "version": LISTING_VERSION},
-    )
-
-
-def _images_tokenizer(text: TextConfig, vision: VisionConfig) -> str:
-    """Returns the digest of the tokenizer beside images. Raises ConfigError where its folder has none."""
-    try:
-        return tokenizer_digest(Path(text.tokenizer))
-    except ConfigError as err:
-        if text.tokenizer != vision.processor:
-            raise
-        # The processor's folder stands for a [text] that is left out.
-        advice = 'or, where images stand without conversations, set [text] prompt = "label", "plain" or "none"'
-        raise ConfigError(f"{err}; {advice}", code="FB105") from err
-
-
-def _speech_recipe(config: Config) -> Recipe:
+def _audio_group(config: Config) -> AudioGroup | None:
+    """Returns the steps of recordings; None where the source has none, or its images are wanted alone."""
+    if config.vision is not None or not audio_step(config.audio.features).has_audio:
+        return None
     features = features_of(config)
-    return Recipe(
+    return AudioGroup(
         decode=Decode(
             sample_rate_hz=config.audio.sample_rate_hz,
             clip_s=_clip_s(config.source, features),
@@ -310,13 +297,44 @@ def _speech_recipe(config: Config) -> Recipe:
         ),
         features=features,
         waveform=Waveform() if config.audio.keep_waveform else None,
-        tokens=_tokens(config, config.text),
-        source={**_source_document(config, _SPEECH_FIELDS), "version": LISTING_VERSION},
         beside=beside_of(config),
     )
 
 
-_SPEECH_FIELDS = (
+def _image_group(config: Config, vision: VisionConfig | None) -> ImageGroup | None:
+    if vision is None:
+        return None
+    given: dict[str, Any] = {
+        "processor": processor_digest(Path(vision.processor)),
+        "folder": vision.processor,
+        "max_pixels": config.source.max_pixels,
+        "max_sample_bytes": config.source.max_sample_bytes,
+    }
+    cls = image_step(images_by(config) or "patches")
+    step = made(cls, vision.settings, **{name: given[name] for name in cls.given})
+    return ImageGroup(step=step, folder=vision.processor, codec=vision.codec)
+
+
+def _text_group(config: Config, text: TextConfig | None) -> TextGroup:
+    needs_text = SOURCE_KINDS[config.source.kind].needs_text and config.vision is None
+    if text is None:
+        return TextGroup(step=NoText(), needs_text=needs_text)
+    cls = text_step(text.prompt, prompts_beside(images_by(config)))
+    given: dict[str, Any] = {"tokenizer_folder": text.tokenizer}
+    if config.vision is not None and "processor" in cls.given:
+        given |= {
+            "processor": processor_digest(Path(config.vision.processor)),
+            "processor_folder": config.vision.processor,
+        }
+    if "tokenizer" in cls.given:
+        given["tokenizer"] = _tokenizer(config, text)
+    if "line" in cls.given:
+        given["line"] = text_line(config, text)
+    step = made(cls, text.settings, **{name: given[name] for name in cls.given if name in given})
+    return TextGroup(step=step, folder=text.tokenizer, needs_text=needs_text)
+
+
+_SOURCE_FIELDS = (
     "min_duration_s",
     "max_duration_s",
     "overlong",
@@ -325,11 +343,12 @@ _SPEECH_FIELDS = (
     "max_samples",
     "exclude",
     "max_sample_bytes",
+    "max_pixels",
+    "rows",
 )
-_VISION_FIELDS = ("rows", "max_samples", "exclude", "max_sample_bytes", "max_pixels")
 
 
-def _source_document(config: Config, fields: tuple[str, ...]) -> dict[str, Any]:
+def _source_document(config: Config) -> dict[str, Any]:
     """The settings of `[source]` that decide which rows are samples, in their one form."""
     source = config.source
     settings = {**asdict(source), **_plain_filters(source)}
@@ -341,9 +360,12 @@ def _source_document(config: Config, fields: tuple[str, ...]) -> dict[str, Any]:
     kept: dict[str, Any] = {"keep_columns": sorted(source.keep_columns)} if source.keep_columns else {}
     if source.languages_from_folders:
         kept["languages_from_folders"] = True
-    if source.rows is not None:
-        kept["rows"] = source.rows
-    return {**{name: settings[name] for name in ("kind", "split", *fields)}, **named, **kept}
+    return {
+        **{name: settings[name] for name in ("kind", "split", *_SOURCE_FIELDS)},
+        **named,
+        **kept,
+        "version": LISTING_VERSION,
+    }
 
 
 def _plain_filters(source: SourceConfig) -> dict[str, Any]:
@@ -375,27 +397,21 @@ def text_line(config: Config, text: TextConfig) -> TextLine:
     return TextLine.of(text.settings, where)
 
 
-def _tokens(config: Config, text: TextConfig | None) -> Transcript | None:
-    if text is None:
-        return None
-    cls = text_step(text.prompt)
-    if not issubclass(cls, Transcript):  # `contradictions` refuses it; for mypy
-        raise TypeError(f"{cls} writes no transcripts")
-    line = text_line(config, text)
-    return made(cls, text.settings, tokenizer=_transcripts_tokenizer(config, text), line=line)
-
-
 _OF_SYMBOLS = ("plain", "tts")
-"""Prompts that a table of the texts' own symbols serves; the others need the tokenizer of a model."""
+"""Prompts of transcripts that a table of the texts' own symbols serves; the others need the tokenizer of a model."""
 
 
-def _transcripts_tokenizer(config: Config, text: TextConfig) -> str:
-    """Returns the digest of the tokenizer of transcripts. Raises ConfigError where its folder has none."""
+def _tokenizer(config: Config, text: TextConfig) -> str:
+    """Returns the digest of the tokenizer. Raises ConfigError where its folder has none."""
     folder = Path(text.tokenizer)
     try:
         return tokenizer_digest(folder)
     except ConfigError as err:
-        if text.prompt not in _OF_SYMBOLS or folder.exists():
+        if config.vision is not None and text.tokenizer == config.vision.processor:
+            # The processor's folder stands for a [text] that is left out.
+            advice = 'where images stand without conversations, set [text] prompt = "label", "plain" or "none"'
+        elif config.vision is None and text.prompt in _OF_SYMBOLS and not folder.exists():
+            advice = f"without a model's tokenizer, write one of the texts' own symbols: forebay symbols {config.path}"
+        else:
             raise
-        advice = f"or, without a model's tokenizer, write one of the texts' own symbols: forebay symbols {config.path}"
-        raise ConfigError(f"{err}; {advice}", code="FB105") from err
+        raise ConfigError(f"{err}; or, {advice}", code="FB105") from err

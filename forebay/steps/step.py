@@ -7,18 +7,26 @@ computed (keys, lookup, `inspect`): so torch, transformers and the spectrum engi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from forebay.errors import ConfigError, DecodeError
+from forebay.store.image.pixels import Alpha
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
 
 if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Self
+
+    import pyarrow as pa
     import torch
+
+    from forebay.steps.form import BatchForm
+    from forebay.steps.text.row_encoder import RowEncoder
 
 Batch: TypeAlias = "dict[str, torch.Tensor]"
 Dtype: TypeAlias = "torch.dtype"
@@ -258,20 +266,77 @@ class AudioBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextStep(Step):
-    """Texts to tokens with the tokenizer whose folder has this digest.
+class ImageStep(Step):
+    """Images to what is stored of them, by the name that `vision.images` has for it.
 
-    of_images: whether conversations with images are written, of a config with `[vision]`, instead of transcripts.
+    is_of_transformers: whether a class of transformers makes the values.
     """
 
-    given: ClassVar[frozenset[str]] = frozenset({"tokenizer"})
-    of_images: ClassVar[bool] = False
+    is_of_transformers: ClassVar[bool] = False
 
-    tokenizer: str
+    processor: str
+    max_pixels: int = 89_478_485
+    """Of the encoded image, above which it fails before it is decoded."""
+    max_sample_bytes: int = 256 * 1024 * 1024
+    """Of the encoded image."""
+    alpha: Alpha = "white"
+    """`white`: transparent images are laid on white. `drop`: the colours under the alpha show, as where a processor is
+    given a path."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextStep(Step):
+    """What stands in a row as text, to fields. A new prompt has `fields` and `opened`.
+
+    given: of these fields, which a recipe gives to a step that declares them: `tokenizer` and `processor`, digests of
+    the files in the folders of `text.tokenizer` and `vision.processor`; `tokenizer_folder` and `processor_folder`,
+    their paths (str), which are no part of the identity: `field(compare=False)`; `line`, see `Transcript`.
+    needs_items: how many items a row must list; None: any number.
+    """
+
+    needs_items: ClassVar[int | None] = None
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        """Digest of the tokenizer's files; None for a prompt without one."""
+        return getattr(self, "tokenizer", None) or None
 
     def fields(self) -> tuple[FieldSpec, ...]:
-        """Returns the fields of tokens in the text group."""
+        """Returns the tensor fields that its encoder makes; loads what says them."""
         raise NotImplementedError
+
+    def fields_of(self, form: BatchForm | None) -> tuple[FieldSpec, ...]:
+        """Returns `fields` where the form that the encoder declares is known already: nothing is loaded.
+
+        A step that stores more than its form says, for example `label_mask`, adds that here.
+        form: `text_form` of the encoder's constants; None: it has none.
+        """
+        return self.fields() if form is None else form.specs("text")
+
+    def opened(self, folder: Path, *, merge_size: int | None) -> RowEncoder:
+        """Returns what writes rows, which loads what that needs; a worker keeps it.
+
+        folder: of the tokenizer. merge_size: of images as patches.
+        """
+        raise NotImplementedError
+
+    def of_rows(self, rows: pa.Table, different: Callable[[str], list[str]]) -> Self:  # noqa: ARG002
+        """Returns the step for the rows of a listing. Raises ConfigError where they are not what its settings say.
+
+        different: the values of a kept column by its name, each once, sorted.
+        """
+        return self
+
+    def document(self) -> dict[str, Any]:
+        """Returns what keys say of the step."""
+        return self.compared()
+
+    def without_code(self) -> Self:
+        """Returns the step without functions of the user."""
+        return self
+
+    def check(self) -> None:
+        """Returns if a build may trust the step. Raises ConfigError for code of the user that cannot be trusted."""
 
 
 class TextBatch(Protocol):

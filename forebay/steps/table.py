@@ -12,8 +12,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from forebay.steps.audio.own.entry import entry_named
-from forebay.steps.step import AudioStep, Step, TextStep
-from forebay.steps.text.of_images import ImagesText
+from forebay.steps.step import AudioStep, ImageStep, Step, TextStep
 
 Table = dict[str, str]
 """Name -> module and class. The module is imported when the name is asked for."""
@@ -32,14 +31,17 @@ OWN = "forebay.steps.audio.own.step:Own"
 """The step of code of the user."""
 FORMS: ChainMap[str, str] = ChainMap({"declared": "forebay.steps.audio.declared:Declared"}, AUDIO)
 """What caches call the features that they hold: steps, and those whose batches the cache itself declares."""
-TEXT: Table = {
+TRANSCRIPTS: Table = {
     "plain": "forebay.steps.text.plain:Plain",
     "whisper": "forebay.steps.text.whisper:Whisper",
     "qwen3_asr": "forebay.steps.text.qwen3_asr:Qwen3AsrChat",
     "given": "forebay.steps.text.given:Given",
     "tts": "forebay.steps.text.tts:Tts",
-    "chat": "forebay.steps.text.chat.packed:Chat",
 }
+"""What `text.prompt` names beside recordings, and for texts alone."""
+PACKED: Table = {"chat": "forebay.steps.text.chat.packed:Chat"}
+"""What it names beside patches."""
+TEXT: Table = {**TRANSCRIPTS, **PACKED}
 OF_IMAGES: Table = {
     "chat": "forebay.steps.text.chat.processor:ProcessorChat",
     "none": "forebay.steps.text.none:NoText",
@@ -48,7 +50,7 @@ OF_IMAGES: Table = {
 }
 """What `text.prompt` names beside images that a processor makes, `images = "processor"`."""
 IMAGE: Table = {
-    "qwen2_vl": "forebay.steps.image.qwen2_vl:Patches",
+    "patches": "forebay.steps.image.qwen2_vl:Patches",
     "processor": "forebay.steps.image.processor.step:Processed",
 }
 
@@ -77,15 +79,20 @@ def form_step(name: str) -> type[AudioStep]:
     return found
 
 
-def text_step(name: str) -> type[TextStep]:
+def text_step(name: str, table: Table = TEXT) -> type[TextStep]:
     """Returns the step that `text.prompt` names. Raises KeyError for a name that is not in the table."""
-    found: type[TextStep] = _load(TEXT[name])
+    found: type[TextStep] = _load(table[name])
     return found
 
 
-def images_text(name: str) -> type[ImagesText]:
-    """Returns the step that `text.prompt` names beside images of a processor. Raises KeyError for an unknown name."""
-    found: type[ImagesText] = _load(OF_IMAGES[name])
+def prompts_beside(images: str | None) -> Table:
+    """Returns what `text.prompt` may name beside images that are stored so; None: where there are no images."""
+    return {"patches": PACKED, "processor": OF_IMAGES}.get(images or "", TRANSCRIPTS)
+
+
+def image_step(name: str) -> type[ImageStep]:
+    """Returns the step that images are stored by. Raises KeyError for a name that is not in the table."""
+    found: type[ImageStep] = _load(IMAGE[name])
     return found
 
 

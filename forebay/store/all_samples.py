@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from forebay.store.chunked import CheckedArray, no_such_row
-from forebay.store.layout import Array, FieldSpec
+from forebay.store.layout import TEXT, Array, FieldSpec
 from forebay.store.open_shards import OpenShards
 from forebay.store.row_table import SampleColumns, categories, rate_of, row_columns, strings_digest
 
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 class AllSamples:
     """The samples of a cache in their order.
 
-    key: of the cache. fields: the table fields that have a row a sample, by name; the media rows of a vision cache are
-    images. slots: where each sample lies. shards: of the cache.
+    key: of the cache. fields: the table fields that have a row a sample, by name. slots: where each sample lies. shards: of the cache.
     """
 
     key: str
@@ -85,7 +84,7 @@ class AllSamples:
     def _columns(self) -> SampleColumns:
         return SampleColumns(
             fields=self.fields,
-            num_shards=self.shards.files.number,
+            num_shards=self.shards.files.count(TEXT),
             slots=self.slots.whole(),
             shard=self.shards.get,
             no_such_row=lambda index, slot: no_such_row(self.shards.folder, index, slot),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, partial
@@ -13,16 +14,14 @@ import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.by_hand import ByHand
-from forebay.store.chunked import SLOTS, no_such_row, open_slots
+from forebay.store.chunked import SLOTS, CheckedArray, no_such_row, open_slots
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder
-from forebay.store.image.arrays import StoredArrays, stored_images
-from forebay.store.image.codec import StoredImages
-from forebay.store.layout import FORMAT_VERSION, ROW_BITS, ROW_MASK, Array, FieldSpec, Group, Ints
-from forebay.store.metadata import check_file, checked_fields, groups_of, load_array, read_metadata
+from forebay.store.image.arrays import stored_items
+from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, FieldSpec, Group, Ints, ListedItems
+from forebay.store.metadata import check_file, checked_fields, groups_of, items_files, load_array, read_metadata
 from forebay.store.open_shards import OpenShards, ShardFiles
 from forebay.store.shard import Shard, ShardEntry, row_of, shard_fields, shard_name, table_dtype
 from forebay.store.shared_disk import look_anew
-from forebay.store.source import has_audio
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,7 +89,8 @@ def _mirror_of(folder: Path) -> Mirror | None:
 class Cache(ByHand):
     """Samples of a sealed cache, by index. Threads and forked children may share it; a pickle opens it anew.
 
-    fields: specification by field name. groups: of fields, without "media" where the samples are texts alone. lengths:
+    fields: specification by field name. groups: their names, text last. listed: those whose items samples list; of
+    every other group a sample has one item, which lies where its text lies. lengths:
     int32 [num_samples] by name: `num_audio_samples`, `num_frames` (feature frames), `num_tokens`. constants: what
     collating needs (feature kind, prompt kind, pad ids, tables).
 
@@ -103,36 +103,38 @@ class Cache(ByHand):
         self.folder = folder
         self._held = HeldFolder(folder)
         self.mirror = _mirror_of(folder)
-        self.metadata = read_metadata(self._held, format_version=FORMAT_VERSION)
+        self.metadata = read_metadata(self._held)
         specs = checked_fields(folder, self.metadata)
         self.key: str = self.metadata["key"]
         self.recipe_key: str = self.metadata["recipe_key"]
         self.constants: Mapping[str, Any] = self.metadata["constants"]
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in specs}
-        self.groups = groups_of(specs)
+        shapes = groups_of(folder, self.metadata)
+        self.groups = tuple(shapes)
         fields = {group: shard_fields(specs, group) for group in self.groups}
         self._files = ShardFiles(
             folder=self._held,
             mirror=self.mirror,
             fields=fields,
-            tables={group: self._load_table(group, len(fields[group])) for group in self.groups},
+            tables={g: self._load_table(g, len(fields[g]), shape.num_shards) for g, shape in shapes.items()},
+            listed=[group for group, shape in shapes.items() if shape.is_listed],
             # No method of this cache: it would live on until the collector of circles comes by.
             reopen=partial(_reopened, folder, verify=verify),
         )
         self._length: int = self.metadata["num_samples"]
         # A wrong slot would hand out another sample, whose own hash is right.
-        entry = self.metadata["files"][SLOTS]
-        mend = None if self.mirror is None else self.mirror.mend_small
-        is_checked = verify != "never"
-        self._slots = self._mended(
-            lambda: open_slots(self._held, entry, length=self._length, verify=is_checked, mend=mend)
-        )
+        self._slots = self._open_slots(SLOTS, self._length, is_checked=verify != "never")
+        self._listed = {
+            group: self._open_items(group, shape.num_items, is_checked=verify != "never")
+            for group, shape in shapes.items()
+            if shape.num_items is not None
+        }
         # A memoryview gives Python ints at a third of the cost of numpy's scalars.
         self._slot_at = self._slots.array.data
         # Of zeros only the pages that are touched cost anything: opening must not grow with the number of samples.
         self._was_mended: set[int] = set()
         self._verified = (np.zeros if verify == "touch" else np.ones)(self._length, np.uint8).data
-        self._images = stored_images(self.metadata, folder=folder)
+        self._stored = stored_items(self.metadata, folder=folder)
         self._verify: Verify = verify
         self._open = OpenShards(self._files, most=max_open_shards)
         self._columns = self._open.columns
@@ -180,10 +182,9 @@ class Cache(ByHand):
     def read(self, index: int) -> dict[str, Any]:
         """Returns the tensor fields of one sample as read-only views [n, *shape] of the mapping.
 
-        A vision cache gives, whatever its codec: `input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw`
-        int32 [k, 3], and `patches`, a tuple of uint8 [n, 3 * patch_size^2] for each of the k images. A cache of images
-        as their processor gives them: the fields of its text, and of each field of its form a tuple of k arrays, as
-        stored (codes, where the form has a table).
+        Of a field of items that samples list it has a tuple of arrays, one an item. So of patches, whatever their
+        codec: `patches`, uint8 [n, 3 * patch_size^2] each, and `image_grid_thw` int32 [items, 3]. Of images as their
+        processor gives them: the fields of its form, as stored (codes, where the form has a table).
         Raises IndexError outside the cache, CacheCorruptError where the bytes are not those that were written.
         """
         if not 0 <= index < self._length:
@@ -194,14 +195,13 @@ class Cache(ByHand):
         slot = self._slot_at[index]
         number, row = slot >> ROW_BITS, slot & ROW_MASK
         try:
-            if self._images is not None:
-                sample = self._read_images(self._images, number, row, is_verified=bool(is_verified))
-            else:
-                if not is_verified:
-                    for group in self.groups:
-                        shard = self._open.get(group, number)
-                        shard.check_row(row, shard.row(row))
-                sample = row_of(self._columns.get(number) or self._open.columns_of(number), row)
+            if not is_verified:
+                for group in self._files.together:
+                    shard = self._open.get(group, number)
+                    shard.check_row(row, shard.row(row))
+            sample = row_of(self._columns.get(number) or self._open.columns_of(number), row)
+            for group in self._listed:
+                sample = self._with_items(group, index, sample, is_verified=bool(is_verified))
         except IndexError as err:
             raise no_such_row(self.folder, index, slot) from err
         except CacheCorruptError as err:
@@ -211,41 +211,105 @@ class Cache(ByHand):
                 what = str(err).partition("; run: ")[0]
                 raise CacheCorruptError(f"{what}, as {self.mirror.url} has it; push the cache again") from err
             self._was_mended.add(index)
-            self.mirror.mend(self.wanted(group, number) for group in self.groups)
+            self.mirror.mend(itertools.chain.from_iterable(map(self.unit_files, self.units_of(np.array([index])))))
             return self.read(index)
         self._verified[index] = 1
         return sample
 
-    def _read_images(
-        self, images: StoredImages | StoredArrays, number: int, row: int, *, is_verified: bool
-    ) -> dict[str, Any]:
-        """Returns the sample of a text row and the media rows that it names."""
-        shard, media = self._open.get("text", number), self._open.get("media", number)
-        text: dict[str, Any] = shard.row(row)
-        if not is_verified:  # before its numbers are followed
-            shard.check_row(row, text)
-        rows = text.pop(images.rows_field).tolist()
-        # Checksums prove no good will, and a number below 0 would count from the end.
-        if rows and not (min(rows) >= 0 and max(rows) < media.entry.rows):
-            raise self._no_image(shard.path, row, f"it names the media rows {rows}, and there are {media.entry.rows}")
-        made = [media.row(image) for image in rows]
-        if not is_verified:
-            for image, values in zip(rows, made, strict=True):
-                media.check_row(image, values)
+    def _with_items(self, group: Group, index: int, sample: dict[str, Any], *, is_verified: bool) -> dict[str, Any]:
+        """Returns a sample with the items of a group that it lists."""
+        slots = self.items_of(group, index)
+        rows = []
+        for slot in slots:
+            try:
+                # Checksums prove no good will: a number below 0 would count from the end.
+                shard, row = self._open.get(group, slot >> ROW_BITS), slot & ROW_MASK
+                if row >= shard.entry.rows:
+                    raise IndexError(row)
+            except IndexError as err:
+                raise self._no_item(group, index, f"it names shard {slot >> ROW_BITS}, row {slot & ROW_MASK}") from err
+            values = shard.row(row)
+            if not is_verified:
+                shard.check_row(row, values)
+            rows.append(values)
         try:
-            return images.sample(text, made)
+            return self._stored[group].sample(sample, rows)
         except ValueError as err:
-            raise self._no_image(shard.path, row, str(err)) from err
+            raise self._no_item(group, index, str(err)) from err
+
+    def items_of(self, group: Group, index: int) -> list[int]:
+        """Returns the slots of the items of a group that a sample lists, checked against their sums."""
+        offsets, slots = self._listed[group]
+        offsets.require(index)
+        offsets.require(index + 1)
+        start, stop = offsets.array[index : index + 2].tolist()
+        if not 0 <= start <= stop <= len(slots.array):
+            raise self._no_item(group, index, f"its items are {start} to {stop} of {len(slots.array)}")
+        if start < stop:
+            slots.require_all(np.arange(start, stop))
+        found: list[int] = slots.array[start:stop].tolist()
+        return found
+
+    def items(self, group: Group) -> ListedItems:
+        """Returns which items of a group every sample lists; all of them checked."""
+        offsets, slots = (array.whole() for array in self._listed[group])
+        if len(offsets) and not (offsets[0] == 0 and offsets[-1] == len(slots) and (np.diff(offsets) >= 0).all()):
+            raise self._no_item(group, 0, "the lists of items do not follow each other")
+        return ListedItems(offsets, slots)
+
+    @property
+    def listed(self) -> tuple[Group, ...]:
+        """The groups whose items samples list."""
+        return tuple(self._listed)
 
     def shards_of(self, indices: Ints) -> Ints:
-        """Returns the number of the shard, of every group, in which each sample lies; about 50 ns a sample."""
+        """Returns the number of the shard of text in which each sample lies; about 50 ns a sample."""
         self._slots.require_all(indices)
         found: Ints = self._slots.array[indices] >> ROW_BITS
         return found
 
-    def shard_bytes(self) -> list[Ints]:
-        """Returns how large the files of each group's shards are: int64 [num_shards] a group."""
-        return [self._files.tables[group]["size_bytes"] for group in self.groups]
+    @cached_property
+    def _first_units(self) -> dict[Group, int]:
+        """The unit of the first shard of each listed group."""
+        counts = [self.num_shards, *(self._files.count(group) for group in self._listed)]
+        return dict(zip(self._listed, np.cumsum(counts).tolist(), strict=False))
+
+    def unit_count(self, group: Group) -> int:
+        """Returns how many shards a group has."""
+        return self._files.count(group)
+
+    @property
+    def num_units(self) -> int:
+        """What is fetched and kept as one, counted: the shards in which a row lies together, and each other shard."""
+        return self.num_shards + sum(map(self._files.count, self._listed))
+
+    def units_of(self, indices: Ints) -> Ints:
+        """Returns the units that hold these samples and their items, each once, rising."""
+        found = [self.shards_of(indices)]
+        for group, first in self._first_units.items():
+            offsets, slots = self._listed[group]
+            offsets.require_all(np.concatenate((indices, indices + 1)))
+            items = ListedItems(offsets.array, slots.array).places(indices)
+            slots.require_all(items)
+            found.append(np.clip(slots.array[items] >> ROW_BITS, 0, self._files.count(group) - 1) + first)
+        return np.unique(np.concatenate(found))
+
+    def unit_shards(self, unit: int) -> list[tuple[Group, int]]:
+        """Returns group and number of each shard of a unit."""
+        if unit < self.num_shards:
+            return [(group, unit) for group in self._files.together]
+        group = next(g for g, first in reversed(self._first_units.items()) if unit >= first)
+        return [(group, unit - self._first_units[group])]
+
+    def unit_files(self, unit: int) -> list[Wanted]:
+        """Returns what the shards of a unit are called in a store, and how they are known there."""
+        return [self.wanted(*shard) for shard in self.unit_shards(unit)]
+
+    def unit_bytes(self, counted: Callable[[Ints], Ints]) -> Ints:
+        """Returns what each unit takes: int64 [num_units]. counted: sizes of files -> what they take of a disk."""
+        sizes = {group: counted(self._files.tables[group]["size_bytes"]) for group in self.groups}
+        together = sum((sizes[group] for group in self._files.together), np.zeros(self.num_shards, np.int64))
+        return np.concatenate([together, *(sizes[group] for group in self._listed)])
 
     def will_need(self, indices: Iterable[int]) -> None:
         """Asks the kernel to read these samples' pages into memory, and returns before it has; about 2 us a sample.
@@ -254,31 +318,17 @@ class Cache(ByHand):
         """
         for index in indices:
             with contextlib.suppress(CacheError, IndexError):
-                slot = self._slot_at[self._position(index)]
-                number, row = slot >> ROW_BITS, slot & ROW_MASK
-                if not self._is_here(number):
-                    continue
-                self._open.get("text", number).will_need(row)
-                if "media" not in self.groups:
-                    continue
-                media = self._open.get("media", number)
-                for image in self._media_rows(number, row):
-                    media.will_need(image)
+                index = self._position(index)
+                slot = self._slot_at[index]
+                places = [(group, slot) for group in self._files.together]
+                places += [(group, item) for group in self._listed for item in self.items_of(group, index)]
+                for group, place in places:
+                    if self._is_here(group, place >> ROW_BITS):
+                        self._open.get(group, place >> ROW_BITS).will_need(place & ROW_MASK)
 
-    def _is_here(self, number: int) -> bool:
-        """Whether the shards of a number can be mapped without a download."""
-        if self.mirror is None:
-            return True
-        return all(
-            (group, number) in self._open or self.mirror.has(self.wanted(group, number)) for group in self.groups
-        )
-
-    def _media_rows(self, number: int, row: int) -> list[int]:
-        """The media rows of a text row: its own place, or its images. These are a few numbers, and read here."""
-        if self._images is None:
-            return [row]
-        rows: list[int] = self._open.get("text", number).row(row)[self._images.rows_field].tolist()
-        return [image for image in rows if 0 <= image < self._open.get("media", number).entry.rows]
+    def _is_here(self, group: Group, number: int) -> bool:
+        """Whether a shard can be mapped without a download."""
+        return self.mirror is None or (group, number) in self._open or self.mirror.has(self.wanted(group, number))
 
     def sample_id(self, index: int) -> str:
         """Returns the id of one sample, without the row table: about 2 us."""
@@ -295,8 +345,10 @@ class Cache(ByHand):
 
     def arrays(self, index: int) -> dict[str, Any]:
         """Returns the tensor fields of one sample as `read` does, the values of several images as one array."""
-        sample = self.read(index)
-        return sample if self._images is None else self._images.joined(sample)
+        sample: Mapping[str, Any] = self.read(index)
+        for stored in self._stored.values():
+            sample = stored.joined(sample)
+        return dict(sample)
 
     def shard(self, group: Group, index: int) -> Shard:
         """Returns an opened shard of a field group."""
@@ -308,7 +360,8 @@ class Cache(ByHand):
 
     def shard_entries(self, group: Group) -> list[tuple[Path, ShardEntry]]:
         """Returns file and entry of every shard of a group."""
-        return [(self.folder / shard_name(group, i), self._files.entry(group, i)) for i in range(self.num_shards)]
+        count = self._files.count(group)
+        return [(self.folder / shard_name(group, i), self._files.entry(group, i)) for i in range(count)]
 
     def files(self) -> Iterator[tuple[HeldFile, Mapping[str, Any]]]:
         """Yields every file but metadata.json with its `size_bytes` and `xxh3_128`."""
@@ -321,8 +374,8 @@ class Cache(ByHand):
 
     @property
     def num_shards(self) -> int:
-        """Shards of each group."""
-        return self._files.number
+        """Shards of text, and of each group in which a sample has one item of its own."""
+        return self._files.count(TEXT)
 
     @property
     def slots(self) -> Array:
@@ -352,10 +405,8 @@ class Cache(ByHand):
         return list(self._row_columns())
 
     def _row_columns(self) -> dict[str, Callable[[], Any]]:
-        lengths, counts_audio = dict(self.lengths), self._images is None
-        if not has_audio(self) and "num_tokens" in lengths:
-            lengths, counts_audio = {"num_tokens": lengths["num_tokens"]}, False
-        return self._all_samples.row_columns(lengths, constants=self.constants if counts_audio else None)
+        constants = self.constants if "num_audio_samples" in self.lengths else None
+        return self._all_samples.row_columns(dict(self.lengths), constants=constants)
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
         """Returns the different values of a text field (`language`, `source`), sorted, and which one each sample has.
@@ -376,7 +427,7 @@ class Cache(ByHand):
     def _all_samples(self) -> AllSamples:
         from forebay.store.all_samples import AllSamples
 
-        groups = self.groups if self._images is None else ("text",)
+        groups = self._files.together
         fields = [
             field for group in groups for field in self.fields.values() if (field.group, field.role) == (group, "table")
         ]
@@ -384,8 +435,21 @@ class Cache(ByHand):
             key=self.key, fields={field.name: field for field in fields}, slots=self._slots, shards=self._open
         )
 
-    def _no_image(self, path: Path, row: int, what: str) -> CacheCorruptError:
-        return CacheCorruptError(f"{path} row {row}: {what}; run: forebay preprocess CONFIG --verify, or --rebuild")
+    def _no_item(self, group: Group, index: int, what: str) -> CacheCorruptError:
+        return CacheCorruptError(
+            f"{self.folder}: sample {index}, {group}: {what}; run: forebay preprocess CONFIG --verify, or --rebuild"
+        )
+
+    def _open_slots(self, name: str, length: int, *, is_checked: bool) -> CheckedArray:
+        entry, mend = self.metadata["files"][name], None if self.mirror is None else self.mirror.mend_small
+        return self._mended(lambda: open_slots(self._held, name, entry, length=length, verify=is_checked, mend=mend))
+
+    def _open_items(self, group: Group, num_items: int, *, is_checked: bool) -> tuple[CheckedArray, CheckedArray]:
+        offsets, slots = items_files(group)
+        return (
+            self._open_slots(offsets, self._length + 1, is_checked=is_checked),
+            self._open_slots(slots, num_items, is_checked=is_checked),
+        )
 
     def _position(self, index: int) -> int:
         if not -self._length <= index < self._length:
@@ -411,11 +475,11 @@ class Cache(ByHand):
             if self.mirror is None:
                 raise
             self.mirror.mend_small()
-            self.mirror.mend(self.wanted(group, number) for group in groups for number in range(self.num_shards))
+            self.mirror.mend(self.wanted(group, i) for group in groups for i in range(self._files.count(group)))
             return load()
 
-    def _load_table(self, group: Group, num_fields: int) -> Array:
-        return self._load(f"{group}.npy", table_dtype(num_fields), (self.metadata["num_shards"],), verify=True)
+    def _load_table(self, group: Group, num_fields: int, num_shards: int) -> Array:
+        return self._load(f"{group}.npy", table_dtype(num_fields), (num_shards,), verify=True)
 
     def require_key(self, key: str) -> None:
         """Raises CacheMismatchError where this is not the cache of `key`."""

@@ -104,19 +104,26 @@ class CheckedArray:
 
 
 def slot_sums(slots: Array) -> dict[str, list[str]]:
-    """Returns what the entry of `slots.npy` has on top: the sum of every chunk in hex, none where there is only one."""
+    """Returns what the entry of such a file has on top: the sum of every chunk in hex, none where there is only one."""
     sums = chunk_sums(slots, SLOTS_A_CHUNK).tolist()
     return {SUMS: [f"{value:016x}" for value in sums]} if len(sums) > 1 else {}
 
 
 def open_slots(
-    folder: AnyFolder, entry: Mapping[str, Any], *, length: int, verify: bool, mend: Callable[[], None] | None = None
+    folder: AnyFolder,
+    name: str,
+    entry: Mapping[str, Any],
+    *,
+    length: int,
+    verify: bool,
+    mend: Callable[[], None] | None = None,
 ) -> CheckedArray:
-    """Returns the slots of a cache, int64 [length], mapped; the file's size is checked, with `verify` its content too.
+    """Returns slots of a cache, int64 [length], mapped; the file's size is checked, with `verify` its content too.
 
+    name: of the file: `SLOTS`, or of what samples list (`forebay.store.metadata.items_files`).
     Raises CacheCorruptError where the file is missing or not the one that the entry describes.
     """
-    path = folder / SLOTS
+    path = folder / name
     check_file(path, entry, verify=verify and length <= SLOTS_A_CHUNK)
     size = int(entry["size_bytes"])
     if size != _HEADER_BYTES + 8 * length:

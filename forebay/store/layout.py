@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-FORMAT_VERSION = 3
-"""The newest form of the bytes on disk. A change is breaking: it brings a new golden cache under tests/golden."""
+FORMAT_VERSION = 4
+"""The form of the bytes on disk, the only one that is read. A change is breaking: it brings a new golden cache under
+tests/golden. Forms 1 to 3 were never released."""
 
-Group = Literal["media", "text"]
-GROUPS: tuple[Group, ...] = ("media", "text")
+Group = str
+"""The name of a group of fields: one chain of steps makes them of one kind of item, in shards of its own."""
+TEXT: Group = "text"
+"""The group in which a row is a sample. In every other group it has items: one, itself, or those that it lists."""
+
+_GROUP_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 NULL_TEXT = b"\xff"
 """How a nullable text field holds a null: no UTF-8 text has this byte."""
 
 
-def format_of(groups: Collection[Group], fields: Collection[FieldSpec] = ()) -> int:
-    """Returns the form of a cache with these groups and fields, the oldest that can hold it, so older readers read it.
-
-    1: media and text. 2: no media. 3: a text field may hold nulls.
-    """
-    if any(field.nullable for field in fields):
-        return 3
-    return 1 if "media" in groups else 2
+def is_group_name(name: object) -> bool:
+    """Whether a group may have this name, which names its folder and its files."""
+    return isinstance(name, str) and _GROUP_NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldSpec:
     """One named tensor of a sample: an array [n, *shape] of `dtype`, where n differs from sample to sample.
 
+    group: what makes it and where it lies; a step leaves it empty, and its group fills it in.
     role: `tensor` fields are handed out with a sample; `table` fields form the row table (UTF-8 bytes where dtype is
     `str`, one element a row otherwise). nullable: of a table field of texts, which then tells a null, NULL_TEXT, from
     an empty text; of numbers a row without an element is null anyway.
@@ -41,7 +42,7 @@ class FieldSpec:
     name: str
     dtype: str
     shape: tuple[int, ...] = ()
-    group: Group = "media"
+    group: Group = ""
     role: Literal["tensor", "table"] = "tensor"
     nullable: bool = False
 
@@ -52,10 +53,7 @@ class FieldSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the description kept in metadata.json."""
-        document = {**asdict(self), "shape": list(self.shape)}
-        if not self.nullable:  # caches of before have no such entry
-            del document["nullable"]
-        return document
+        return {**asdict(self), "shape": list(self.shape)}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> FieldSpec:
@@ -70,3 +68,28 @@ ROW_BITS = 32
 """A slot is `shard << ROW_BITS | row`."""
 
 ROW_MASK = (1 << ROW_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ListedItems:
+    """The items of a group that each sample lists.
+
+    offsets: int64 [num_samples + 1], rising from 0. slots: int64 [offsets[-1]]: where each item lies, those of sample i
+    from offsets[i] on.
+    """
+
+    offsets: Ints
+    slots: Ints
+
+    def places(self, samples: Ints) -> Ints:
+        """Returns where in `slots` the items of these samples stand, in their order."""
+        starts = np.asarray(self.offsets[samples])
+        counts = np.asarray(self.offsets[samples + 1]) - starts
+        ends = np.cumsum(counts)
+        total = int(ends[-1]) if len(ends) else 0
+        return np.asarray(np.arange(total) + np.repeat(starts - (ends - counts), counts))
+
+    def of(self, samples: Ints) -> ListedItems:
+        """Returns the items of these samples, in their order."""
+        counts = np.asarray(self.offsets[samples + 1]) - np.asarray(self.offsets[samples])
+        return ListedItems(np.concatenate(([0], np.cumsum(counts))), self.slots[self.places(samples)])

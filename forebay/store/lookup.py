@@ -16,7 +16,6 @@ from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, Ca
 from forebay.store.content import difference
 from forebay.store.derived import compare_derived, described, is_derived, steps_differences
 from forebay.store.key import SHORT, KeyedRecipe, differences
-from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
 from forebay.store.metadata import check_file, check_found, read_metadata
@@ -140,7 +139,7 @@ def _sealed_there(remote: RemoteRoot) -> list[Sealed]:
 
 def _read_sealed(folder: Path, *, url: Url | None = None) -> Sealed | None:
     try:
-        metadata = read_metadata(folder, format_version=FORMAT_VERSION)
+        metadata = read_metadata(folder)
         if "recipe" not in metadata:
             return None
         check_found(folder, metadata)
@@ -155,7 +154,7 @@ def mirrored(sealed: Sealed, settings: RemoteConfig) -> Sealed:
     if sealed.url is None:
         return sealed
     folder = cache_folder(str(sealed.url), settings)
-    return replace(sealed, folder=folder, metadata=read_metadata(folder, format_version=FORMAT_VERSION))
+    return replace(sealed, folder=folder, metadata=read_metadata(folder))
 
 
 def find_cache(config: Config, recipe: KeyedRecipe, *, may_hash: bool = True, memo: Memo | None = None) -> Lookup:
@@ -262,7 +261,7 @@ def _named_cache(config: Config) -> Sealed:
     folder = cache_folder(place, config.remote)
     if not folder.is_dir():
         raise CacheNotFoundError(f"loader.cache_dir {folder} is not a folder; run: forebay preprocess {config.path}")
-    metadata = read_metadata(folder, format_version=FORMAT_VERSION)
+    metadata = read_metadata(folder)
     if "recipe" not in metadata:
         raise CacheMismatchError(f"loader.cache_dir {place} is not a cache: its metadata.json has no recipe")
     check_found(folder, metadata)

@@ -11,7 +11,8 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -33,7 +34,8 @@ from forebay.store.cold.mark import pull_hint
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.held import AnyFile, AnyFolder
 from forebay.store.key import canonical_json
-from forebay.store.layout import GROUPS, Array, FieldSpec, Group
+from forebay.store.layout import FORMAT_VERSION, Array, FieldSpec, Group, is_group_name
+from forebay.store.layout import TEXT as TEXT_GROUP
 from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, list_of, map_of, or_null, record
 from forebay.store.shared_disk import is_gone
 from forebay.store.tdz import TORCH_DTYPES
@@ -57,16 +59,21 @@ def _text(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, indent=1, sort_keys=True, allow_nan=False).encode("ascii") + b"\n"
 
 
-def read_metadata(folder: AnyFolder, *, format_version: int) -> dict[str, Any]:
-    """Returns the document of a folder.
+def read_metadata(
+    folder: AnyFolder, *, format_version: int = FORMAT_VERSION, oldest: int | None = None
+) -> dict[str, Any]:
+    """Returns the document of a folder. oldest: the first form that is read; None: `format_version` alone.
 
     Raises CacheNotFoundError where there is no folder, CacheIncompleteError where it is not sealed, CacheCorruptError
-    where the file is not, byte for byte, what was written, and CacheMismatchError where a newer forebay wrote it.
+    where the file is not, byte for byte, what was written, and CacheMismatchError where a newer forebay wrote it, or an
+    older one.
     """
-    return parse_metadata(folder, _read(folder / FILE_NAME), format_version=format_version)
+    return parse_metadata(folder, _read(folder / FILE_NAME), format_version=format_version, oldest=oldest)
 
 
-def parse_metadata(folder: AnyFolder, data: bytes, *, format_version: int) -> dict[str, Any]:
+def parse_metadata(
+    folder: AnyFolder, data: bytes, *, format_version: int = FORMAT_VERSION, oldest: int | None = None
+) -> dict[str, Any]:
     """Returns the document of a folder whose metadata.json has these bytes; raises as `read_metadata` does of these."""
     path = folder / FILE_NAME
     try:
@@ -80,6 +87,12 @@ def parse_metadata(folder: AnyFolder, data: bytes, *, format_version: int) -> di
         raise CacheMismatchError(
             f"{folder}: format_version is {version}, this forebay reads up to {format_version}; upgrade forebay",
             code="FB406",
+        )
+    if isinstance(version, int) and version < (format_version if oldest is None else oldest):
+        raise CacheMismatchError(
+            f"{folder}: format_version is {version}, this forebay reads {format_version}; make it anew: forebay "
+            f"preprocess CONFIG, and remove the old one: forebay cache rm {folder}",
+            code="FB407",
         )
     _check(path, document, data)
     return document
@@ -228,8 +241,8 @@ _TYPES: Mapping[str, type] = {
     "files": dict,
     "key": str,
     "length_names": list,
+    "groups": dict,
     "num_samples": int,
-    "num_shards": int,
     "recipe_key": str,
 }
 
@@ -261,14 +274,9 @@ _FOUND = record(
 )
 
 _ARRAYS = ("slots.npy", "lengths.npy")
-_LENGTHS = {
-    "none": ("num_tokens",),
-    "patches": ("num_images", "num_patches", "num_tokens"),
-    "images": ("num_images", "num_tokens"),
-}
-"""What every cache has the lengths of, by its features."""
+_LENGTHS = {"text": ("num_tokens",), "audio": ("num_audio_samples",), "image": ("num_images",)}
+"""What every cache with a group has the lengths of."""
 
-_AUDIO_LENGTHS = ("num_audio_samples", "num_tokens")
 _MAX_SHARDS = 1 << 31
 
 
@@ -283,23 +291,56 @@ def checked_fields(folder: Path, metadata: Mapping[str, Any]) -> list[FieldSpec]
     for name, wanted in _TYPES.items():
         if not isinstance(metadata[name], wanted) or isinstance(metadata[name], bool):
             raise _foreign(folder, f"{name} is {metadata[name]!r:.60}, wanted {wanted.__name__}")
-    for name in ("num_samples", "num_shards"):
-        if not 0 <= metadata[name] < _MAX_SHARDS:
-            raise _foreign(folder, f"{name} is {metadata[name]}, wanted 0 to {_MAX_SHARDS - 1}")
+    if not 0 <= metadata["num_samples"] < _MAX_SHARDS:
+        raise _foreign(folder, f"num_samples is {metadata['num_samples']}, wanted 0 to {_MAX_SHARDS - 1}")
     if not all(isinstance(name, str) for name in metadata["length_names"]):
         raise _foreign(folder, "length_names holds what is no name")
-    features, found = metadata["constants"].get("features"), metadata["length_names"]
-    wanted_lengths = _LENGTHS.get(features, _AUDIO_LENGTHS) if isinstance(features, str) else ()
+    groups, found = groups_of(folder, metadata), metadata["length_names"]
+    wanted_lengths = [name for group in groups for name in _LENGTHS.get(group, ())]
+    wanted_lengths += ["num_patches"] if metadata["constants"].get("features") == "patches" else []
     if missing := [name for name in wanted_lengths if name not in found]:
         raise _foreign(folder, f"length_names has no {', '.join(missing)}, it has {', '.join(found)}")
-    fields = [_field(folder, document) for document in metadata["fields"]]
-    _check_files(folder, metadata["files"], groups_of(fields))
+    fields = [_field(folder, document, groups) for document in metadata["fields"]]
+    _check_files(folder, metadata["files"], groups)
     return fields
 
 
-def groups_of(fields: Iterable[FieldSpec]) -> tuple[Group, ...]:
-    """Returns the groups of a cache of these fields: there is no media where no field is of it."""
-    return GROUPS if any(field.group == "media" for field in fields) else ("text",)
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """What metadata.json says of a group. num_items: how many items the samples list in all; None: each has its own."""
+
+    num_shards: int
+    num_items: int | None = None
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether samples list their items; else the item of a sample lies where its row lies in every such group."""
+        return self.num_items is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the entry of a group in metadata.json."""
+        return {"num_shards": self.num_shards, "num_items": self.num_items}
+
+
+_SHAPE = record({"num_shards": COUNT, "num_items": or_null(COUNT)})
+
+
+def groups_of(folder: Path, metadata: Mapping[str, Any]) -> dict[Group, GroupShape]:
+    """Returns the groups of a cache, text last. Raises CacheCorruptError for what forebay never writes."""
+    found: dict[Group, GroupShape] = {}
+    for name, document in sorted(metadata["groups"].items(), key=lambda item: (item[0] == TEXT_GROUP, item[0])):
+        if not is_group_name(name):
+            raise _foreign(folder, f"a group is called {name!r:.60}")
+        _require_form(_SHAPE, folder, document)
+        found[name] = GroupShape(document["num_shards"], document["num_items"])
+        if found[name].num_shards >= _MAX_SHARDS:
+            raise _foreign(folder, f"the group {name} has {found[name].num_shards} shards")
+    if TEXT_GROUP not in found or found[TEXT_GROUP].is_listed:
+        raise _foreign(folder, "it has no group text, whose rows are the samples")
+    for name, shape in found.items():
+        if not shape.is_listed and shape.num_shards != found[TEXT_GROUP].num_shards:
+            raise _foreign(folder, f"{name} has {shape.num_shards} shards, text {found[TEXT_GROUP].num_shards}")
+    return found
 
 
 def check_found(folder: Path, metadata: Mapping[str, Any]) -> None:
@@ -314,12 +355,12 @@ def check_description(folder: Path, metadata: Mapping[str, Any]) -> None:
     _require_form(_MADE_OF, folder, metadata.get("made_of", []))
     constants = metadata["constants"]
     _require_form(record({"features": TEXT}), folder, constants)
-    if "media_rows" in metadata:
+    if "image" in metadata["groups"]:
         _require_form(record({"codec": TEXT, "num_images": COUNT}), folder, metadata)
-    elif constants["features"] != "none":
+    if "audio" in metadata["groups"]:
         _require_form(_AUDIO, folder, constants)
-    if ("media_rows" in metadata) != (constants["features"] in ("patches", "images")):
-        raise _foreign(folder, f"features is {constants['features']!r:.60}, which its media rows are not")
+    if ("image" in metadata["groups"]) != (constants["features"] in ("patches", "images")):
+        raise _foreign(folder, f"features is {constants['features']!r:.60}, which its groups are not")
 
 
 @contextlib.contextmanager
@@ -342,26 +383,33 @@ def _require_form(check: Check, folder: Path, document: Any) -> None:
         raise _foreign(folder, str(err)) from err
 
 
-def _check_files(folder: Path, files: Mapping[str, Any], groups: Sequence[Group]) -> None:
+def items_files(group: Group) -> tuple[str, str]:
+    """Returns the files that say which items of a group each sample lists: where its list begins, and their slots."""
+    return f"{group}_offsets.npy", f"{group}_slots.npy"
+
+
+def _check_files(folder: Path, files: Mapping[str, Any], groups: Mapping[Group, GroupShape]) -> None:
     for name, entry in files.items():
         if name in ("", ".", "..") or os.path.basename(name) != name or "\0" in name:
             raise _foreign(folder, f"it names a file {name!r}, which is not in the cache")
         types = {"size_bytes": int, "xxh3_128": str}
         if not isinstance(entry, dict) or not all(isinstance(entry.get(k), wanted) for k, wanted in types.items()):
             raise _foreign(folder, f"the entry of {name} is {entry!r:.60}, wanted size_bytes and xxh3_128")
-    if missing := [name for name in (*_ARRAYS, *(f"{group}.npy" for group in groups)) if name not in files]:
+    wanted = [*_ARRAYS, *(f"{group}.npy" for group in groups)]
+    wanted += [name for group, shape in groups.items() if shape.is_listed for name in items_files(group)]
+    if missing := [name for name in wanted if name not in files]:
         raise _foreign(folder, f"it names no {', '.join(missing)}")
     for group in groups:
         if (folder / group).is_symlink():
             raise CacheCorruptError(f"{folder / group} is a link and leads out of its cache; put a copy in its place")
 
 
-def _field(folder: Path, document: Any) -> FieldSpec:
+def _field(folder: Path, document: Any, groups: Collection[Group]) -> FieldSpec:
     try:
         field = FieldSpec.from_json(document)
         is_right = (
             isinstance(field.name, str)
-            and field.group in GROUPS
+            and field.group in groups
             and field.role in ("tensor", "table")
             and type(field.nullable) is bool
             and (field.dtype == "str" or field.dtype in TORCH_DTYPES)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from forebay.errors import CacheCorruptError, CacheError, CacheReplacedError
@@ -27,23 +26,25 @@ logger = logging.getLogger(__name__)
 class ShardFiles:
     """Where the shards of a cache lie, and what its shard tables say of them.
 
-    folder: the cache, held. mirror: of its URL, None for a cache of this machine. fields, tables: by group. reopen:
-    gives the shards of the cache that stands at the folder's path by now.
+    folder: the cache, held. mirror: of its URL, None for a cache of this machine. fields, tables: by group. listed:
+    groups whose items samples list. reopen: gives the shards of the cache that stands at the folder's path by now.
     """
 
     folder: HeldFolder
     mirror: Mirror | None
     fields: Mapping[Group, tuple[FieldSpec, ...]]
     tables: Mapping[Group, Array]
+    listed: Collection[Group]
     reopen: Callable[[], ShardFiles]
 
     def __post_init__(self) -> None:
         self._successor: ShardFiles | None = None
+        self.together = tuple(group for group in self.tables if group not in self.listed)
+        """Groups in which a sample lies in the same shard and row: its text, and what has one item a row."""
 
-    @cached_property
-    def number(self) -> int:
-        """Shards of each group."""
-        return len(self.tables["text"])
+    def count(self, group: Group) -> int:
+        """Returns how many shards a group has."""
+        return len(self.tables[group])
 
     def entry(self, group: Group, index: int) -> ShardEntry:
         """Returns what the table says of a shard."""
@@ -75,7 +76,7 @@ class ShardFiles:
 
     def has(self, group: Group, index: int, entry: ShardEntry) -> bool:
         """Whether this shard is in its place here too."""
-        return index < self.number and self.entry(group, index) == entry
+        return group in self.tables and index < self.count(group) and self.entry(group, index) == entry
 
     def _standing(self) -> ShardFiles | None:
         """Returns the shards of the cache that stands in this one's place by now, if another one does."""
@@ -93,8 +94,8 @@ class OpenShards:
         self.files, self.most = files, most
         self.folder = files.folder.path
         self.columns: dict[int, TensorColumns] = {}
-        """By number, of the shards of all groups; filled where every shard may stay open."""
-        self._is_bounded = len(files.tables) * files.number > most
+        """By number, of the shards of all groups that lie together; filled where every shard may stay open."""
+        self._is_bounded = sum(map(len, files.tables.values())) > most
         self._shards: OrderedDict[tuple[Group, int], Shard] = OrderedDict()
 
     def __len__(self) -> int:
@@ -116,15 +117,15 @@ class OpenShards:
                 with contextlib.suppress(KeyError):
                     self._shards.move_to_end(key)
             return shard
-        if not 0 <= index < self.files.number:
-            raise IndexError(f"shard {index} of {self.files.number}")
+        if not 0 <= index < self.files.count(group):
+            raise IndexError(f"shard {index} of {self.files.count(group)}")
         shard = self._shards.setdefault(key, self._opened(group, index))
         self._close_down_to(self.most)
         return shard
 
     def columns_of(self, number: int) -> TensorColumns:
-        """Returns the tensor columns of the shards of one number, media first; kept where every shard may stay open."""
-        columns = tuple(column for group in self.files.tables for column in self.get(group, number).tensors)
+        """Returns the tensor columns of the shards that lie together, text last; kept where every one may stay open."""
+        columns = tuple(column for group in self.files.together for column in self.get(group, number).tensors)
         return columns if self._is_bounded else self.columns.setdefault(number, columns)
 
     def let_go(self, name: str | None) -> None:

@@ -12,11 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.errors import CacheCorruptError, CacheIncompleteError
+from forebay.errors import CacheCorruptError, CacheIncompleteError, CacheMismatchError
 from forebay.store.chunked import SLOTS, slot_sums
 from forebay.store.files import fsync_folder, link_or_copy
-from forebay.store.layout import FORMAT_VERSION, Array, FieldSpec, Group, format_of
-from forebay.store.metadata import check_file, read_metadata, save_array, save_file, write_metadata
+from forebay.store.layout import FORMAT_VERSION, Array, FieldSpec, Group, ListedItems
+from forebay.store.metadata import (
+    GroupShape,
+    check_file,
+    items_files,
+    read_metadata,
+    save_array,
+    save_file,
+    write_metadata,
+)
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, to_table
 from forebay.store.shared_disk import move, seen
 from forebay.store.temporary import remove_aside, temporary_name
@@ -31,16 +39,24 @@ _RENAME_EXCHANGE = 2
 class Contents:
     """What a cache is sealed from.
 
-    shards: file and entry of every shard by group, as many of each; those of a cache without media are of text alone.
+    shards: file and entry of every shard by group, text among them. items: of the groups whose items samples list; of
+    every other group a sample has the item that lies where the sample lies, so it has as many shards as text.
     arrays, files: what stands beside metadata.json, by name.
     document: the rest of metadata.json.
     """
 
     fields: tuple[FieldSpec, ...]
     shards: Mapping[Group, Sequence[tuple[Path, ShardEntry]]]
+    items: Mapping[Group, ListedItems]
     arrays: Mapping[str, Array]
     files: Mapping[str, bytes]
     document: Mapping[str, Any]
+
+    @property
+    def groups(self) -> dict[Group, GroupShape]:
+        """What metadata.json says of each group."""
+        num_items = {group: len(items.slots) for group, items in self.items.items()}
+        return {group: GroupShape(len(shards), num_items.get(group)) for group, shards in self.shards.items()}
 
 
 def seal(folder: Path, contents: Contents, *, scratch: Path, replace: bool = False) -> bool:
@@ -71,15 +87,19 @@ def assemble_folder(folder: Path, contents: Contents) -> None:
         entries = [entry for _, entry in shards]
         table = to_table(entries, len(shard_fields(contents.fields, group)))
         files[f"{group}.npy"] = save_array(folder, f"{group}.npy", table)
-    files |= {name: save_array(folder, name, array) for name, array in contents.arrays.items()}
-    files[SLOTS] |= slot_sums(contents.arrays[SLOTS])
+    arrays = {name: array for name, array in contents.arrays.items() if name != SLOTS}
+    files |= {name: save_array(folder, name, array) for name, array in arrays.items()}
+    flat = {SLOTS: contents.arrays[SLOTS]}
+    for group, items in contents.items.items():
+        flat |= dict(zip(items_files(group), (items.offsets, items.slots), strict=True))
+    files |= {name: {**save_array(folder, name, array), **slot_sums(array)} for name, array in flat.items()}
     files |= {name: save_file(folder, name, data) for name, data in contents.files.items()}
     document = {
         **contents.document,
-        "format_version": format_of(contents.shards, contents.fields),
+        "format_version": FORMAT_VERSION,
         "fields": [field.to_json() for field in contents.fields],
         "files": files,
-        "num_shards": len(contents.shards["text"]),
+        "groups": {group: shape.to_json() for group, shape in contents.groups.items()},
     }
     write_metadata(folder, document)
 
@@ -117,10 +137,14 @@ def _replace(assembled: Path, folder: Path) -> None:
 def _is_sealed(folder: Path) -> bool:
     """Whether another builder was here; a folder with damaged metadata would otherwise stand in the way for ever."""
     try:
-        document = read_metadata(folder, format_version=FORMAT_VERSION)
+        document = read_metadata(folder)
         for name, entry in document["files"].items():
             check_file(folder / name, entry, verify=True)
     except (CacheCorruptError, CacheIncompleteError):
+        return False
+    except CacheMismatchError as err:
+        if err.code != "FB407":  # of an older forebay: in the way as damage is
+            raise
         return False
     return True
 

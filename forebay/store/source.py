@@ -133,9 +133,9 @@ class SourceUnion(SampleSource):
 
     @cached_property
     def lengths(self) -> Mapping[str, Array]:  # type: ignore[override]  # mypy takes it for read-only
-        """int32 [num_samples] by name, of what all sources know."""
-        names = set(self.sources[0].lengths).intersection(*(source.lengths for source in self.sources))
-        return {name: np.concatenate([source.lengths[name] for source in self.sources]) for name in sorted(names)}
+        """int32 [num_samples] by name; 0 of the samples of a source that has no items of the kind."""
+        names = sorted({name for source in self.sources for name in source.lengths})
+        return {name: np.concatenate([length_of(source, name) for source in self.sources]) for name in names}
 
     @cached_property
     def tokenizer(self) -> str | None:
@@ -224,6 +224,12 @@ def has_audio(source: SampleSource) -> bool:
 def parts_of(source: SampleSource) -> list[SampleSource]:
     """Returns the sources that one is made of: those of a union, else itself alone."""
     return source.sources if isinstance(source, SourceUnion) else [source]
+
+
+def length_of(source: SampleSource, name: str) -> Array:
+    """Returns how long each sample is, int32 [num_samples]: 0 where samples have no items that are counted so."""
+    found = source.lengths.get(name)
+    return np.zeros(len(source), np.int32) if found is None else np.asarray(found)
 
 
 def without_audio(source: SampleSource) -> Array | None:

@@ -236,9 +236,9 @@ class _Warming:
         with contextlib.ExitStack() as stack:
             shards = self._shards
             for cache, mirror, first in zip(shards.caches, shards.mirrors, shards.firsts, strict=False):
-                reader = ReaderUses(mirror.node.folder, mirror.folder.name, num_shards=cache.num_shards)
+                reader = ReaderUses(mirror.node.folder, mirror.folder.name, num_shards=cache.num_units)
                 stack.callback(reader.close)
-                reader.next_use[:] = self._first_use[first : first + cache.num_shards]
+                reader.next_use[:] = self._first_use[first : first + cache.num_units]
             yield
 
     def _bring(self, shard: int) -> None:

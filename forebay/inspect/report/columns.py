@@ -17,7 +17,7 @@ from forebay.inspect.processed import is_of_processor
 from forebay.inspect.sample import holds_images
 from forebay.store.cache import Cache
 from forebay.store.layout import Array
-from forebay.store.source import has_audio
+from forebay.store.source import has_audio, length_of
 
 LABEL = "label"
 """The prompt of images that have classes."""
@@ -87,7 +87,7 @@ class Columns:
         """float64; None for a cache without audio."""
         if holds_images(self.cache) or not has_audio(self.cache):
             return None
-        return np.asarray(self.cache.lengths["num_audio_samples"] / self.cache.constants["sample_rate_hz"])
+        return np.asarray(length_of(self.cache, "num_audio_samples") / self.cache.constants.get("sample_rate_hz", 1))
 
     @cached_property
     def tokens(self) -> Array:

@@ -11,7 +11,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.plan.mixture.assignment import PERIOD, quantise, tempered
 from forebay.store.layout import ROW_BITS, Array, Ints
-from forebay.store.source import SampleSource, SourceUnion, has_audio, is_of_images, parts_of
+from forebay.store.source import SampleSource, SourceUnion, has_audio, is_of_images, length_of, parts_of
 
 _UNKNOWN = "unknown"
 """An empty value of a column."""
@@ -75,7 +75,7 @@ def _hours(source: SampleSource, source_of: Array, num_sources: int) -> list[flo
     if all(map(is_of_images, parts_of(source))):
         counts: list[float] = np.bincount(source_of, minlength=num_sources).astype(float).tolist()
         return counts
-    samples = np.bincount(source_of, weights=source.lengths["num_audio_samples"], minlength=num_sources)
+    samples = np.bincount(source_of, weights=length_of(source, "num_audio_samples"), minlength=num_sources)
     hours: list[float] = (samples / (3600 * int(source.constants["sample_rate_hz"]))).tolist()
     return hours
 

@@ -22,21 +22,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.config.data import SOURCE_KINDS
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
+from forebay.preprocess.audio_group import DurationLimits
 from forebay.preprocess.evalset.draw import RULE, UNKNOWN, Drawn, drawn
 from forebay.preprocess.evalset.tar_task import TarTask, make_tar
-from forebay.preprocess.listing import resolve
-from forebay.preprocess.modality import Listing, narrow
+from forebay.preprocess.group import narrow
+from forebay.preprocess.listing import Listing, resolve
 from forebay.preprocess.pool import Pool, WorkerDied
 from forebay.preprocess.prepared import load as load_prepared
 from forebay.preprocess.sources.inputs import list_inputs
-from forebay.preprocess.speech.modality import DurationLimits, Speech
 from forebay.preprocess.unchanged import require_unchanged
 from forebay.progress import Progress
 from forebay.steps.audio.waveform import Decode
-from forebay.steps.recipe import AnyRecipe, Recipe, recipe_of
+from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.files import write_aside
 from forebay.store.filling import Entry, Filling, Summed, filling
 from forebay.store.memo import Memo
@@ -155,13 +154,12 @@ def _speech_recipe(config: Config, options: EvalsetOptions) -> Recipe:
         raise ConfigError(f"--per-language {options.per_language}: wanted 1 or more")
     if not 0 <= options.seed < 1 << 64:
         raise ConfigError(f"--seed {options.seed}: wanted 0 to {(1 << 64) - 1}")
-    if config.modality != "speech":
+    if config.vision is not None:
         raise ConfigError(
             f"{config.path} is of images, and an evaluation set is of recordings; name a config of speech"
         )
-    recipe: AnyRecipe = recipe_of(config)
-    assert isinstance(recipe, Recipe)
-    if not (recipe.has_audio and SOURCE_KINDS[config.source.kind].has_audio and recipe.features.reads_sound):
+    recipe = recipe_of(config)
+    if recipe.audio is None or not recipe.audio.features.reads_sound:
         raise ConfigError(
             f"{config.path} has no recordings (source.kind {config.source.kind!r}, audio.features "
             f"{config.audio.features!r}), and an evaluation set is of recordings; name a config of the raw recordings"
@@ -210,8 +208,6 @@ def _task(config: Config, options: EvalsetOptions, listing: Listing, draw: Drawn
     columns = [name for name in listing.rows.column_names if name not in _NOT_OF_TASKS]
     files, rows = narrow(listing.rows.select(columns).take(draw.rows[:number]), listing.files)
     source = config.source
-    modality = listing.modality
-    assert isinstance(modality, Speech)
     clip_s = source.max_duration_s if source.overlong == "clip" else None
     decode = Decode(sample_rate_hz=RATE_HZ, clip_s=clip_s, max_sample_bytes=source.max_sample_bytes)
     return TarTask(
@@ -219,7 +215,8 @@ def _task(config: Config, options: EvalsetOptions, listing: Listing, draw: Drawn
         path=options.out / draw.tar,
         rows=rows,
         files=files,
-        modality=modality,
+        text=listing.groups.text,
+        column=source.columns.media,
         decode=decode,
         limits=DurationLimits.of(source, decode),
         wanted=options.per_language,

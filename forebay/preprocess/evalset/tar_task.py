@@ -16,13 +16,14 @@ import pyarrow as pa
 import xxhash
 
 from forebay.errors import BuildError, SampleError
-from forebay.preprocess.modality import Coder
+from forebay.preprocess.audio_group import DurationLimits
+from forebay.preprocess.coded import Coder
 from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.sources.naming import shown_name
 from forebay.preprocess.sources.rows import reduced
 from forebay.preprocess.sources.sparse import sparse_files
 from forebay.preprocess.speech.decode import decode_audio
-from forebay.preprocess.speech.modality import DurationLimits, Speech
+from forebay.preprocess.text_group import TextItems
 from forebay.preprocess.unchanged import unchanged_stats
 from forebay.preprocess.worker import mark
 from forebay.steps.audio.waveform import Decode, Waveform
@@ -49,7 +50,8 @@ class TarTask:
     path: Path
     rows: pa.Table
     files: tuple[SourceFile, ...]
-    modality: Speech
+    text: TextItems
+    column: str
     decode: Decode
     limits: DurationLimits
     wanted: int
@@ -103,12 +105,12 @@ def make_tar(task: TarTask) -> Entry | None:
 
 
 def _take(task: TarTask, taken: _Taken) -> None:
-    texts = task.modality.text_samples(task.rows, [file.name for file in task.files])
+    texts = task.text.samples(task.rows, [file.name for file in task.files])
     with MediaReader(
         task.files,
         max_open=task.max_open_tars,
         max_bytes=task.decode.max_sample_bytes,
-        column=task.modality.media_column,
+        column=task.column,
         sparse=sparse_files(task.rows, task.files),
     ) as read:
         for position, (row, text) in enumerate(zip(_rows(task.rows), texts, strict=True)):

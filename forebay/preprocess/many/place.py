@@ -14,7 +14,6 @@ from forebay.store.cache import Cache
 from forebay.store.files import require_writable
 from forebay.store.inputs import FOLDER as INPUTS
 from forebay.store.key import SHORT
-from forebay.store.layout import FORMAT_VERSION
 from forebay.store.metadata import read_metadata
 from forebay.store.remote.transfer.tally import for_each
 from forebay.store.seal import Contents, check_shard, seal
@@ -81,7 +80,7 @@ def _is_there(folder: Path, key: str) -> bool:
     if not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
         return False
     try:
-        standing = str(read_metadata(folder, format_version=FORMAT_VERSION)["key"])
+        standing = str(read_metadata(folder)["key"])
     except (CacheError, KeyError, OSError):
         standing = ""
     if standing == key:

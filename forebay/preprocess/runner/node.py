@@ -14,10 +14,10 @@ from typing import TypeVar
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import parse_url
 from forebay.errors import BuildError
-from forebay.preprocess.modality import Modality
+from forebay.preprocess.groups import Groups
 from forebay.preprocess.runner.driver import token_in
 from forebay.preprocess.shard_task import ShardTask
-from forebay.store.layout import Group
+from forebay.store.layout import TEXT, Group
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import place_of
@@ -54,7 +54,7 @@ class OnNode:
         _open_stores(self.stores, self.token)
         if task.stage is None:  # else nothing is shared by that folder
             self._require_folder(task.folder)
-        if task.group == "media":
+        if task.group != TEXT:
             self._require_files(task.files)
         self._require_numerics(task)
         return self.function(task)
@@ -83,8 +83,7 @@ class OnNode:
             )
 
     def _require_numerics(self, task: ShardTask) -> None:
-        # A modality is hashable, which a protocol cannot say.
-        here, wanted = _probe(task.modality, task.group), self.probe[task.group]  # type: ignore[arg-type]
+        here, wanted = _probe(task.groups, task.group), self.probe[task.group]
         if here != wanted:
             raise BuildError(
                 f"the {task.group} steps give other values on node {socket.gethostname()} (probe {here}) than on "
@@ -114,8 +113,8 @@ def _open_stores(stores: Stores, build: str) -> None:  # noqa: ARG001  once for 
 
 
 @functools.cache
-def _probe(modality: Modality, group: Group) -> str:
-    return modality.probe(group)
+def _probe(groups: Groups, group: Group) -> str:
+    return groups.probe(group)
 
 
 def _appears(is_so: Callable[[], bool]) -> bool:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from forebay.preprocess.runner.rate import WINDOW_S, Point
-from forebay.store.layout import GROUPS, Group
+from forebay.store.layout import Group, is_group_name
 from forebay.store.temporary import is_running, temporary_name, this_place
 
 HEARTBEAT_S = 20.0
@@ -194,7 +194,7 @@ def _read(path: Path) -> PartRecord | None:
         document = {name: value for name, value in json.loads(path.read_bytes()).items() if name in known}
         part = document.pop("part", None)
         named = document.pop("groups", ())
-        groups = tuple(group for group in GROUPS if group in named)
+        groups = tuple(str(group) for group in named if is_group_name(group))
         history = tuple((float(at), int(shards), int(rows)) for at, shards, rows in document.pop("history", ()))
         numbers = None if part is None else (int(part[0]), int(part[1]))
         record = PartRecord(**document, part=numbers, groups=groups, history=history)

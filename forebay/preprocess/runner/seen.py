@@ -16,9 +16,9 @@ from forebay.config.tree import Config
 from forebay.errors import RemoteError
 from forebay.preprocess.outline import Outline, outline, submission_file
 from forebay.preprocess.runner.parts import PartRecord, read_parts
-from forebay.preprocess.workspace import finished_keys, workspace_folder, workspaces_of
-from forebay.steps.recipe import AnyRecipe
-from forebay.store.layout import GROUPS, Array, Group
+from forebay.preprocess.workspace import finished_keys, folders_of, workspace_folder, workspaces_of
+from forebay.steps.recipe import Recipe
+from forebay.store.layout import Array, Group
 from forebay.store.lookup import Sealed, find_cache
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.sources import naming_urls
@@ -47,15 +47,14 @@ class Seen:
         """The keys of all shards by group, in their order; empty where nothing is prepared."""
         if self.prepared is None:
             return {}
-        cuts = self.prepared.cuts
-        return {group: cuts[group].to_pylist() for group in GROUPS if cuts[group].null_count == 0 and len(cuts)}
+        return {group: cuts["key"].to_pylist() for group, cuts in self.prepared.by_group.items()}
 
     @cached_property
     def finished(self) -> Mapping[Group, set[str]]:
         """The keys of the finished shards by group."""
         if self.workspace is None:
             return {}
-        return {group: finished_keys(self.workspace / group) for group in (self.keys or GROUPS)}
+        return {group: finished_keys(self.workspace / group) for group in self.keys or folders_of(self.workspace)}
 
     @cached_property
     def is_finished(self) -> Mapping[Group, Array]:
@@ -72,8 +71,8 @@ class Seen:
 
     @property
     def num_shards(self) -> int:
-        """How many shards each group has; 0 where nothing is prepared."""
-        return 0 if self.prepared is None else len(self.prepared.cuts)
+        """How many shards the group has that has most; 0 where nothing is prepared."""
+        return max(map(len, self.keys.values()), default=0)
 
     def missing_parts(self, num_parts: int) -> list[int]:
         """Returns which of so many parts of a prepared build have shards that are not finished."""
@@ -83,11 +82,11 @@ class Seen:
     def _whole_cuts(self) -> Array:
         whole: Array = np.ones(self.num_shards, bool)
         for is_there in self.is_finished.values():
-            whole &= is_there
+            whole[: len(is_there)] &= is_there
         return whole
 
 
-def seen_of(config: Config, recipe: AnyRecipe) -> Seen:
+def seen_of(config: Config, recipe: Recipe) -> Seen:
     """Returns what is on disk of a config's build; a root in a store is asked for its caches."""
     now = time.time()
     config = replace(config, loader=replace(config.loader, cache_dir=None))
@@ -107,7 +106,7 @@ def seen_of(config: Config, recipe: AnyRecipe) -> Seen:
     )
 
 
-def _caches(config: Config, recipe: AnyRecipe) -> tuple[Sealed | None, Sealed | None, str | None]:
+def _caches(config: Config, recipe: Recipe) -> tuple[Sealed | None, Sealed | None, str | None]:
     try:
         lookup = find_cache(config, recipe, may_hash=False, memo=Memo.of(config))
     except RemoteError as err:
@@ -118,7 +117,7 @@ def _caches(config: Config, recipe: AnyRecipe) -> tuple[Sealed | None, Sealed | 
     return None, lookup.nearest if lookup.state == "unknown" else None, None
 
 
-def _workspace(config: Config, recipe: AnyRecipe, key: str | None) -> Path | None:
+def _workspace(config: Config, recipe: Recipe, key: str | None) -> Path | None:
     """Returns the folder of a build: of the prepared one, else of the one that was begun last."""
     begun = workspaces_of(config, recipe.key)
     if key is not None:
@@ -127,7 +126,7 @@ def _workspace(config: Config, recipe: AnyRecipe, key: str | None) -> Path | Non
     return next(iter(begun), None)
 
 
-def _submission(config: Config, recipe: AnyRecipe) -> Mapping[str, Any] | None:
+def _submission(config: Config, recipe: Recipe) -> Mapping[str, Any] | None:
     try:
         document = json.loads(submission_file(config, recipe).read_bytes())
         return {name: document[name] for name in ("num_parts", "jobs", "logs", "label", "submitted")}

@@ -21,7 +21,7 @@ from forebay.preprocess.runner.rate import compressed
 from forebay.preprocess.runner.seen import Seen, seen_of
 from forebay.preprocess.stage.choose import check_stage
 from forebay.preprocess.workspace import BUILDING
-from forebay.steps.recipe import AnyRecipe, recipe_of
+from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.files import require_writable, write_bytes
 from forebay.store.key import SHORT
 from forebay.store.verify import quick_problems
@@ -274,7 +274,7 @@ class _Texts:
     path: str
     logs: str
     num_parts: int
-    recipe: AnyRecipe
+    recipe: Recipe
 
     def prepare(self) -> Job:
         """The job that lists and hashes; it leaves the key where the others find it."""

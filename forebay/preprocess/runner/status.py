@@ -16,7 +16,6 @@ from forebay.preprocess.runner.rate import Rate, compressed, rate_of, seconds_le
 from forebay.preprocess.runner.seen import Seen, seen_of
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import SHORT
-from forebay.store.layout import Group
 from forebay.visible import from_here
 
 BuildState = Literal["sealed", "not begun", "prepared", "building", "finished"]
@@ -172,7 +171,7 @@ def status_of(config: Config) -> StatusReport:
             key=sealed.key,
             cache=sealed.place,
             samples=metadata["num_samples"],
-            shards=metadata["num_shards"],
+            shards=max(shape["num_shards"] for shape in metadata["groups"].values()),
             share=1.0,
             notes=tuple(notes),
         )
@@ -187,7 +186,7 @@ def _unsealed(config: Config, seen: Seen, notes: Sequence[str]) -> StatusReport:
     finished = _finished(seen)
     samples: int | None
     if seen.prepared is not None:
-        samples, key, total = seen.prepared.num_samples, seen.prepared.key, seen.num_shards * len(finished)
+        samples, key, total = seen.prepared.num_samples, seen.prepared.key, len(seen.prepared.cuts)
     else:  # a build that nobody prepared: what its last run has listed
         samples, total = (None, 0) if last is None else (last.samples, last.shards * len(finished))
         key = "" if seen.workspace is None else seen.workspace.name.partition("-")[0]
@@ -202,7 +201,7 @@ def _unsealed(config: Config, seen: Seen, notes: Sequence[str]) -> StatusReport:
         state=state,
         key=key,
         samples=samples,
-        shards=total // max(1, len(finished)) or None,
+        shards=(seen.num_shards if seen.prepared is not None else 0 if last is None else last.shards) or None,
         finished=finished,
         share=sum(finished.values()) / total if total else None,
         num_parts=num_parts,
@@ -318,7 +317,7 @@ def _seconds_left(seen: Seen, rate: Rate, shards_left: int) -> float | None:
         running = [record for record in seen.parts if record.state == "running" and record.part is None]
         left = sum(record.rows_to_make - record.rows - record.under_way for record in running)
         return seconds_left(left, rate.rows) if running and left else None
-    group: Group = "media" if "media" in seen.keys else "text"
+    group = next(iter(seen.keys))  # of items, if there are any: they take the time
     rows = seen.prepared.num_rows(group)
     left = int(rows[~seen.is_finished[group]].sum())
     return seconds_left(left, rate.rows) if left else seconds_left(shards_left, rate.shards)

@@ -15,7 +15,7 @@ from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.steps.audio.waveform import Waveform
-from forebay.steps.recipe import Recipe, recipe_of
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache
 from forebay.store.layout import Array
 from forebay.store.lookup import SOURCES_NAME
@@ -37,14 +37,14 @@ class Heard:
 
     def __call__(self, row: Mapping[str, Any]) -> Array | None:
         """Returns `waveform` int16 [num_samples]; None where the source is not on this machine or not what was read."""
-        recipe = recipe_of(self._config)
-        if not isinstance(recipe, Recipe) or not recipe.has_audio or not recipe.features.reads_sound:
+        audio = recipe_of(self._config).audio
+        if audio is None or not audio.features.reads_sound:
             return None
         try:
             data = self._encoded(str(row["sample_id"]))
             if data is None:
                 return None
-            clip = decode_audio(data, recipe.decode, sample_id=str(row["sample_id"]), want="int16")
+            clip = decode_audio(data, audio.decode, sample_id=str(row["sample_id"]), want="int16")
         except (ForebayError, OSError):
             return None
         found: Array = Waveform().make([clip])[0]["waveform"]

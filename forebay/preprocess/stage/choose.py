@@ -7,7 +7,7 @@ from pathlib import Path
 from forebay.config.tree import Config
 from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError
-from forebay.preprocess.modality import Listing
+from forebay.preprocess.listing import Listing
 from forebay.preprocess.outline import folder_of
 from forebay.preprocess.prepared import remove
 from forebay.preprocess.report import Options
@@ -16,7 +16,7 @@ from forebay.preprocess.stage.prepared import remove_staged
 from forebay.preprocess.stage.stage import Stage
 from forebay.preprocess.stage.workspace import StagedWorkspace
 from forebay.preprocess.workspace import Workspace
-from forebay.steps.recipe import AnyRecipe
+from forebay.steps.recipe import Recipe
 
 _SUFFIX = "-stage"
 """Ends the name of a driver's own folder: shards of a build without a stage stand in the one without it."""
@@ -73,13 +73,13 @@ def shard_place(config: Config, options: Options, listing: Listing, *, folder: P
         local=Workspace(folder.with_name(f"{folder.name}{_SUFFIX}"), origin),
         root=parse_url(str(config.remote_root)),
         prepared=url / folder_of(config, listing.recipe).name,
-        modality=listing.modality,
+        groups=listing.groups,
         verify=options.verify,
         progress=options.progress,
     )
 
 
-def remove_stage(config: Config, options: Options, recipe: AnyRecipe, name: str) -> None:
+def remove_stage(config: Config, options: Options, recipe: Recipe, name: str) -> None:
     """Removes what a driver left in the stage that was killed after it had sealed. name: of the build's folder."""
     if options.stage is not None:
         url = parse_url(options.stage)

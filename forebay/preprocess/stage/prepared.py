@@ -25,7 +25,7 @@ from forebay.config.url import Url
 from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError
 from forebay.preprocess.outline import COPY_OF, DOCUMENT, folder_of, read_document
 from forebay.preprocess.prepared import Prepared, load, locked, save
-from forebay.steps.recipe import AnyRecipe
+from forebay.steps.recipe import Recipe
 from forebay.store.files import write_all, write_aside, write_bytes
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.node.node import Wanted
@@ -40,9 +40,7 @@ _BEGUN = "begun"
 _OURS = re.compile(rf"{re.escape(DOCUMENT)}|{_BEGUN}|[a-z]+-[0-9a-f]{{32}}\.arrow")
 
 
-def staged_prepared(
-    config: Config, recipe: AnyRecipe, stage: Url, make: Callable[[], Prepared]
-) -> tuple[Prepared, bool]:
+def staged_prepared(config: Config, recipe: Recipe, stage: Url, make: Callable[[], Prepared]) -> tuple[Prepared, bool]:
     """Returns the prepared build of a config that is in a stage, or makes it and puts it there; says whether it did.
 
     stage: the URL below which builds are staged. make: hashes the sources, which takes long.

@@ -22,7 +22,7 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
 from forebay.errors import ConfigError, RemoteError, RemoteMissingError
 from forebay.preprocess.workspace import Receipt, receipt_from_json, receipt_to_json
-from forebay.store.layout import GROUPS, Group
+from forebay.store.layout import Group
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
 from forebay.store.remote.node.node import Wanted
 from forebay.store.remote.raw.elsewhere import Mirrors, mirrors_in, rebased
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 ORIGIN = "origin"
 """Object of a stage that names what the build is of, whatever its content: recipe and manifests."""
 
-_OURS = re.compile(rf"{ORIGIN}|seal-[0-9a-f]{{16}}\.json|(?:{'|'.join(GROUPS)})/[0-9a-f]{{64}}\.(?:tdz|json)")
+_OURS = re.compile(rf"{ORIGIN}|seal-[0-9a-f]{{16}}\.json|[a-z][a-z0-9_]{{0,31}}/[0-9a-f]{{64}}\.(?:tdz|json)")
 _SCRATCH = "stage"
 """Folder of a node below `remote.shard_dir` in which workers make shards before these are put."""
 _NAMED = 5

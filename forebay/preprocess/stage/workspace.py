@@ -16,13 +16,13 @@ from typing import Any
 
 from forebay.config.url import Url
 from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError
-from forebay.preprocess.modality import Modality
+from forebay.preprocess.groups import Groups
 from forebay.preprocess.pool import Map
 from forebay.preprocess.stage.prepared import remove_staged
 from forebay.preprocess.stage.stage import ORIGIN, Stage, StagedShard, receipt_of, shard_object
 from forebay.preprocess.workspace import Donors, Named, Receipt, Workspace, first_whole
 from forebay.store.key import digest
-from forebay.store.layout import GROUPS, Group
+from forebay.store.layout import Group
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
 from forebay.store.remote.mirror import Mirror, key_there
@@ -52,7 +52,7 @@ class StagedWorkspace:
     local: Workspace
     root: Url
     prepared: Url
-    modality: Modality
+    groups: Groups
     verify: bool = False
     progress: bool = False
     shards: dict[str, StagedShard] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class StagedWorkspace:
     def finished(self, wanted: Mapping[Group, Sequence[str]]) -> dict[Group, list[tuple[Path, ShardEntry]]]:
         """Downloads of these shards, by key, all but large values, and returns the files and what they are."""
         scratch = temporary_name(self.folder / "seal")
-        for group in GROUPS:
+        for group in wanted:
             (scratch / group).mkdir(parents=True)
         sizes: list[int] = []
         units = sorted({(group, key) for group, keys in wanted.items() for key in keys})
@@ -174,8 +174,8 @@ class StagedWorkspace:
 
     def _fetch(self, group: Group, key: str, scratch: Path) -> int:
         name, shard = shard_object(group, key), self.shards[key]
-        fields = shard_fields(self.modality.fields(), group)
-        ranges = skeleton_ranges(shard.receipt.entry, fields, kept=self.modality.read_values)
+        fields = shard_fields(self.groups.fields(), group)
+        ranges = skeleton_ranges(shard.receipt.entry, fields, kept=self.groups.read_values)
         return fetch_skeleton(self.stage.bucket, name, scratch / name, ranges, etag=self._listed[name].etag)
 
     def seal(self, target: Path, contents: Contents, *, replace: bool) -> tuple[str, TransferReport | None]:  # noqa: ARG002

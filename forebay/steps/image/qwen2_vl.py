@@ -18,10 +18,10 @@ import numpy.typing as npt
 from forebay.errors import ConfigError
 from forebay.spans import DECODE, PATCHES, RESIZE, span
 from forebay.steps.image.processor.loading import hide_torchvision, torchvision_problem
-from forebay.steps.step import Step
+from forebay.steps.step import ImageStep
 from forebay.store.image.codec import FIELDS, Codec
-from forebay.store.image.pixels import Alpha, Pixels, decode_image, patchify, resized, unpatchify
 from forebay.store.image.pixels import Patches as PatchArray
+from forebay.store.image.pixels import Pixels, decode_image, patchify, resized, unpatchify
 from forebay.store.image.settings import ImageSettings, class_name, grid_thw, processor_document, settings_in
 from forebay.store.layout import FieldSpec
 from forebay.visible import an
@@ -42,7 +42,7 @@ _ENDINGS: dict[Backend, str] = {"pil": "Pil", "torchvision": ""}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Patches(Step):
+class Patches(ImageStep):
     """`patches` uint8 [n, 3 * patch_size^2] and `image_grid_thw` int32 [1, 3], as a Qwen2-VL processor cuts images.
 
     Decoded, turned as its EXIF says, made RGB as the processor makes an open image RGB (`alpha = "drop"`: as its
@@ -50,7 +50,7 @@ class Patches(Step):
     `processor` is the digest of the processor's files, never their path.
     """
 
-    name: ClassVar[str] = "qwen2_vl"
+    name: ClassVar[str] = "patches"
     axes: ClassVar[dict[str, str | int]] = {
         "image_grid_thw": 1,
         "patches_zstd": "bytes",
@@ -59,16 +59,8 @@ class Patches(Step):
     }
     given: ClassVar[frozenset[str]] = frozenset({"processor", "max_pixels", "max_sample_bytes"})
 
-    processor: str
     backend: Backend = "pil"
     """Of the processor. The two give different pixels for some images, so the backend is in the key."""
-    max_pixels: int = 89_478_485
-    """Of the encoded image, above which it fails before it is decoded."""
-    max_sample_bytes: int = 256 * 1024 * 1024
-    """Of the encoded image."""
-    alpha: Alpha = "white"
-    """`white`: transparent images are laid on white, as the processor does with an open image. `drop`: the colours
-    under the alpha show, as where it is given a path."""
     version: int = 2
 
     def fields(self, codec: Codec, *, patch_bytes: int) -> tuple[FieldSpec, ...]:

@@ -16,7 +16,8 @@ from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder, without_dropout
 from forebay.steps.form import BatchForm, FieldForm, Promise
-from forebay.steps.text.of_images import ImagesText, Size
+from forebay.steps.step import TextStep
+from forebay.steps.text.row_encoder import TURN, OneByOne, Size
 from forebay.store.layout import Array, FieldSpec
 
 _DOCUMENTS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
@@ -28,7 +29,7 @@ _OF_TRAINING: Mapping[str, Mapping[str, Any]] = {"SiglipProcessor": {"padding": 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Caption(ImagesText):
+class Caption(TextStep):
     """`input_ids`, and `attention_mask` and `token_type_ids` where the tokenizer gives them, with its special tokens.
 
     A batch is what the model's own processor makes of the same texts. What a setting leaves out is as the class of the
@@ -38,7 +39,7 @@ class Caption(ImagesText):
     name: ClassVar[str] = "plain"
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "token_type_ids": "tokens"}
     given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "processor", "tokenizer_folder", "processor_folder"})
-    needs_images: ClassVar[int | None] = 1
+    needs_items: ClassVar[int | None] = 1
 
     tokenizer: str
     processor: str
@@ -62,7 +63,7 @@ class Caption(ImagesText):
         """Returns the fields of the text group. Loads the tokenizer, which says what it gives."""
         return _opened(self).form.specs("text")
 
-    def encoder(self) -> CaptionEncoder:
+    def opened(self, folder: Path, *, merge_size: int | None) -> CaptionEncoder:  # noqa: ARG002
         """Returns what writes texts.
 
         Raises ConfigError where the tokenizer cannot be loaded, is not that of `tokenizer`, or cannot pad as it should.
@@ -75,8 +76,11 @@ def _opened(step: Caption) -> CaptionEncoder:
     return CaptionEncoder(step)
 
 
-class CaptionEncoder:
+class CaptionEncoder(OneByOne):
     """Writes the texts of images with the tokenizer of a local folder."""
+
+    name, needs_items = Caption.name, Caption.needs_items
+    turn = TURN
 
     def __init__(self, step: Caption) -> None:
         self._folder = Path(step.tokenizer_folder)
@@ -110,7 +114,7 @@ class CaptionEncoder:
             "text_form": self.form.to_json(),
         }
 
-    def encode(self, text: str, sizes: Sequence[Size], *, sample_id: str) -> dict[str, Array]:  # noqa: ARG002
+    def encode(self, text: str, told: Sequence[Size], *, sample_id: str) -> dict[str, Array]:  # noqa: ARG002
         """Returns the fields of a text. Raises TextError `special_token_in_text`, `bad_text`, `label_too_long`."""
         if (reserved := self._reserved.search(text)) is not None:
             raise TextError(

@@ -5,17 +5,22 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from forebay.errors import TextError
 from forebay.steps.form import BatchForm, FieldForm, Promise
-from forebay.steps.text.of_images import ImagesText, Size
+from forebay.steps.step import TextStep
+from forebay.steps.text.row_encoder import OneByOne, Size
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +49,9 @@ class Labels:
         )
 
 
+LABELS_KEY = b"forebay.labels"
+"""Where the schema of a listing's rows has the column of classes, as JSON."""
+
 _LONGEST = 12
 """More digits than any number of a class has."""
 
@@ -51,7 +59,7 @@ _NOTHING = Labels(names=(), count=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Label(ImagesText):
+class Label(TextStep):
     """`labels` int64, the number of an image's class; float32 [classes] of 0 and 1 where a row has a list of classes.
 
     Classes that are integers in the source keep their numbers. Those that are names have the numbers of their places.
@@ -62,7 +70,7 @@ class Label(ImagesText):
 
     name: ClassVar[str] = "label"
     given: ClassVar[frozenset[str]] = frozenset({"found"})
-    needs_images: ClassVar[int | None] = 1
+    needs_items: ClassVar[int | None] = 1
 
     classes: tuple[str, ...] | None = None
     """Names of the classes, in the order of their numbers; a row of another class fails as `unknown_label`. Left out:
@@ -93,9 +101,10 @@ class Label(ImagesText):
             "width": self._width if self.found.is_multi else None,
         }
 
-    def of_source(self, found: Labels | None) -> Self:
-        """Returns the step for a source whose classes are these."""
-        return replace(self, found=found)
+    def of_rows(self, rows: pa.Table, different: Callable[[str], list[str]]) -> Self:  # noqa: ARG002
+        """Returns the step that knows the classes of a listing."""
+        found = (rows.schema.metadata or {}).get(LABELS_KEY)
+        return replace(self, found=None if found is None else Labels.from_json(json.loads(found)))
 
     @property
     def _width(self) -> int:
@@ -114,7 +123,7 @@ class Label(ImagesText):
         """Returns `labels`."""
         return self.form().specs("text")
 
-    def encoder(self) -> LabelEncoder:
+    def opened(self, folder: Path, *, merge_size: int | None) -> LabelEncoder:  # noqa: ARG002
         """Returns what numbers classes."""
         return LabelEncoder(self)
 
@@ -124,8 +133,10 @@ def _digest(names: tuple[str, ...]) -> str:
     return digest({"names": list(names)})
 
 
-class LabelEncoder:
+class LabelEncoder(OneByOne):
     """Classes to numbers."""
+
+    name, needs_items = Label.name, Label.needs_items
 
     def __init__(self, step: Label) -> None:
         self._step, self._found = step, step.found or _NOTHING
@@ -145,7 +156,7 @@ class LabelEncoder:
             "text_form": self._form.to_json(),
         }
 
-    def encode(self, text: str, sizes: Sequence[Size], *, sample_id: str) -> dict[str, Array]:  # noqa: ARG002
+    def encode(self, text: str, told: Sequence[Size], *, sample_id: str) -> dict[str, Array]:  # noqa: ARG002
         """Returns the fields of a row. text: its class, or a JSON list of classes. Raises TextError `unknown_label`."""
         (field,) = self._form.fields
         if not self._found.is_multi:

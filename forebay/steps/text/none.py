@@ -1,17 +1,20 @@
-"""`none`: nothing is stored of what stands beside images, for what learns from images alone."""
+"""`none`: nothing is made of the text of a row, for what learns from its items alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
-from forebay.steps.text.of_images import ImagesText, Size
-from forebay.store.layout import Array, FieldSpec
+from forebay.steps.step import TextStep
+from forebay.steps.text.row_encoder import EncodedRow, TextRows
+from forebay.store.layout import FieldSpec
+from forebay.store.texts import TextStore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NoText(ImagesText):
+class NoText(TextStep):
     """No field of text; a batch holds images alone. The text of a row stays in the row table."""
 
     name: ClassVar[str] = "none"
@@ -22,7 +25,7 @@ class NoText(ImagesText):
         """Returns no field."""
         return ()
 
-    def encoder(self) -> _Nothing:
+    def opened(self, folder: Path, *, merge_size: int | None) -> _Nothing:  # noqa: ARG002
         """Returns what writes no field."""
         return _Nothing()
 
@@ -30,5 +33,8 @@ class NoText(ImagesText):
 class _Nothing:
     constants: ClassVar[dict[str, Any]] = {"prompt": NoText.name}
 
-    def encode(self, text: str, sizes: Sequence[Size], *, sample_id: str) -> dict[str, Array]:  # noqa: ARG002
+    def encode_rows(self, rows: TextRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:  # noqa: ARG002
+        return (EncodedRow() for _ in rows.ids)
+
+    def found(self, rows: TextRows) -> dict[str, Any]:  # noqa: ARG002
         return {}

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 
-from forebay.errors import TextError
+from forebay.errors import SampleError, TextError
+from forebay.spans import TOKENS, span
 from forebay.steps.step import Fields, Stored, TextBatch, TextStep
 from forebay.steps.text.line import OpenLine, Prepared, Staged, TextLine
 from forebay.steps.text.normal.step import NOWHERE, Problem
 from forebay.steps.text.normal.table import SIMPLE, made_steps
 from forebay.steps.text.normalize import is_unseen
+from forebay.steps.text.row_encoder import EncodedRow, TextRows
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.texts import TextStore
@@ -41,6 +43,7 @@ class Transcript(TextStep):
     audio_features: ClassVar[str | None] = None
     batch_names: ClassVar[frozenset[str]] = frozenset({"labels"})
 
+    tokenizer: str
     prompt: str = field(init=False)
     language_tag_mode: Literal["auto", "always", "none"] = "auto"
     """`auto`: the manifest's language, if it has one. `always`: a row without a language fails. `none`: no language."""
@@ -98,12 +101,6 @@ class Transcript(TextStep):
         """Returns the columns of `source.keep_columns` that samples are made of, by the settings that name them."""
         return {}
 
-    def check_columns(self, different: Callable[[str], list[str]]) -> None:
-        """Returns where kept columns are what the settings say. Raises ConfigError otherwise.
-
-        different: the values of a column by its name, each once, sorted.
-        """
-
     def writer(self, vocabulary: Vocabulary) -> Prompt:
         """Returns what writes the prompt. Raises ConfigError where the tokenizer lacks what the prompt needs."""
         raise NotImplementedError
@@ -113,6 +110,18 @@ class Transcript(TextStep):
         """Returns the form in which batches have the stored tokens."""
         raise NotImplementedError
 
+    def without_code(self) -> Self:
+        """Returns the step without the functions of the text line; see `TextLine.without_code`."""
+        return replace(self, line=self.text_line().without_code())
+
+    def check(self) -> None:
+        """See `TextLine.check`."""
+        self.text_line().check()
+
+    def opened(self, folder: Path, *, merge_size: int | None = None) -> TextEncoder:  # noqa: ARG002
+        """See `encoder`."""
+        return self.encoder(folder)
+
     def encoder(self, folder: Path) -> TextEncoder:
         """Returns what writes transcripts with the tokenizer of a local folder; loads it (and with it transformers).
 
@@ -120,6 +129,13 @@ class Transcript(TextStep):
         """
         return TextEncoder(self, Vocabulary(folder, digest=self.tokenizer))
 
+
+DETECTED_FIELDS = (
+    FieldSpec(name="language_detected", dtype="str", group="text", role="table"),
+    FieldSpec(name="language_confidence", dtype="float64", group="text", role="table"),
+    FieldSpec(name="language_manifest", dtype="str", group="text", role="table"),
+)
+"""What rows hold beside `language`, the one that prompts use, where languages are detected."""
 
 _OF_THE_LINE = frozenset({"normalize", "language", "languages", "min_confidence", "phones", "line"})
 """Fields of which `TextLine.document` says what is in keys."""
@@ -216,9 +232,10 @@ class TextEncoder:
         return self._step.text_line().open()
 
     @property
-    def constants(self) -> dict[str, int]:
-        """What a collator must know: `vocab_size`, `pad_token_id` and `eos_token_id` if any, the prompt's own."""
+    def constants(self) -> dict[str, Any]:
+        """What a collator must know: the prompt, `vocab_size`, `pad_token_id` and `eos_token_id` if any, its own."""
         found = {
+            "prompt": self._step.form(),
             "vocab_size": self._vocabulary.size,
             "pad_token_id": self._vocabulary.pad_token_id,
             "eos_token_id": self._vocabulary.eos_token_id,
@@ -240,11 +257,12 @@ class TextEncoder:
         """Whether languages are detected, and rows say which."""
         return self._step.text_line().detects
 
-    def found(self, texts: Sequence[str], languages: Sequence[str]) -> dict[str, Any]:
+    def found(self, rows: TextRows) -> dict[str, Any]:
         """Returns what the line makes of texts on this machine, and what its steps find; empty for quick steps alone.
 
         Tokens do not show it: a symbol table has none for a text of symbols that it lacks.
         """
+        texts, languages = ([value or "" for value in values] for values in (rows.texts, rows.languages))
         steps = self._step.text_line().steps
         if all(step.is_quick for step in steps):
             return {}
@@ -253,6 +271,26 @@ class TextEncoder:
             "found": {step.name: dict(step.found()) for step in steps},
             "made": [each.reason if isinstance(each, Problem) else each.text for each in made],
         }
+
+    def encode_rows(self, rows: TextRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:
+        """See `RowEncoder`."""
+        with span(TOKENS):
+            made = self.encode_batch(
+                [text or "" for text in rows.texts], rows.languages, rows.prompts, sample_ids=rows.ids, store=store
+            )
+        for sample_id, text, language, kept, result in zip(
+            rows.ids, rows.texts, rows.languages, rows.kept, made, strict=True
+        ):
+            said = _languages(language or "", result) if self.detects else {}
+            try:
+                if isinstance(result, TextError):
+                    raise result
+                of_row = self.of_row(kept, sample_id=sample_id)
+                shown = self.row_text(text or "", result.fields["input_ids"])
+                yield EncodedRow({**result.fields, **of_row, "text": shown, **said})
+            except SampleError as err:
+                yield EncodedRow(said, err)
+        self.keep()
 
     def encode(self, text: str, language: str | None, prompt: str | None, *, sample_id: str) -> Fields:
         """Returns the int32 arrays of the step's `fields` of one text. Raises TextError, see `encode_batch`."""
@@ -371,6 +409,20 @@ class TextEncoder:
         if isinstance(result, Problem):
             raise TextError(result.reason, f"{sample_id}: {result.message}")
         return result
+
+
+def _languages(stated: str, result: Encoded | SampleError) -> dict[str, Any]:
+    """Returns the language of a row and its `DETECTED_FIELDS`. Of a text that cannot be used nothing is said."""
+    said = (stated, "", 0.0)
+    if isinstance(result, Encoded):
+        said = (result.prepared.language, result.prepared.detected, result.prepared.confidence)
+    language, detected, confidence = said
+    return {
+        "language": language,
+        "language_detected": detected,
+        "language_confidence": np.float64(confidence),
+        "language_manifest": stated,
+    }
 
 
 def label_too_long(sample_id: str, num_label_tokens: int, *, limit: int) -> TextError:

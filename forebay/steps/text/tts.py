@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from forebay.errors import ConfigError, TextError
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
@@ -14,6 +14,9 @@ from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utt
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import FieldSpec
 from forebay.store.source import Sample
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _LISTED = 200
 """Speakers that a message lists, to be pasted into a config."""
@@ -71,10 +74,10 @@ class Tts(Transcript):
         column = settings.get("speaker_column")
         return {"speaker_column": column} if column else {}
 
-    def check_columns(self, different: Callable[[str], list[str]]) -> None:
-        """Returns where speakers are listed. Raises ConfigError, with all there are, where they are to be."""
+    def of_rows(self, rows: pa.Table, different: Callable[[str], list[str]]) -> Self:  # noqa: ARG002
+        """Returns the step where speakers are listed. Raises ConfigError, with all there are, where they are to be."""
         if not self.speaker_column or self.speakers:
-            return
+            return self
         found = different(self.speaker_column)
         shown = ", ".join(_quoted(name) for name in found[:_LISTED])
         more = f" (the first {_LISTED} of {len(found)})" if len(found) > _LISTED else ""

@@ -20,7 +20,7 @@ from forebay.store.cold.hierarchy import file_array, written_as
 from forebay.store.cold.mark import BEGUN, ROOT, Mark, mark_of
 from forebay.store.cold.place import Place
 from forebay.store.cold.strips import GroupStrips, Piece
-from forebay.store.layout import FORMAT_VERSION, Array, Group
+from forebay.store.layout import Array, Group
 from forebay.store.metadata import FILE_NAME, checked_fields, foreign_values, groups_of, parse_metadata
 from forebay.store.remote.node.node import Wanted
 from forebay.store.shard import entry_of, shard_fields, shard_name, table_dtype
@@ -45,12 +45,12 @@ class ColdForm:
         self._strips: dict[Group, GroupStrips] = {}
         folder = Path(str(place.url))
         try:
-            document = parse_metadata(folder, self.metadata, format_version=FORMAT_VERSION)
+            document = parse_metadata(folder, self.metadata)
             fields = checked_fields(folder, document)
             self._small = dict(document["files"])
-            for group in groups_of(fields):
+            for group, shape in groups_of(folder, document).items():
                 of_group = shard_fields(fields, group)
-                table = self._table(group, len(of_group), document["num_shards"])
+                table = self._table(group, len(of_group), shape.num_shards)
                 with foreign_values(folder):
                     self._strips[group] = GroupStrips(folder, group, of_group, table)
         except CacheCorruptError as err:

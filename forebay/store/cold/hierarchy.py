@@ -20,7 +20,7 @@ from forebay.store.cold.codec import zarr
 from forebay.store.cold.mark import ROOT, Mark
 from forebay.store.cold.strips import GroupStrips
 from forebay.store.held import HeldFile
-from forebay.store.layout import ROW_BITS, ROW_MASK, Array
+from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, Group
 from forebay.store.metadata import FILE_NAME
 from forebay.store.shard import shard_fields, to_table
 
@@ -106,20 +106,27 @@ def file_array(name: str, size_bytes: int) -> ColdArray:
 def _samples(cache: Cache) -> list[Filled]:
     """What a reader without forebay needs to find a sample: its shard, its row in the arrays, and its lengths."""
     slots = cache.slots
-    counts = np.array([entry.rows for _, entry in cache.shard_entries("text")], np.int64)
-    starts = np.cumsum(counts) - counts
 
     def shards(start: int, stop: int) -> Array:
         return (slots[start:stop] >> ROW_BITS).astype("<i4")
 
-    def rows(start: int, stop: int) -> Array:
-        return np.asarray(starts[shards(start, stop)] + (slots[start:stop] & ROW_MASK))
-
     found = [
-        Filled(array=_of_samples("row", "int64", cache), read=rows),
+        Filled(array=_of_samples("row", "int64", cache), read=_rows(cache, TEXT, slots)),
         Filled(array=_of_samples("shard", "int32", cache), read=shards),
     ]
+    for group in cache.listed:
+        items = cache.items(group)
+        listed = cold_array(f"items/{group}_row", "int64", (len(items.slots),), (f"{group}_item",))
+        found.append(Filled(array=listed, read=_rows(cache, group, items.slots)))
+        found.append(_in_memory(_of_samples(f"{group}_first", "int64", cache), items.offsets[:-1]))
     return found + [_in_memory(_of_samples(name, "int32", cache), values) for name, values in cache.lengths.items()]
+
+
+def _rows(cache: Cache, group: Group, slots: Array) -> Callable[[int, int], Array]:
+    """Returns what gives the rows, in the arrays of a group, of these slots."""
+    counts = np.array([entry.rows for _, entry in cache.shard_entries(group)], np.int64)
+    starts = np.cumsum(counts) - counts
+    return lambda start, stop: np.asarray(starts[slots[start:stop] >> ROW_BITS] + (slots[start:stop] & ROW_MASK))
 
 
 def _of_samples(name: str, dtype: str, cache: Cache) -> ColdArray:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from forebay.errors import CacheCorruptError
 from forebay.store.image.codec import StoredImages, zstd
-from forebay.store.layout import Array, FieldSpec
+from forebay.store.layout import Array, FieldSpec, Group
 
 FEATURES = "images"
 """What caches call the features of images as their processor gives them."""
@@ -26,6 +26,7 @@ MAX_BYTES = 1 << 31
 """Of one array of one image. A cache that says more is none that forebay writes."""
 
 _MAX_RANK = 8
+_GROUP: Group = "image"
 
 
 def zstd_name(name: str) -> str:
@@ -38,14 +39,53 @@ def shape_name(name: str) -> str:
     return f"{name}_shape"
 
 
-def stored_images(metadata: Mapping[str, Any], *, folder: Path) -> StoredImages | StoredArrays | None:
-    """Returns how a cache stores images; None for a cache whose media rows are its samples.
+class StoredItems(Protocol):
+    """How the items that a sample lists become fields of the sample."""
+
+    def sample(self, text: dict[str, Any], items: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
+        """Returns the sample of its other fields and the rows of its items: of a field a tuple, an array an item.
+
+        Raises ValueError where a row holds no item.
+        """
+        ...
+
+    def joined(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a sample whose fields of items are one array each."""
+        ...
+
+
+def stored_items(metadata: Mapping[str, Any], *, folder: Path) -> dict[Group, StoredItems]:
+    """Returns how a cache stores the items that its samples list, by group.
 
     Raises CacheCorruptError where its metadata says what no forebay writes.
     """
-    if metadata["constants"].get("features") == FEATURES:
-        return StoredArrays.of(metadata, folder=folder)
-    return StoredImages.of(metadata, folder=folder)
+    found: dict[Group, StoredItems] = {}
+    for group, shape in metadata["groups"].items():
+        if shape["num_items"] is None:
+            continue
+        if group == _GROUP:
+            are_arrays = metadata["constants"].get("features") == FEATURES
+            found[group] = (StoredArrays if are_arrays else StoredImages).of(metadata, folder=folder)
+        else:
+            fields = [FieldSpec.from_json(field) for field in metadata["fields"]]
+            found[group] = StoredFields(tuple(f for f in fields if f.group == group and f.role == "tensor"))
+    return found
+
+
+@dataclass(frozen=True)
+class StoredFields:
+    """Items whose fields are stored as they are handed out."""
+
+    fields: tuple[FieldSpec, ...]
+
+    def sample(self, text: dict[str, Any], items: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
+        """See `StoredItems`."""
+        return {**text, **{field.name: tuple(item[field.name] for item in items) for field in self.fields}}
+
+    def joined(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """See `StoredItems`: the values of all items one behind the other."""
+        none = {field.name: np.zeros((0, *field.shape), field.numpy_dtype) for field in self.fields}
+        return {**sample, **{name: np.concatenate([none[name], *sample[name]]) for name in none}}
 
 
 @dataclass(frozen=True)
@@ -132,9 +172,8 @@ class ArrayField:
 
 @dataclass(frozen=True)
 class StoredArrays:
-    """How a cache stores images as their processor gives them. rows_field: the text field that names media rows."""
+    """How a cache stores images as their processor gives them."""
 
-    rows_field: str
     fields: tuple[ArrayField, ...]
 
     @classmethod
@@ -142,9 +181,6 @@ class StoredArrays:
         """Returns what a cache's metadata says. Raises CacheCorruptError where it says what no forebay writes."""
         try:
             specs = {field["name"]: FieldSpec.from_json(field) for field in metadata["fields"]}
-            rows_field = str(metadata["media_rows"])
-            if rows_field not in specs or specs[rows_field].dtype != "int32":
-                raise ValueError(f"there is no field {rows_field}")
             documents = metadata["constants"]["form"]["fields"]
             fields = tuple(_field(document, specs) for document in documents if not document.get("mask_of"))
             if not fields:
@@ -154,7 +190,7 @@ class StoredArrays:
                 f"{folder}: its metadata.json is none that forebay writes: of its images it says {err!r:.120}; "
                 "run: forebay preprocess CONFIG --rebuild"
             ) from err
-        return cls(rows_field, fields)
+        return cls(fields)
 
     def sample(self, text: dict[str, Any], images: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
         """Returns the sample of a text row and its media rows: of every field a tuple, an array an image.
@@ -208,7 +244,7 @@ def _field(document: Mapping[str, Any], specs: Mapping[str, FieldSpec]) -> Array
     field = ArrayField(name, tuple(shape), dtype.newbyteorder("<"), zstd_name(name) in specs)
     if math.prod(n or 1 for n in shape) * dtype.itemsize > MAX_BYTES:
         raise ValueError(f"{name} is declared {shape!r:.60}")
-    for wanted in field.specs():
+    for wanted in (replace(spec, group=_GROUP) for spec in field.specs()):
         if specs.get(wanted.name) != wanted:
             raise ValueError(f"the field {wanted.name} is {specs.get(wanted.name)}, its form wants {wanted}")
     return field

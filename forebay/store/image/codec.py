@@ -102,26 +102,19 @@ _ROUNDING = 16
 
 @dataclass(frozen=True)
 class StoredImages:
-    """How a vision cache stores images. rows_field: the text field that names a sample's media rows."""
+    """How a cache stores images as patches."""
 
-    rows_field: str
     codec: Codec
     settings: ImageSettings
     max_pixels: int
     alpha: Alpha
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any], *, folder: Path) -> Self | None:
-        """Returns what a cache's metadata says; None for a cache whose media rows are its samples.
-
-        Raises CacheCorruptError where it says what no forebay writes.
-        """
-        if "media_rows" not in metadata:
-            return None
+    def of(cls, metadata: Mapping[str, Any], *, folder: Path) -> Self:
+        """Returns what a cache's metadata says. Raises CacheCorruptError where it says what no forebay writes."""
         try:
             constants = metadata["constants"]
             stored = cls(
-                str(metadata["media_rows"]),
                 metadata["codec"],
                 ImageSettings.from_json(constants["image"]),
                 int(constants["max_pixels"]),
@@ -130,7 +123,7 @@ class StoredImages:
             if stored.alpha not in get_args(Alpha):
                 raise ValueError(f"alpha is {stored.alpha!r}")
             names = {field["name"] for field in metadata["fields"] if field["role"] == "tensor"}
-            if missing := {FIELDS[stored.codec], stored.rows_field, "image_grid_thw"} - names:
+            if missing := {FIELDS[stored.codec], "image_grid_thw"} - names:
                 raise KeyError(*missing)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise CacheCorruptError(

@@ -36,7 +36,6 @@ from forebay.store.cold.mark import ROOT as COLD_ROOT
 from forebay.store.cold.mark import pull_hint
 from forebay.store.files import hash_file, link_or_copy, write_bytes
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder, open_own
-from forebay.store.layout import FORMAT_VERSION
 from forebay.store.metadata import FILE_NAME, foreign_values, read_metadata, read_regular
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.node.holdings import MIRRORS
@@ -312,7 +311,7 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
 def key_there(url: Url, settings: RemoteConfig) -> str | None:
     """Returns the key of the cache that is sealed at a URL, None where there is none. Raises RemoteError."""
     try:
-        return str(read_metadata(cache_folder(str(url), settings), format_version=FORMAT_VERSION)["key"])
+        return str(read_metadata(cache_folder(str(url), settings))["key"])
     except FileNotFoundError:
         return None
 
@@ -326,7 +325,7 @@ def _cold_hint(url: Url, settings: RemoteConfig) -> str | None:
 
 
 def _small_files(folder: Path) -> list[Wanted]:
-    metadata = read_metadata(folder, format_version=FORMAT_VERSION)
+    metadata = read_metadata(folder)
     with foreign_values(folder):
         return [_small_file(name, entry) for name, entry in metadata["files"].items()]
 

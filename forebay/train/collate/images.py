@@ -17,7 +17,7 @@ from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.form_batch import collate
 from forebay.steps.image.tables import expand_on_device
 from forebay.steps.step import Allocate, AudioBatch, Batch, Dtype, PaddingSide, Stored
-from forebay.steps.table import OF_IMAGES, images_text
+from forebay.steps.table import OF_IMAGES, text_step
 from forebay.store.image.arrays import FEATURES
 from forebay.store.layout import Array
 from forebay.store.source import Sample
@@ -93,7 +93,7 @@ def has_rows(constants: Mapping[str, Any]) -> bool:
         return True
     joins = {field.get("join", "stack") for field in constants["form"]["fields"]}
     prompt = constants.get("prompt")
-    is_one_each = prompt in OF_IMAGES and images_text(prompt).needs_images == 1
+    is_one_each = prompt in OF_IMAGES and text_step(prompt, OF_IMAGES).needs_items == 1
     return "cat" not in joins and (is_one_each or joins == {"nest"})
 
 

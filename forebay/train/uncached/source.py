@@ -1,37 +1,35 @@
-"""Samples made on the fly, whatever they are of: what the two modalities share, and which one a config has."""
+"""Samples made on the fly, whatever they are of, by the very steps of a build."""
 
 from __future__ import annotations
 
 import logging
-import pkgutil
 import threading
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ManifestError, SampleError
-from forebay.preprocess.assemble import EXCLUDING
-from forebay.preprocess.modality import Modality
+from forebay.preprocess.group import ItemGroup
+from forebay.preprocess.groups import Groups
+from forebay.preprocess.listing import Listing
+from forebay.preprocess.sources.inputs import list_inputs
 from forebay.preprocess.sources.kept import column_of, names_of
 from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.sources.sparse import sparse_files
-from forebay.steps.image.choice import images_by
-from forebay.steps.recipe import AnyRecipe
+from forebay.steps.recipe import recipe_of
 from forebay.store.key import digest
-from forebay.store.layout import Array, FieldSpec, Ints
+from forebay.store.layout import TEXT, Array, FieldSpec, Group, Ints
 from forebay.store.remote.raw.sources import naming_urls
-from forebay.store.row_table import row_table, sorted_categories, strings_digest
+from forebay.store.row_table import as_texts, row_table, sorted_categories, strings_digest
 from forebay.store.source import SampleSource
-from forebay.store.source_files import SourceFile
+from forebay.train.uncached.kept_listing import Rejected, counted_rows
 
 logger = logging.getLogger(__name__)
 
@@ -39,69 +37,76 @@ T = TypeVar("T")
 
 MAX_SUBSTITUTES = 100
 
-_SOURCES = {
-    "speech": "forebay.train.uncached.speech:UncachedSpeech",
-    "patches": "forebay.train.uncached.vision:UncachedVision",
-    "processor": "forebay.train.uncached.images:UncachedImages",
-}
-"""Class of recordings and texts, and of images by what is stored of them."""
-
 
 def uncached_source(config: Config, *, stored_probe: Mapping[str, str] | None = None) -> UncachedSource:
     """Returns the source that makes the samples of a config; see `UncachedSource`."""
     with naming_urls():
-        kind = "speech" if config.vision is None else images_by(config) or "patches"
-        source: UncachedSource = pkgutil.resolve_name(_SOURCES[kind])(config, stored_probe=stored_probe)
-    return source
+        return UncachedSource(config, stored_probe=stored_probe)
 
 
 class UncachedSource(SampleSource):
     """Makes a sample whenever it is asked for. Threads may share it.
 
-    A sample that turns out to be bad is replaced by the next one that is good, and counted in `failed`.
+    fields, lengths, constants: as of a cache that compresses nothing; lengths as far as they are known without
+    decoding. A sample that turns out to be bad is replaced by the next one that is good, and counted in `failed`. What
+    stands in for one that lists items is no longer than that sample, so that it fits where the bad one stood.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        recipe: AnyRecipe,
-        modality: Modality,
-        files: tuple[SourceFile, ...],
-        rows: pa.Table,
-        rejected: Rejected,
-        stored_probe: Mapping[str, str] | None,
-    ) -> None:
-        """files, rows: of the samples that can be used. rejected: the others.
+    def __init__(self, config: Config, *, stored_probe: Mapping[str, str] | None = None) -> None:
+        """Lists the samples, reads the headers of their items and makes every text once, unless that was kept.
 
         stored_probe: of a cache that these samples stand beside; a difference in numerics is logged.
-        Raises ManifestError where no sample can be used, BuildError where more rows are bad than a build would allow.
+        Raises ConfigError or ManifestError where the config or its manifest cannot be used, ManifestError where no
+        sample can be, BuildError where more rows are bad than a build would allow.
         """
-        if not len(rows):
+        recipe = recipe_of(config)
+        recipe.check()
+        list_inputs(config)
+        groups = Groups.of(config, recipe).as_raw()
+        found = counted_rows(config, groups)
+        self._groups = groups.keeping(found.rows)
+        if not len(found.rows):
             raise ManifestError(
-                f"no sample of {', '.join(config.source.manifests)} can be used ({rejected}); "
+                f"no sample of {', '.join(config.source.manifests)} can be used ({found.rejected}); "
                 f"run: forebay preprocess {config.path}"
             )
-        self._substitutes = Substitutes(config, rejected)
-        self._rows, self._files, self._names = rows, files, [file.name for file in files]
-        self._media = MediaReader(
-            files,
-            max_open=config.run.max_open_tars,
-            max_bytes=config.source.max_sample_bytes,
-            column=modality.media_column,
-            as_listed=True,
-            sparse=sparse_files(rows, files) if "size" in rows.column_names else frozenset(),
-        )
-        self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in modality.fields()}
-        self.constants = modality.constants()
+        self._substitutes = Substitutes(config, found.rejected)
+        self._listing = Listing(groups=self._groups, manifest=found.manifest, key="")
+        self._rows, self._files, self._said = found.rows, found.files, found.said
+        self._items = self._listing.items
+        self._readers = {
+            group.name: MediaReader(
+                found.files,
+                max_open=config.run.max_open_tars,
+                max_bytes=config.source.max_sample_bytes,
+                column=group.column,
+                as_listed=True,
+                sparse=sparse_files(self._rows, found.files) if "size" in self._rows.column_names else frozenset(),
+            )
+            for group in self._groups.items
+        }
+        self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in self._groups.fields()}
+        self.constants = self._groups.constants()
+        self.lengths = found.lengths
         self.recipe_key = recipe.key
-        self.key = digest({"uncached": recipe.key, "rows": rows["sample_id"].to_pylist()})
+        self.key = digest({"uncached": recipe.key, "rows": self._rows["sample_id"].to_pylist()})
         self._may_stand_in: Array | None = None
         self._path = config.path
-        _compare_probe(modality, stored_probe)
+        _compare_probe(self._groups, stored_probe)
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def tokenizer(self) -> str | None:
+        """Digest of the tokenizer, None without one."""
+        return self._groups.text.steps.step.tokenizer_digest
+
+    @property
+    def processor(self) -> str | None:
+        """Digest of the processor that makes the images."""
+        image = self._groups.recipe.image
+        return None if image is None else image.step.processor
 
     def read(self, index: int) -> dict[str, Any]:
         """Returns one sample, read-only, as `Cache.read` does; see `read_one`."""
@@ -139,6 +144,15 @@ class UncachedSource(SampleSource):
             raise KeyError(f"{self.place} has no columns {', '.join(sorted(unknown))}; it has {', '.join(columns)}")
         return row_table(columns, names)
 
+    def categories(self, name: str) -> tuple[list[str], Array] | None:
+        """See `SampleSource`; of a column that texts are made of, all of them are made again."""
+        if name == "source":
+            return sorted_categories([file.name for file in self._files], _files_of(self._rows))
+        if name not in self.fields or self.fields[name].role != "table" or name not in self._row_columns():
+            return None
+        column = as_texts(self._column(name)).dictionary_encode().combine_chunks()
+        return sorted_categories(column.dictionary.to_pylist(), column.indices.to_numpy())
+
     @property
     def failed(self) -> Counter[str]:
         """Bad rows known so far, by reason: those of the listing, and those met since, each once."""
@@ -152,54 +166,98 @@ class UncachedSource(SampleSource):
         """Returns the digest of the samples' ids in their order."""
         return strings_digest(self._rows["sample_id"])
 
-    @abstractmethod
-    def _texts(self) -> Iterator[Mapping[str, Any]]:
-        """Yields the text fields of every sample, table fields among them: all are tokenised again."""
-
-    @abstractmethod
     def _make(self, index: int) -> dict[str, Any]:
         """Returns one sample, read-only. Raises SampleError where it cannot be used."""
+        own = [(group, self._made(group, index)) for group in self._groups.items if group.lists is None]
+        text_rows = self._groups.text_rows(self._listing, index, index + 1)
+        text = _good(next(iter(self._groups.text.samples(text_rows, [file.name for file in self._files]))))
+        sample = {spec.name: text[spec.name] for spec in self._tensors(TEXT)}
+        for group, made in own:
+            group.check(made[0], self._rows.slice(index, 1))
+        listed = [(group, self._made(group, index)) for group in self._groups.items if group.lists is not None]
+        sample = {name: self._as_stored(name, value) for name, value in sample.items()}
+        for group, made in (*own, *listed):
+            stored = [
+                {spec.name: self._as_stored(spec.name, one[spec.name]) for spec in self._tensors(group.name)}
+                for one in made
+            ]
+            sample = group.joined(sample, stored)
+        return sample
 
-    @abstractmethod
+    def _made(self, group: ItemGroup, index: int) -> list[dict[str, Any]]:
+        """Returns what is made of the items of a row, each different one once."""
+        items = self._items[group.name]
+        _, places = items.of_rows(index, index + 1)
+        used, inverse = np.unique(places, return_inverse=True)
+        rows = group.task_rows(items.table.take(pa.array(used)), self._files)
+        made = [_good(values) for values in group.samples(rows, self._readers[group.name])]
+        return [made[place] for place in inverse.reshape(-1).tolist()]
+
+    def _tensors(self, group: Group) -> list[FieldSpec]:
+        return [spec for spec in self.fields.values() if (spec.role, spec.group) == ("tensor", group)]
+
+    def _as_stored(self, name: str, value: Any) -> Array:
+        array: Array = np.ascontiguousarray(value).reshape(-1, *self.fields[name].shape)
+        array.flags.writeable = False
+        return array
+
     def _candidates(self, index: int) -> Iterator[int]:
-        """Yields a sample, then those that may stand in for it."""
+        """Yields a sample, then those that may stand in for it, around the end."""
+        yield index
+        others = ((index + step) % len(self) for step in range(1, len(self)))
+        if all(group.lists is None for group in self._groups.items):
+            yield from others
+            return
+        lengths = [length for name, length in self.lengths.items() if name != "num_images"]
+        yield from (other for other in others if all(length[other] <= length[index] for length in lengths))
 
     def _row_columns(self) -> dict[str, Callable[[], Any]]:
         """Returns what makes each column of `table`, in the order of a cache's."""
         made: dict[str, Callable[[], Any]] = {"index": lambda: pa.array(np.arange(len(self)))}
-        kept = names_of(self._rows)
-        for name in self._table_fields():
-            if name == "sample_id":
-                made[name] = partial(self._rows.column, name)
-            else:
-                made[name] = partial(column_of, self._rows, name) if name in kept else partial(self._text_column, name)
-        return made | {name: partial(pa.array, np.asarray(values)) for name, values in self._counted().items()}
+        own = {TEXT, *(group.name for group in self._groups.items if group.lists is None)}
+        names = [spec.name for spec in self.fields.values() if spec.role == "table" and spec.group in own]
+        made |= {name: partial(self._column, name) for name in sorted(names, key="sample_id".__ne__)}
+        lengths = dict(self.lengths)
+        if (audio := self._groups.recipe.audio) is not None:
+            rate_hz = audio.decode.sample_rate_hz
+            made["duration_s"] = lambda: pa.array(np.asarray(lengths["num_audio_samples"]) / rate_hz)
+        return made | {name: partial(pa.array, np.asarray(values)) for name, values in lengths.items()}
 
-    def _counted(self) -> Mapping[str, Array]:
-        """Returns what is known of the samples' lengths, by the names of its columns."""
-        return self.lengths
-
-    def _table_fields(self) -> list[str]:
-        return [spec.name for spec in self.fields.values() if spec.role == "table"]
-
-    def _text_column(self, name: str) -> pa.ChunkedArray:
+    def _column(self, name: str) -> pa.ChunkedArray:
+        rows = self._rows
+        if name == "source":
+            names = pa.array([file.name for file in self._files], pa.large_string())
+            return pa.chunked_array([names.take(pa.array(_files_of(rows), pa.int32()))])
+        if self._said is not None and name in self._said.column_names:
+            return self._said[name]
+        if name in names_of(rows):
+            return column_of(rows, name)
+        if name == "sample_id":
+            return rows[name]
+        if name in ("language", "prompt"):  # a cache has no null here
+            return pc.fill_null(rows[name], "")
         kind = pa.large_string()
-        return pa.chunked_array([pa.array([row[name] for row in self._texts()], kind)], type=kind)
-
-    def _file_names(self, column: str) -> pa.ChunkedArray:
-        """Returns the name of the file of every row, by a column that numbers the files."""
-        numbers = self._rows[column].combine_chunks().cast(pa.int32())
-        names = pa.array(self._names, pa.large_string())
-        return pa.chunked_array([names.take(numbers)])
-
-    def _by_file(self, column: str) -> tuple[list[str], Array]:
-        return sorted_categories(self._names, self._rows[column].to_numpy())
+        made = self._groups.text.samples(
+            self._groups.text_rows(self._listing, 0, len(self)), [file.name for file in self._files]
+        )
+        return pa.chunked_array([pa.array([row[name] for row in made], kind)], type=kind)
 
 
-def _compare_probe(modality: Modality, stored: Mapping[str, str] | None) -> None:
+def _good(values: dict[str, Any]) -> dict[str, Any]:
+    if "failure" in values:
+        raise SampleError(values["failure"], values["message"])
+    return values
+
+
+def _files_of(rows: pa.Table) -> Array:
+    """Returns the file that is the source of each row."""
+    return np.asarray(rows["file" if "file" in rows.column_names else "group"].to_numpy())
+
+
+def _compare_probe(groups: Groups, stored: Mapping[str, str] | None) -> None:
     """Logs where the steps give other values here than where a cache was built; `stored` is its probe."""
-    for group in modality.groups if stored is not None else ():
-        now = modality.probe(group)
+    for group in groups.names if stored is not None else ():
+        now = groups.probe(group)
         if stored is not None and now != stored.get(group):
             logger.warning(
                 "the %s steps give other values here than where the cache was built (probe %s, stored %s)",
@@ -207,30 +265,6 @@ def _compare_probe(modality: Modality, stored: Mapping[str, str] | None) -> None
                 now,
                 stored.get(group),
             )
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """What is left out of `num_rows` rows, by reason, as a build counts it: bad rows, and good ones not wanted."""
-
-    num_rows: int
-    failed: Counter[str]
-    excluded: Counter[str]
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> Rejected:
-        """Returns what the listing left out."""
-        counts = {kind: Counter(found) for kind, found in manifest.counts().items()}
-        return cls(len(manifest.rows) + counts["failed"].total(), counts["failed"], counts["excluded"])
-
-    def add(self, reason: str) -> None:
-        """Counts a row that was listed and cannot be used."""
-        (self.excluded if reason in EXCLUDING else self.failed)[reason] += 1
-
-    def __str__(self) -> str:
-        kinds = (("bad", self.failed), ("not wanted", self.excluded))
-        told = [(kind, ", ".join(f"{reason} {count}" for reason, count in sorted(own.items()))) for kind, own in kinds]
-        return "left out: " + ("; ".join(f"{kind}: {reasons}" for kind, reasons in told if reasons) or "none")
 
 
 class Substitutes:

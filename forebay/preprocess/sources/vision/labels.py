@@ -17,11 +17,10 @@ import pyarrow.compute as pc
 from forebay.errors import ManifestError
 from forebay.preprocess.sources.hf_file import class_names
 from forebay.preprocess.sources.vision.reading import MAX_NUMBER
-from forebay.steps.text.label import Labels
+from forebay.steps.text.label import LABELS_KEY, Labels
 
 logger = logging.getLogger(__name__)
 
-_KEY = b"forebay.labels"
 _MANY = 1_000
 """Names that are classes rather than texts, even if no row shares one."""
 _INTEGER = re.compile(r"(0|[1-9][0-9]{0,9})(\.0+)?")
@@ -76,7 +75,7 @@ def with_labels(rows: pa.Table, declared: Sequence[tuple[str, ...] | None]) -> p
             )
     place = rows.schema.get_field_index("text")
     rows = rows.set_column(place, rows.schema.field(place), pc.cast(column, pa.large_string()))
-    return rows.replace_schema_metadata({**(rows.schema.metadata or {}), _KEY: json.dumps(labels.to_json())})
+    return rows.replace_schema_metadata({**(rows.schema.metadata or {}), LABELS_KEY: json.dumps(labels.to_json())})
 
 
 def _tell_if_renumbered(flat: Sequence[Any], names: Sequence[str]) -> None:
@@ -97,7 +96,7 @@ def _tell_if_renumbered(flat: Sequence[Any], names: Sequence[str]) -> None:
 
 def labels_of(rows: pa.Table) -> Labels | None:
     """Returns what the column of classes of a listing's rows is; None for rows of something else."""
-    found = (rows.schema.metadata or {}).get(_KEY)
+    found = (rows.schema.metadata or {}).get(LABELS_KEY)
     return None if found is None else Labels.from_json(json.loads(found))
 
 

@@ -16,8 +16,8 @@ from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.image.processor.codes import Encoder, NotInTable
 from forebay.steps.image.processor.outputs import NoArrayError, Output, array_of, ask
 from forebay.steps.image.processor.whole import image_processor_of
-from forebay.steps.step import Step
-from forebay.store.image.pixels import Alpha, decode_image
+from forebay.steps.step import ImageStep
+from forebay.store.image.pixels import decode_image
 from forebay.store.layout import Array
 
 if TYPE_CHECKING:
@@ -28,20 +28,15 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Processed(Step):
+class Processed(ImageStep):
     """What a processor gives of one image by itself. `processor` is the digest of its files, `folder` their place."""
 
     name: ClassVar[str] = "processor"
     given: ClassVar[frozenset[str]] = frozenset({"processor", "folder", "max_pixels", "max_sample_bytes"})
 
-    processor: str
+    is_of_transformers: ClassVar[bool] = True
+
     folder: str = field(default="", compare=False)
-    max_pixels: int = 89_478_485
-    """Of the encoded image, above which it fails before it is decoded."""
-    max_sample_bytes: int = 256 * 1024 * 1024
-    """Of the encoded image."""
-    alpha: Alpha = "white"
-    """`white`: transparent images are laid on white. `drop`: the colours under the alpha show."""
     table: bool = True
     """Whether floats of which a channel takes few values are stored as codes of one or two bytes, and a table."""
     leave_out: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.steps.text.of_images import Size
+from forebay.steps.text.row_encoder import Size
 
 _REMEMBERED = 4096
 """Sizes of images."""

@@ -22,6 +22,7 @@ from forebay.steps.text.chat.conversation import (
     tokens_pattern,
 )
 from forebay.steps.text.chat.turn_marks import find_turn_marks, target_mask
+from forebay.steps.text.row_encoder import OneByOne
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import FieldSpec
 
@@ -42,9 +43,9 @@ class Chat(TextStep):
     """
 
     name: ClassVar[str] = "chat"
-    axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "label_mask": "tokens", "image_rows": "images"}
-    of_images: ClassVar[bool] = True
-
+    axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "label_mask": "tokens"}
+    given: ClassVar[frozenset[str]] = frozenset({"tokenizer"})
+    tokenizer: str
     learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
     """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
     version: int = 2
@@ -56,12 +57,14 @@ class Chat(TextStep):
             FieldSpec(name="label_mask", dtype="uint8", group="text"),
         )
 
-    def encoder(self, folder: Path, *, merge_size: int) -> ChatEncoder:
+    def opened(self, folder: Path, *, merge_size: int | None) -> ChatEncoder:
         """Returns what writes conversations with the tokenizer of a local folder, see `ChatEncoder`."""
+        if merge_size is None:
+            raise ValueError("conversations are written for images as patches, which have a merge_size")
         return ChatEncoder(self, folder, merge_size=merge_size)
 
 
-class ChatEncoder:
+class ChatEncoder(OneByOne):
     """Writes conversations as the chat template of a local folder does, with `<|image_pad|>` repeated by grid.
 
     The ids are those of the tokenizer for the rendered and expanded string. A target is what the assistant says and the
@@ -110,19 +113,19 @@ class ChatEncoder:
             "pad_token_id": pad,
         }
 
-    def encode(self, messages: str, grids: Sequence[tuple[int, int, int]], *, sample_id: str) -> dict[str, np.ndarray]:
+    def encode(self, text: str, told: Sequence[tuple[int, int, int]], *, sample_id: str) -> dict[str, np.ndarray]:
         """Returns `input_ids` int32 [tokens] and `label_mask` uint8 [tokens], 1 where a token is a target.
 
-        messages: a conversation in canonical form, JSON. grids: (t, h, w) in patches of its images, in order.
+        text: a conversation in canonical form, JSON. told: (t, h, w) in patches of its images, in order.
         Raises TextError: `bad_conversation`, `no_assistant_turn`, `nothing_to_learn`, `empty_text`,
         `special_token_in_text`, `image_count_mismatch`, `bad_text`.
         """
-        conversation = parse_conversation(messages, sample_id=sample_id)
-        turns = check_conversation(conversation, self._reserved, num_images=len(grids), sample_id=sample_id)
+        conversation = parse_conversation(text, sample_id=sample_id)
+        turns = check_conversation(conversation, self._reserved, num_images=len(told), sample_id=sample_id)
         rendered = rendered_text(self._render, conversation, self._vocabulary.folder, sample_id=sample_id)
         spans = self._marks.spans(rendered)
         learnt = learnt_spans(spans, turns, num_shown=rendered.count(IMAGE_PAD), sample_id=sample_id)
-        return self._tokenize(rendered, learnt, grids)
+        return self._tokenize(rendered, learnt, told)
 
     def decode(self, input_ids: Sequence[int] | np.ndarray) -> str:
         """Returns the text in the ids of a sample, roles with it; control and image tokens are left out."""

@@ -16,6 +16,7 @@ import numpy as np
 from forebay.config.digest import processor_digest
 from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm
+from forebay.steps.step import TextStep
 from forebay.steps.text.chat.conversation import (
     Message,
     check_conversation,
@@ -27,7 +28,7 @@ from forebay.steps.text.chat.conversation import (
 from forebay.steps.text.chat.processor_form import REFUSALS, TextForm, find_text_form
 from forebay.steps.text.chat.processor_ids import Writer, Written
 from forebay.steps.text.chat.turn_marks import TurnMarks, find_turn_marks, probe_turns, target_mask
-from forebay.steps.text.of_images import ImagesText, Size
+from forebay.steps.text.row_encoder import TURN, OneByOne, Size
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Array, FieldSpec
 
@@ -35,7 +36,7 @@ MASK = "label_mask"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessorChat(ImagesText):
+class ProcessorChat(TextStep):
     """`input_ids`, what the processor gives beside them for each token, and `label_mask` of a conversation.
 
     Ids are those of the processor's own `apply_chat_template`, image tokens included. The mask is 1 where a token is a
@@ -56,24 +57,27 @@ class ProcessorChat(ImagesText):
 
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns the fields of the text group, [num_tokens] each."""
-        return self.fields_of(self.encoder().form)
+        return self.fields_of(_opened(self, self.tokenizer_folder, self.processor_folder).form)
 
     def fields_of(self, form: BatchForm | None) -> tuple[FieldSpec, ...]:
         """Returns the fields of the form, and the mask of targets."""
-        return (*super(ProcessorChat, self).fields_of(form), FieldSpec(name=MASK, dtype="uint8", group="text"))
+        specs = () if form is None else form.specs("text")
+        return (*specs, FieldSpec(name=MASK, dtype="uint8", group="text"))
 
-    def encoder(self) -> ProcessorChatEncoder:
+    def opened(self, folder: Path, *, merge_size: int | None) -> ProcessorChatEncoder:  # noqa: ARG002
         """Returns what writes conversations; a process keeps the last ones."""
         return _opened(self, self.tokenizer_folder, self.processor_folder)
 
 
-class ProcessorChatEncoder:
+class ProcessorChatEncoder(OneByOne):
     """Writes conversations as the processor of a folder does.
 
     A target is what the assistant says and the control token that closes its turn; with `learn_through = "newline"`
     also the token of line ends behind that, where one stands. A token that reaches out of the turn is none. Turns whose
     message has `"loss": false` have no target.
     """
+
+    name, turn = ProcessorChat.name, TURN
 
     def __init__(self, step: ProcessorChat) -> None:
         """Loads tokenizer and processor, and probes what they write.
@@ -127,18 +131,18 @@ class ProcessorChatEncoder:
             "image_outputs": list(self._form.images),
         }
 
-    def encode(self, text: str, sizes: Sequence[Size], *, sample_id: str) -> dict[str, Array]:
+    def encode(self, text: str, told: Sequence[Size], *, sample_id: str) -> dict[str, Array]:
         """Returns the fields of a conversation, see `ProcessorChat`.
 
-        text: the conversation in canonical form, JSON. sizes: (width, height) of its images, in order.
+        text: the conversation in canonical form, JSON. told: (width, height) of its images, in order.
         Raises TextError: `bad_conversation`, `no_assistant_turn`, `nothing_to_learn`, `empty_text`,
         `special_token_in_text`, `image_count_mismatch`, `bad_text`, `images_together`.
         """
         conversation = parse_conversation(text, sample_id=sample_id)
-        turns = check_conversation(conversation, self._reserved, num_images=len(sizes), sample_id=sample_id)
-        self._form.check_images(len(sizes), sample_id=sample_id)
+        turns = check_conversation(conversation, self._reserved, num_images=len(told), sample_id=sample_id)
+        self._form.check_images(len(told), sample_id=sample_id)
         rendered = rendered_text(self._writer.render, conversation, self._vocabulary.folder, sample_id=sample_id)
-        written = self._written(conversation, sizes, sample_id=sample_id)
+        written = self._written(conversation, told, sample_id=sample_id)
         spans = self._marks.spans(written.text)
         shown = self._writer.count_images(rendered)
         learnt = learnt_spans(spans, turns, num_shown=shown, sample_id=sample_id)

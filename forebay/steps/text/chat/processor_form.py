@@ -14,7 +14,7 @@ from forebay.steps.form import BatchForm, FieldForm, Promise, Side
 from forebay.steps.text.chat.conversation import Message
 from forebay.steps.text.chat.processor_ids import Writer, Written
 from forebay.steps.text.chat.turn_marks import probe_turns
-from forebay.steps.text.of_images import Size
+from forebay.steps.text.row_encoder import Size
 from forebay.store.layout import Array
 
 IDS = "input_ids"

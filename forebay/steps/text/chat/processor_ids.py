@@ -18,7 +18,7 @@ from forebay.errors import ConfigError
 from forebay.steps.image.processor.whole import image_processor_of, whole_processor
 from forebay.steps.text.chat.blank_images import BlankImages, blank_image
 from forebay.steps.text.chat.conversation import Message, with_images
-from forebay.steps.text.of_images import Size
+from forebay.steps.text.row_encoder import Size
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Array
 

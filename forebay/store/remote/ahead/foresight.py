@@ -91,7 +91,7 @@ class _Watch:
         self._lock = threading.Lock()
         self._wake, self._is_stopped = threading.Event(), False
         self._readers = [
-            ReaderUses(mirror.node.folder, mirror.folder.name, num_shards=cache.num_shards)
+            ReaderUses(mirror.node.folder, mirror.folder.name, num_shards=cache.num_units)
             for cache, mirror in zip(shards.caches, shards.mirrors, strict=True)
         ]
         self._downloads = DownloadsAhead(shards, depth=depth, wake=self._wake.set)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from forebay.store.cache import Cache
-from forebay.store.layout import Ints
+from forebay.store.layout import ROW_BITS, Ints
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.holdings import counted
 from forebay.store.remote.node.node import Wanted
@@ -42,13 +42,16 @@ class RemoteShards:
         # Where the samples of each cache stand in the source, and which ones they are there; None: all of them.
         self._spans = [span for _, _, _, span in remote]
         self._places = [places for _, _, places, _ in remote]
-        self.firsts = [0, *itertools.accumulate(cache.num_shards for cache in self.caches)]
+        self.firsts = [0, *itertools.accumulate(cache.num_units for cache in self.caches)]
 
     def __len__(self) -> int:
         return self.firsts[-1]
 
     def of(self, indices: Ints) -> Ints:
-        """Returns the shards of some samples, one a sample in their order; samples of local caches are left out."""
+        """Returns the shards of some samples and their items, each once, rising; samples of local caches are left out.
+
+        A shard here is a unit of its cache, see `Cache.units_of`.
+        """
         if len(self.caches) == 1 and len(indices) and not self._spans[0].start and indices.max() < self._spans[0].stop:
             return self._shards_of(0, indices)
         found = []
@@ -59,7 +62,7 @@ class RemoteShards:
 
     def _shards_of(self, part: int, indices: Ints) -> Ints:
         places = self._places[part]
-        return self.caches[part].shards_of(indices if places is None else places[indices])
+        return self.caches[part].units_of(indices if places is None else places[indices])
 
     @cached_property
     def is_used(self) -> Bools:
@@ -69,7 +72,7 @@ class RemoteShards:
         for part, (places, first) in enumerate(zip(self._places, self.firsts, strict=False)):
             if places is not None:
                 found[first : self.firsts[part + 1]] = False
-                found[self.caches[part].shards_of(places) + first] = True
+                found[self.caches[part].units_of(places) + first] = True
         return found
 
     @property
@@ -83,14 +86,19 @@ class RemoteShards:
         return part, shard - self.firsts[part]
 
     def files(self, shard: int) -> list[Wanted]:
-        """Returns the files of a shard, one a group."""
+        """Returns the files of a shard."""
         part, number = self.place(shard)
-        return [self.caches[part].wanted(group, number) for group in self.caches[part].groups]
+        return self.caches[part].unit_files(number)
 
     @cached_property
     def sizes(self) -> Ints:
         """int64 [num_shards]: what each takes of the node's disk, with all its files."""
         return np.concatenate([np.zeros(0, np.int64), *map(_sizes, self.caches)])
+
+    @cached_property
+    def row_shard_bytes(self) -> int:
+        """What a shard of rows takes at most, with its part of the shards of items that several such shards list."""
+        return max((_row_shard_bytes(cache) for cache in self._own()), default=0)
 
     @cached_property
     def kept_bytes(self) -> int:
@@ -103,7 +111,7 @@ class RemoteShards:
         """What all files of the caches take that are used; a cache that stands in the source twice counts once."""
         used: dict[Path, Bools] = {}
         for cache, first in zip(self.caches, self.firsts, strict=False):
-            own = self.is_used[first : first + cache.num_shards]
+            own = self.is_used[first : first + cache.num_units]
             used[cache.folder] = used.get(cache.folder, False) | own
         return self.kept_bytes + sum(int(_sizes(cache)[used[cache.folder]].sum()) for cache in self._own())
 
@@ -131,11 +139,22 @@ class RemoteShards:
     def ahead(self, steps: Iterable[Ints]) -> Iterator[Ints]:
         """Yields the shards that each step needs, each once, rising. steps: the samples of each, by index in source."""
         for samples in steps:
-            yield np.unique(self.of(samples))
+            yield self.of(samples)
+
+
+def _row_shard_bytes(cache: Cache) -> int:
+    sizes = _sizes(cache).astype(np.float64)
+    taken, rows = sizes[: cache.num_shards].copy(), cache.slots >> ROW_BITS
+    first = cache.num_shards
+    for group in cache.listed:
+        items = cache.items(group)
+        of_row = np.repeat(rows, np.diff(items.offsets))
+        pairs = np.unique(np.stack([of_row, items.slots >> ROW_BITS], axis=1), axis=0)
+        shared = np.bincount(pairs[:, 1], minlength=1)
+        np.add.at(taken, pairs[:, 0], sizes[first + pairs[:, 1]] / shared[pairs[:, 1]])
+        first += cache.unit_count(group)
+    return int(np.ceil(taken.max(initial=0)))
 
 
 def _sizes(cache: Cache) -> Ints:
-    found = np.zeros(cache.num_shards, np.int64)
-    for sizes in cache.shard_bytes():
-        found += [counted(size) for size in sizes.tolist()]
-    return found
+    return cache.unit_bytes(lambda sizes: np.array([counted(size) for size in sizes.tolist()], np.int64))

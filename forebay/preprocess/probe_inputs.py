@@ -1,18 +1,34 @@
-"""What the image and chat steps give for small built-in inputs, a digest each: `forebay.preprocess.speech.probe`."""
+"""The small built-in inputs of probes: sounds, matrices, images and texts, from integers alone.
+
+What the steps give for them is one digest a group, see `ItemGroup.probe`. It moves exactly when the numerics of a
+library or the CPU, or the rules of a tokenizer or of Unicode move, which no version string says. Part of the shard
+keys; recorded in the cache.
+"""
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import struct
+import wave
 import zlib
-from typing import Any
 
 import numpy as np
 
-from forebay.preprocess.modality import values_digest
-from forebay.steps.image.qwen2_vl import PixelSteps
-from forebay.steps.text.chat.packed import ChatEncoder
+from forebay.steps.audio.log_mel import MAX_FRAMES
+
+PROBE_TEXTS = (
+    ("Hello, world! 12.5 %", "en"),
+    ("ﬁne  \u00bd \u2460 ａｂ", None),
+    ("¿Dónde está el niño?", "es"),
+    ("Пожалуйста, подождите", "ru"),
+    ("नमस्ते दुनिया", "hi"),
+    ("今日は晴れです", "ja"),
+)
+
+PROBE_LABELS = tuple((" ".join(map(str, range(start, start + 100, 7))), None) for start in range(0, 600, 100))
+
 
 _JPEG = """
 /9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQFdBRkxOUlNSMj5aYV
@@ -30,31 +46,21 @@ FY93bdsda6WfDZ44rOmiDeledDESbPOxOOaOXmtmz0qH7K2eldG1qpJOM0q2IJ6frXq0Knc46eK5pGHF
 cWiiHK8UjXJHc1PLDtrOlU7qJVIs7qtSNj//2Q=="""
 """A photo-like 61 x 47 JPEG with subsampled colours: its decoded pixels move with libjpeg's arithmetic."""
 
-_ANY = 2**31
-"""A user's limit is on images of theirs."""
+
+def probe_sounds() -> list[bytes]:
+    """Returns three clips at three rates."""
+    return [_wav(8_000, 3_000, seed=1), _wav(16_000, 9_000, seed=2), _wav(44_100, 30_000, seed=3)]
 
 
-def image_probe(steps: PixelSteps) -> str:
-    """Returns the xxh3-128 of the processor's table and of the patches of four images: scaled up, down, transparent."""
-    made = [steps.make(data, sample_id=name, max_pixels=_ANY) for name, data in probe_images()]
-    samples: list[dict[str, Any]] = [{"patches": image.patches, "grid": np.array(image.grid)} for image in made]
-    return values_digest([*samples, {"table": steps.table}])
+def probe_features(num_bins: int) -> list[bytes]:
+    """Returns three matrices of a given column of features."""
+    return [_features(num_bins, seed=seed) for seed in (1, 2, 3)]
 
 
 def probe_images() -> list[tuple[str, bytes]]:
     """Returns four built-in images with names: a JPEG, PNGs to be scaled up and down, a transparent one."""
     images = [base64.b64decode(_JPEG), _png(40, 90, seed=1), _png(700, 300, seed=2), _png(64, 64, seed=3, channels=4)]
     return [(f"probe-{number}", data) for number, data in enumerate(images)]
-
-
-def chat_probe(encoder: ChatEncoder) -> str:
-    """Returns the xxh3-128 of the tokens of conversations with no image, one and two, in several turns and scripts."""
-    grids = [[], [(1, 4, 6)], [(1, 2, 2), (1, 8, 4)]]
-    made = [
-        encoder.encode(text, sizes, sample_id=f"probe-{number}")
-        for number, (text, sizes) in enumerate(zip(probe_conversations(), grids, strict=True))
-    ]
-    return values_digest(made)
 
 
 def probe_conversations() -> list[str]:
@@ -88,3 +94,30 @@ def _png(width: int, height: int, *, seed: int, channels: int = 3) -> bytes:
     chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 1)), (b"IEND", b""))
     parts = [struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks]
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def _features(num_bins: int, *, seed: int) -> bytes:
+    """A matrix of a given column, from integers alone, with padding of its last value."""
+    values = np.arange(num_bins * MAX_FRAMES, dtype=np.int64).reshape(num_bins, MAX_FRAMES)
+    matrix = ((values * (2 * seed + 1)) % 4093 / np.float32(2048) - 1).astype(np.float32)
+    matrix[:, 1000 * seed :] = np.float32(-0.625)
+    buffer = io.BytesIO()
+    np.save(buffer, matrix)
+    return buffer.getvalue()
+
+
+def _wav(sample_rate_hz: int, num_samples: int, *, seed: int) -> bytes:
+    """Noise under a slow envelope, from integers alone so that the input is the same everywhere."""
+    state = np.arange(num_samples, dtype=np.uint64) + np.uint64(seed * 1_000_003)
+    for shift in (13, 7, 17):
+        state ^= state << np.uint64(shift) if shift != 7 else state >> np.uint64(shift)
+        state *= np.uint64(0x9E3779B97F4A7C15)
+    noise = (state >> np.uint64(49)).astype(np.int64) - (1 << 14)
+    envelope = 1 + (np.arange(num_samples) * 7 // num_samples) % 4
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(sample_rate_hz)
+        file.writeframes((noise // envelope).astype("<i2").tobytes())
+    return buffer.getvalue()

@@ -1,0 +1,272 @@
+"""What a build knows of a group of items: what makes their values, and which items the rows of a listing have.
+
+A row has one item of a group, itself, or lists any number of them. What several rows list is stored once a source file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from forebay.preprocess.coded import Coder
+from forebay.preprocess.sources.rows import Manifest
+from forebay.preprocess.sources.vision.part import flattened
+from forebay.preprocess.workspace import Failure
+from forebay.store.layout import Array, FieldSpec, Group, Ints
+from forebay.store.shard import Shard, ShardEntry
+from forebay.store.source_files import SourceFile
+
+Values = dict[str, Any]
+"""Fields of one item or row; of one that failed its table fields, `failure` and `message`."""
+
+Read = Callable[[int, int, int], bytes]
+"""(index of the source file, offset, size) -> encoded bytes of one item."""
+
+Finished = Mapping[Group, Sequence[tuple[Path, ShardEntry]]]
+"""File and entry of every shard, by group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """The items of a group as they are stored, and those of each row of a listing.
+
+    table: a row an item, in the order in which they are stored: those of each source file by their first mention.
+    group: int [items], the source file that each is cut by. offsets: int64 [rows + 1], None where each row is its own
+    item; those of row i are places[offsets[i] : offsets[i + 1]], places in the table.
+    """
+
+    table: pa.Table
+    group: Array
+    offsets: Ints | None = None
+    places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def own(cls, rows: pa.Table) -> Items:
+        """Returns the items of rows that are their own."""
+        return cls(rows, rows["group"].to_numpy())
+
+    @classmethod
+    def listed(cls, rows: pa.Table, column: str, table: pa.Table) -> Items:
+        """Returns the items that rows list. column: of lists of places in `table`, each of whose items is different."""
+        offsets, flat = flattened(rows[column])
+        owner = np.repeat(rows["group"].to_numpy().astype(np.int64), np.diff(offsets))
+        count = max(len(table), 1)
+        pairs, first, inverse = np.unique(owner * count + flat, return_index=True, return_inverse=True)
+        order = np.argsort(first, kind="stable")
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        stored = pairs[order]
+        return cls(table.take(pa.array(stored % count)), stored // count, offsets, rank[inverse.reshape(-1)])
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether rows list their items."""
+        return self.offsets is not None
+
+    def of_rows(self, start: int, stop: int) -> tuple[Ints, Ints]:
+        """Returns the offsets, from 0, and the places of the items of rows [start, stop)."""
+        if self.offsets is None:
+            return np.arange(stop - start + 1), np.arange(start, stop)
+        offsets = self.offsets[start : stop + 1]
+        return offsets - offsets[0], self.places[offsets[0] : offsets[-1]]
+
+    def sums(self, numbers: Array) -> Array:
+        """Returns the sum of the numbers of each row's items. numbers: integers [items]."""
+        if self.offsets is None:
+            return numbers
+        sums = np.concatenate(([0], np.cumsum(numbers[self.places])))
+        return np.asarray(sums[self.offsets[1:]] - sums[self.offsets[:-1]])
+
+    def first(self, codes: Array) -> Array:
+        """Returns the first code of each row's items that is not 0. codes: int32 [items]."""
+        if self.offsets is None:
+            return codes
+        of_rows = np.zeros(len(self.offsets) - 1, codes.dtype)
+        mentioned = codes[self.places]
+        rows = np.repeat(np.arange(len(of_rows)), np.diff(self.offsets))[mentioned != 0]
+        bad, first = np.unique(rows, return_index=True)
+        of_rows[bad] = mentioned[mentioned != 0][first]
+        return of_rows
+
+
+class ItemGroup(Protocol):
+    """A group of items: its steps, and what is known of its items. Picklable: a worker keeps what it loaded for one.
+
+    A new kind of item is a class of this form and a line in `GROUPS` of `forebay.preprocess.groups`.
+    """
+
+    name: Group
+    unit: str
+    """What an item is called: clip, image."""
+
+    @property
+    def lists(self) -> str | None:
+        """The column of a listing whose rows list their items; None: each row is its own item."""
+        ...
+
+    @property
+    def column(self) -> str:
+        """The column of an `hf` source that holds the items."""
+        ...
+
+    @property
+    def max_sample_bytes(self) -> int:
+        """The most that one encoded item may have."""
+        ...
+
+    @property
+    def length_names(self) -> tuple[str, ...]:
+        """What `lengths` gives."""
+        ...
+
+    @property
+    def read_values(self) -> frozenset[str]:
+        """Tensor fields whose values `lengths` reads; of others it reads how many each item has."""
+        ...
+
+    @property
+    def merge_size(self) -> int | None:
+        """How many patches of an image make a token, by side; None of what is not cut into patches."""
+        ...
+
+    def probe_told(self, place: int) -> Any:
+        """Returns what prompts are told of a built-in item, 0 or 1."""
+        ...
+
+    @property
+    def codec(self) -> str | None:
+        """How items are stored, where there are several ways of it."""
+        ...
+
+    def table(self, manifest: Manifest) -> pa.Table:
+        """Returns the table of a manifest in which its items stand."""
+        ...
+
+    def checked(self, manifest: Manifest) -> Manifest:
+        """Returns a manifest with what the group knows of its items, without rows whose items it refuses."""
+        ...
+
+    def as_raw(self) -> Self:
+        """Returns the group that compresses nothing, as samples are made on the fly."""
+        ...
+
+    def measured(self, constants: Mapping[str, Any]) -> Self:
+        """Returns the group that knows its constants: what a worker found need not be found again."""
+        ...
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns the fields of an item, those of the row table among them."""
+        ...
+
+    def lengths(self, shard: Shard) -> Array:
+        """Returns `length_names` of the items of a shard, int64 [names, items]; 0 of one that failed."""
+        ...
+
+    def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:
+        """Returns what the key of a shard says of its items: the bytes that they are made of, by content.
+
+        hashes: of the source files.
+        """
+        ...
+
+    def task_rows(self, items: pa.Table, files: Sequence[SourceFile]) -> pa.Table:
+        """Returns what a task needs to make these items, with `sample_id`, what to call one."""
+        ...
+
+    def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
+        """Yields the fields of every item in order; see `Values` for one that fails.
+
+        An item's values depend on that item alone, whatever items are asked for with it.
+        """
+        ...
+
+    def told(self, items: pa.Table) -> list[Any]:
+        """Returns what prompts are told of these items."""
+        ...
+
+    def listed_lengths(self, items: pa.Table, files: Sequence[SourceFile]) -> dict[str, Array]:
+        """Returns those of `length_names` that are known before an item is decoded, integers [items]."""
+        ...
+
+    def check(self, values: Mapping[str, Any], row: pa.Table) -> None:
+        """Raises SampleError where a build leaves a row out for what was made of its own item."""
+        ...
+
+    def joined(self, sample: dict[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns a sample with what `samples` gave of its items."""
+        ...
+
+    @property
+    def known_columns(self) -> tuple[str, ...]:
+        """Columns that `checked` adds to the table of items, or finds there: what is known by their headers."""
+        ...
+
+    @property
+    def decoded_name(self) -> str:
+        """What a plain data set calls the decoded items."""
+        ...
+
+    def decoded(self, data: bytes, *, sample_id: str) -> Any:
+        """Returns an item as a plain data set has it: decoded, without features. Raises SampleError."""
+        ...
+
+    def constants(self) -> dict[str, Any]:
+        """Returns what collating needs and is equal for all samples: kinds, rates, tables."""
+        ...
+
+    def probe(self) -> str:
+        """Returns the xxh3-128 of what the steps give for small built-in inputs."""
+        ...
+
+    def estimate_bytes(self, items: pa.Table) -> int:
+        """Returns the expected size of these items in bytes, from what the listing knows."""
+        ...
+
+    def refused(self, lengths: Mapping[str, Array], rows: pa.Table, why: Coder) -> Array:
+        """Returns why rows are no samples for what was made of their items: numbers of `why`, 0 for samples.
+
+        lengths: integers [rows] by name. rows: of the listing.
+        """
+        ...
+
+    def refusals(self, lengths: Mapping[str, Array], rows: pa.Table, codes: Array, why: Coder) -> tuple[Failure, ...]:
+        """Returns the failures that `refused` found and that need words of their own. codes: of all rows in the end."""
+        ...
+
+    def summary(self, lengths: Mapping[str, Array], rows: pa.Table, items: Items, keep: Array) -> dict[str, Any]:
+        """Returns what metadata.json says of the items of the samples that are kept."""
+        ...
+
+
+def narrow(rows: pa.Table, files: Sequence[SourceFile]) -> tuple[tuple[SourceFile, ...], pa.Table]:
+    """Returns the files that rows use, and a copy of the rows with `file` renumbered to them.
+
+    A copy: a slice keeps the whole table that it was cut from, and its pickle sends all of it.
+    """
+    used, inverse = np.unique(rows["file"].to_numpy(), return_inverse=True)
+    index = rows.column_names.index("file")
+    taken = rows.take(pa.array(np.arange(len(rows))))
+    return tuple(files[i] for i in used.tolist()), taken.set_column(index, "file", pa.array(inverse, pa.int32()))
+
+
+def with_group(fields: Sequence[FieldSpec], group: Group) -> tuple[FieldSpec, ...]:
+    """Returns fields as those of a group."""
+    return tuple(replace(field, group=group) for field in fields)
+
+
+def values_digest(samples: Iterable[Mapping[str, Any]]) -> str:
+    """Returns the xxh3-128 of the names and values of some samples; messages do not count."""
+    state = xxhash.xxh3_128()
+    for sample in samples:
+        for name in sorted(sample):
+            value = sample[name]
+            if name != "message":
+                state.update(f"{name}\0".encode())
+                state.update(value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes())
+    return state.hexdigest()

@@ -1,0 +1,368 @@
+"""The groups of a config as a build makes them: a row of a listing is a sample with items of any group.
+
+Nothing here asks what items are: a group is asked for its fields, keys, values and lengths by its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.config.tree import Config
+from forebay.errors import ConfigError
+from forebay.preprocess.audio_group import AudioItems
+from forebay.preprocess.coded import Coded, Coder
+from forebay.preprocess.cut import Cut, cut_rows
+from forebay.preprocess.group import Finished, ItemGroup, Items, Read, Values, narrow, with_group
+from forebay.preprocess.image_group import ImageItems
+from forebay.preprocess.sources.kept import column_of, fields_of
+from forebay.preprocess.sources.rows import Manifest
+from forebay.preprocess.text_group import NAMES, TOLD, TextItems
+from forebay.preprocess.workspace import Failure
+from forebay.steps.recipe import Recipe
+from forebay.store.key import digest
+from forebay.store.layout import FORMAT_VERSION, ROW_BITS, TEXT, Array, FieldSpec, Group, ListedItems
+from forebay.store.shard import Shard, shard_fields
+from forebay.store.source_files import SourceFile
+
+if TYPE_CHECKING:
+    from forebay.preprocess.listing import Listing
+
+GROUPS: Mapping[Group, Callable[[Config, Any], ItemGroup]] = {"audio": AudioItems.of, "image": ImageItems.of}
+"""What makes the items of a group, by the group's name in a recipe."""
+
+NOTHING: Mapping[str, Any] = {"features": "none", "prompt": None}
+"""Constants that no group gives: where there are no items, and no prompt."""
+
+TEXT_SHARD_ROWS = 8
+"""How many times `layout.rows_per_shard` a shard of texts without items holds; part of where shards begin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Every row of every text shard, in order, which is that of the listing: what `assemble` decides about.
+
+    slots: int64 [rows]. reasons: why a row is no sample, empty where it is one. languages: empty where a row has none.
+    lengths: int32 [names, rows], as `Groups.length_names`. failures: the bad rows that no receipt lists. items: slots
+    of the items of the groups that rows list.
+    """
+
+    slots: Array
+    reasons: Coded
+    languages: Coded
+    lengths: Array
+    failures: tuple[Failure, ...] = ()
+    items: Mapping[Group, ListedItems]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of a config. Picklable and hashable: a worker keeps what it loaded for them.
+
+    items: of recordings, images, ...; text: in which a row is a sample. kept: fields of `source.keep_columns`.
+    """
+
+    recipe: Recipe
+    items: tuple[ItemGroup, ...]
+    text: TextItems
+    kept: tuple[FieldSpec, ...] = ()
+
+    @classmethod
+    def of(cls, config: Config, recipe: Recipe) -> Self:
+        """Returns the groups of a config whose recipe is known. Raises ConfigError where its files cannot be used."""
+        items = tuple(GROUPS[group.name](config, group) for group in recipe.groups if group.name != TEXT)
+        listed = [group.lists for group in items if group.lists is not None]
+        merge_size = next((group.merge_size for group in items if group.merge_size is not None), None)
+        return cls(recipe, items, TextItems.of(config, recipe.text, listed=listed, merge_size=merge_size))
+
+    @property
+    def names(self) -> tuple[Group, ...]:
+        """The names of the groups, text last."""
+        return (*(group.name for group in self.items), TEXT)
+
+    def item_group(self, name: Group) -> ItemGroup:
+        """Returns a group of items."""
+        return next(group for group in self.items if group.name == name)
+
+    @property
+    def unit(self) -> str:
+        """What is counted while a build runs: items, or texts where there is nothing else."""
+        return self.items[0].unit if self.items else self.text.unit
+
+    @property
+    def counted(self) -> Group:
+        """The group whose rows are counted while a build runs: what takes the time."""
+        return self.items[0].name if self.items else TEXT
+
+    @property
+    def codec(self) -> str | None:
+        """How items are stored, where there are several ways of it."""
+        return next((group.codec for group in self.items if group.codec is not None), None)
+
+    @property
+    def read_values(self) -> frozenset[str]:
+        """Tensor fields whose values `read_rows` reads; of others it reads how many each row has."""
+        return frozenset[str]().union(*(group.read_values for group in self.items))
+
+    @property
+    def length_names(self) -> tuple[str, ...]:
+        """What `lengths.npy` holds a row of: of each row's own items, its tokens, and the sums of what it lists."""
+        own = [name for group in self.items if group.lists is None for name in group.length_names]
+        listed = [name for group in self.items if group.lists is not None for name in group.length_names]
+        return (*own, "num_tokens", *listed)
+
+    def checked(self, manifest: Manifest) -> Manifest:
+        """Returns a manifest with what the groups know of items, without rows whose items they refuse."""
+        for group in self.items:
+            manifest = group.checked(manifest)
+        return manifest
+
+    def keeping(self, rows: pa.Table) -> Self:
+        """Returns the groups whose samples have the kept columns of a listing's rows, and what these rows decide."""
+        step = self.text.steps.step.of_rows(rows, partial(_different, rows))
+        text = self.text.with_step(step)
+        recipe = replace(self.recipe, groups=(*self.recipe.groups[:-1], text.steps))
+        return replace(self, recipe=recipe, text=text, kept=fields_of(rows))
+
+    def as_raw(self) -> Self:
+        """Returns the groups that compress nothing, as samples are made on the fly."""
+        return replace(self, items=tuple(group.as_raw() for group in self.items))
+
+    def measured(self, constants: Mapping[str, Any]) -> Self:
+        """Returns the groups that know their constants: what a worker found need not be found again."""
+        items = tuple(group.measured(constants) for group in self.items)
+        return replace(self, items=items, text=self.text.measured(constants))
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns every field, text last, without the `failure` field that shards add. Raises ConfigError."""
+        found = [spec for group in self.items for spec in with_group(group.fields(), group.name)]
+        found += with_group((*self.text.fields(), *self.kept), TEXT)
+        names = [spec.name for spec in found]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(
+                f"{self._made_by()} gives {twice[0]!r}, and the text or a kept column of the samples has that name "
+                "too; leave the column out of source.keep_columns, or choose another text.prompt",
+                code="FB125",
+            )
+        return tuple(found)
+
+    def _made_by(self) -> str:
+        return " beside ".join(type(step).__name__ for group in self.recipe.groups[:-1] for step in group.steps)
+
+    def items_of(self, manifest: Manifest) -> dict[Group, Items]:
+        """Returns the items of every group, as they are stored."""
+        rows = manifest.rows
+        return {
+            group.name: Items.own(rows)
+            if group.lists is None
+            else Items.listed(rows, group.lists, group.table(manifest))
+            for group in self.items
+        }
+
+    def shard_rows(self, rows_per_shard: int) -> int:
+        """Returns how many rows a shard holds at most; tokens are small. rows_per_shard: `layout.rows_per_shard`."""
+        return rows_per_shard if self.items else rows_per_shard * TEXT_SHARD_ROWS
+
+    def cuts(self, listing: Listing, *, probe: Mapping[Group, str], rows_per_shard: int) -> Iterator[Cut]:
+        """Yields every shard of every group with its key; no group's cut depends on another group's settings.
+
+        A key is made of the group's steps, its probe, and for each row what its values are made of: of an item the
+        bytes by content, of a text its columns, the source's name, and what prompts are told of the items it lists.
+        """
+        steps = {group.name: [step.identity() for step in group.steps] for group in self.recipe.groups}
+        names = [file.name for file in listing.files]
+        size = self.shard_rows(rows_per_shard)
+        for group in self.items:
+            items = listing.items[group.name]
+            for index, (start, stop) in enumerate(cut_rows(items.group, rows_per_shard=size)):
+                content = group.content(items.table.slice(start, stop - start), listing.hashes)
+                key = _key(group.name, steps, probe, content)
+                yield Cut(group=group.name, index=index, start=start, stop=stop, key=key)
+        groups = listing.rows["group"].to_numpy()
+        for index, (start, stop) in enumerate(cut_rows(groups, rows_per_shard=size)):
+            content = self.text.content(self._text_rows(listing, start, stop), names)
+            yield Cut(group=TEXT, index=index, start=start, stop=stop, key=_key(TEXT, steps, probe, content))
+
+    def task_rows(self, listing: Listing, cut: Cut) -> tuple[tuple[SourceFile, ...], pa.Table]:
+        """Returns the rows of one shard, one an element of it, and the files that they use."""
+        if cut.group == TEXT:
+            rows = self.text.task_rows(self._text_rows(listing, cut.start, cut.stop))
+        else:
+            items = listing.items[cut.group].table.slice(cut.start, cut.rows)
+            rows = self.item_group(cut.group).task_rows(items, listing.files)
+        return narrow(rows, listing.files)
+
+    def text_rows(self, listing: Listing, start: int, stop: int) -> pa.Table:
+        """Returns rows [start, stop) as the text group makes them."""
+        return self.text.task_rows(self._text_rows(listing, start, stop))
+
+    def _text_rows(self, listing: Listing, start: int, stop: int) -> pa.Table:
+        """Returns rows of the listing with what prompts are told of the items that they list, and their names."""
+        rows = listing.rows.slice(start, stop - start)
+        told: list[list[Any]] = [[] for _ in range(len(rows))]
+        named: list[dict[str, list[str]]] = [{} for _ in range(len(rows))]
+        for group in self.items:
+            if group.lists is None:
+                continue
+            items = listing.items[group.name]
+            offsets, places = items.of_rows(start, stop)
+            used, inverse = np.unique(places, return_inverse=True)
+            part = items.table.take(pa.array(used))
+            values = group.told(part)
+            names = group.task_rows(part, listing.files)["sample_id"].to_pylist()
+            for row, (first, last) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+                own = inverse[first:last].tolist()
+                told[row] += [values[place] for place in own]
+                named[row][group.lists] = [names[place] for place in own]
+        if not self.text.listed:
+            return rows
+        rows = rows.append_column(TOLD, pa.array(map(json.dumps, told), pa.large_string()))
+        return rows.append_column(NAMES, pa.array(map(json.dumps, named), pa.large_string()))
+
+    def samples(
+        self, group: Group, rows: pa.Table, files: Sequence[SourceFile], read: Callable[[ItemGroup], Read]
+    ) -> Iterator[Values]:
+        """Yields the fields of every row of a task, in order. read: gives what reads the items of a group."""
+        if group == TEXT:
+            return self.text.samples(rows, [file.name for file in files])
+        found = self.item_group(group)
+        return found.samples(rows, read(found))
+
+    def used_by(self, listing: Listing, cut: Cut, position: int) -> tuple[str, list[str]]:
+        """Returns what to call a row of a task, and the ids of the samples that need that row."""
+        place, ids = cut.start + position, listing.rows["sample_id"]
+        items = listing.items.get(cut.group)
+        if items is None or items.offsets is None:
+            name = ids[place].as_py()
+            return f"sample {name!r}", [name]
+        group = self.item_group(cut.group)
+        name = group.task_rows(items.table.slice(place, 1), listing.files)["sample_id"][0].as_py()
+        owners = np.unique(np.searchsorted(items.offsets, np.flatnonzero(items.places == place), side="right") - 1)
+        return f"{group.unit} {name!r}", ids.take(pa.array(owners)).to_pylist()
+
+    def constants(self) -> dict[str, Any]:
+        """Returns what collating needs and is equal for all samples: kinds, rates, token ids, tables."""
+        return NOTHING | {k: v for name in self.names for k, v in self.constants_of(name).items()}
+
+    def constants_of(self, group: Group) -> dict[str, Any]:
+        """Returns the constants of one group."""
+        return self.text.constants() if group == TEXT else self.item_group(group).constants()
+
+    def probe(self, group: Group) -> str:
+        """Returns the xxh3-128 of what a group's steps give for small built-in inputs."""
+        if group != TEXT:
+            return self.item_group(group).probe()
+        listed = [found for found in self.items if found.lists is not None]
+        return self.text.probe([found.probe_told(place) for found in listed for place in range(2)])
+
+    def estimate_bytes(self, listing: Listing) -> int:
+        """Returns the expected size of the cache in bytes, from what the listing knows."""
+        of_items = sum(group.estimate_bytes(listing.items[group.name].table) for group in self.items)
+        return of_items + self.text.estimate_bytes(listing.rows) + _OVERHEAD_BYTES * len(listing.rows)
+
+    def read_rows(self, finished: Finished, listing: Listing) -> Rows:
+        """Returns every row of finished shards, which are those of a listing in its order."""
+        fields, why, spoken = self.fields(), Coder(), Coder()
+        texts = [Shard(path, entry, shard_fields(fields, TEXT)) for path, entry in finished[TEXT]]
+        codes = _column(texts, lambda shard: why.column(shard, "failure"), np.int32)
+        lengths = {"num_tokens": _column(texts, self.text.lengths, np.int64)}
+        languages = _column(texts, lambda shard: _languages(shard, spoken), np.int32)
+        slots: dict[Group, ListedItems] = {}
+        for group in self.items:
+            items = listing.items[group.name]
+            shards = [Shard(path, entry, shard_fields(fields, group.name)) for path, entry in finished[group.name]]
+            failed = items.first(_column(shards, lambda shard: why.column(shard, "failure"), np.int32))
+            # What a row is itself comes first, then its text, then what it lists.
+            codes = np.where(codes, codes, failed) if items.is_listed else np.where(failed, failed, codes)
+            counts = [group.lengths(shard) for shard in shards]
+            for name, numbers in zip(group.length_names, _joined(counts, len(group.length_names)), strict=True):
+                lengths[name] = items.sums(numbers)
+            if items.offsets is not None:
+                slots[group.name] = ListedItems(items.offsets, _slots(shards)[items.places])
+        failures: list[Failure] = []
+        for group in self.items:
+            late = group.refused(lengths, listing.rows, why)
+            codes = np.where(codes, codes, late)
+            failures += group.refusals(lengths, listing.rows, codes, why)
+        return Rows(
+            slots=_slots(texts),
+            reasons=why.coded(codes),
+            languages=spoken.coded(languages),
+            lengths=np.stack([_as_int32(lengths[name]) for name in self.length_names]),
+            failures=tuple(failures),
+            items=slots,
+        )
+
+    def summary(self, listing: Listing, rows: Rows, keep: Array) -> dict[str, Any]:
+        """Returns what metadata.json says of the samples that are kept, beside their number."""
+        lengths = dict(zip(self.length_names, rows.lengths, strict=True))
+        found: dict[str, Any] = {"clipped": 0, "longer": 0, "languages": {}}
+        for group in self.items:
+            found |= group.summary(lengths, listing.rows, listing.items[group.name], keep)
+        if "language" in {field.name for field in self.text.fields()}:
+            found["languages"] = self._spoken(lengths, rows, keep)
+        return found
+
+    def _spoken(self, lengths: Mapping[str, Array], rows: Rows, keep: Array) -> dict[str, Any]:
+        samples = rows.languages.counts(keep).tolist()
+        hours = np.zeros(len(samples))
+        if self.recipe.audio is not None:
+            rate_hz = self.recipe.audio.decode.sample_rate_hz
+            hours = rows.languages.counts(keep, lengths["num_audio_samples"]) / rate_hz / 3600
+        return {
+            name or "unknown": {"samples": count, "hours": length}
+            for name, count, length in sorted(zip(rows.languages.names, samples, hours.tolist(), strict=True))
+            if count
+        }
+
+
+_OVERHEAD_BYTES = 160
+"""What a sample costs beside its values: offsets, hashes, id, lengths."""
+
+
+def _key(
+    group: Group, steps: Mapping[Group, list[dict[str, Any]]], probe: Mapping[Group, str], content: Mapping[str, Any]
+) -> str:
+    document = {"format_version": FORMAT_VERSION, "group": group, "steps": steps[group], "probe": probe[group]}
+    return digest({**document, **content})
+
+
+def _different(rows: pa.Table, name: str) -> list[str]:
+    """Returns the different values of a kept column as texts, sorted."""
+    return sorted(str(value) for value in column_of(rows, name).unique().to_pylist() if value is not None)
+
+
+def _column(shards: Sequence[Shard], make: Callable[[Shard], Array], dtype: Any) -> Array:
+    return np.concatenate([np.zeros(0, dtype), *map(make, shards)])
+
+
+def _joined(parts: Sequence[Array], count: int) -> Array:
+    return np.concatenate([np.zeros((count, 0), np.int64), *parts], axis=1)
+
+
+def _slots(shards: Sequence[Shard]) -> Array:
+    """Returns the slot of every row of all shards, in order: int64 [rows]."""
+    found = [
+        (np.int64(index) << ROW_BITS) | np.arange(shard.entry.rows, dtype=np.int64)
+        for index, shard in enumerate(shards)
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *found])
+
+
+def _languages(shard: Shard, spoken: Coder) -> Array:
+    if all(field.name != "language" for field in shard.fields):
+        return np.zeros(shard.entry.rows, np.int32)
+    return spoken.column(shard, "language")
+
+
+def _as_int32(lengths: Array) -> Array:
+    """Returns lengths as `lengths.npy` holds them. Raises OverflowError for a sample that no int32 can count."""
+    if lengths.size and lengths.max() > np.iinfo(np.int32).max:
+        raise OverflowError(f"a sample of {lengths.max()} elements does not fit int32 lengths")
+    return lengths.astype("<i4")

@@ -1,1 +1,0 @@
-"""Images as their processor gives them, and what stands beside them: what such builds have of their own."""

@@ -1,1 +1,0 @@
-"""Images and conversations to samples: what builds of vision have of their own."""
