@@ -154,7 +154,7 @@ class TextItems:
 
     def constants(self) -> dict[str, Any]:
         """See `ItemGroup`."""
-        return self.encoder.constants
+        return self.encoder.constants if self.steps.is_given else {}
 
     def probe(self, told: Sequence[Any]) -> str:
         """Returns the xxh3-128 of what is made of built-in texts, and of what the steps find on this machine.

@@ -177,7 +177,10 @@ class ImageGroup(_Group):
 
 @dataclass(frozen=True, kw_only=True)
 class TextGroup(_Group):
-    """What stands in a row as text. folder: of the tokenizer. needs_text: a row without a text is left out."""
+    """What stands in a row as text. folder: of the tokenizer. needs_text: a row without a text is left out.
+
+    is_given: whether the config has `[text]`; without it nothing is made of texts.
+    """
 
     name: ClassVar[Group] = TEXT
     section: ClassVar[str] = "text"
@@ -185,6 +188,7 @@ class TextGroup(_Group):
     step: TextStep
     folder: str = field(default="", compare=False)
     needs_text: bool = False
+    is_given: bool = True
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -318,7 +322,7 @@ def _image_group(config: Config, vision: VisionConfig | None) -> ImageGroup | No
 def _text_group(config: Config, text: TextConfig | None) -> TextGroup:
     needs_text = SOURCE_KINDS[config.source.kind].needs_text and config.vision is None
     if text is None:
-        return TextGroup(step=NoText(), needs_text=needs_text)
+        return TextGroup(step=NoText(), needs_text=needs_text, is_given=False)
     cls = text_step(text.prompt, prompts_beside(images_by(config)))
     given: dict[str, Any] = {"tokenizer_folder": text.tokenizer}
     if config.vision is not None and "processor" in cls.given:
