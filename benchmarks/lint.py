@@ -28,9 +28,9 @@ from forebay.lint.clips import ClipTask, measure_clips
 from forebay.lint.command import LintOptions, Target, lint
 from forebay.lint.limits import Limits
 from forebay.preprocess.modality import modality_of
-from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.speech.modality import Speech
+from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import recipe_of
 
 HOURS, TINY_HOURS = 0.5, 0.01

@@ -60,7 +60,7 @@ COLUMNS_READ: Mapping[Reads, tuple[str, ...]] = {
 """The columns of `[source.columns]` that kinds of source read by name."""
 
 
-_SPEECH, _VISION = "forebay.preprocess.sources.speech", "forebay.preprocess.sources.vision"
+_READERS = "forebay.rows.readers"
 _HF_FILES = ("state.json", "dataset_info.json", "*.arrow", "*.parquet")
 TABLE_FILES = ("*.csv", "*.tsv", "*.parquet", "*.jsonl", "*.arrow")
 """The forms of `kind = "table"`, by the ends of their names."""
@@ -76,36 +76,39 @@ TEXT_OF_IMAGE = (".txt",)
 """The files that hold their texts."""
 
 SOURCE_KINDS = {
-    "tar": SourceKind(speech=f"{_SPEECH}.tar:KIND", files=("*.parquet",), keeps=("speech",)),
-    "filelist": SourceKind(speech=f"{_SPEECH}.filelist:KIND", files=("*.tsv",)),
+    "tar": SourceKind(speech=f"{_READERS}.tar:KIND", files=("*.parquet",), keeps=("speech",)),
+    "filelist": SourceKind(speech=f"{_READERS}.filelist:KIND", files=("*.tsv",)),
     "webdataset": SourceKind(
-        speech=f"{_SPEECH}.webdataset:KIND",
-        vision=f"{_VISION}.webdataset:KIND",
+        speech=f"{_READERS}.webdataset:KIND",
+        vision=f"{_READERS}.image_webdataset:KIND",
         files=("*.tar",),
         keeps=("speech", "vision"),
     ),
     "jsonl": SourceKind(
-        speech=f"{_SPEECH}.jsonl:KIND", vision=f"{_VISION}.jsonl:KIND", files=("*.jsonl",), keeps=("speech", "vision")
+        speech=f"{_READERS}.jsonl:KIND",
+        vision=f"{_READERS}.image_jsonl:KIND",
+        files=("*.jsonl",),
+        keeps=("speech", "vision"),
     ),
     "hf": SourceKind(
-        speech=f"{_SPEECH}.hf:KIND",
-        vision=f"{_VISION}.hf:KIND",
+        speech=f"{_READERS}.hf:KIND",
+        vision=f"{_READERS}.image_hf:KIND",
         files=_HF_FILES,
         has_columns=True,
         has_splits=True,
         keeps=("speech", "vision"),
     ),
     "table": SourceKind(
-        speech=f"{_SPEECH}.table:KIND",
-        vision=f"{_VISION}.table:KIND",
+        speech=f"{_READERS}.recording_tables:KIND",
+        vision=f"{_READERS}.image_tables:KIND",
         files=TABLE_FILES,
         has_columns=True,
         keeps=("speech", "vision"),
         needs_text=True,
     ),
     "folder": SourceKind(
-        speech=f"{_SPEECH}.folder:KIND",
-        vision=f"{_VISION}.folder:KIND",
+        speech=f"{_READERS}.recording_folders:KIND",
+        vision=f"{_READERS}.image_folders:KIND",
         images=tuple(f"*{ending}" for ending in PICTURES),
         files=tuple(f"*{ending}" for ending in (*RECORDINGS, *UNREAD, *TEXTS_BESIDE)),
         has_columns=True,
@@ -114,14 +117,14 @@ SOURCE_KINDS = {
         needs_text=True,
     ),
     "python": SourceKind(
-        speech=f"{_SPEECH}.python:KIND",
-        vision=f"{_VISION}.jsonl:KIND",
+        speech=f"{_READERS}.python:KIND",
+        vision=f"{_READERS}.image_jsonl:KIND",
         files=("*.py",),
         keeps=("speech", "vision"),
     ),
-    "ljspeech": SourceKind(speech=f"{_SPEECH}.ljspeech:KIND", files=("metadata.csv",)),
+    "ljspeech": SourceKind(speech=f"{_READERS}.ljspeech:KIND", files=("metadata.csv",)),
     "text": SourceKind(
-        speech=f"{_SPEECH}.text:KIND",
+        speech=f"{_READERS}.text:KIND",
         files=("*.jsonl",),
         else_files=(("*.txt",), ("*.jsonl.gz", "*.jsonl.zst"), ("*.parquet",), ("*.txt.gz", "*.txt.zst")),
         has_audio=False,

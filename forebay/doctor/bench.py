@@ -19,8 +19,8 @@ from forebay.errors import CacheNotFoundError
 from forebay.plan.make import Planned, plan_of
 from forebay.plan.names import plan_folder
 from forebay.preprocess.modality import Modality, modality_of
-from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.rows import Manifest
+from forebay.rows.manifest import Manifest
+from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import AnyRecipe, recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.remote.raw.sources import naming_urls

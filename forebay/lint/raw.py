@@ -20,15 +20,15 @@ from forebay.lint.spans import Done, SpanTask, cut, run_spans
 from forebay.preprocess.images.modality import Images
 from forebay.preprocess.modality import Coder, modality_of, narrow
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.sources.naming import shown_name
-from forebay.preprocess.sources.rows import Manifest
-from forebay.preprocess.sources.vision.classes import empty_classes
-from forebay.preprocess.sources.vision.labels import labels_of
-from forebay.preprocess.sources.vision.part import flattened
 from forebay.preprocess.speech.modality import Speech
 from forebay.preprocess.vision.headers import conversation_rows, image_names, images_of
 from forebay.preprocess.vision.modality import Vision
 from forebay.progress import Progress
+from forebay.rows.manifest import Manifest
+from forebay.rows.meanings.classes import empty_classes
+from forebay.rows.meanings.image_class import labels_of
+from forebay.rows.named_files import shown_name
+from forebay.rows.parts import flattened
 from forebay.steps.recipe import AnyRecipe
 from forebay.steps.text.normal.table import code_in
 from forebay.store.layout import Array, Ints

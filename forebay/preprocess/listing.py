@@ -13,19 +13,20 @@ import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError
-from forebay.preprocess.arriving import run_on_sources, unhashed
 from forebay.preprocess.modality import Listing, Modality, modality_of
-from forebay.preprocess.pool import Map, Pool
-from forebay.preprocess.sources.naming import shown_name
-from forebay.preprocess.sources.rows import Manifest
+from forebay.preprocess.pool import Pool
+from forebay.rows.manifest import Manifest
+from forebay.rows.named_files import shown_name
 from forebay.steps.form import promises
 from forebay.steps.recipe import AnyRecipe, recipe_of
 from forebay.store.content import content_of, explained
 from forebay.store.key import SourceDigest, cache_key
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
+from forebay.store.remote.raw.arriving import run_on_sources, unhashed
 from forebay.store.remote.raw.sources import naming_urls, place_of
 from forebay.store.source_files import SourceFile
+from forebay.task_map import Map
 from forebay.visible import printable
 
 R = TypeVar("R")

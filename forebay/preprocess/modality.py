@@ -18,14 +18,14 @@ import xxhash
 
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut
-from forebay.preprocess.pool import Map
-from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.workspace import Failure
+from forebay.rows.manifest import Manifest
 from forebay.steps.recipe import AnyRecipe, ImagesRecipe, Recipe, VisionRecipe
 from forebay.store.layout import ROW_BITS, Array, FieldSpec, Group
 from forebay.store.memo import SIZE
 from forebay.store.shard import Shard, ShardEntry, shard_fields
 from forebay.store.source_files import SourceFile, StoredSource
+from forebay.task_map import Map
 
 MODALITIES: Mapping[type[AnyRecipe], str] = {
     Recipe: "forebay.preprocess.speech.modality:Speech",

@@ -26,7 +26,7 @@ from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.modality import Listing, modality_of
 from forebay.preprocess.outline import DOCUMENT, FORMAT, files_now, folder_of, read_document, submission_file, table_of
-from forebay.preprocess.sources.rows import Manifest
+from forebay.rows.manifest import Manifest
 from forebay.steps.recipe import AnyRecipe
 from forebay.store.files import hash_file, write_aside, write_bytes
 from forebay.store.key import SHORT

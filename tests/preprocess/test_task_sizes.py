@@ -20,16 +20,16 @@ from forebay import load_config
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask
-from forebay.preprocess.sources.speech import listing as locate
-from forebay.preprocess.sources.vision import hf as conversation_hf
-from forebay.preprocess.sources.vision import images as conversation_images
-from forebay.preprocess.sources.vision import jsonl as conversation_jsonl
+from forebay.rows import image_facts as conversation_images
+from forebay.rows import list_recordings as locate
+from forebay.rows.readers import image_hf as conversation_hf
+from forebay.rows.readers import image_jsonl as conversation_jsonl
 from forebay.steps.recipe import recipe_of
 from forebay.store.layout import GROUPS
 from forebay.store.memo import Memo
-from tests.preprocess.sources.helpers import audio
 from tests.preprocess.vision.corpus import DEMO as VISION
 from tests.preprocess.vision.corpus import photo
+from tests.rows.helpers import audio
 from tests.text_corpus import TOKENIZER
 
 CLIP = audio(1600, kind="WAV")

@@ -22,8 +22,8 @@ from forebay.errors import ResumeError
 from forebay.plan.make import plan_of
 from forebay.plan.names import why_differ
 from forebay.preprocess.speech.decode import decode_audio
-from forebay.preprocess.speech.headers import parsed_header
 from forebay.steps.audio.waveform import Decode
+from forebay.store.sound_headers import parsed_header
 from forebay.store.source import source_kind
 from forebay.train import CachedVLDataset, make_loader
 from forebay.train.collate.collator import Collator

@@ -29,18 +29,19 @@ from forebay.preprocess.evalset.draw import RULE, UNKNOWN, Drawn, drawn
 from forebay.preprocess.evalset.tar_task import TarTask, make_tar
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.modality import Listing, narrow
-from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.preprocess.pool import Pool
 from forebay.preprocess.prepared import load as load_prepared
-from forebay.preprocess.sources.inputs import list_inputs
 from forebay.preprocess.speech.modality import DurationLimits, Speech
 from forebay.preprocess.unchanged import require_unchanged
 from forebay.progress import Progress
+from forebay.rows.readers.python_inputs import list_inputs
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import AnyRecipe, Recipe, recipe_of
 from forebay.store.files import write_aside
 from forebay.store.filling import Entry, Filling, Summed, filling
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.sources import naming_urls
+from forebay.task_map import WorkerDied
 from forebay.visible import from_here, human_bytes
 
 logger = logging.getLogger(__name__)

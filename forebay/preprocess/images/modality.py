@@ -25,16 +25,15 @@ from forebay.preprocess.images.samples import (
     text_samples,
 )
 from forebay.preprocess.modality import Finished, Listing, Read, Rows, Values, gathered
-from forebay.preprocess.pool import Map
-from forebay.preprocess.sources.kept import fields_of
-from forebay.preprocess.sources.rows import Manifest
-from forebay.preprocess.sources.vision.classes import class_doubts
-from forebay.preprocess.sources.vision.labels import labels_of
-from forebay.preprocess.sources.vision.listing import read_conversations
 from forebay.preprocess.vision.cut import name_image_cuts
 from forebay.preprocess.vision.headers import MEDIA_ROWS, images_of, media_task_rows, text_task_rows
 from forebay.preprocess.vision.media import of_rows, row_reasons, used_by
 from forebay.preprocess.vision.samples import IMAGE_HASH, ROW_FIELDS
+from forebay.rows.kept_columns import fields_of
+from forebay.rows.list_images import read_conversations
+from forebay.rows.manifest import Manifest
+from forebay.rows.meanings.classes import class_doubts
+from forebay.rows.meanings.image_class import labels_of
 from forebay.steps.form import BatchForm
 from forebay.steps.recipe import ImagesRecipe
 from forebay.steps.text.label import Label
@@ -45,6 +44,7 @@ from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import localized
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
+from forebay.task_map import Map
 
 logger = logging.getLogger(__name__)
 

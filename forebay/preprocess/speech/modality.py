@@ -15,11 +15,6 @@ from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut, name_cuts
 from forebay.preprocess.modality import Coder, Finished, Listing, Read, Rows, Values, gathered, narrow
-from forebay.preprocess.pool import Map
-from forebay.preprocess.sources.kept import PREFIX, column_of, fields_of
-from forebay.preprocess.sources.pieces import allowed_s
-from forebay.preprocess.sources.rows import Manifest
-from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.preprocess.speech.probe import media_probe, text_probe
 from forebay.preprocess.speech.samples import (
     constants,
@@ -29,6 +24,10 @@ from forebay.preprocess.speech.samples import (
     text_samples,
 )
 from forebay.preprocess.workspace import Failure
+from forebay.rows.kept_columns import PREFIX, column_of, fields_of
+from forebay.rows.list_recordings import read_rows
+from forebay.rows.manifest import Manifest
+from forebay.rows.recording_pieces import allowed_s
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe
 from forebay.store.layout import GROUPS, Array, FieldSpec, Group
@@ -37,6 +36,7 @@ from forebay.store.remote.raw.sources import localized
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 from forebay.store.texts import TextStore
+from forebay.task_map import Map
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ import pyarrow as pa
 from forebay.errors import BuildError, ConfigError, ForebayError, SampleError
 from forebay.preprocess.cut import NO_TEXT
 from forebay.preprocess.modality import Read, Values
-from forebay.preprocess.sources.kept import values_of
 from forebay.preprocess.speech.decode import decode_audio
-from forebay.preprocess.worker import is_second_try, mark
+from forebay.rows.kept_columns import values_of
 from forebay.spans import DECODE, FEATURES, TOKENS, span
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.transcript import Encoded, TextEncoder
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.texts import TextStore
+from forebay.task_map import is_second_try, mark
 
 _BLOCK_SAMPLES = 16_000 * 300
 """Decoded audio samples held at once: enough for the feature engine to fill its chunks, little beside a shard."""

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from forebay.errors import SampleError
 from forebay.preprocess.modality import Listing, narrow
-from forebay.preprocess.sources.kept import column_of, names_of, with_kept
-from forebay.preprocess.sources.rows import Manifest, rejections
-from forebay.preprocess.sources.vision.images import image_name
-from forebay.preprocess.sources.vision.part import first_uses, flattened
+from forebay.rows.image_facts import image_name
+from forebay.rows.kept_columns import column_of, names_of, with_kept
+from forebay.rows.manifest import Manifest, rejections
+from forebay.rows.parts import first_uses, flattened
 from forebay.store.image.settings import ImageSettings, grid_thw
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile

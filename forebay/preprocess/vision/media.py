@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 
 from forebay.errors import SampleError
 from forebay.preprocess.modality import Coder, Listing, Read, Values
-from forebay.preprocess.sources.kept import values_of
-from forebay.preprocess.sources.vision.part import flattened
 from forebay.preprocess.vision.headers import MEDIA_ROWS, images_of
-from forebay.preprocess.worker import mark
+from forebay.rows.kept_columns import values_of
+from forebay.rows.parts import flattened
 from forebay.store.layout import Array, Group
 from forebay.store.shard import Shard
+from forebay.task_map import mark
 
 RowOf = Mapping[str, Any]
 """The columns of one row of a task, as Python values."""

@@ -13,10 +13,6 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.modality import Finished, Listing, Read, Rows, Values, gathered
-from forebay.preprocess.pool import Map
-from forebay.preprocess.sources.kept import fields_of
-from forebay.preprocess.sources.rows import Manifest
-from forebay.preprocess.sources.vision.listing import read_conversations
 from forebay.preprocess.vision.cut import name_image_cuts
 from forebay.preprocess.vision.headers import (
     MEDIA_ROWS,
@@ -34,6 +30,9 @@ from forebay.preprocess.vision.samples import (
     loaded_steps,
     vision_fields,
 )
+from forebay.rows.kept_columns import fields_of
+from forebay.rows.list_images import read_conversations
+from forebay.rows.manifest import Manifest
 from forebay.steps.image.qwen2_vl import PixelSteps
 from forebay.steps.recipe import VisionRecipe
 from forebay.steps.text.chat.packed import ChatEncoder
@@ -44,6 +43,7 @@ from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import localized
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
+from forebay.task_map import Map
 
 _STORED_SHARE: Mapping[Codec, float] = {"raw": 1.0, "zstd": 0.6, "webp": 0.3, "source": 0.1}
 """Bytes of a stored photo over its raw patches, about."""

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import ManifestError
-from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.speech.modality import Speech
+from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.layout import Array
 from forebay.store.remote.raw.sources import naming_urls

@@ -22,14 +22,14 @@ import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.preprocess.images.modality import Images
-from forebay.preprocess.sources.inputs import list_inputs
-from forebay.preprocess.sources.kept import PREFIX, STORED_TYPES, column_of, names_of, with_kept
-from forebay.preprocess.sources.naming import require_confined
-from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, IMAGE_SCHEMA, Manifest, described
-from forebay.preprocess.sources.vision.part import flattened
 from forebay.preprocess.vision.headers import conversation_rows, images_of
 from forebay.preprocess.vision.modality import Vision
 from forebay.progress import Progress
+from forebay.rows.kept_columns import PREFIX, STORED_TYPES, column_of, names_of, with_kept
+from forebay.rows.manifest import CONVERSATION_SCHEMA, IMAGE_SCHEMA, Manifest, described
+from forebay.rows.named_files import require_confined
+from forebay.rows.parts import flattened
+from forebay.rows.readers.python_inputs import list_inputs
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.inputs import located
 from forebay.store.key import SHORT, digest

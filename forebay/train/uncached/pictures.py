@@ -9,8 +9,8 @@ from typing import Any, cast
 from forebay.config.tree import Config
 from forebay.preprocess.images.modality import Images
 from forebay.preprocess.images.samples import loaded_text
-from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.vision.headers import MEDIA_ROWS, conversation_rows, media_rows
+from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import ImagesRecipe, recipe_of
 from forebay.steps.text.of_images import ImagesTextEncoder
 from forebay.store.image.pixels import decode_image

@@ -9,10 +9,10 @@ from typing import Any
 from forebay.config.tree import Config
 from forebay.errors import SampleError
 from forebay.preprocess.images.modality import Images
-from forebay.preprocess.sources.kept import column_of, names_of
-from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.vision.headers import MEDIA_ROWS, conversation_rows, media_rows
 from forebay.preprocess.vision.modality import Vision
+from forebay.rows.kept_columns import column_of, names_of
+from forebay.rows.manifest import Manifest
 from forebay.store.layout import Array
 from forebay.store.row_table import as_texts, sorted_categories
 from forebay.train.uncached.conversations import conversations, listed_lengths

@@ -20,10 +20,10 @@ from forebay.config.tree import Config
 from forebay.errors import BuildError, ManifestError, SampleError
 from forebay.preprocess.assemble import EXCLUDING
 from forebay.preprocess.modality import Modality
-from forebay.preprocess.sources.kept import column_of, names_of
-from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.rows import Manifest
-from forebay.preprocess.sources.sparse import sparse_files
+from forebay.rows.kept_columns import column_of, names_of
+from forebay.rows.manifest import Manifest
+from forebay.rows.media_reader import MediaReader
+from forebay.rows.sparse import sparse_files
 from forebay.steps.image.choice import images_by
 from forebay.steps.recipe import AnyRecipe
 from forebay.store.key import digest

@@ -20,21 +20,21 @@ import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
-from forebay.preprocess.sources.inputs import list_inputs
-from forebay.preprocess.sources.kept import column_of, names_of
-from forebay.preprocess.sources.media import open_parts
-from forebay.preprocess.sources.rows import WHOLE_FILE, Manifest, described
-from forebay.preprocess.sources.sparse import sparse_files
-from forebay.preprocess.speech.headers import AudioInfo, parsed_header
 from forebay.preprocess.speech.modality import Speech
 from forebay.preprocess.speech.samples import DETECTED_FIELDS
 from forebay.progress import Progress
+from forebay.rows.kept_columns import column_of, names_of
+from forebay.rows.manifest import WHOLE_FILE, Manifest, described
+from forebay.rows.media_reader import open_parts
+from forebay.rows.readers.python_inputs import list_inputs
+from forebay.rows.sparse import sparse_files
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.sources import source_stat
 from forebay.store.row_table import as_texts, sorted_categories
+from forebay.store.sound_headers import AudioInfo, parsed_header
 from forebay.store.source_files import SourceFile
 from forebay.train.uncached.source import Rejected, UncachedSource
 

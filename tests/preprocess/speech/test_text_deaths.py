@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from forebay.errors import TextError
-from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.preprocess.pool import Pool
 from forebay.preprocess.speech.samples import text_samples
+from forebay.task_map import WorkerDied
 
 
 def table(texts: list[str | None]) -> pa.Table:

@@ -1,0 +1,127 @@
+"""Lists the samples of a user's iterator: runs it once, in a process of its own, and writes down what it yielded."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from forebay.config.code import ask
+from forebay.config.tree import Config
+from forebay.errors import ConfigError
+from forebay.store.inputs import ASKER, SAMPLES, Inputs, inputs_of
+from forebay.store.temporary import temporary_name
+
+logger = logging.getLogger(__name__)
+
+_CHECKED = 16
+"""Samples at the start that are asked for a second time."""
+
+
+def list_inputs(config: Config, *, again: bool = False) -> None:
+    """Lists the samples of a config of `kind = "python"` that are not listed yet; nothing for any other kind.
+
+    again: also if they are: forebay does not see what the iterator reads.
+    Raises ConfigError where the iterator cannot be run, yields what is no sample, or yields others when it runs again.
+    """
+    if config.source.kind != "python":
+        return
+    inputs = inputs_of(config)
+    is_listed = inputs.samples.is_file()
+    if is_listed and not again:
+        return
+    aside = temporary_name(inputs.folder)
+    try:
+        aside.mkdir(parents=True)
+        logger.info("%s is run once, to list its samples; they are written to %s", inputs.label, inputs.folder)
+        found = _run(inputs, aside, most=inputs.most, seed="1")
+        _compare(inputs, found["first"])
+        _put(inputs, aside)
+    except OSError as err:
+        raise ConfigError(
+            f"{inputs.label}: its samples cannot be written to {inputs.folder}: {err.strerror}; set run.cache_root to "
+            "a folder that can be written",
+            code="FB129",
+        ) from err
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _run(inputs: Inputs, folder: Path | None, *, most: int | None, seed: str) -> dict[str, Any]:
+    question = {
+        "source": base64.b64encode(inputs.source).decode("ascii"),
+        "path": str(inputs.path),
+        "name": inputs.name,
+        "split": inputs.split,
+        "most": most,
+        "modality": inputs.modality,
+        "folder": None if folder is None else str(folder),
+        "first": _CHECKED,
+    }
+    found = ask(
+        ["-m", "forebay.rows.readers.python_run"],
+        question,
+        seed=seed,
+        timeout_s=None,
+        called=inputs.label,
+        asker=ASKER,
+    )
+    if error := found.get("error"):
+        raise ConfigError(f"{inputs.label}: {error}; correct the file", code="FB129")
+    return found
+
+
+def _compare(inputs: Inputs, first: list[str]) -> None:
+    """Raises ConfigError where the iterator begins otherwise when it runs again, with another seed of `hash`."""
+    second = _run(inputs, None, most=len(first), seed="2")["first"]
+    for number, (line, other) in enumerate(zip(first, [*second, *[""] * len(first)], strict=False)):
+        if line != other:
+            raise ConfigError(
+                f"{inputs.label} is not deterministic: as sample {number} it yielded {line[:160]} and then "
+                f"{other[:160] or 'nothing'}; the same samples come in the same order every time (no chance, no clock, "
+                "no order of a set)",
+                code="FB129",
+            )
+
+
+def _put(inputs: Inputs, aside: Path) -> None:
+    """Puts what was listed in its place; what another process put there meanwhile stays."""
+    if not inputs.folder.exists():
+        try:
+            os.rename(aside, inputs.folder)
+        except OSError:
+            if not inputs.samples.is_file():
+                raise
+        return
+    if (difference := _difference(inputs.samples, aside / SAMPLES)) is None:
+        return
+    logger.warning("%s yields other samples than when it was listed before: %s", inputs.label, difference)
+    old = temporary_name(inputs.folder)
+    os.rename(inputs.folder, old)
+    os.rename(aside, inputs.folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _difference(old: Path, new: Path) -> str | None:
+    """Returns the first sample that differs between two lists, None where they are the same."""
+    with old.open("rb") as before, new.open("rb") as after:
+        number = 0
+        while True:
+            was, now = before.readline(), after.readline()
+            if was != now:
+                return f"sample {number} was {_shown(was)} and is {_shown(now)}"
+            if not was:
+                return None
+            number += 1
+
+
+def _shown(line: bytes) -> str:
+    try:
+        row = json.loads(line)
+        return f"{row['id']!r:.80}, xxh3-128 {row['xxh3_128'][:16]}"
+    except (ValueError, KeyError, TypeError):
+        return "none"

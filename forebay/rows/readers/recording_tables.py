@@ -1,0 +1,94 @@
+"""`kind = "table"`: CSV, TSV, parquet, JSON lines or arrow with a row a recording."""
+
+from __future__ import annotations
+
+import os
+
+import pyarrow as pa
+
+from forebay.config.data import TABLE_FILES, SourceConfig
+from forebay.errors import ManifestError
+from forebay.rows.kept_columns import concatenated
+from forebay.rows.locate import SpeechKind
+from forebay.rows.manifest import Manifest, Unused, require_rows
+from forebay.rows.named_files import NamedFiles, manifest_files, require_folder
+from forebay.rows.readers.arrow_files import HfFile
+from forebay.rows.readers.csv_tables import TextTable, Wanted, read_csv, read_json_lines
+from forebay.rows.readers.table_rows import TableRows, locate_rows, taken_columns
+from forebay.rows.recording_pieces import SPANS
+from forebay.store.remote.raw.sources import folders_in, place_of
+from forebay.store.source_files import SourceFile
+
+_LOOKED_AT = 8
+"""Recordings that are looked for where none is where the table says."""
+
+
+def list_table(source: SourceConfig) -> Manifest:
+    """Returns the rows of tables, by their names CSV, TSV, parquet, JSON lines or arrow (its file or its stream form).
+
+    The audio column holds paths, relative to `source.audio_dir` or else to the table; of parquet and arrow also bytes,
+    or both, as in `hf`. Text, language, id, duration and kept columns by `[source.columns]`; those left at their
+    default may be missing. Without an id the path without extension is it, else `<file>/<row>`. Durations are those of
+    the column that is named, or of the headers. Other columns are counted by name. Rows that cannot be used:
+    `missing_file`, `bad_row` (another number of columns, no object), `bad_text` (no UTF-8), `repeated_field`.
+    Raises ManifestError for a file that is no such table, for missing columns, and where all recordings lie in a folder
+    that nothing names; ConfigError for a missing column of
+    `source.keep_columns`.
+    """
+    manifests = manifest_files(source)
+    require_folder(source)
+    files, unused = NamedFiles(manifests, source), Unused()
+    tables, rejected, start = [], [], 0
+    for number, manifest in enumerate(manifests):
+        file = open_rows(manifest, number, source)
+        rows, failed = file.rows(files, start)
+        unused.add(file.unused, rows=len(rows) + len(failed))
+        start += len(rows) + len(failed)
+        tables.append(rows)
+        rejected.append(failed)
+    require_rows(start, manifests)
+    _require_place(source, files)
+    return Manifest(
+        files=tuple(files.files), rows=concatenated(tables), rejected=pa.concat_tables(rejected), unused=unused.counts
+    )
+
+
+def _require_place(source: SourceConfig, files: NamedFiles) -> None:
+    """Raises ManifestError where the recordings lie in one of the folders beside the table, which no setting names."""
+    named = [file for file in files.files if not file.listed][:_LOOKED_AT]
+    if source.audio_dir is not None or not named or place_of(named[0].path) is not None:
+        return
+    if any(file.path.exists() for file in named):
+        return
+    folder = files.files[0].path.parent
+    for beside in folders_in(folder):
+        if all((beside / os.path.relpath(file.path, folder)).exists() for file in named):
+            raise ManifestError(
+                f"{files.files[0].path} names {named[0].name!r}, which is not beside it but in {beside}; set "
+                f'source.audio_dir = "{beside}"',
+                code="FB201",
+            )
+
+
+def open_rows(manifest: SourceFile, number: int, source: SourceConfig) -> TableRows:
+    """Returns the rows of one table. number: of the file. Raises ManifestError for a file that is none."""
+    wanted = Wanted(taken_columns(source), source.columns.media, _numbers(source), SPANS)
+    table: HfFile | TextTable
+    match manifest.path.suffix.lower():
+        case ".csv" | ".tsv":
+            table = read_csv(manifest.path, wanted)
+        case ".jsonl" | ".json":
+            table = read_json_lines(manifest.path, wanted, kept=source.keep_columns)
+        case ".parquet" | ".arrow":
+            return TableRows(manifest, number, source, HfFile(manifest.path))
+        case _:
+            endings = ", ".join(name[1:] for name in TABLE_FILES)
+            raise ManifestError(f"{manifest.path}: the name of a table ends in {endings}; rename it", code="FB205")
+    return TableRows(manifest, number, source, table, problems=table.problems)
+
+
+def _numbers(source: SourceConfig) -> tuple[str, ...]:
+    return () if source.columns.duration is None else (source.columns.duration,)
+
+
+KIND = SpeechKind(list=list_table, locate=locate_rows)
