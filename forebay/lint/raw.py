@@ -25,10 +25,9 @@ from forebay.preprocess.vision.headers import conversation_rows, image_names, im
 from forebay.preprocess.vision.modality import Vision
 from forebay.progress import Progress
 from forebay.rows.manifest import Manifest
-from forebay.rows.meanings.classes import empty_classes
-from forebay.rows.meanings.image_class import labels_of
+from forebay.rows.meanings.image_class import empty_classes, labels_of
 from forebay.rows.named_files import shown_name
-from forebay.rows.parts import flattened
+from forebay.rows.shared_images import flattened
 from forebay.steps.recipe import AnyRecipe
 from forebay.steps.text.normal.table import code_in
 from forebay.store.layout import Array, Ints

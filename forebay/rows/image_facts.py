@@ -13,10 +13,10 @@ import xxhash
 
 from forebay.config.data import SourceConfig
 from forebay.errors import SampleError
+from forebay.rows.image_rows import Part
 from forebay.rows.manifest import IMAGE_SCHEMA, WHOLE_FILE, storable, table_of
 from forebay.rows.media_reader import MediaReader, is_gone
 from forebay.rows.named_files import NamedFiles, shown_name
-from forebay.rows.parts import Part
 from forebay.rows.readers.arrow_files import damaged, place_row
 from forebay.store.image.formats import image_size
 from forebay.store.layout import Array
@@ -110,7 +110,7 @@ def _read(read: MediaReader, task: ImageTask, file: int, offset: int, size: int)
 class Images:
     """Images by reference: entry i of the parts' image tables, put together, is reference i.
 
-    files: grows by what is looked at. holds_images, lists_images: of the kind, see `VisionKind`. file: int32 by
+    files: grows by what is looked at. holds_images, lists_images: of the kind, see `Reader`. file: int32 by
     reference, -1 before. fact: int64 by reference, into `facts()`.
     """
 

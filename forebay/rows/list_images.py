@@ -6,29 +6,22 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Sequence
-from pkgutil import resolve_name
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import SOURCE_KINDS, Reads, SourceConfig, row_slice
+from forebay.config.data import Reads, SourceConfig, row_slice
 from forebay.errors import BuildError, ManifestError
 from forebay.rows.eligible import FIRST_WAVE, next_wave, unneeded
 from forebay.rows.image_facts import Images
+from forebay.rows.image_rows import Part, ReadPiece, candidate_rows, listed_rows
 from forebay.rows.kept_columns import PREFIX, column_of, names_of, require_values, with_kept
 from forebay.rows.manifest import CONVERSATION_SCHEMA, Manifest, merged, rejections
 from forebay.rows.meanings.image_class import with_labels
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder
-from forebay.rows.parts import (
-    Part,
-    VisionKind,
-    candidate_rows,
-    first_uses,
-    flattened,
-    listed_rows,
-    share_groups,
-)
+from forebay.rows.reader import reader_of
+from forebay.rows.shared_images import first_uses, flattened, share_groups
 from forebay.store.layout import Array
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large
 from forebay.task_map import Map, WorkerDied
@@ -57,44 +50,35 @@ def read_conversations(
     read as it takes, and a bit more. Raises ManifestError where a manifest as a whole cannot be used, BuildError where
     an image kills the processes of `map_`, OSError or TarError where the machine fails.
     """
-    kind: VisionKind = resolve_name(SOURCE_KINDS[source.kind].vision)
+    reader = reader_of(source)
     manifests = manifest_files(source, reads=reads)
     require_folder(source)
     tell_if_too_large(manifests)
-    tasks = (dataclasses.replace(task, reads=reads) for task in kind.parts(source, manifests, os.fspath(cache_root)))
+    tasks = reader.pieces_of(source, manifests, reads=reads, cache_root=os.fspath(cache_root))
+    read = ReadPiece(reader.read)
     selected = row_slice(source.rows) if source.rows is not None else slice(None)
-    images = Images(source, NamedFiles(manifests, source), map_, kind.holds_images, kind.lists_images)
+    images = Images(source, NamedFiles(manifests, source), map_, reader.holds_media, reader.lists_media)
     parts: list[Part] = []
     remote = is_remote(source)
     wave = (1 if remote else FIRST_WAVE) if _may_end_early(source, selected) else None
     while True:
         batch = list(itertools.islice(tasks, wave))
-        found = run_on_sources(map_, kind.read, batch, lambda task: [task.path], is_remote=remote, total=len(manifests))
+        found = run_on_sources(map_, read, batch, lambda task: [task.path], is_remote=remote, total=len(manifests))
         parts += found
         images.extend(found)
         rows = listed_rows(parts)
         is_all = wave is None or len(batch) < wave or (selected.stop is not None and len(rows) >= selected.stop)
+        good = 0
         if is_all:
             _require(rows, selected, source)
         if is_all or source.max_samples is not None:
             if source.rows is not None:
                 rows = rows.take(pa.array(np.arange(len(rows), dtype=np.int64)[selected]))
-            candidates = candidate_rows(rows, manifests, source, lists_images=kind.lists_images)
+            candidates = candidate_rows(rows, manifests, source, lists_images=reader.lists_media)
             failed = _looked_at(candidates.rows, images, source.max_samples)
-            is_full = np.count_nonzero(failed < 0) == source.max_samples
-            if is_all or is_full:
-                absent = [part.group for part in parts if part.absent]
-                manifest = _finished(candidates, failed, images, absent=absent, is_full=is_full)
-                if is_full and source.kind == "webdataset":
-                    absent = [*manifest.absent, *unneeded(manifest, manifest.rows)]
-                    manifest = dataclasses.replace(manifest, absent=tuple(absent))
-                unused = merged(part.unused for part in parts)
-                require_values(manifest.rows, unused, where=", ".join(source.manifests))
-                if reads == "labels":
-                    with_rows = with_labels(manifest.rows, [part.classes for part in parts if len(part.rows)])
-                    manifest = dataclasses.replace(manifest, rows=with_rows)
-                return dataclasses.replace(manifest, unused=unused)
-        good = int(np.count_nonzero(failed < 0)) if source.max_samples is not None else 0
+            good = int(np.count_nonzero(failed < 0))
+            if is_all or good == source.max_samples:
+                return _finished(candidates, failed, images, parts, reads=reads)
         wave = next_wave(wave or 1, looked_at=len(parts), rows=good, source=source, is_remote=remote)
 
 
@@ -149,25 +133,36 @@ def _death(err: WorkerDied, rows: pa.Table, images: Images) -> str:
     )
 
 
-def _finished(candidates: Manifest, failed: Array, images: Images, *, absent: Sequence[int], is_full: bool) -> Manifest:
-    """The manifest of the rows that were looked at; is_full: `max_samples` left out what follows."""
+def _finished(candidates: Manifest, failed: Array, images: Images, parts: Sequence[Part], *, reads: Reads) -> Manifest:
+    """The manifest of the rows that were looked at."""
+    source = images.source
+    is_full = np.count_nonzero(failed < 0) == source.max_samples
     rows = candidates.rows.slice(0, len(failed))
     rejected = candidates.rejected
-    if is_full:
+    if is_full:  # `max_samples` left out what follows
         rejected = rejected.filter(pc.less(rejected["row"], rows["row"][-1]))
     rejected = pa.concat_tables([rejected, _failures(rows, failed, images)])
     num_listed = len(candidates.files)
     used = np.unique(images.file[flattened(rows["images"])[1]])
-    gone = images.absent()
-    absent = sorted({*absent, *used[(used >= num_listed) & np.isin(used, gone)].tolist()})
+    absent = [part.group for part in parts if part.absent]
+    absent += used[(used >= num_listed) & np.isin(used, images.absent())].tolist()
     rows, table = _brought_together(rows.filter(pa.array(failed < 0)) if np.any(failed >= 0) else rows, images)
-    return Manifest(
+    unused = merged(part.unused for part in parts)
+    manifest = Manifest(
         files=tuple(images.files.files[: max(num_listed, int(used.max(initial=0)) + 1)]),
         rows=rows,
         rejected=rejected.take(pa.array(np.argsort(rejected["row"].to_numpy(), kind="stable"))),
-        absent=tuple(absent),
+        absent=tuple(sorted({*absent})),
         images=table,
+        unused=unused,
     )
+    if is_full and source.kind == "webdataset":
+        manifest = dataclasses.replace(manifest, absent=(*manifest.absent, *unneeded(manifest, rows)))
+    require_values(rows, unused, where=", ".join(source.manifests))
+    if reads == "labels":
+        labelled = with_labels(rows, [part.classes for part in parts if len(part.rows)])
+        manifest = dataclasses.replace(manifest, rows=labelled)
+    return manifest
 
 
 def _failures(rows: pa.Table, failed: Array, images: Images) -> pa.Table:

@@ -8,7 +8,6 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,11 @@ from forebay.rows.eligible import (
     unique_ids,
 )
 from forebay.rows.kept_columns import concatenated, require_values, typed
-from forebay.rows.locate import Located, LocateTask, SpeechKind
 from forebay.rows.manifest import ROW_SCHEMA, SPAN, Manifest, merged
 from forebay.rows.named_files import shown_name, stamped
+from forebay.rows.reader import Located, LocateTask, RecordingLister, reader_of
 from forebay.rows.recording_pieces import refuse_differing, refuse_uncovered, to_judge
+from forebay.rows.recording_rows import list_records, locate_files
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large
 from forebay.store.remote.raw.sources import localized, shown
 from forebay.task_map import Map
@@ -49,7 +49,7 @@ def read_manifest(source: SourceConfig, *, cache_root: str | os.PathLike[str] | 
     where no index may be kept.
     Raises ManifestError where a manifest as a whole cannot be used: absent, empty, another form, columns or types.
     """
-    kind = _kind(source)
+    kind = _lister(source)
     listed = kind.listed(source, cache_root=None if cache_root is None else Path(cache_root))
     rows = typed(listed.rows)
     if SOURCE_KINDS[source.kind].has_audio:
@@ -67,7 +67,7 @@ def locate_tasks(
 
     A tar is not divided: its index would be loaded for each run.
     """
-    kind, rows = _kind(source), manifest.rows.select(_TASK_COLUMNS)
+    kind, rows = _lister(source), manifest.rows.select(_TASK_COLUMNS)
     if kind.lists_tars:
         cuts = [(number, 0, 0) for number in range(len(manifest.files))]
     else:
@@ -101,27 +101,21 @@ def read_rows(
     listed = dataclasses.replace(listed, files=tuple(stamped(listed.files)))
     tell_if_too_large(listed.files)
     tasks, remote = list(locate_tasks(listed, source, cache_root=cache_root)), is_remote(source)
-    results: list[Located] = []
+    lister, results = _lister(source), list[Located]()
     # Where no more rows were listed than are wanted, every task is needed.
     all_at_once = source.max_samples is None or 0 < len(listed.rows) <= source.max_samples
     wave = len(tasks) if all_at_once else 1 if remote else FIRST_WAVE
-    while True:
-        done = len(results)
-        results += run_on_sources(
-            map_,
-            _kind(source).locate,
-            tasks[done : done + max(1, wave)],
-            functools.partial(_kind(source).reads, is_hashed=is_hashed),
-            is_remote=remote,
-            total=len(listed.files),
-        )
-        manifest = _finished(listed, results, source, is_all=len(results) == len(tasks))
-        if len(results) == len(tasks) or len(manifest.rows) >= (source.max_samples or len(listed.rows) + 1):
+    is_all = False
+    while not is_all:
+        batch = tasks[len(results) : len(results) + max(1, wave)]
+        results += _located(batch, lister, map_, source=source, total=len(listed.files), is_hashed=is_hashed)
+        is_all = len(results) == len(tasks)
+        manifest = _finished(listed, results, source, is_all=is_all)
+        if len(manifest.rows) >= (source.max_samples or len(listed.rows) + 1):
             break
         rows = len(manifest.rows)
         wave = next_wave(wave, looked_at=len(results), rows=rows, source=source, is_remote=remote)
-    is_all = len(results) == len(tasks)
-    manifest = take_first(manifest, source.max_samples, is_all=is_all, is_of_tars=_kind(source).lists_tars)
+    manifest = take_first(manifest, source.max_samples, is_all=is_all, is_of_tars=lister.lists_tars)
     _refuse_pieces(manifest, source, map_, cache_root=cache_root)
     names = [name for name in manifest.rows.column_names if not name.startswith(SPAN)]
     manifest = dataclasses.replace(manifest, rows=manifest.rows.select(names))
@@ -130,6 +124,19 @@ def read_rows(
             f"{', '.join(source.manifests)}: no audio in any of its files; correct source.manifest", code="FB204"
         )
     return manifest
+
+
+def _located(
+    tasks: Sequence[LocateTask],
+    lister: RecordingLister,
+    map_: Map,
+    *,
+    source: SourceConfig,
+    total: int,
+    is_hashed: bool = False,
+) -> list[Located]:
+    needs = functools.partial(lister.needs, is_hashed=is_hashed)
+    return run_on_sources(map_, lister.locate, tasks, needs, is_remote=is_remote(source), total=total)
 
 
 def check_pieces(config: Config) -> None:
@@ -149,13 +156,8 @@ def _refuse_pieces(manifest: Manifest, source: SourceConfig, map_: Map, *, cache
     place = ROW_SCHEMA.get_field_index("duration_s")
     seconds = pc.if_else(pc.is_null(rows["stated_s"]), rows["duration_s"], float("nan"))
     unknown = dataclasses.replace(manifest, rows=rows.set_column(place, ROW_SCHEMA.field(place), seconds))
-    tasks, reads = (
-        locate_tasks(unknown, source, cache_root=cache_root),
-        functools.partial(_kind(source).reads, is_hashed=False),
-    )
-    results = run_on_sources(
-        map_, _kind(source).locate, list(tasks), reads, is_remote=is_remote(source), total=len(manifest.files)
-    )
+    tasks = list(locate_tasks(unknown, source, cache_root=cache_root))
+    results = _located(tasks, _lister(source), map_, source=source, total=len(manifest.files))
     found = {row["row"]: row["duration_s"] for each in results for row in each.rows.to_pylist()}
     durations = np.array([found.get(row, np.nan) for row in rows["row"].to_pylist()])
     refuse_uncovered(rows, durations, source.duration_tolerance, functools.partial(_recording, manifest))
@@ -169,9 +171,10 @@ def _recording(manifest: Manifest, file: int, member: str) -> str:
     )
 
 
-def _kind(source: SourceConfig) -> SpeechKind:
-    kind: SpeechKind = resolve_name(SOURCE_KINDS[source.kind].speech)
-    return kind
+def _lister(source: SourceConfig) -> RecordingLister:
+    reader = reader_of(source)
+    by_record = functools.partial(list_records, read=reader.read)
+    return reader.recordings or RecordingLister(list=by_record, locate=locate_files)
 
 
 def _finished(listed: Manifest, results: Sequence[Located], source: SourceConfig, *, is_all: bool) -> Manifest:
@@ -184,7 +187,7 @@ def _finished(listed: Manifest, results: Sequence[Located], source: SourceConfig
         absent=tuple(sorted({number for result in results for number in result.absent})),
         unused=merged([listed.unused, *(result.unused for result in results)]),
     )
-    if _kind(source).lists_tars:
+    if _lister(source).lists_tars:
         manifest = unique_ids(manifest)
         if is_all:  # of some of the tars, more may be in the others
             name_absent_languages(manifest.rows, source)
@@ -230,7 +233,7 @@ def tar_places(config: Config) -> pa.Table | None:
     None without tars.
     Raises ManifestError where the manifest cannot be used.
     """
-    if not _kind(config.source).in_tars:
+    if not _lister(config.source).in_tars:
         return None
     listed = read_rows(localized(config).source, cache_root=config.cache_root)
     paths = pa.array([shown(os.path.abspath(file.path)) for file in listed.files], pa.large_string())

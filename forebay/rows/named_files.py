@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from forebay.config.data import SOURCE_KINDS, Reads, SourceConfig
+from forebay.config.data import PICTURES, SOURCE_KINDS, Reads, SourceConfig
 from forebay.config.digest import hub_advice
 from forebay.config.url import is_url
 from forebay.errors import ManifestError
@@ -151,6 +151,11 @@ def usable_name(written: str) -> str | None:
     if written[:5].lower() == "data:":
         return "is a data: URI, the file itself, wanted a file name"
     return "holds a NUL character, wanted a file name" if "\0" in written else None
+
+
+def is_picture(file: SourceFile) -> bool:
+    """Whether a file is an image by its name."""
+    return file.path.name.lower().endswith(PICTURES)
 
 
 def path_stem(written: str) -> str:

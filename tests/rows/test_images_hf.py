@@ -12,10 +12,11 @@ import pytest
 
 from forebay.config import SourceColumns
 from forebay.errors import ManifestError, MissingExtraError
+from forebay.rows.reader import Piece
 from forebay.rows.readers import arrow_files as hf_file
-from forebay.rows.readers import image_hf as conversation_hf
+from forebay.rows.readers import image_tables
 from tests.rows.helpers import ids, rejected
-from tests.rows.pictures import converse, images_of, picture, write_picture
+from tests.rows.pictures import converse, images_of, picture, source_of, write_picture
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -127,17 +128,11 @@ def test_where_all_images_are_there_none_is_read_to_list_them(tmp_path: Path) ->
         pq.write_table(table_of(images), tmp_path / f"{name}.parquet")
     leaves = {}
     for name in ("one", "many"):
-        task = next(conversation_hf.hf_parts(*_listed(tmp_path / f"{name}.parquet")))
-        column = conversation_hf._ImageColumn(hf_file.HfFile(tmp_path / f"{name}.parquet"), task)
+        path = tmp_path / f"{name}.parquet"
+        piece = Piece(source=source_of("hf", path), reads="conversations", group=0, name=path.name, path=str(path))
+        column = image_tables._ImageColumn(hf_file.HfFile(path), piece)
         leaves[name] = column.leaves
     assert leaves == {"one": ["image.path"], "many": ["image.list.element.path"]}
-
-
-def _listed(path: Path) -> tuple[Any, ...]:
-    from forebay.store.source_files import SourceFile
-    from tests.rows.pictures import source_of
-
-    return source_of("hf", path), [SourceFile(path.name, path)], ""
 
 
 def messages_of(count: int, **fields: Any) -> list[Any]:

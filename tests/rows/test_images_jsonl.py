@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import ManifestError
-from forebay.rows.readers import image_jsonl as conversation_jsonl
+from forebay.rows.readers import jsonl as conversation_jsonl
 from tests.rows.helpers import ids, rejected
 from tests.rows.pictures import asked, converse, images_of, picture, write_lines, write_picture
 

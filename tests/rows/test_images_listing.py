@@ -16,7 +16,7 @@ from forebay.rows import image_facts as conversation_images
 from forebay.rows import list_images as conversations
 from forebay.rows.list_images import read_conversations
 from forebay.rows.manifest import Manifest
-from forebay.rows.readers import image_jsonl as conversation_jsonl
+from forebay.rows.readers import jsonl as conversation_jsonl
 from tests.rows.helpers import described, ids, rejected, write_tar
 from tests.rows.pictures import (
     asked,

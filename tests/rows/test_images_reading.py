@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.config.data import READS, Reads
-from forebay.errors import ManifestError, SampleError, TextError
-from forebay.rows.meanings.image_class import labels_of, with_labels
-from forebay.rows.meanings.reading import EXCLUDED, Untyped, read_row, written_label
-from forebay.rows.parts import PartRows, Place
+from forebay.errors import ManifestError, TextError
+from forebay.rows.image_rows import ImageSink
+from forebay.rows.meanings.image_class import EXCLUDED, Untyped, labels_of, read_row, with_labels, written_label
+from forebay.rows.reader import Place, Record
 from forebay.steps.text.label import Label, Labels
 
 ONE_IMAGE: tuple[Reads, ...] = ("labels", "texts", "images")
@@ -61,16 +61,11 @@ def test_every_prompt_of_one_image_is_read_so() -> None:
 @given(JSON, st.sampled_from(ONE_IMAGE))
 @settings(max_examples=50)
 def test_any_value_is_a_row_or_has_a_reason(value: Any, reads: Reads) -> None:
-    rows = PartRows(reads=reads)
-    reasons = set()
+    rows = ImageSink(reads=reads)
     for fields in ({"label": value, "text": value}, {"label": [value, value]}):
-        try:
-            rows.add(fields, [Place(path="a.jpg")], sample_id=None, explicit=False)
-        except SampleError as err:
-            reasons.add(err.reason)
-            rows.reject(None, err.reason, str(err))
-    assert reasons <= {"no_label", "bad_label", "no_text", "bad_text"}
+        rows.take(Record(fields, [Place(path="a.jpg")]), where="a")
     table = rows.part(0).rows
+    assert {*table["reason"].to_pylist()} <= {None, "no_label", "bad_label", "no_text", "bad_text"}
     assert len(table) == 2
     for kind, reason in zip(table["kind"].to_pylist(), table["reason"].to_pylist(), strict=True):
         assert kind == (None if reason is None else "excluded" if reason in EXCLUDED else "failed")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.media_reader import MediaReader
-from forebay.rows.readers.jsonl import list_jsonl
+from forebay.rows.readers.jsonl import read_lines
+from forebay.rows.recording_rows import list_records
 from tests.rows.helpers import audio, ids, read, rejected
 
 
@@ -157,7 +158,7 @@ _fields = st.sampled_from(["audio", "text", "language", "prompt", "id", "sample_
 def test_any_json_gives_its_rows_or_a_manifest_error(tmp_path: Path, rows: list[Any]) -> None:
     path = write_jsonl(tmp_path / "m.jsonl", *(json.dumps(row) for row in rows))
     try:
-        table = list_jsonl(SourceConfig(kind="jsonl", manifest=str(path))).rows
+        table = list_records(SourceConfig(kind="jsonl", manifest=str(path)), read_lines).rows
     except ManifestError:
         return
     assert len(table) == len(rows)
@@ -176,7 +177,7 @@ def test_any_bytes_give_rows_or_a_manifest_error(tmp_path: Path, content: bytes)
     path = tmp_path / "m.jsonl"
     path.write_bytes(content)
     try:
-        manifest = list_jsonl(SourceConfig(kind="jsonl", manifest=str(path)))
+        manifest = list_records(SourceConfig(kind="jsonl", manifest=str(path)), read_lines)
     except ManifestError:
         return
     assert len(manifest.rows) <= content.count(b"\n") + 1

@@ -1,4 +1,4 @@
-"""The table of kinds: a new kind is one file and one line, for either modality; an unknown kind is refused by name."""
+"""A new kind is one file and one line of a table, for recordings and images alike; an unknown kind is refused by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +15,7 @@ from forebay.cli import BAD_CONFIG, main
 from forebay.config import Config
 from forebay.config.data import SOURCE_KINDS, SourceColumns, SourceKind
 from forebay.errors import ConfigError
-from forebay.rows.locate import SpeechKind
-from forebay.rows.parts import VisionKind
+from forebay.rows.reader import Reader, no_records
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.source_files import listed_files
@@ -30,7 +28,6 @@ LINES = {
     "speech": "a.flac\thello\nb.flac\tworld\n",
     "vision": "a.jpg\tWhat?\tWaves.\nb.jpg\tWhich?\tThese.\n",
 }
-TOYS = {"speech": "toy_recordings", "vision": "toy_images"}
 STEPS = {"speech": '[audio]\nfeatures = "waveform"\n', "vision": f'[vision]\nprocessor = "{DEMO / "model"}"\n'}
 
 
@@ -46,14 +43,14 @@ def corpus(folder: Path, modality: str, *, kind: str = "toy", manifest: str = "t
     return load_config(folder / "c.toml")
 
 
-def add_line(monkeypatch: pytest.MonkeyPatch, modality: str) -> None:
-    line: dict[str, Any] = {modality: f"tests.rows.{TOYS[modality]}:KIND"}
-    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind(**line))
+def add_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = SourceKind(reader="tests.rows.toy:READER", holds=("speech", "vision"))
+    monkeypatch.setitem(SOURCE_KINDS, "toy", line)
 
 
 @pytest.mark.parametrize("modality", STEPS)
 def test_a_new_kind_is_one_file_and_one_line(tmp_path: Path, modality: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_line(monkeypatch, modality)
+    add_line(monkeypatch)
     config = corpus(tmp_path, modality)
     report = build_here(config)
     assert (report.num_samples, report.failed) == (2, {})
@@ -71,13 +68,15 @@ def test_a_new_kind_is_one_file_and_one_line(tmp_path: Path, modality: str, monk
                 np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("modality", STEPS)
-def test_every_kind_is_found_in_its_module(modality: str) -> None:
-    wanted = {"speech": SpeechKind, "vision": VisionKind}[modality]
-    names = [name for kind in SOURCE_KINDS.values() if (name := getattr(kind, modality))]
-    assert len(names) == {"speech": 10, "vision": 6}[modality]
-    for name in names:
-        assert isinstance(resolve_name(name), wanted)
+def test_every_kind_is_found_in_its_module() -> None:
+    assert len(SOURCE_KINDS) == len({kind.reader for kind in SOURCE_KINDS.values()}) == 10
+    assert sum("vision" in kind.holds for kind in SOURCE_KINDS.values()) == 6
+    for kind in SOURCE_KINDS.values():
+        reader = resolve_name(kind.reader)
+        assert isinstance(reader, Reader)
+        # Of images only records are read.
+        assert reader.read is not no_records or kind.holds == ("speech",)
+        assert reader.read is not no_records or reader.recordings is not None
 
 
 UNKNOWN = [
@@ -136,8 +135,8 @@ def test_a_column_that_is_in_no_key_has_no_other_name(
 
 @pytest.mark.parametrize("modality", STEPS)
 def test_the_line_of_a_kind_says_what_it_reads(tmp_path: Path, modality: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    line: dict[str, Any] = {modality: f"tests.rows.{TOYS[modality]}:KIND"}
-    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind(files=("*.tsv",), has_columns=True, **line))
+    line = SourceKind(reader="tests.rows.toy:READER", holds=(modality,), files=("*.tsv",), has_columns=True)
+    monkeypatch.setitem(SOURCE_KINDS, "toy", line)
     config = corpus(tmp_path, modality)
     config = replace(config, source=replace(config.source, manifest=str(tmp_path / "lists")))
     assert [file.name for file in listed_files(config.source)] == ["toy.tsv"]

@@ -21,8 +21,7 @@ from forebay.config.data import SourceConfig
 from forebay.errors import CacheNotFoundError, ConfigError, ManifestError
 from forebay.preprocess.speech.modality import Speech
 from forebay.rows.list_images import read_conversations
-from forebay.rows.readers.python import list_python
-from forebay.rows.readers.python_inputs import list_inputs
+from forebay.rows.readers.python_inputs import list_inputs, list_python
 from forebay.rows.readers.python_run import InputError, _image_line, _image_name, wav
 from forebay.steps.recipe import Recipe, load_config, recipe_of
 from forebay.store.cache import open_cache

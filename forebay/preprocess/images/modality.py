@@ -32,8 +32,7 @@ from forebay.preprocess.vision.samples import IMAGE_HASH, ROW_FIELDS
 from forebay.rows.kept_columns import fields_of
 from forebay.rows.list_images import read_conversations
 from forebay.rows.manifest import Manifest
-from forebay.rows.meanings.classes import class_doubts
-from forebay.rows.meanings.image_class import labels_of
+from forebay.rows.meanings.image_class import class_doubts, labels_of
 from forebay.steps.form import BatchForm
 from forebay.steps.recipe import ImagesRecipe
 from forebay.steps.text.label import Label

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 
 from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError
-from forebay.rows.locate import Failures
 from forebay.rows.manifest import SPAN, Unused, row_table
 from forebay.rows.named_files import path_stem
-from forebay.rows.readers.recording_tables import open_rows
+from forebay.rows.reader import Failures
+from forebay.rows.readers.tables import open_rows
 from forebay.rows.recording_pieces import SEVERAL, refuse_differing
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile

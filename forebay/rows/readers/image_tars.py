@@ -1,19 +1,27 @@
-"""Rows of one image of a tar: an image and what lies beside it, `{id}.json`, `{id}.cls` and `{id}.txt`."""
+"""Images in tars: conversations in `{id}.json` beside their images, or an image with `{id}.json`, `.cls` or `.txt`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.errors import SampleError, TextError
 from forebay.rows.manifest import storable
-from forebay.rows.meanings.conversation import IMAGES, identifier, text_error
-from forebay.rows.meanings.reading import Untyped
+from forebay.rows.meanings.conversation import IMAGES, image_names, text_error
+from forebay.rows.meanings.image_class import Untyped
 from forebay.rows.media_reader import opened
-from forebay.rows.parts import PartRows, PartTask, Place
+from forebay.rows.reader import Piece, Place, Record, Sink
 from forebay.rows.readers.json_lines import JsonError, parse_object
-from forebay.rows.readers.tar_members import NAMELESS, read_sidecar, refusal, split_name
+from forebay.rows.readers.tar_members import (
+    NAMELESS,
+    UnreadableTar,
+    read_sidecar,
+    refusal,
+    split_name,
+    tar_index,
+)
 from forebay.tar.members import Refused, TarIndex
 
 IMAGE_EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp"))
@@ -24,91 +32,169 @@ _BESIDE = (".json", ".cls", ".txt")
 _NO_OWNER = "(members without an image)"
 
 
-def add_images(rows: PartRows, index: TarIndex, task: PartTask) -> None:
-    """Adds a row for each image of a tar, in archive order.
+def read_tar(piece: Piece, rows: Sink) -> None:
+    """Gives the rows of a tar in archive order; one that cannot be read is one row, `unreadable_tar`.
 
-    Its class is `label` of its JSON, else the text of `{id}.cls`; its text is `text` of its JSON, else that of
-    `{id}.txt`. The id is that of the JSON, else the name. Members beside no image are counted.
+    Rows that cannot be used beside those of their meaning: `image_count_mismatch`, what the tar's index refuses.
     """
-    members = _Members.of(index)
+    index = tar_index(piece.path, cache_root=piece.cache_root)
+    if isinstance(index, UnreadableTar):
+        rows.reject(piece.name, index.reason, index.message)
+        rows.is_absent = index.absent
+        return
+    is_chat = piece.reads == "conversations"
+    members = _Members.of(index, _BESIDE[:1] if is_chat else _BESIDE)
     with opened(index.path) as descriptor:
-        for row, stem in members.images:
-            try:
-                _add(rows, descriptor, index, members, row=row, stem=stem)
-            except SampleError as err:
-                rows.reject(storable(stem), err.reason, f"{task.name}: member {index.names[row]}: {err}")
-    for stem, refused in members.refused.items():
-        if stem not in members.stems:
-            name = storable(stem) or f"{task.name}@{refused.offset}"
-            rows.reject(name, refused.reason, refusal(refused, task.name))
-    lonely = sum(stem not in members.stems and stem not in members.refused for stem, _ in members.beside)
-    rows.unused.merge({_NO_OWNER: lonely})
+        tar = _Tar(descriptor, index, members)
+        (_read_conversations if is_chat else _read_images)(tar, piece, rows)
 
 
 @dataclass(slots=True)
 class _Members:
-    """Members by what they are. images: (row in the index, stem). beside: rows by stem and extension."""
+    """Members by what they are. images: (row in the index, stem). beside: rows by stem and extension.
+
+    refused: by the stem of what they belong to.
+    """
 
     images: list[tuple[int, str]] = field(default_factory=list)
     beside: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, Refused] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, index: TarIndex) -> _Members:
+    def of(cls, index: TarIndex, beside: tuple[str, ...]) -> _Members:
         """Returns the members of a tar; of equal names the last counts, as when tar extracts them."""
         found = cls()
         for row, name in enumerate(index.names):
             stem, extension = split_name(name)
             if extension in IMAGE_EXTENSIONS and index.rows[name] == row:
                 found.images.append((row, stem))
-            elif extension in _BESIDE:
+            elif extension in beside:
                 found.beside[stem, extension] = row
         for refused in index.refused:
             stem, extension = split_name(refused.name)
-            if extension in {*IMAGE_EXTENSIONS, *_BESIDE} or refused.reason in NAMELESS:
-                found.refused[stem] = refused
+            if extension in {*IMAGE_EXTENSIONS, *beside} or refused.reason in NAMELESS:
+                is_owned = extension in IMAGE_EXTENSIONS and len(beside) == 1
+                found.refused[(found.owner(stem) or stem) if is_owned else stem] = refused
         return found
 
-    @property
-    def stems(self) -> set[str]:
-        """The stems that have an image."""
-        return {stem for _, stem in self.images}
+    def owner(self, stem: str) -> str | None:
+        """The stem of the JSON that an image belongs to: its own, or without its last number."""
+        return next((name for name in (stem, stem.rpartition(".")[0]) if (name, ".json") in self.beside), None)
 
 
-def _add(rows: PartRows, descriptor: int, index: TarIndex, members: _Members, *, row: int, stem: str) -> None:
-    if (refused := members.refused.get(stem)) is not None:
-        raise SampleError(
-            refused.reason,
-            f"{refused.name} at offset {refused.offset} is refused: {refused.reason}; write the tar again",
-        )
-    fields: dict[str, Any] = {}
-    for extension, data in _read(descriptor, index, members, stem):
-        if extension == ".json":
-            fields |= _json(data)
+@dataclass(frozen=True, slots=True)
+class _Tar:
+    descriptor: int
+    index: TarIndex
+    members: _Members
+
+    def require(self, stem: str) -> None:
+        """Raises SampleError where the tar's index refuses a member of a row."""
+        if (refused := self.members.refused.get(stem)) is not None:
+            raise SampleError(
+                refused.reason,
+                f"{refused.name} at offset {refused.offset} is refused: {refused.reason}; write the tar again",
+            )
+
+    def read(self, stem: str, extension: str) -> bytes | None:
+        """Returns the bytes of what lies beside an image, None where there is none."""
+        row = self.members.beside.get((stem, extension))
+        try:
+            return None if row is None else read_sidecar(self.descriptor, self.index, row)
+        except JsonError as err:
+            raise text_error(err) from err
+
+    def place(self, row: int) -> Place:
+        """Returns the place of a member."""
+        offset, size = int(self.index.offsets[row]), int(self.index.sizes[row])
+        return Place(None, storable(self.index.names[row]), offset, size, row // MEMBERS_PER_RUN)
+
+    def reject_refused(self, rows: Sink, name: str, stems: Mapping[str, Any] | set[str]) -> None:
+        """Rejects refused members that are of no row: of which nothing else is left, or which have no name."""
+        for stem, refused in self.members.refused.items():
+            if stem not in stems:
+                rows.reject(storable(stem) or f"{name}@{refused.offset}", refused.reason, refusal(refused, name))
+
+
+def _read_conversations(tar: _Tar, piece: Piece, rows: Sink) -> None:
+    """Gives a row for each `{id}.json`.
+
+    Its images are the members `{id}.jpg`, `.jpeg`, `.png`, `.webp` (in any case) and `{id}.{n}.jpg`, in the order of
+    their numbers; names of images in the JSON only say how many there are. The id is that of the JSON, else the name.
+    Images without a JSON are excluded as `no_conversation`.
+    """
+    entries = {row: stem for (stem, _), row in tar.members.beside.items()}
+    images: dict[str, list[int]] = {stem: [] for stem in entries.values()}
+    lonely = {}
+    for row, stem in tar.members.images:
+        if (owner := tar.members.owner(stem)) is None:
+            lonely[row] = stem
         else:
-            text = _text(data, f"{stem}{extension}")
-            name, value = ("label", Untyped(text)) if extension == ".cls" else ("text", text)
-            if fields.get(name) is None and rows.reads == f"{name}s":
-                fields[name] = value
-    given = identifier(fields)
-    place = Place(
-        None, storable(index.names[row]), int(index.offsets[row]), int(index.sizes[row]), row // MEMBERS_PER_RUN
-    )
-    rows.add(fields, [place], sample_id=given or storable(stem), explicit=given is not None)
+            images[owner].append(row)
+    for row, stem in sorted([*entries.items(), *lonely.items()]):
+        if row in lonely:
+            message = f"{piece.name}: member {tar.index.names[row]} has no {stem}.json; add it"
+            rows.reject(storable(stem), "no_conversation", message, kind="excluded")
+        else:
+            record = functools.partial(_conversation, tar, stem, images[stem])
+            rows.take(record, where=f"{piece.name}: member {stem}.json", stem=storable(stem))
+    tar.reject_refused(rows, piece.name, images)
 
 
-def _read(descriptor: int, index: TarIndex, members: _Members, stem: str) -> Iterator[tuple[str, bytes]]:
+def _conversation(tar: _Tar, stem: str, images: list[int]) -> Record:
+    tar.require(stem)
+    fields = _json(tar.read(stem, ".json") or b"")
+    members = sorted(images, key=lambda row: _order(tar.index.names[row], stem))
+    named = len(image_names(fields))
+    if named and named != len(members):
+        raise TextError("image_count_mismatch", f"names {named} images, the tar has {len(members)} of them; add them")
+    return Record(fields, [*map(tar.place, members)])
+
+
+def _order(name: str, stem: str) -> tuple[int, str]:
+    """Images of a sample by their number, then by name; the one without a number first."""
+    number = name[len(stem) :].split(".")[1] if name[len(stem) :].count(".") > 1 else ""
+    return (int(number) if number.isdecimal() else -1, name)
+
+
+def _read_images(tar: _Tar, piece: Piece, rows: Sink) -> None:
+    """Gives a row for each image.
+
+    Its class is `label` of its JSON, else the text of `{id}.cls`; its text is `text` of its JSON, else that of
+    `{id}.txt`. The id is that of the JSON, else the name. Members beside no image are counted.
+    """
+    stems = {stem for _, stem in tar.members.images}
+    for row, stem in tar.members.images:
+        where = f"{piece.name}: member {tar.index.names[row]}"
+        rows.take(functools.partial(_image, tar, row, stem, piece.reads), where=where, stem=storable(stem))
+    tar.reject_refused(rows, piece.name, stems)
+    lonely = sum(stem not in stems and stem not in tar.members.refused for stem, _ in tar.members.beside)
+    rows.unused.merge({_NO_OWNER: lonely})
+
+
+def _image(tar: _Tar, row: int, stem: str, reads: str) -> Record:
+    tar.require(stem)
+    fields: dict[str, Any] = {}
+    for extension, data in _beside(tar, stem):
+        if extension == ".json":
+            fields |= {name: value for name, value in _json(data).items() if name not in IMAGES}
+            continue
+        text = _text(data, f"{stem}{extension}")
+        name, value = ("label", Untyped(text)) if extension == ".cls" else ("text", text)
+        if fields.get(name) is None and reads == f"{name}s":
+            fields[name] = value
+    return Record(fields, [tar.place(row)])
+
+
+def _beside(tar: _Tar, stem: str) -> Iterator[tuple[str, bytes]]:
     for extension in _BESIDE:
-        if (place := members.beside.get((stem, extension))) is not None:
-            try:
-                yield extension, read_sidecar(descriptor, index, place)
-            except JsonError as err:
-                raise text_error(err) from err
+        if (data := tar.read(stem, extension)) is not None:
+            yield extension, data
 
 
 def _json(data: bytes) -> dict[str, Any]:
     try:
-        return {name: value for name, value in parse_object(data).items() if name not in IMAGES}
+        return parse_object(data)
     except JsonError as err:
         raise text_error(err) from err
 

@@ -7,6 +7,7 @@ A file that was given for JSON lines and is something else is called what it is:
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -21,6 +22,8 @@ from forebay.store.remote.raw.sources import at_hand
 from forebay.visible import printable
 
 REPEATED = "repeated_field"
+
+BOM = b"\xef\xbb\xbf"
 
 
 class JsonError(ValueError):
@@ -139,23 +142,29 @@ def _named(value: Any) -> str:
     return f"{kinds.get(type(value), 'a number')} ({text[:60]})"
 
 
+@contextlib.contextmanager
+def reading(path: Path, *, what: str = "manifest ") -> Iterator[None]:
+    """Raises ManifestError for an error of the machine while a file is read."""
+    try:
+        yield
+    except OSError as err:
+        raise ManifestError(
+            f"cannot read {what}{path}: {err.strerror}; check the path and its permissions", code="FB201"
+        ) from err
+
+
 def manifest_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields (number from 1, line without its end) of every line that is not blank; a byte order mark is taken off.
 
     Lines end with LF or CRLF. Raises ManifestError where the file cannot be read.
     """
-    try:
-        with at_hand(path) as local, open(local, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                line = line.removesuffix(b"\n").removesuffix(b"\r")
-                if line.strip():
-                    yield number, line
-    except OSError as err:
-        raise ManifestError(
-            f"cannot read manifest {path}: {err.strerror}; check the path and its permissions", code="FB201"
-        ) from err
+    with reading(path), at_hand(path) as local, open(local, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if number == 1:
+                line = line.removeprefix(BOM)
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
+            if line.strip():
+                yield number, line
 
 
 class Where(NamedTuple):
@@ -190,14 +199,9 @@ def array_members(path: Path, start: int | None = None, stop: int | None = None)
     start, stop: of some whole members; left out: of all. Raises ManifestError, with the number from there, for a member
     that is no JSON, and for an array that is not closed.
     """
-    try:
-        with at_hand(path) as local, open(local, "rb") as file:
-            file.seek(start or 0)
-            data = file.read(-1 if stop is None else stop - (start or 0))
-    except OSError as err:
-        raise ManifestError(
-            f"cannot read manifest {path}: {err.strerror}; check the path and its permissions", code="FB201"
-        ) from err
+    with reading(path), at_hand(path) as local, open(local, "rb") as file:
+        file.seek(start or 0)
+        data = file.read(-1 if stop is None else stop - (start or 0))
     at, end = (data.index(b"[") + 1, data.rstrip().rfind(b"]")) if stop is None else (0, len(data))
     if data[end + 1 :].strip() or end < 0:
         raise ManifestError(f"{path}: its array is not closed: a ] is missing at its end; write it again", code="FB203")
@@ -220,8 +224,6 @@ def decoded(line: bytes, path: Path, number: int) -> str:
 
 
 _HEAD_BYTES = 64 * 1024
-
-_BOM = b"\xef\xbb\xbf"
 
 _TABLE_SUFFIXES = frozenset((".csv", ".tsv"))
 
@@ -313,7 +315,7 @@ def not_text(
 
 def _form_of(path: Path, head: bytes) -> _Form | None:
     return _magic_form(head) or _text_form(
-        head.removeprefix(_BOM).strip().decode("utf-8", "replace"), is_table=path.suffix in _TABLE_SUFFIXES
+        head.removeprefix(BOM).strip().decode("utf-8", "replace"), is_table=path.suffix in _TABLE_SUFFIXES
     )
 
 

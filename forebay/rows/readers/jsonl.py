@@ -1,108 +1,108 @@
-"""`kind = "jsonl"`: one JSON object a line, or an array of them; one audio file a sample."""
+"""`kind = "jsonl"`: one JSON object a line, or an array of them."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from forebay.config.data import SourceConfig
-from forebay.rows.kept_columns import parts_of_rows, require_values, values_in
-from forebay.rows.locate import (
-    DURATIONS,
-    IDS,
-    Failures,
-    SpeechKind,
-    locate_loose,
-)
-from forebay.rows.manifest import SPAN, Manifest, Unused, require_rows, row_table, storable
-from forebay.rows.named_files import NamedFiles, manifest_files, path_stem, usable_name
+from forebay.rows.meanings.conversation import text_error
+from forebay.rows.reader import Piece, Reader, Record, Sink
 from forebay.rows.readers.json_lines import (
+    BOM,
     JsonError,
+    Where,
+    array_members,
+    is_array,
     manifest_objects,
     not_lines,
     parse_object,
-    seconds_of,
-    string_of,
+    reading,
 )
-from forebay.rows.recording_pieces import BOUNDS, span_columns
+from forebay.store.remote.raw.sources import at_hand
 
-_TYPES = {
-    "row": pa.int64(),
-    "group": pa.int32(),
-    "sample_id": pa.large_string(),
-    "explicit_id": pa.bool_(),
-    "file": pa.int32(),
-    "duration_s": pa.float64(),
-    **dict.fromkeys(("language", "prompt", "text"), pa.large_string()),
-}
+BLOCK_BYTES = 8 * 1024 * 1024
 
-TEXT_FIELDS = frozenset({"text", "language", "prompt", *IDS})
-_FIELDS = frozenset({"audio", *TEXT_FIELDS, *DURATIONS})
+MAX_LINE_BYTES = 16 * 1024 * 1024
 
 
-def list_jsonl(source: SourceConfig) -> Manifest:
-    """Returns the rows of JSON lines, or of one array, of `{"audio", "text", "language"?, "prompt"?, "sample_id"?,
-    "duration_s"?}`.
+def line_runs(path: Path) -> Iterator[tuple[int, int, int]]:
+    """Yields (first byte, end, number of the first line from 1) of runs of whole lines, of about 8 MiB.
 
-    `audio` is relative to the manifest; an id left out is `audio` without its extension. `id` and `duration` are taken
-    for `sample_id` and `duration_s`; other fields are counted by name. A text is taken as it is, with
-    `language English<asr_text>` in front or not; null where there is none. A line with a field twice fails.
-    Raises ManifestError, with the line, for what is no such object; blank lines are passed over. ConfigError for a
-    field of `source.keep_columns` that no line has.
+    Of an array: of its objects. Raises ManifestError where the file cannot be read, or a line has more than 16 MiB.
     """
-    manifests = manifest_files(source)
-    files = NamedFiles(manifests, source)
-    rows: list[tuple[Any, ...]] = []
-    kept: list[tuple[Any, ...]] = []
-    spans: list[dict[str, Any]] = []
-    taken = _FIELDS.union(source.keep_columns)
-    unused, failures, count = Unused(), Failures(), 0
-    for group, manifest in enumerate(manifests):
-        stem = storable(path_stem(manifest.name))
-        for where, line in manifest_objects(manifest.path):
-            try:
-                fields = parse_object(line)
-                unused.add_of(fields, taken)
-                audio = _audio(fields)
-                given, *texts = texts_of(fields)
-                seconds = seconds_of(fields, DURATIONS)
-                to_keep = values_in(fields, source.keep_columns)
-                file = files.number(audio, manifest=manifest)
-                kept.append(to_keep)
-                spans.append({name: fields[name] for name in fields.keys() & BOUNDS})
-                rows.append((count, group, given or path_stem(audio), given is not None, file, seconds, *texts))
-            except JsonError as err:
-                if err.reason is None:
-                    raise not_lines(manifest.path, where, str(err)) from err
-                message = f"{manifest.path}, {where}: {err}; correct the manifest"
-                failures.add(count, f"{stem}/{where.number}", err.reason, message)
-            count += 1
-    require_rows(count, manifests)
-    values = zip(*rows, strict=True) if rows else [()] * len(_TYPES)
-    columns = {name: pa.array(c, kind) for c, (name, kind) in zip(values, _TYPES.items(), strict=True)}
-    bounds = span_columns(spans, sorted({name for row in spans for name in row}))
-    columns |= {SPAN + name: column for name, column in bounds.items()}
-    table = row_table(columns, num_rows=len(rows), kept=parts_of_rows(kept, source.keep_columns))
-    require_values(table, unused.counts, where=", ".join(source.manifests))
-    return Manifest(files=tuple(files.files), rows=table, rejected=failures.table(), unused=unused.counts)
+    if is_array(path):
+        yield from _member_runs(path)
+        return
+    start, number = 0, 1
+    with reading(path), at_hand(path) as local, open(local, "rb", buffering=0) as file:
+        while block := file.read(BLOCK_BYTES):
+            end = block.rfind(b"\n") + 1
+            while not end and (more := file.read(BLOCK_BYTES)):
+                block += more
+                end = block.rfind(b"\n") + 1
+                if (block.find(b"\n") if end else len(block)) > MAX_LINE_BYTES:
+                    raise not_lines(path, number, f"more than {MAX_LINE_BYTES} bytes; name a file of JSON lines")
+            end = end or len(block)
+            yield start, start + end, number
+            start, number = start + end, number + block.count(b"\n", 0, end)
+            file.seek(start)
 
 
-def _audio(fields: dict[str, Any]) -> str:
-    audio = string_of(fields, ("audio",), required=True) or ""
-    if problem := usable_name(audio):
-        raise JsonError(f"field audio {problem}")
-    return audio
+def _member_runs(path: Path) -> Iterator[tuple[int, int, int]]:
+    start = stop = 0
+    first = number = 1
+    for number, (at, data) in enumerate(array_members(path), 1):
+        start = start or at
+        if stop and at + len(data) - start > BLOCK_BYTES:
+            yield start, stop, first
+            start, first = at, number
+        stop = at + len(data)
+    if stop:
+        yield start, stop, first
 
 
-def texts_of(fields: dict[str, Any]) -> tuple[str | None, ...]:
-    """Returns id, language, prompt and text of a line. Raises JsonError for a line without the field `text`."""
-    if "text" not in fields:
-        raise JsonError("has no field text, wanted a string or null")
-    given = string_of(fields, IDS)
-    if given == "":
-        raise JsonError(f"field {IDS[0]} is empty, wanted an id")
-    return given, *(string_of(fields, (name,)) for name in ("language", "prompt", "text"))
+def read_lines(
+    piece: Piece, rows: Sink, *, renamed: Callable[[dict[str, Any]], dict[str, Any]] = lambda fields: fields
+) -> None:
+    """Gives the objects of some lines, or of a whole file; blank lines are none.
+
+    A line of images is a conversation as `canonical` takes it with `image` or `images` (a path or paths, relative to
+    the manifest) and optional `sample_id` or `id`; or an image with `label`, with `text`, or alone. A line of a
+    recording is as `RecordingSink` takes it. Raises ManifestError, with the line, for what is no JSON object; a line
+    that has a field twice fails. renamed: gives the fields of a line the names that rows have.
+    """
+    for place, line in _lines(piece):
+        make = functools.partial(_record, Path(piece.path), place, line, renamed)
+        rows.take(make, where=f"{piece.name}, {place}", number=place.number)
 
 
-KIND = SpeechKind(list=list_jsonl, locate=locate_loose)
+def _record(path: Path, place: Where, line: bytes, renamed: Callable[[dict[str, Any]], dict[str, Any]]) -> Record:
+    try:
+        return Record(renamed(parse_object(line)))
+    except JsonError as err:
+        if err.reason is None:
+            raise not_lines(path, place, str(err)) from err
+        raise text_error(err) from err
+
+
+def _lines(piece: Piece) -> Iterator[tuple[Where, bytes]]:
+    path = Path(piece.path)
+    if not piece.stop:
+        yield from manifest_objects(path)
+        return
+    if is_array(path):
+        members = enumerate(array_members(path, piece.start, piece.stop), piece.first)
+        yield from ((Where(number, "object"), data) for number, (_, data) in members)
+        return
+    with reading(path), at_hand(path) as local, open(local, "rb") as file:
+        file.seek(piece.start)
+        data = file.read(piece.stop - piece.start)
+    for number, line in enumerate(data.split(b"\n"), piece.first):
+        line = (line.removeprefix(BOM) if number == 1 else line).removesuffix(b"\r")
+        if line.strip():
+            yield Where(number), line
+
+
+READER = Reader(read=read_lines, runs=line_runs)

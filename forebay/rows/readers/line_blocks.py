@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from forebay.errors import ManifestError
+from forebay.rows.readers.json_lines import BOM
 from forebay.store.layout import Array
 from forebay.store.remote.raw.sources import at_hand
 
 CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd"}
 """How names of compressed texts end, and the codec of pyarrow that reads them."""
 
-BOM = b"\xef\xbb\xbf"
 _LF, _CR = 10, 13
 _IS_SPACE = np.zeros(256, bool)
 _IS_SPACE[list(b" \t\n\r\x0b\x0c")] = True

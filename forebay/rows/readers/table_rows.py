@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,20 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.config.data import SourceColumns, SourceConfig
-from forebay.errors import DecodeError, ManifestError
+from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
-from forebay.rows.locate import (
-    IDS,
-    Failures,
-    Located,
-    LocateTask,
-    duration_of,
-    locate_loose,
-    located,
-    no_duration,
-)
 from forebay.rows.manifest import joined, rejections, row_table
 from forebay.rows.named_files import NamedFiles, path_stem, usable_name
+from forebay.rows.reader import IDS, Failures, Located, LocateTask
 from forebay.rows.readers.arrow_files import (
     DEFAULTS,
     HfFile,
@@ -38,6 +29,7 @@ from forebay.rows.readers.arrow_files import (
 from forebay.rows.readers.tar_members import member_stems
 from forebay.rows.readers.typed_columns import Columns
 from forebay.rows.recording_pieces import SPANS, spans_of
+from forebay.rows.recording_rows import duration_of, fill_durations, locate_files, located
 from forebay.steps.audio.given import HOP_S, matrix_of, num_valid
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
@@ -277,25 +269,23 @@ def _id_names(columns: SourceColumns) -> tuple[str, ...]:
 def locate_rows(task: LocateTask) -> Located:
     """Returns the durations of a task's rows: from the header of the bytes in the row, or of the file that it names."""
     inside = pc.equal(task.rows["file"], task.group)
-    rows = task.rows.filter(inside)
-    durations = rows["duration_s"].to_numpy().copy()
-    failures = Failures()
-    unknown = np.flatnonzero(np.isnan(durations))
+    own = task.with_rows(task.rows.filter(inside))
+    unknown = np.flatnonzero(np.isnan(own.rows["duration_s"].to_numpy()))
     file = HfFile(Path(task.paths[task.group])) if len(unknown) else None
-    for position in unknown.tolist():
+
+    def duration_s(position: int) -> float:
         assert file is not None
-        try:
-            durations[position] = _duration_s(file, rows["offset"][position].as_py(), task.column)
-        except DecodeError as err:
-            sample_id = rows["sample_id"][position].as_py()
-            failures.add(rows["row"][position].as_py(), sample_id, *no_duration(task.name, sample_id, err))
-    own = located(task.with_rows(rows), {"duration_s": pa.array(durations)}, failures)
-    if len(rows) == len(task.rows):
-        return own
-    named = locate_loose(task.with_rows(task.rows.filter(pc.invert(inside))))
+        return _duration_s(file, own.rows["offset"][position].as_py(), task.column)
+
+    failures = Failures()
+    durations = fill_durations(own, unknown, duration_s, failures)
+    found = located(own, {"duration_s": pa.array(durations)}, failures)
+    if len(own.rows) == len(task.rows):
+        return found
+    named = locate_files(task.with_rows(task.rows.filter(pc.invert(inside))))
     return Located(
-        rows=pa.concat_tables([own.rows, named.rows]).sort_by("row"),
-        failed=pa.concat_tables([own.failed, named.failed]),
+        rows=pa.concat_tables([found.rows, named.rows]).sort_by("row"),
+        failed=pa.concat_tables([found.failed, named.failed]),
         absent=named.absent,
     )
 
@@ -304,8 +294,4 @@ def _duration_s(file: HfFile, row: int, column: str) -> float:
     data = file.encoded(row, column) or b""
     if holds_numbers(file.schema.field(column).type):
         return num_valid(matrix_of(data)) * HOP_S
-    return duration_of(_reader(data), len(data))
-
-
-def _reader(data: bytes) -> Callable[[int, int], bytes]:
-    return lambda start, count: data[start : start + count]
+    return duration_of(lambda start, count: data[start : start + count], len(data))

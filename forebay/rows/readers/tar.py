@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,22 +13,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from forebay.config.data import SourceConfig
-from forebay.errors import DecodeError, ManifestError
+from forebay.errors import ManifestError
 from forebay.rows.kept_columns import concatenated, part_of
 from forebay.rows.kept_columns import require_columns as require_kept
-from forebay.rows.locate import (
-    Failures,
-    Located,
-    LocateTask,
-    SpeechKind,
-    all_failed,
-    header_duration_s,
-    located,
-    no_duration,
-)
 from forebay.rows.manifest import UNLOCATED, Manifest, Unused, constant, grouped, require_rows, row_table
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import NamedFiles, manifest_files, usable_name
+from forebay.rows.reader import Failures, Located, LocateTask, Reader, RecordingLister
 from forebay.rows.readers.tar_members import (
     NOT_FOUND,
     UnreadableTar,
@@ -40,7 +32,7 @@ from forebay.rows.readers.tar_members import (
 )
 from forebay.rows.readers.typed_columns import Columns, first, require_columns
 from forebay.rows.recording_pieces import BOUNDS, spans_of
-from forebay.store.layout import Array
+from forebay.rows.recording_rows import all_failed, fill_durations, header_duration_s, located
 from forebay.store.remote.raw.sources import at_hand
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import TarIndex
@@ -75,10 +67,14 @@ def locate_tar(task: LocateTask) -> Located:
     found = find_rows(members, name_array(index))
     failures = Failures()
     fail_missing(task, index, found, members=members, failures=failures)
-    durations = task.rows["duration_s"].to_numpy().copy()
-    if np.any(np.isnan(durations) & (found != NOT_FOUND)):
-        with opened(index.path) as descriptor:
-            _fill_durations(descriptor, task, durations, index=index, found=found, failures=failures)
+    unknown = np.flatnonzero(np.isnan(task.rows["duration_s"].to_numpy()) & (found != NOT_FOUND))
+    with opened(index.path) if len(unknown) else contextlib.nullcontext(-1) as descriptor:
+
+        def duration_s(position: int) -> float:
+            row = found[position]
+            return header_duration_s(descriptor, offset=int(index.offsets[row]), size=int(index.sizes[row]))
+
+        durations = fill_durations(task, unknown, duration_s, failures)
     columns = {
         "offset": pa.array(take_or_zero(index.offsets, found)),
         "size": pa.array(take_or_zero(index.sizes, found)),
@@ -93,21 +89,6 @@ def fail_missing(task: LocateTask, index: TarIndex, found: Any, *, members: Any,
         sample_id = task.rows["sample_id"][position].as_py()
         reason, message = missing_reason(index, members[position].as_py(), task.name)
         failures.add(task.rows["row"][position].as_py(), sample_id, reason, message)
-
-
-def _fill_durations(
-    descriptor: int, task: LocateTask, durations: Array, *, index: TarIndex, found: Array, failures: Failures
-) -> None:
-    """Makes unknown durations known, from headers; rows whose header gives none are added to `failures`."""
-    ids = task.rows["sample_id"]
-    for position in np.flatnonzero(np.isnan(durations) & (found != NOT_FOUND)).tolist():
-        row = found[position]
-        place = {"offset": int(index.offsets[row]), "size": int(index.sizes[row])}
-        try:
-            durations[position] = header_duration_s(descriptor, **place)
-        except DecodeError as err:
-            sample_id = ids[position].as_py()
-            failures.add(task.rows["row"][position].as_py(), sample_id, *no_duration(task.name, sample_id, err))
 
 
 def read_columns(path: Path, required: Sequence[str], optional: Sequence[str], keep: Sequence[str] = ()) -> Columns:
@@ -178,4 +159,4 @@ def _tar_numbers(columns: Columns, manifest: SourceFile, files: NamedFiles) -> A
     return pa.array(np.asarray(numbers, np.int32)[encoded.indices.to_numpy()])
 
 
-KIND = SpeechKind(list=list_tar, locate=locate_tar, in_tars=True)
+READER = Reader(recordings=RecordingLister(list=list_tar, locate=locate_tar, in_tars=True))

@@ -7,15 +7,16 @@ from pathlib import Path
 
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.errors import ManifestError
-from forebay.rows.locate import Failures, Located, LocateTask, SpeechKind, located
 from forebay.rows.manifest import Manifest, require_rows, storable
 from forebay.rows.named_files import manifest_files, path_stem
+from forebay.rows.reader import Failures, Located, LocateTask, Reader, RecordingLister
 from forebay.rows.readers.line_blocks import codec_of, line_blocks, plain_name
 from forebay.rows.readers.line_index import count_rows
 from forebay.rows.readers.text_lines import list_lines
 from forebay.rows.readers.text_parquet import ENDING as PARQUET
 from forebay.rows.readers.text_parquet import list_parquet, num_rows
 from forebay.rows.readers.text_rows import LineFile, TextRows, Wanted, wanted_early
+from forebay.rows.recording_rows import located
 from forebay.store.remote.raw.sources import files_in, is_folder
 from forebay.store.source_files import SourceFile
 
@@ -110,4 +111,4 @@ def _as_listed(task: LocateTask) -> Located:
     return located(task, {}, Failures())
 
 
-KIND = SpeechKind(list=list_text, locate=_as_listed, has_index=True)
+READER = Reader(recordings=RecordingLister(list=list_text, locate=_as_listed, has_index=True))

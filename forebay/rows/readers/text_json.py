@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from forebay.errors import ConfigError, TextError
 from forebay.rows.kept_columns import parts_of_rows, values_in
-from forebay.rows.locate import IDS
+from forebay.rows.reader import IDS
 from forebay.rows.readers.json_lines import JsonError, not_lines, parse_object, string_of
 from forebay.rows.readers.line_blocks import Block, codec_of, head_of
 from forebay.rows.readers.text_rows import BAD_TEXT, TOO_LARGE, Line, LineFile, named_columns

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from forebay.config.data import SourceConfig
 from forebay.errors import ConfigError, ManifestError, TextError
 from forebay.rows.kept_columns import part_of, require_columns
-from forebay.rows.locate import IDS
 from forebay.rows.manifest import joined
+from forebay.rows.reader import IDS
 from forebay.rows.readers.arrow_files import HfFile, damaged, is_text
 from forebay.rows.readers.text_lines import require_text
 from forebay.rows.readers.text_rows import LineFile, Wanted, named_columns

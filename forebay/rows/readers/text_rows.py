@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from forebay.config.data import SourceColumns, SourceConfig, row_slice
 from forebay.rows.kept_columns import concatenated, parts_of_rows, require_values
-from forebay.rows.locate import Failures
 from forebay.rows.manifest import Unused, row_table
+from forebay.rows.reader import Failures
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 

@@ -15,17 +15,11 @@ import pyarrow as pa
 from forebay.config.data import SourceConfig
 from forebay.errors import DecodeError
 from forebay.rows.kept_columns import parts_of_rows, values_in, with_kept
-from forebay.rows.locate import (
-    Failures,
-    Located,
-    LocateTask,
-    SpeechKind,
-    header_duration_s,
-    no_duration,
-)
 from forebay.rows.manifest import ROW_SCHEMA, Manifest, Unused, storable
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import manifest_files
+from forebay.rows.reader import Failures, Located, LocateTask, Reader, RecordingLister
+from forebay.rows.readers.image_tars import read_tar
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_object, seconds_of, string_of
 from forebay.rows.readers.tar_members import (
     NAMELESS,
@@ -34,6 +28,7 @@ from forebay.rows.readers.tar_members import (
     refusal,
     split_name,
 )
+from forebay.rows.recording_rows import header_duration_s, no_duration
 from forebay.store.remote.raw.sources import files_in, is_folder, shown
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.members import Refused, TarIndex
@@ -303,4 +298,7 @@ def _plain_text(data: bytes) -> str:
         raise JsonError(f"is not UTF-8: {err}") from err
 
 
-KIND = SpeechKind(list=list_webdataset, locate=locate_webdataset, in_tars=True, lists_tars=True)
+READER = Reader(
+    read=read_tar,
+    recordings=RecordingLister(list=list_webdataset, locate=locate_webdataset, in_tars=True, lists_tars=True),
+)

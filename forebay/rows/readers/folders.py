@@ -1,26 +1,38 @@
-"""`kind = "folder"`: recordings at any depth below a folder, with their texts beside them or in a table."""
+"""`kind = "folder"`: recordings or images at any depth below a folder.
+
+Recordings have their texts beside them or in a table. The first folder below names the class of an image.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.data import RECORDINGS, UNREAD, SourceConfig
-from forebay.errors import ManifestError
-from forebay.rows.locate import Failures, SpeechKind, locate_loose
+from forebay.config.data import RECORDINGS, TEXT_OF_IMAGE, UNREAD, Reads, SourceConfig
+from forebay.errors import ManifestError, SampleError
 from forebay.rows.manifest import Manifest, Unused, require_rows, row_table
-from forebay.rows.named_files import manifest_files, path_stem, shown_name
+from forebay.rows.named_files import is_picture, manifest_files, path_stem, shown_name
+from forebay.rows.reader import Failures, Piece, Place, Reader, Record, RecordingLister, Sink
 from forebay.rows.readers.folder_table import read_texts
 from forebay.rows.readers.json_lines import manifest_lines
+from forebay.rows.recording_rows import locate_files
 from forebay.store.memo import SIZE
-from forebay.store.remote.raw.sources import at_hand
+from forebay.store.remote.raw.sources import at_hand, files_below, is_folder, place_of, walk
 from forebay.store.source_files import SourceFile
 
+IMAGES_PER_PART = 16_384
+MAX_TEXT_BYTES = 1 << 20
+"""The most that the text beside an image may have."""
+
+HIDDEN, NO_IMAGE, NO_OWNER = "(hidden files)", "(files that are no images)", "(texts without an image)"
 _LISTS = ".trans.txt"
 """LibriSpeech's lists: a line for each recording of their folder, its name and its text."""
 _BESIDE = (".txt", ".lab", ".normalized.txt")
@@ -118,6 +130,7 @@ def _texts(
 
 
 def _text(path: Path) -> str:
+    """Returns the text of a file. Raises UnicodeDecodeError, ManifestError where it cannot be read."""
     try:
         with at_hand(path) as local:
             return local.read_bytes().decode("utf-8-sig").strip()
@@ -142,4 +155,100 @@ def _listed_texts(lists: Sequence[SourceFile]) -> dict[str, str]:
     return texts
 
 
-KIND = SpeechKind(list=list_folder, locate=locate_loose)
+class _Pictures(NamedTuple):
+    """Some images of one entry of `source.manifest`. texts: files beside them, by path without extension.
+
+    others: what of the entry is no image, counted by what it is.
+    """
+
+    images: Sequence[SourceFile]
+    texts: Mapping[str, SourceFile]
+    others: Mapping[str, int]
+
+
+def _picture_pieces(whole: Piece, files: Sequence[SourceFile]) -> Iterator[Piece]:
+    """Yields the images of each entry in the order of their paths, up to 16384 a piece; all of an entry are one group.
+
+    Texts are among the files where they are read, see `SourceKind.files_of`.
+    """
+    for entry, written in enumerate(whole.source.manifests):
+        own = [(number, file) for number, file in enumerate(files) if file.entry == entry]
+        images = [(number, file) for number, file in own if is_picture(file)]
+        if not images:
+            raise ManifestError(f"{written}: no images; add them, or correct source.manifest", code="FB204")
+        texts = {path_stem(str(file.path)): file for _, file in own if file.path.name.lower().endswith(TEXT_OF_IMAGE)}
+        others = _others(Path(written), {str(file.path) for _, file in own})
+        if lonely := texts.keys() - {path_stem(str(file.path)) for _, file in images}:
+            others[NO_OWNER] = len(lonely)
+        group, first = images[0]
+        for start in range(0, len(images), IMAGES_PER_PART):
+            chosen = tuple(file for _, file in images[start : start + IMAGES_PER_PART])
+            stems = {path_stem(str(file.path)) for file in chosen}
+            pictures = _Pictures(chosen, {stem: texts[stem] for stem in stems & texts.keys()}, others)
+            yield replace(whole, group=group, name=shown_name(first), path=str(first.path), files=pictures)
+            others = {}
+
+
+def _read_pictures(piece: Piece, rows: Sink) -> None:
+    """Gives a row an image. Its id is the path below the folder without its extension, with it where that is taken.
+
+    Its class is the first folder below that of `source.manifest`, as torchvision's ImageFolder has it; an image beside
+    the folders has none. Its text is that of `NAME.txt` beside it, in UTF-8.
+    """
+    pictures: _Pictures = piece.files
+    for image in pictures.images:
+        name = shown_name(image)
+        record = partial(_picture, image, name, piece.reads, pictures.texts.get(path_stem(str(image.path))))
+        rows.take(record, where=name, stem=path_stem(name))
+    rows.unused.merge(pictures.others)
+
+
+def _picture(image: SourceFile, name: str, reads: Reads, beside: SourceFile | None) -> Record:
+    fields = {}
+    if reads == "labels" and "/" in name:
+        fields["label"] = name.partition("/")[0]
+    if reads == "texts" and beside is not None:
+        fields["text"] = _text_of_picture(beside)
+    # A size, also of a whole file: a listed file without one is a table of images.
+    size = 0 if image.stat is None else image.stat[SIZE]
+    return Record(fields, [Place(path=str(image.path), size=size)])
+
+
+def _text_of_picture(file: SourceFile) -> str:
+    if file.stat is not None and file.stat[SIZE] > MAX_TEXT_BYTES:
+        raise SampleError(
+            "too_large", f"{shown_name(file)} has {file.stat[SIZE]} bytes, wanted at most {MAX_TEXT_BYTES}"
+        )
+    try:
+        return _text(file.path)
+    except UnicodeDecodeError as err:
+        raise SampleError("bad_text", f"{shown_name(file)} is not UTF-8: {err}; save it as UTF-8") from err
+
+
+def _others(folder: Path, listed: Set[str]) -> dict[str, int]:
+    """Returns how many files of a folder are hidden, and how many of the rest nothing reads. listed: paths."""
+    if not is_folder(folder):
+        return {}
+    found: Counter[str] = Counter()
+    for name in _names_below(folder):
+        if any(part.startswith(".") for part in name.split("/")):
+            found[HIDDEN] += 1
+        elif f"{folder}/{name}" not in listed:
+            found[NO_IMAGE] += 1
+    return dict(found)
+
+
+def _names_below(folder: Path) -> Iterator[str]:
+    if place_of(folder) is not None:
+        yield from (path.relative_to(folder).as_posix() for path in files_below(folder, lambda _: True))
+        return
+    for base, _, names in walk(folder):
+        yield from (os.path.relpath(f"{base}/{name}", folder) for name in names)
+
+
+READER = Reader(
+    read=_read_pictures,
+    pieces=_picture_pieces,
+    recordings=RecordingLister(list=list_folder, locate=locate_files),
+    lists_media=True,
+)

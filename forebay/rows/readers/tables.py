@@ -1,19 +1,21 @@
-"""`kind = "table"`: CSV, TSV, parquet, JSON lines or arrow with a row a recording."""
+"""`kind = "table"`: CSV, TSV, parquet, JSON lines, arrow; `kind = "hf"`: folders of the `datasets` library, parquet."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import pyarrow as pa
 
 from forebay.config.data import TABLE_FILES, SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import concatenated
-from forebay.rows.locate import SpeechKind
 from forebay.rows.manifest import Manifest, Unused, require_rows
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder
-from forebay.rows.readers.arrow_files import HfFile
+from forebay.rows.reader import DURATIONS, Reader, RecordingLister
+from forebay.rows.readers.arrow_files import HfFile, data_files
 from forebay.rows.readers.csv_tables import TextTable, Wanted, read_csv, read_json_lines
+from forebay.rows.readers.image_tables import file_runs, read_table, read_typed, table_runs
 from forebay.rows.readers.table_rows import TableRows, locate_rows, taken_columns
 from forebay.rows.recording_pieces import SPANS
 from forebay.store.remote.raw.sources import folders_in, place_of
@@ -37,19 +39,25 @@ def list_table(source: SourceConfig) -> Manifest:
     """
     manifests = manifest_files(source)
     require_folder(source)
-    files, unused = NamedFiles(manifests, source), Unused()
-    tables, rejected, start = [], [], 0
-    for number, manifest in enumerate(manifests):
-        file = open_rows(manifest, number, source)
-        rows, failed = file.rows(files, start)
-        unused.add(file.unused, rows=len(rows) + len(failed))
+    files = NamedFiles(manifests, source)
+    listed = _listed((open_rows(manifest, number, source) for number, manifest in enumerate(manifests)), files)
+    _require_place(source, files)
+    return listed
+
+
+def _listed(tables: Iterable[TableRows], files: NamedFiles) -> Manifest:
+    """Returns the rows of some tables that follow each other."""
+    manifests, unused, start = [*files.files], Unused(), 0
+    parts, rejected = [], []
+    for table in tables:
+        rows, failed = table.rows(files, start)
+        unused.add(table.unused, rows=len(rows) + len(failed))
         start += len(rows) + len(failed)
-        tables.append(rows)
+        parts.append(rows)
         rejected.append(failed)
     require_rows(start, manifests)
-    _require_place(source, files)
     return Manifest(
-        files=tuple(files.files), rows=concatenated(tables), rejected=pa.concat_tables(rejected), unused=unused.counts
+        files=tuple(files.files), rows=concatenated(parts), rejected=pa.concat_tables(rejected), unused=unused.counts
     )
 
 
@@ -91,4 +99,34 @@ def _numbers(source: SourceConfig) -> tuple[str, ...]:
     return () if source.columns.duration is None else (source.columns.duration,)
 
 
-KIND = SpeechKind(list=list_table, locate=locate_rows)
+def list_hf(source: SourceConfig) -> Manifest:
+    """Returns the rows of `hf` data files: their place is a row number, or a file where the column holds only paths.
+
+    The audio column is `Audio()`: bytes, path or both (paths relative to the data file), or plain binary or strings; it
+    is never decoded here. With `source.columns.features` it is not looked at: that column holds the features, matrices
+    of floats. With `source.columns.labels` the text of a row is the ids in that column, in decimal and parted by
+    spaces. Text and language by `source.columns.text` and `source.columns.language` (null where those
+    are left at their default and missing), a ClassLabel language by its name. Optional: `sample_id` or `id`,
+    `duration_s` or `duration`, `prompt`; other columns are counted by name. An id left out is the path without
+    extension, else `<file>/<row>`. Raises MissingExtraError without the `datasets` library, ManifestError for missing
+    columns and other types.
+    """
+    manifests = manifest_files(source)
+    found = data_files(source, manifests)
+    opened = (TableRows(file, number, source, HfFile(file.path), durations=DURATIONS) for number, file in found)
+    return _listed(opened, NamedFiles(manifests, source))
+
+
+READER = Reader(
+    read=read_table,
+    runs=table_runs,
+    recordings=RecordingLister(list=list_table, locate=locate_rows),
+    holds_media=True,
+)
+HF_READER = Reader(
+    read=read_typed,
+    runs=file_runs,
+    files=data_files,
+    recordings=RecordingLister(list=list_hf, locate=locate_rows),
+    holds_media=True,
+)

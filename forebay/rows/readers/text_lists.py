@@ -1,4 +1,4 @@
-"""`kind = "filelist"`: TSV of shard path, sample id, language, duration; only what it lists is eligible."""
+"""Lists of a row a line: `kind = "filelist"`, TSV of clips in tars; `kind = "ljspeech"`, `metadata.csv` by `wavs/`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,6 @@ import pyarrow.csv as pc_csv
 
 from forebay.config.data import SourceConfig
 from forebay.errors import DecodeError, ManifestError
-from forebay.rows.locate import (
-    Failures,
-    Located,
-    LocateTask,
-    SpeechKind,
-    all_failed,
-    located,
-    no_duration,
-)
 from forebay.rows.manifest import (
     UNLOCATED,
     Manifest,
@@ -36,12 +27,17 @@ from forebay.rows.manifest import (
 )
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import NamedFiles, manifest_files, usable_name
-from forebay.rows.readers.json_lines import JsonError, decoded
+from forebay.rows.reader import Failures, Located, LocateTask, Piece, Reader, Record, RecordingLister, Sink
+from forebay.rows.readers.json_lines import JsonError, decoded, manifest_lines
 from forebay.rows.readers.tar_members import UnreadableTar, missing_reason
 from forebay.rows.readers.webdataset import Members, Sidecar, clip_duration_s, members_of, sidecar_of
-from forebay.store.remote.raw.sources import at_hand
+from forebay.rows.recording_rows import all_failed, located, no_duration
+from forebay.store.remote.raw.sources import at_hand, names_in
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import TarIndex
+
+AUDIO_FOLDER = "wavs"
+_EXTENSIONS = (".wav", ".flac")
 
 COLUMNS = ("shard path", "sample id", "language", "duration in seconds")
 
@@ -216,4 +212,42 @@ def _line_problem(line: str) -> str | None:
     return None
 
 
-KIND = SpeechKind(list=list_filelist, locate=locate_filelist, in_tars=True)
+def read_ljspeech(piece: Piece, rows: Sink) -> None:
+    """Gives the rows of `metadata.csv`: `id|text|normalised text`, audio in `wavs/{id}.wav` or `.flac` beside it.
+
+    The normalised text is taken where there is one, else the text. Quotation marks are text.
+    Raises ManifestError, with the line, for other numbers of columns and empty ids, and where there is no `wavs/`.
+    """
+    path = Path(piece.path)
+    present = _audio_names(path)
+    for number, line in manifest_lines(path):
+        sample_id, text = _ljspeech_fields(decoded(line, path, number), f"{path}, line {number}")
+        name = next((n for e in _EXTENSIONS if (n := sample_id + e) in present), sample_id + _EXTENSIONS[0])
+        record = Record({"audio": f"{AUDIO_FOLDER}/{name}", "text": text})
+        rows.take(record, where=f"{path}, line {number}", stem=sample_id, number=number)
+
+
+def _ljspeech_fields(line: str, where: str) -> tuple[str, str]:
+    fields = line.split("|")
+    if len(fields) not in (2, 3):
+        raise ManifestError(
+            f"{where}: {len(fields)} columns, wanted id|text|normalised text; correct the manifest", code="FB203"
+        )
+    sample_id, text = fields[0].strip(), fields[-1] if fields[-1].strip() else fields[1]
+    if not sample_id or "\0" in sample_id:
+        raise ManifestError(
+            f"{where}: column id is {sample_id!r}, wanted the name of a file in {AUDIO_FOLDER}/", code="FB203"
+        )
+    return sample_id, text
+
+
+def _audio_names(metadata: Path) -> set[str]:
+    folder = metadata.parent / AUDIO_FOLDER
+    try:
+        return names_in(folder)
+    except OSError as err:
+        raise ManifestError(f"{metadata}: cannot read folder {folder}: {err.strerror}; wanted the audio there") from err
+
+
+READER = Reader(recordings=RecordingLister(list=list_filelist, locate=locate_filelist, in_tars=True))
+LJSPEECH_READER = Reader(read=read_ljspeech)
