@@ -1,4 +1,4 @@
-"""A new kind is one file and one line of a table, for recordings and images alike; an unknown kind is refused by name."""
+"""A new kind is one file and one line of a table, for recordings and for images; an unknown kind is refused."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from forebay.errors import ManifestError
 from forebay.rows.readers import line_blocks as lines
-from forebay.rows.readers.line_blocks import BOM, CODECS, Block, head_of, line_blocks, plain_name
+from forebay.rows.readers.json_lines import BOM
+from forebay.rows.readers.line_blocks import CODECS, Block, head_of, line_blocks, plain_name
 
 ENDINGS = ("", *CODECS)
 MOST = 12

@@ -9,14 +9,11 @@ from forebay.rows.readers.json_lines import manifest_lines
 
 
 def read(piece: Piece, rows: Sink) -> None:
+    is_heard = rows.reads == "recordings"
+    names = ("audio", "text") if is_heard else ("image", "question", "answer")
     for number, line in manifest_lines(Path(piece.path)):
-        name, *texts = line.decode().split("\t")
-        fields = (
-            {"text": texts[0], "audio": name}
-            if len(texts) == 1
-            else dict(zip(("question", "answer"), texts, strict=True))
-        )
-        record = Record({**fields, "image": name, "sample_id": name})
+        fields = dict(zip(names, line.decode().split("\t"), strict=True))
+        record = Record({**fields, "sample_id": fields[names[0]]})
         rows.take(record, where=f"{piece.name}, line {number}", number=number)
 
 
