@@ -77,8 +77,8 @@ TEXT_OF_IMAGE = (".txt",)
 """The files that hold their texts."""
 
 SOURCE_KINDS = {
-    "tar": SourceKind(reader=f"{_READERS}.tar:READER", files=("*.parquet",), keeps=("speech",)),
-    "filelist": SourceKind(reader=f"{_READERS}.text_lists:READER", files=("*.tsv",)),
+    "tar": SourceKind(reader=f"{_READERS}.tar_lists:READER", files=("*.parquet",), keeps=("speech",)),
+    "filelist": SourceKind(reader=f"{_READERS}.tar_lists:FILELIST_READER", files=("*.tsv",)),
     "webdataset": SourceKind(reader=f"{_READERS}.webdataset:READER", holds=BOTH, files=("*.tar",), keeps=BOTH),
     "jsonl": SourceKind(reader=f"{_READERS}.jsonl:READER", holds=BOTH, files=("*.jsonl",), keeps=BOTH),
     "hf": SourceKind(
@@ -108,9 +108,9 @@ SOURCE_KINDS = {
         needs_text=True,
     ),
     "python": SourceKind(reader=f"{_READERS}.python_inputs:READER", holds=BOTH, files=("*.py",), keeps=BOTH),
-    "ljspeech": SourceKind(reader=f"{_READERS}.text_lists:LJSPEECH_READER", files=("metadata.csv",)),
+    "ljspeech": SourceKind(reader=f"{_READERS}.tables:LJSPEECH_READER", files=("metadata.csv",)),
     "text": SourceKind(
-        reader=f"{_READERS}.text:READER",
+        reader=f"{_READERS}.texts:READER",
         files=("*.jsonl",),
         else_files=(("*.txt",), ("*.jsonl.gz", "*.jsonl.zst"), ("*.parquet",), ("*.txt.gz", "*.txt.zst")),
         has_audio=False,

@@ -28,10 +28,9 @@ from forebay.rows.eligible import (
 )
 from forebay.rows.kept_columns import concatenated, require_values, typed
 from forebay.rows.manifest import ROW_SCHEMA, SPAN, Manifest, merged
+from forebay.rows.meanings.recordings import list_records, locate_files, refuse_differing, refuse_uncovered, to_judge
 from forebay.rows.named_files import shown_name, stamped
 from forebay.rows.reader import Located, LocateTask, RecordingLister, reader_of
-from forebay.rows.recording_pieces import refuse_differing, refuse_uncovered, to_judge
-from forebay.rows.recording_rows import list_records, locate_files
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large
 from forebay.store.remote.raw.sources import localized, shown
 from forebay.task_map import Map

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+
 from forebay.errors import DecodeError, ManifestError, SampleError, TarError
 from forebay.rows.manifest import WHOLE_FILE
 from forebay.rows.readers.arrow_files import HfFile, place_row
@@ -382,3 +385,30 @@ def opened(path: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+SPARSE_MEMBER_BYTES, SPARSE_SHARE = 8 * 1024 * 1024, 4
+"""A tar of a store is read member by member where those needed have this mean size and less than this part of it."""
+
+
+def sparse_files(rows: pa.Table, files: Sequence[SourceFile]) -> frozenset[int]:
+    """Returns the numbers of the tars of a store of which few, large members are needed, and that are not here.
+
+    Each member is a request of its own then. A tar of which more is needed is downloaded as a whole: one request, and
+    no part of it twice. rows: all that are needed, with `file` and `size`.
+    """
+    if all(file.stat is None or file.stat[0] >= 0 for file in files):
+        return frozenset()
+    sizes = rows["size"].to_numpy()
+    number = rows["file"].to_numpy()[sizes >= 0]
+    needed = np.bincount(number, sizes[sizes >= 0], len(files))
+    counts = np.bincount(number, minlength=len(files))
+    large = np.flatnonzero(needed >= np.maximum(counts, 1) * SPARSE_MEMBER_BYTES)
+    return frozenset(
+        index
+        for index in large.tolist()
+        if (stat := files[index].stat) is not None
+        and stat[0] < 0
+        and needed[index] * SPARSE_SHARE < stat[SIZE]
+        and not is_here(files[index].path)
+    )

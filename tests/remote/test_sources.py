@@ -381,7 +381,7 @@ def test_few_large_members_are_read_one_by_one(data: Data, monkeypatch: pytest.M
     write_tar(data.folder / "0.tar", members)
     export_json(scan_tar(data.folder / "0.tar"), data.folder / "0.tar.index.json")
     manifest_of(data, *({"tar_path": "0.tar", "tar_member_name": f"{n}.flac", "duration_s": 1.0} for n in (3, 8)))
-    monkeypatch.setattr("forebay.rows.sparse.SPARSE_MEMBER_BYTES", len(members[0][1]) // 2)
+    monkeypatch.setattr("forebay.rows.media_reader.SPARSE_MEMBER_BYTES", len(members[0][1]) // 2)
     source = uncached_source(data.remote())
     wanted = uncached_source(data.local())
     for index in (1, 0, 1):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
-from forebay.rows.readers.text_lists import list_filelist
+from forebay.rows.readers.tar_lists import list_filelist
 from tests.rows.helpers import SPEECH, audio, described, ids, read, rejected, write_tar
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
+from forebay.rows.meanings.recordings import list_records
 from forebay.rows.media_reader import MediaReader
 from forebay.rows.readers.jsonl import read_lines
-from forebay.rows.recording_rows import list_records
 from tests.rows.helpers import audio, ids, read, rejected
 
 

@@ -21,7 +21,7 @@ from forebay.errors import ManifestError, TarError
 from forebay.rows.list_recordings import locate_tasks, read_manifest
 from forebay.rows.media_reader import MediaReader
 from forebay.rows.readers import tar_members as members_module
-from forebay.rows.readers.tar import locate_tar
+from forebay.rows.readers.tar_lists import locate_tar
 from tests.rows.helpers import SPEECH, audio, ids, read, rejected, write_manifest, write_tar
 
 

@@ -21,9 +21,8 @@ from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.speech.modality import DurationLimits, Speech
 from forebay.preprocess.unchanged import unchanged_stats
 from forebay.rows.manifest import reduced
-from forebay.rows.media_reader import MediaReader
+from forebay.rows.media_reader import MediaReader, sparse_files
 from forebay.rows.named_files import shown_name
-from forebay.rows.sparse import sparse_files
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.store.files import write_aside
 from forebay.store.filling import Entry, Summed

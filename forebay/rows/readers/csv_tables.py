@@ -24,6 +24,7 @@ import pyarrow.csv as pc_csv
 
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import TEXT, UNTYPED, part_of_values, unified, values_in
+from forebay.rows.meanings.recordings import span_columns
 from forebay.rows.readers.json_lines import (
     JsonError,
     Where,
@@ -34,7 +35,6 @@ from forebay.rows.readers.json_lines import (
     parse_object,
     seconds_of,
 )
-from forebay.rows.recording_pieces import span_columns
 from forebay.store.layout import Array
 from forebay.store.remote.raw.sources import at_hand
 

@@ -122,12 +122,13 @@ def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _refuse_constant(name: str) -> Any:
+def refuse_constant(name: str) -> Any:
+    """Raises ValueError: NaN and the infinities are no JSON."""
     raise ValueError(f"{name} is no JSON number")
 
 
 # `json.loads` would make a decoder a call, which costs as much as decoding a line.
-_flat = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object_of_pairs)
+_flat = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=_object_of_pairs)
 
 _nested = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
 

@@ -23,12 +23,12 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError, ManifestError
 from forebay.rows.kept_columns import parts_of_rows, require_values, values_in
 from forebay.rows.manifest import Manifest, Unused, require_rows, row_table
+from forebay.rows.meanings.recordings import fill_durations, header_duration_s, located
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import manifest_files, require_confined
 from forebay.rows.reader import Failures, Located, LocateTask, Reader, RecordingLister
 from forebay.rows.readers.json_lines import JsonError, manifest_lines, parse_object, string_of
 from forebay.rows.readers.jsonl import line_runs, read_lines
-from forebay.rows.recording_rows import fill_durations, header_duration_s, located
 from forebay.store.inputs import ASKER, SAMPLES, Inputs, inputs_of
 from forebay.store.source_files import SourceFile
 from forebay.store.temporary import temporary_name

@@ -1,9 +1,10 @@
-"""`kind = "table"`: CSV, TSV, parquet, JSON lines, arrow; `kind = "hf"`: folders of the `datasets` library, parquet."""
+"""Tables: `kind = "table"` in any form, `kind = "hf"` of the `datasets` library, `kind = "ljspeech"`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -11,16 +12,19 @@ from forebay.config.data import TABLE_FILES, SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import concatenated
 from forebay.rows.manifest import Manifest, Unused, require_rows
+from forebay.rows.meanings.recordings import SPANS
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder
-from forebay.rows.reader import DURATIONS, Reader, RecordingLister
+from forebay.rows.reader import DURATIONS, Piece, Reader, Record, RecordingLister, Sink
 from forebay.rows.readers.arrow_files import HfFile, data_files
 from forebay.rows.readers.csv_tables import TextTable, Wanted, read_csv, read_json_lines
 from forebay.rows.readers.image_tables import file_runs, read_table, read_typed, table_runs
+from forebay.rows.readers.json_lines import decoded, manifest_lines
 from forebay.rows.readers.table_rows import TableRows, locate_rows, taken_columns
-from forebay.rows.recording_pieces import SPANS
-from forebay.store.remote.raw.sources import folders_in, place_of
+from forebay.store.remote.raw.sources import folders_in, names_in, place_of
 from forebay.store.source_files import SourceFile
 
+AUDIO_FOLDER = "wavs"
+_EXTENSIONS = (".wav", ".flac")
 _LOOKED_AT = 8
 """Recordings that are looked for where none is where the table says."""
 
@@ -117,6 +121,43 @@ def list_hf(source: SourceConfig) -> Manifest:
     return _listed(opened, NamedFiles(manifests, source))
 
 
+def read_ljspeech(piece: Piece, rows: Sink) -> None:
+    """Gives the rows of `metadata.csv`: `id|text|normalised text`, audio in `wavs/{id}.wav` or `.flac` beside it.
+
+    The normalised text is taken where there is one, else the text. Quotation marks are text.
+    Raises ManifestError, with the line, for other numbers of columns and empty ids, and where there is no `wavs/`.
+    """
+    path = Path(piece.path)
+    present = _audio_names(path)
+    for number, line in manifest_lines(path):
+        sample_id, text = _ljspeech_fields(decoded(line, path, number), f"{path}, line {number}")
+        name = next((n for e in _EXTENSIONS if (n := sample_id + e) in present), sample_id + _EXTENSIONS[0])
+        record = Record({"audio": f"{AUDIO_FOLDER}/{name}", "text": text})
+        rows.take(record, where=f"{path}, line {number}", stem=sample_id, number=number)
+
+
+def _ljspeech_fields(line: str, where: str) -> tuple[str, str]:
+    fields = line.split("|")
+    if len(fields) not in (2, 3):
+        raise ManifestError(
+            f"{where}: {len(fields)} columns, wanted id|text|normalised text; correct the manifest", code="FB203"
+        )
+    sample_id, text = fields[0].strip(), fields[-1] if fields[-1].strip() else fields[1]
+    if not sample_id or "\0" in sample_id:
+        raise ManifestError(
+            f"{where}: column id is {sample_id!r}, wanted the name of a file in {AUDIO_FOLDER}/", code="FB203"
+        )
+    return sample_id, text
+
+
+def _audio_names(metadata: Path) -> set[str]:
+    folder = metadata.parent / AUDIO_FOLDER
+    try:
+        return names_in(folder)
+    except OSError as err:
+        raise ManifestError(f"{metadata}: cannot read folder {folder}: {err.strerror}; wanted the audio there") from err
+
+
 READER = Reader(
     read=read_table,
     runs=table_runs,
@@ -130,3 +171,4 @@ HF_READER = Reader(
     recordings=RecordingLister(list=list_hf, locate=locate_rows),
     holds_media=True,
 )
+LJSPEECH_READER = Reader(read=read_ljspeech)

@@ -1,10 +1,10 @@
-"""`kind = "webdataset"`: tars of `{id}.flac`, each beside its metadata in `{id}.json` or `{id}.txt`."""
+"""`kind = "webdataset"`: tars of clips or images, each beside its metadata in members of its name."""
 
 from __future__ import annotations
 
+import functools
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,213 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config.data import SourceConfig
-from forebay.errors import DecodeError
-from forebay.rows.kept_columns import parts_of_rows, values_in, with_kept
+from forebay.errors import DecodeError, SampleError, TextError
+from forebay.rows.kept_columns import parts_of_rows, with_kept
 from forebay.rows.manifest import ROW_SCHEMA, Manifest, Unused, storable
+from forebay.rows.meanings.conversation import IMAGES, image_names, text_error
+from forebay.rows.meanings.image_class import Untyped
+from forebay.rows.meanings.recordings import header_duration_s, no_duration
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import manifest_files
-from forebay.rows.reader import Failures, Located, LocateTask, Reader, RecordingLister
-from forebay.rows.readers.image_tars import read_tar
-from forebay.rows.readers.json_lines import JsonError, id_of, parse_object, seconds_of, string_of
+from forebay.rows.reader import Failures, Located, LocateTask, Piece, Place, Reader, Record, RecordingLister, Sink
+from forebay.rows.readers.json_lines import JsonError, parse_object
 from forebay.rows.readers.tar_members import (
+    AUDIO,
+    IMAGE_EXTENSIONS,
     NAMELESS,
+    Members,
     UnreadableTar,
+    members_of,
     read_sidecar,
     refusal,
+    sidecar_of,
     split_name,
+    tar_index,
 )
-from forebay.rows.recording_rows import header_duration_s, no_duration
 from forebay.store.remote.raw.sources import files_in, is_folder, shown
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.members import Refused, TarIndex
+
+MEMBERS_PER_RUN = 256
+"""Members whose images one task looks at."""
+
+_BESIDE = (".json", ".cls", ".txt")
+_NO_OWNER = "(members without an image)"
+
+
+def read_tar(piece: Piece, rows: Sink) -> None:
+    """Gives the rows of a tar in archive order; one that cannot be read is one row, `unreadable_tar`.
+
+    Rows that cannot be used beside those of their meaning: `image_count_mismatch`, what the tar's index refuses.
+    """
+    index = tar_index(piece.path, cache_root=piece.cache_root)
+    if isinstance(index, UnreadableTar):
+        rows.reject(piece.name, index.reason, index.message)
+        rows.is_absent = index.absent
+        return
+    is_chat = piece.reads == "conversations"
+    members = _Members.of(index, _BESIDE[:1] if is_chat else _BESIDE)
+    with opened(index.path) as descriptor:
+        tar = _Tar(descriptor, index, members)
+        (_read_conversations if is_chat else _read_images)(tar, piece, rows)
+
+
+@dataclass(slots=True)
+class _Members:
+    """Members by what they are. images: (row in the index, stem). beside: rows by stem and extension.
+
+    refused: by the stem of what they belong to.
+    """
+
+    images: list[tuple[int, str]] = field(default_factory=list)
+    beside: dict[tuple[str, str], int] = field(default_factory=dict)
+    refused: dict[str, Refused] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, index: TarIndex, beside: tuple[str, ...]) -> _Members:
+        """Returns the members of a tar; of equal names the last counts, as when tar extracts them."""
+        found = cls()
+        for row, name in enumerate(index.names):
+            stem, extension = split_name(name)
+            if extension in IMAGE_EXTENSIONS and index.rows[name] == row:
+                found.images.append((row, stem))
+            elif extension in beside:
+                found.beside[stem, extension] = row
+        for refused in index.refused:
+            stem, extension = split_name(refused.name)
+            if extension in {*IMAGE_EXTENSIONS, *beside} or refused.reason in NAMELESS:
+                is_owned = extension in IMAGE_EXTENSIONS and len(beside) == 1
+                found.refused[(found.owner(stem) or stem) if is_owned else stem] = refused
+        return found
+
+    def owner(self, stem: str) -> str | None:
+        """The stem of the JSON that an image belongs to: its own, or without its last number."""
+        return next((name for name in (stem, stem.rpartition(".")[0]) if (name, ".json") in self.beside), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tar:
+    descriptor: int
+    index: TarIndex
+    members: _Members
+
+    def require(self, stem: str) -> None:
+        """Raises SampleError where the tar's index refuses a member of a row."""
+        if (refused := self.members.refused.get(stem)) is not None:
+            raise SampleError(
+                refused.reason,
+                f"{refused.name} at offset {refused.offset} is refused: {refused.reason}; write the tar again",
+            )
+
+    def read(self, stem: str, extension: str) -> bytes | None:
+        """Returns the bytes of what lies beside an image, None where there is none."""
+        row = self.members.beside.get((stem, extension))
+        try:
+            return None if row is None else read_sidecar(self.descriptor, self.index, row)
+        except JsonError as err:
+            raise text_error(err) from err
+
+    def place(self, row: int) -> Place:
+        """Returns the place of a member."""
+        offset, size = int(self.index.offsets[row]), int(self.index.sizes[row])
+        return Place(None, storable(self.index.names[row]), offset, size, row // MEMBERS_PER_RUN)
+
+    def reject_refused(self, rows: Sink, name: str, stems: Mapping[str, Any] | set[str]) -> None:
+        """Rejects refused members that are of no row: of which nothing else is left, or which have no name."""
+        for stem, refused in self.members.refused.items():
+            if stem not in stems:
+                rows.reject(storable(stem) or f"{name}@{refused.offset}", refused.reason, refusal(refused, name))
+
+
+def _read_conversations(tar: _Tar, piece: Piece, rows: Sink) -> None:
+    """Gives a row for each `{id}.json`.
+
+    Its images are the members `{id}.jpg`, `.jpeg`, `.png`, `.webp` (in any case) and `{id}.{n}.jpg`, in the order of
+    their numbers; names of images in the JSON only say how many there are. The id is that of the JSON, else the name.
+    Images without a JSON are excluded as `no_conversation`.
+    """
+    entries = {row: stem for (stem, _), row in tar.members.beside.items()}
+    images: dict[str, list[int]] = {stem: [] for stem in entries.values()}
+    lonely = {}
+    for row, stem in tar.members.images:
+        if (owner := tar.members.owner(stem)) is None:
+            lonely[row] = stem
+        else:
+            images[owner].append(row)
+    for row, stem in sorted([*entries.items(), *lonely.items()]):
+        if row in lonely:
+            message = f"{piece.name}: member {tar.index.names[row]} has no {stem}.json; add it"
+            rows.reject(storable(stem), "no_conversation", message, kind="excluded")
+        else:
+            record = functools.partial(_conversation, tar, stem, images[stem])
+            rows.take(record, where=f"{piece.name}: member {stem}.json", stem=storable(stem))
+    tar.reject_refused(rows, piece.name, images)
+
+
+def _conversation(tar: _Tar, stem: str, images: list[int]) -> Record:
+    tar.require(stem)
+    fields = _json(tar.read(stem, ".json") or b"")
+    members = sorted(images, key=lambda row: _order(tar.index.names[row], stem))
+    named = len(image_names(fields))
+    if named and named != len(members):
+        raise TextError("image_count_mismatch", f"names {named} images, the tar has {len(members)} of them; add them")
+    return Record(fields, [*map(tar.place, members)])
+
+
+def _order(name: str, stem: str) -> tuple[int, str]:
+    """Images of a sample by their number, then by name; the one without a number first."""
+    number = name[len(stem) :].split(".")[1] if name[len(stem) :].count(".") > 1 else ""
+    return (int(number) if number.isdecimal() else -1, name)
+
+
+def _read_images(tar: _Tar, piece: Piece, rows: Sink) -> None:
+    """Gives a row for each image.
+
+    Its class is `label` of its JSON, else the text of `{id}.cls`; its text is `text` of its JSON, else that of
+    `{id}.txt`. The id is that of the JSON, else the name. Members beside no image are counted.
+    """
+    stems = {stem for _, stem in tar.members.images}
+    for row, stem in tar.members.images:
+        where = f"{piece.name}: member {tar.index.names[row]}"
+        rows.take(functools.partial(_image, tar, row, stem, piece.reads), where=where, stem=storable(stem))
+    tar.reject_refused(rows, piece.name, stems)
+    lonely = sum(stem not in stems and stem not in tar.members.refused for stem, _ in tar.members.beside)
+    rows.unused.merge({_NO_OWNER: lonely})
+
+
+def _image(tar: _Tar, row: int, stem: str, reads: str) -> Record:
+    tar.require(stem)
+    fields: dict[str, Any] = {}
+    for extension, data in _beside(tar, stem):
+        if extension == ".json":
+            fields |= {name: value for name, value in _json(data).items() if name not in IMAGES}
+            continue
+        text = _text(data, f"{stem}{extension}")
+        name, value = ("label", Untyped(text)) if extension == ".cls" else ("text", text)
+        if fields.get(name) is None and reads == f"{name}s":
+            fields[name] = value
+    return Record(fields, [tar.place(row)])
+
+
+def _beside(tar: _Tar, stem: str) -> Iterator[tuple[str, bytes]]:
+    for extension in _BESIDE:
+        if (data := tar.read(stem, extension)) is not None:
+            yield extension, data
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    try:
+        return parse_object(data)
+    except JsonError as err:
+        raise text_error(err) from err
+
+
+def _text(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as err:
+        raise TextError("bad_text", f"{name} is not UTF-8: {err}; write the tar again") from err
+
 
 logger = logging.getLogger(__name__)
 
@@ -166,89 +354,8 @@ def _row(task: LocateTask, position: int) -> int:
     return task.group << _POSITION_BITS | position
 
 
-AUDIO = frozenset((".wav", ".flac", ".ogg", ".mp3", ".opus"))
-
 _EXACT = frozenset((".wav", ".flac"))
 """Formats whose header gives the exact number of samples, read from a few bytes."""
-
-TEXT_FIELDS = ("transcription", "text", "transcript")
-
-_DURATIONS = ("duration", "duration_s")
-
-_TAKEN = frozenset({"id", "language", "prompt", *_DURATIONS})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sidecar:
-    """The fields of a clip's metadata; None where it has none.
-
-    unused: the names of others with a value. kept: the values of those of `source.keep_columns`, empty without a JSON.
-    """
-
-    sample_id: str | None = None
-    language: str | None = None
-    prompt: str | None = None
-    text: str | None = None
-    duration_s: float | None = None
-    unused: tuple[str, ...] = ()
-    kept: tuple[Any, ...] = ()
-
-
-@dataclass(slots=True)
-class Members:
-    """Members of a tar by stem (name without extension, folders kept), in archive order.
-
-    audio: stem to (row in the index, extension); of two clips with one stem the first. extra: (row, name) of the
-    others. json, txt: stem to row. refused: by name.
-    """
-
-    audio: dict[str, tuple[int, str]] = field(default_factory=dict)
-    extra: list[tuple[int, str]] = field(default_factory=list)
-    json: dict[str, int] = field(default_factory=dict)
-    txt: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, Refused] = field(default_factory=dict)
-
-
-def members_of(index: TarIndex) -> Members:
-    """Returns the members of a tar by stem; extensions are compared without case, of equal names the last counts."""
-    members = Members(refused={refused.name: refused for refused in index.refused})
-    for row, name in enumerate(index.names):
-        stem, extension = split_name(name)
-        hidden = index.rows[name] != row
-        if extension in AUDIO:
-            if hidden or stem in members.audio:
-                members.extra.append((row, name))
-            else:
-                members.audio[stem] = (row, extension)
-        elif hidden:
-            continue
-        elif extension == ".json":
-            members.json.setdefault(stem, row)
-        elif extension == ".txt":
-            members.txt.setdefault(stem, row)
-    return members
-
-
-def sidecar_of(
-    descriptor: int, index: TarIndex, members: Members, stems: tuple[str, ...], *, keep: Sequence[str] = ()
-) -> Sidecar:
-    """Returns the metadata of a clip from the first of `{stem}.json`, `{stem}.txt` that is there; empty where none is.
-
-    JSON fields: `id`, `language`, `prompt`, `duration`, and the first of `transcription`, `text` and `transcript`.
-    Raises JsonError where it is broken, has a field twice (by its reason) or is refused. A duration that is no number
-    counts as none: headers come first.
-    """
-    for stem in dict.fromkeys(stems):
-        for extension, rows in ((".json", members.json), (".txt", members.txt)):
-            if (row := rows.get(stem)) is not None:
-                try:
-                    data = read_sidecar(descriptor, index, row)
-                    return _json_sidecar(data, keep) if extension == ".json" else Sidecar(text=_plain_text(data))
-                except JsonError as err:
-                    raise JsonError(f"member {stem}{extension} {err}", reason=err.reason) from err
-            if (refused := members.refused.get(stem + extension)) is not None:
-                raise JsonError(f"member {refused.name} at offset {refused.offset} is refused: {refused.reason}")
-    return Sidecar()
 
 
 def clip_duration_s(descriptor: int, index: TarIndex, clip: tuple[int, str], *, stated_s: float | None) -> float:
@@ -266,36 +373,6 @@ def clip_duration_s(descriptor: int, index: TarIndex, clip: tuple[int, str], *, 
         if stated_s is None:
             raise
         return stated_s
-
-
-def _json_sidecar(data: bytes, keep: Sequence[str]) -> Sidecar:
-    fields = parse_object(data)
-    try:
-        duration_s = seconds_of(fields, _DURATIONS)
-    except JsonError:
-        duration_s = math.nan
-    return Sidecar(
-        sample_id=id_of(fields, ("id",)) or None,
-        language=string_of(fields, ("language",)) or None,
-        prompt=string_of(fields, ("prompt",)),
-        text=string_of(fields, TEXT_FIELDS),
-        duration_s=duration_s if 0 <= duration_s < math.inf else None,
-        unused=_unused(fields, keep),
-        kept=values_in(fields, keep),
-    )
-
-
-def _unused(fields: dict[str, Any], keep: Sequence[str]) -> tuple[str, ...]:
-    others = [name for name in fields if name not in _TAKEN and fields[name] is not None]
-    taken = next((name for name in TEXT_FIELDS if name in others), None)
-    return tuple(name for name in others if name != taken and name not in keep)
-
-
-def _plain_text(data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as err:
-        raise JsonError(f"is not UTF-8: {err}") from err
 
 
 READER = Reader(

@@ -22,8 +22,7 @@ from forebay.preprocess.assemble import EXCLUDING
 from forebay.preprocess.modality import Modality
 from forebay.rows.kept_columns import column_of, names_of
 from forebay.rows.manifest import Manifest
-from forebay.rows.media_reader import MediaReader
-from forebay.rows.sparse import sparse_files
+from forebay.rows.media_reader import MediaReader, sparse_files
 from forebay.steps.image.choice import images_by
 from forebay.steps.recipe import AnyRecipe
 from forebay.store.key import digest

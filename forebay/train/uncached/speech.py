@@ -25,9 +25,8 @@ from forebay.preprocess.speech.samples import DETECTED_FIELDS
 from forebay.progress import Progress
 from forebay.rows.kept_columns import column_of, names_of
 from forebay.rows.manifest import WHOLE_FILE, Manifest, described
-from forebay.rows.media_reader import open_parts
+from forebay.rows.media_reader import open_parts, sparse_files
 from forebay.rows.readers.python_inputs import list_inputs
-from forebay.rows.sparse import sparse_files
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.layout import Array
