@@ -17,7 +17,7 @@ from forebay.config import SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.list_recordings import read_rows
 from forebay.rows.readers import line_blocks as lines
-from forebay.rows.readers import texts
+from forebay.rows.readers.texts import JsonLines
 
 
 def write(path: Path, *rows: dict[str, Any] | str) -> Path:
@@ -184,14 +184,14 @@ class _Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_bytes = self.num_objects = 0
-        blocks, made = lines._blocks, texts.JsonLines._made
+        blocks, made = lines._blocks, JsonLines._made
         monkeypatch.setattr(lines, "_blocks", lambda file, *args, **named: blocks(_Counted(file, self), *args, **named))
 
         def counted(of: Any, *line: Any) -> Any:
             self.num_objects += 1
             return made(of, *line)
 
-        monkeypatch.setattr(texts.JsonLines, "_made", counted)
+        monkeypatch.setattr(JsonLines, "_made", counted)
 
 
 class _Counted:
