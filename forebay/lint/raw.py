@@ -24,10 +24,10 @@ from forebay.preprocess.speech.modality import Speech
 from forebay.preprocess.vision.headers import conversation_rows, image_names, images_of
 from forebay.preprocess.vision.modality import Vision
 from forebay.progress import Progress
-from forebay.rows.image_facts import flattened
 from forebay.rows.manifest import Manifest
 from forebay.rows.meanings.image_class import empty_classes, labels_of
 from forebay.rows.named_files import shown_name
+from forebay.rows.shared_images import flattened
 from forebay.steps.recipe import AnyRecipe
 from forebay.steps.text.normal.table import code_in
 from forebay.store.layout import Array, Ints

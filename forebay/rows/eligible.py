@@ -131,9 +131,7 @@ def _reject(
         message=message if isinstance(message, str) else message(gone),
     )
     return dataclasses.replace(
-        manifest,
-        rows=manifest.rows.filter(pc.invert(out)),
-        rejected=pa.concat_tables([manifest.rejected, rejected]),
+        manifest, rows=manifest.rows.filter(pc.invert(out)), rejected=pa.concat_tables([manifest.rejected, rejected])
     )
 
 

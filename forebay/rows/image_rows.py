@@ -14,15 +14,7 @@ import pyarrow.compute as pc
 from forebay.config.data import Reads, SourceConfig
 from forebay.errors import SampleError
 from forebay.rows.eligible import apply_filters, unique_ids
-from forebay.rows.image_facts import flattened
-from forebay.rows.kept_columns import (
-    column_of,
-    concatenated,
-    names_of,
-    parts_of_rows,
-    values_in,
-    with_kept,
-)
+from forebay.rows.kept_columns import column_of, concatenated, names_of, parts_of_rows, values_in, with_kept
 from forebay.rows.manifest import (
     REJECTED_SCHEMA,
     Kind,
@@ -39,6 +31,7 @@ from forebay.rows.meanings.image_class import EXCLUDED, read_row
 from forebay.rows.named_files import is_picture, path_stem, shown_name
 from forebay.rows.reader import Piece, Place, Record, Sink, file_place
 from forebay.rows.readers.json_lines import JsonError, parse_nested
+from forebay.rows.shared_images import flattened
 from forebay.store.layout import Array
 from forebay.store.remote.raw.origin import Place as StorePlace
 from forebay.store.remote.raw.sources import is_elsewhere, place_of

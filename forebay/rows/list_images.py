@@ -14,24 +14,21 @@ import pyarrow.compute as pc
 from forebay.config.data import Reads, SourceConfig, row_slice
 from forebay.errors import BuildError, ManifestError
 from forebay.rows.eligible import FIRST_WAVE, next_wave, unneeded
-from forebay.rows.image_facts import Images, first_uses, flattened, share_groups
+from forebay.rows.image_facts import Images
 from forebay.rows.image_rows import Part, ReadPiece, candidate_rows, listed_rows
 from forebay.rows.kept_columns import PREFIX, column_of, names_of, require_values, with_kept
 from forebay.rows.manifest import CONVERSATION_SCHEMA, Manifest, merged, rejections
 from forebay.rows.meanings.image_class import with_labels
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder
 from forebay.rows.reader import reader_of
+from forebay.rows.shared_images import first_uses, flattened, share_groups
 from forebay.store.layout import Array
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large
 from forebay.task_map import Map, WorkerDied
 
 
 def read_conversations(
-    source: SourceConfig,
-    *,
-    cache_root: str | os.PathLike[str],
-    map_: Map = map,
-    reads: Reads = "conversations",
+    source: SourceConfig, *, cache_root: str | os.PathLike[str], map_: Map = map, reads: Reads = "conversations"
 ) -> Manifest:
     """Returns the eligible rows of a config, what their images are, and what was left out and why.
 

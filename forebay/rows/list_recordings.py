@@ -49,7 +49,7 @@ def read_manifest(source: SourceConfig, *, cache_root: str | os.PathLike[str] | 
     Raises ManifestError where a manifest as a whole cannot be used: absent, empty, another form, columns or types.
     """
     kind = _lister(source)
-    listed = kind.listed(source, cache_root=None if cache_root is None else Path(cache_root))
+    listed = kind.list(source, *([cache_root and Path(cache_root)] if kind.has_index else []))
     rows = typed(listed.rows)
     if SOURCE_KINDS[source.kind].has_audio:
         rows = refuse_differing(rows, functools.partial(_recording, listed))

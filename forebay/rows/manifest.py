@@ -159,10 +159,15 @@ _UNKNOWN = {"explicit_id": False, "member": "", "offset": 0, "size": WHOLE_FILE,
 """The value of a column that is left out, null of any other."""
 
 
-def table_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+def columns_of(rows: Sequence[Sequence[Any]], types: Mapping[str, pa.DataType]) -> dict[str, pa.Array]:
+    """Returns rows as columns, their values in the order of some names."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(types)
+    return {name: pa.array(values, kind) for values, (name, kind) in zip(columns, types.items(), strict=True)}
+
+
+def table_of(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
     """Returns rows as a table of a schema, their values in the order of its fields."""
-    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+    return pa.table(columns_of(rows, {f.name: f.type for f in schema}), schema=schema)
 
 
 def rejections(rows: Any, sample_ids: Any, *, kind: Kind, reason: str | Sequence[str], message: Any) -> pa.Table:

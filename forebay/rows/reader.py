@@ -173,10 +173,6 @@ class RecordingLister:
     in_tars: bool = False
     lists_tars: bool = False
 
-    def listed(self, source: SourceConfig, *, cache_root: Path | None) -> Manifest:
-        """Returns the rows that the manifests name. cache_root: None where no index may be kept."""
-        return self.list(source, cache_root) if self.has_index else self.list(source)
-
     def needs(self, task: LocateTask, *, is_hashed: bool) -> Sequence[str]:
         """Returns the files that a task opens: a tar unless its index alone will do, clips of unknown duration.
 

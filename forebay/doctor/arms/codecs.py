@@ -14,7 +14,7 @@ from forebay.errors import SampleError
 from forebay.preprocess.vision.headers import images_of
 from forebay.preprocess.vision.modality import Vision
 from forebay.preprocess.vision.samples import loaded_steps
-from forebay.rows.image_facts import flattened
+from forebay.rows.shared_images import flattened
 from forebay.store.image.codec import Codec, decode, encode
 
 _CODECS: tuple[Codec, ...] = ("raw", "zstd", "webp", "source")

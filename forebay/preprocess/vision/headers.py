@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from forebay.errors import SampleError
 from forebay.preprocess.modality import Listing, narrow
-from forebay.rows.image_facts import first_uses, flattened, image_name
+from forebay.rows.image_facts import image_name
 from forebay.rows.kept_columns import column_of, names_of, with_kept
 from forebay.rows.manifest import Manifest, rejections
+from forebay.rows.shared_images import first_uses, flattened
 from forebay.store.image.settings import ImageSettings, grid_thw
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile

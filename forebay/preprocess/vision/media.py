@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from forebay.errors import SampleError
 from forebay.preprocess.modality import Coder, Listing, Read, Values
 from forebay.preprocess.vision.headers import MEDIA_ROWS, images_of
-from forebay.rows.image_facts import flattened
 from forebay.rows.kept_columns import values_of
+from forebay.rows.shared_images import flattened
 from forebay.store.layout import Array, Group
 from forebay.store.shard import Shard
 from forebay.task_map import mark

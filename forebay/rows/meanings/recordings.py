@@ -26,6 +26,7 @@ from forebay.rows.manifest import (
     Kind,
     Manifest,
     Unused,
+    columns_of,
     rejections,
     require_rows,
     row_table,
@@ -88,8 +89,7 @@ class RecordingSink:
             self._group, path = group, str(file.path)
             read(Piece(source=self.source, reads=self.reads, group=group, name=path, path=path), self)
         require_rows(self.count, self.manifests)
-        values = zip(*self._rows, strict=True) if self._rows else [()] * len(_TYPES)
-        columns = {name: pa.array(c, kind) for c, (name, kind) in zip(values, _TYPES.items(), strict=True)}
+        columns = columns_of(self._rows, _TYPES)
         bounds = span_columns(self._spans, sorted({name for row in self._spans for name in row}))
         columns |= {SPAN + name: column for name, column in bounds.items()}
         kept = parts_of_rows(self._kept, self.source.keep_columns)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import itertools
 import logging
 import math
 import re
@@ -23,9 +22,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pc_csv
 
 from forebay.errors import ManifestError
-from forebay.rows.kept_columns import TEXT, UNTYPED, part_of_values, unified, values_in
+from forebay.rows.kept_columns import TEXT, UNTYPED, parts_of_rows, unified, values_in
+from forebay.rows.manifest import columns_of
 from forebay.rows.meanings.recordings import span_columns
 from forebay.rows.readers.json_lines import (
+    BOM,
     JsonError,
     Where,
     id_of,
@@ -33,6 +34,7 @@ from forebay.rows.readers.json_lines import (
     not_lines,
     not_text,
     parse_object,
+    reading,
     seconds_of,
 )
 from forebay.store.layout import Array
@@ -143,13 +145,8 @@ def _form_of(path: Path, wanted: Wanted) -> _Form:
     """Returns how a table is written, and what its columns are called."""
     if (problem := not_text(path, wanted="a table in UTF-8 with a header line")) is not None:
         raise problem
-    try:
-        with at_hand(path) as local, open(local, "rb") as file:
-            head = file.read(_HEAD_BYTES).removeprefix(b"\xef\xbb\xbf")
-    except OSError as err:
-        raise ManifestError(
-            f"cannot read manifest {path}: {err.strerror}; check the path and its permissions", code="FB201"
-        ) from err
+    with reading(path), at_hand(path) as local, open(local, "rb") as file:
+        head = file.read(_HEAD_BYTES).removeprefix(BOM)
     try:
         text = head.decode("utf-8") if len(head) < _HEAD_BYTES else head.rpartition(b"\n")[0].decode("utf-8", "replace")
     except UnicodeDecodeError:
@@ -306,29 +303,32 @@ class _Lines:
     count: int = 0
     names: dict[str, None] = field(default_factory=dict)
     problems: dict[int, tuple[str, str]] = field(default_factory=dict)
+    _kinds: dict[str, pa.DataType] = field(default_factory=dict)
     _spans: list[dict[str, Any]] = field(default_factory=list)
-    _rows: list[list[Any]] = field(default_factory=list)
-    _blocks: list[list[pa.Array]] = field(default_factory=list)
+    _rows: list[tuple[Any, ...]] = field(default_factory=list)
+    _kept: list[tuple[Any, ...]] = field(default_factory=list)
+    _blocks: list[pa.Table] = field(default_factory=list)
+    _parts: list[dict[str, pa.Array]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._texts = sorted(self.wanted.names - {*self.wanted.numbers})
+        numbers = self.wanted.numbers
+        self._kinds = dict.fromkeys(sorted(self.wanted.names - {*numbers}), TEXT) | dict.fromkeys(numbers, pa.float64())
 
     def add(self, where: Where, line: bytes) -> None:
         """Adds the object of a line."""
-        spans: dict[str, Any] = {}
+        row, kept, spans = (None,) * len(self._kinds), (None,) * len(self.kept), {}
         try:
             fields = parse_object(line)
             if len(self.names) < _MOST_NAMES:
                 self.names |= dict.fromkeys(fields)
-            row = list(self._values(fields))
+            row, kept = tuple(self._values(fields)), values_in(fields, self.kept)
             spans = {name: fields[name] for name in fields.keys() & self.wanted.spans}
         except JsonError as err:
             if not self.count and err.reason is None and not line.lstrip().startswith(b"{"):
                 raise not_lines(self.path, where, str(err)) from err
-            message = f"{self.path}, {where}: {err}; correct it"
-            self.problems[self.count] = (err.reason or BAD_ROW, message)
-            row = [None] * (len(self._texts) + len(self.wanted.numbers) + len(self.kept))
+            self.problems[self.count] = (err.reason or BAD_ROW, f"{self.path}, {where}: {err}; correct it")
         self._rows.append(row)
+        self._kept.append(kept)
         self._spans.append(spans)
         self.count += 1
         if len(self._rows) == _BLOCK_ROWS:
@@ -337,39 +337,28 @@ class _Lines:
     def table(self) -> TextTable:
         """Returns the columns."""
         self._flush()
-        columns = [pa.chunked_array(chunks) for chunks in itertools.islice(zip(*self._blocks, strict=True), self._ends)]
-        names = [*self._texts, *self.wanted.numbers]
-        spans = span_columns(self._spans, sorted(self.wanted.spans.intersection(self.names) - {*names}))
-        parts = [
-            [pa.chunked_array([block[self._ends + place]]) for block in self._blocks] for place in range(len(self.kept))
-        ]
+        values = pa.concat_tables(self._blocks)
+        parts = {name: [pa.chunked_array([part[name]]) for part in self._parts] for name in self.kept}
+        spans = span_columns(self._spans, sorted(self.wanted.spans.intersection(self.names) - {*self._kinds}))
         return TextTable(
             schema=pa.schema([(name, TEXT) for name in self.names]),
             num_rows=self.count,
-            values=dict(zip(names, columns, strict=True)) | spans,
-            parts={name: unified(of_name, name) for name, of_name in zip(self.kept, parts, strict=True)},
+            values={name: values[name] for name in self._kinds} | spans,
+            parts={name: unified(of_name, name) for name, of_name in parts.items()},
             problems=self.problems,
         )
 
-    @property
-    def _ends(self) -> int:
-        return len(self._texts) + len(self.wanted.numbers)
-
     def _values(self, fields: dict[str, Any]) -> Iterator[Any]:
-        for name in self._texts:
-            yield id_of(fields, (name,)) if name not in self.kept else _text_of(fields.get(name))
-        for name in self.wanted.numbers:
-            yield seconds_of(fields, (name,))
-        yield from values_in(fields, self.kept)
+        for name, kind in self._kinds.items():
+            if kind != TEXT:
+                yield seconds_of(fields, (name,))
+            else:
+                yield id_of(fields, (name,)) if name not in self.kept else _text_of(fields.get(name))
 
     def _flush(self) -> None:
-        if not self._rows:
-            return
-        columns = list(zip(*self._rows, strict=True))
-        kinds = [*([TEXT] * len(self._texts)), *([pa.float64()] * len(self.wanted.numbers))]
-        block = [pa.array(values, kind) for values, kind in zip(columns, kinds, strict=False)]
-        self._blocks.append([*block, *(part_of_values(values) for values in columns[self._ends :])])
-        self._rows = []
+        self._blocks.append(pa.table(columns_of(self._rows, self._kinds)))
+        self._parts.append(parts_of_rows(self._kept, self.kept))
+        self._rows, self._kept = [], []
 
 
 def _text_of(value: Any) -> str | None:

@@ -22,7 +22,7 @@ from forebay.config.data import SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ManifestError
 from forebay.rows.kept_columns import parts_of_rows, require_values, values_in
-from forebay.rows.manifest import Manifest, Unused, require_rows, row_table
+from forebay.rows.manifest import Manifest, Unused, columns_of, require_rows, row_table
 from forebay.rows.meanings.recordings import fill_durations, header_duration_s, located
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import manifest_files, require_confined
@@ -80,12 +80,7 @@ def _run(inputs: Inputs, folder: Path | None, *, most: int | None, seed: str) ->
         "first": _CHECKED,
     }
     found = ask(
-        ["-m", "forebay.rows.readers.python_run"],
-        question,
-        seed=seed,
-        timeout_s=None,
-        called=inputs.label,
-        asker=ASKER,
+        ["-m", "forebay.rows.readers.python_run"], question, seed=seed, timeout_s=None, called=inputs.label, asker=ASKER
     )
     if error := found.get("error"):
         raise ConfigError(f"{inputs.label}: {error}; correct the file", code="FB129")
@@ -190,7 +185,7 @@ def list_python(source: SourceConfig) -> Manifest:
             ) from err
     require_rows(len(rows), [manifest])
     require_confined(files, source)
-    columns = {name: pa.array(c, kind) for c, (name, kind) in zip(zip(*rows, strict=True), _TYPES.items(), strict=True)}
+    columns = columns_of(rows, _TYPES)
     columns |= {"group": columns["file"], "explicit_id": pa.array([True] * len(rows))}
     table = row_table(columns, num_rows=len(rows), kept=parts_of_rows(kept, source.keep_columns))
     require_values(table, unused.counts, where=", ".join(source.manifests))

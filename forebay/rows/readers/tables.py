@@ -159,10 +159,7 @@ def _audio_names(metadata: Path) -> set[str]:
 
 
 READER = Reader(
-    read=read_table,
-    runs=table_runs,
-    recordings=RecordingLister(list=list_table, locate=locate_rows),
-    holds_media=True,
+    read=read_table, runs=table_runs, recordings=RecordingLister(list=list_table, locate=locate_rows), holds_media=True
 )
 HF_READER = Reader(
     read=read_typed,

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,17 @@ import pyarrow.parquet as pq
 from forebay.config.data import SourceConfig
 from forebay.errors import DecodeError, ManifestError
 from forebay.rows.kept_columns import concatenated, part_of, require_columns
-from forebay.rows.manifest import UNLOCATED, Manifest, Unused, constant, grouped, require_rows, row_table, storable
+from forebay.rows.manifest import (
+    UNLOCATED,
+    Manifest,
+    Unused,
+    columns_of,
+    constant,
+    grouped,
+    require_rows,
+    row_table,
+    storable,
+)
 from forebay.rows.meanings.recordings import (
     BOUNDS,
     all_failed,
@@ -129,7 +139,10 @@ def _read(manifest: SourceFile, files: NamedFiles, unused: Unused, *, keep: Sequ
     unused.add(columns.unused | BOUNDS.intersection(columns.table.column_names) - {*keep}, rows=len(columns.table))
     members = without_dot(columns.strings("tar_member_name", nullable=False))
     ids, explicit = _sample_ids(columns, members)
-    numbers = _tar_numbers(columns, manifest, files)
+    paths = columns.strings("tar_path", nullable=False)
+    numbers = _tar_numbers(
+        paths, manifest, files, lambda problem, rows: columns.wrong("tar_path", problem, row=first(rows))
+    )
     count = len(columns.table)
     return row_table(
         {
@@ -162,15 +175,15 @@ def _sample_ids(columns: Columns, members: Any) -> tuple[Any, Any]:
     return pc.coalesce(given, member_stems(members)), pc.is_valid(given)
 
 
-def _tar_numbers(columns: Columns, manifest: SourceFile, files: NamedFiles) -> Any:
-    paths = columns.strings("tar_path", nullable=False)
-    assert paths is not None
+def _tar_numbers(
+    paths: Any, manifest: SourceFile, files: NamedFiles, wrong: Callable[[str, Any], ManifestError]
+) -> pa.Array:
+    """Returns the tar of every row, by its number. wrong: (problem, bool [rows]) -> the error for what is no name."""
     encoded = paths.combine_chunks().dictionary_encode()
     numbers = []
     for code, written in enumerate(encoded.dictionary.to_pylist()):
-        problem = usable_name(written)
-        if problem:
-            raise columns.wrong("tar_path", problem, row=first(pc.equal(encoded.indices, code)))
+        if (problem := usable_name(written)) is not None:
+            raise wrong(problem, pc.equal(encoded.indices, code))
         numbers.append(files.number(written, manifest=manifest))
     return pa.array(np.asarray(numbers, np.int32)[encoded.indices.to_numpy()])
 
@@ -190,6 +203,12 @@ READER = Reader(recordings=RecordingLister(list=list_tar, locate=locate_tar, in_
 
 
 COLUMNS = ("shard path", "sample id", "language", "duration in seconds")
+_FOUND = {
+    "member": pa.large_string(),
+    **dict.fromkeys(("offset", "size"), pa.int64()),
+    **dict.fromkeys(("stated_s", "duration_s"), pa.float64()),
+    **dict.fromkeys(("language", "prompt", "text"), pa.large_string()),
+}
 
 
 def list_filelist(source: SourceConfig) -> Manifest:
@@ -234,7 +253,7 @@ def locate_filelist(task: LocateTask) -> Located:
                 except DecodeError as err:
                     failures.add(row, sample_id, *no_duration(task.name, sample_id, err))
             found.append((*values[:5], language or values[5], *values[6:]))
-    return dataclasses.replace(located(task, _arrays(found), failures), unused=unused.counts)
+    return dataclasses.replace(located(task, columns_of(found, _FOUND), failures), unused=unused.counts)
 
 
 class _Finder:
@@ -269,14 +288,6 @@ def _values(
     return *place, stated_s, duration_s, sidecar.language, sidecar.prompt, sidecar.text
 
 
-def _arrays(found: list[tuple[Any, ...]]) -> dict[str, Any]:
-    names = ("member", "offset", "size", "stated_s", "duration_s", "language", "prompt", "text")
-    text = pa.large_string()
-    kinds = (text, pa.int64(), pa.int64(), pa.float64(), pa.float64(), text, text, text)
-    columns = zip(*found, strict=True) if found else ([] for _ in names)
-    return {name: pa.array(values, kind) for name, kind, values in zip(names, kinds, columns, strict=True)}
-
-
 def _missing(index: TarIndex, written: str, tar_name: str) -> tuple[str, str]:
     for refused in index.refused:
         if refused.name.rpartition(".")[0] == written:
@@ -297,16 +308,9 @@ def _read_list(manifest: SourceFile, files: NamedFiles) -> pa.Table:
         ) from err
     except pa.ArrowInvalid as err:
         raise _first_problem(manifest, err) from err
-    tars = table["a"].combine_chunks().dictionary_encode()
-    for written in tars.dictionary.to_pylist():
-        if usable_name(written):
-            raise _first_problem(manifest, None)
     if pc.any(pc.equal(table["b"], "")).as_py():
         raise _first_problem(manifest, None)
-    by_code = np.asarray(
-        [files.number(written, manifest=manifest) for written in tars.dictionary.to_pylist()], np.int32
-    )
-    numbers = pa.array(by_code[tars.indices.to_numpy()])
+    numbers = _tar_numbers(table["a"], manifest, files, lambda *_: _first_problem(manifest, None))
     return row_table(
         {
             "sample_id": table["b"],

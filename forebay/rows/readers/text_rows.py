@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,23 @@ def problem_of(data: bytes, max_bytes: int) -> tuple[str, str] | None:
     except UnicodeDecodeError as err:
         return BAD_TEXT, f"is not UTF-8: {err}"
     return None
+
+
+def good_texts(texts: pa.ChunkedArray, max_bytes: int, refuse: Callable[[int, str, str], None]) -> Array:
+    """Returns bool [rows], which bytes are texts. refuse: told the place of each other, and reason and message."""
+    is_good = np.ones(len(texts), bool)
+    if not pc.any(pc.greater(pc.binary_length(texts), max_bytes)).as_py():
+        try:
+            pc.cast(texts, pa.large_string()).validate(full=True)
+        except pa.ArrowInvalid:
+            pass
+        else:
+            return is_good
+    for at, data in enumerate(texts.to_pylist()):
+        if (problem := problem_of(data or b"", max_bytes)) is not None:
+            is_good[at] = False
+            refuse(at, *problem)
+    return is_good
 
 
 class Line(NamedTuple):
@@ -242,7 +260,7 @@ class _Batch:
     def add(self) -> None:
         """Adds the rows; one whose text is too long or no UTF-8 costs itself."""
         source = self.file.rows.source
-        is_good = self._is_good(source.columns.text, source.max_sample_bytes)
+        is_good = good_texts(self._binary(source.columns.text), source.max_sample_bytes, self._refuse)
         good = pa.array(is_good)
         columns = {name: column.filter(good) for name, column in self._strings(is_good).items()}
         kept = {
@@ -292,26 +310,8 @@ class _Batch:
         narrow = pc.cast(column, pa.binary() if pa.types.is_string(kind) else pa.large_binary())
         return pc.cast(narrow, pa.large_binary())
 
-    def _is_good(self, name: str, max_bytes: int) -> Array:
-        texts = self._binary(name)
-        is_good = np.ones(len(texts), bool)
-        is_long = pc.any(pc.greater(pc.binary_length(texts), max_bytes)).as_py()
-        if not is_long and _are_texts(texts):
-            return is_good
-        for at, data in enumerate(texts.to_pylist()):
-            if (problem := problem_of(data or b"", max_bytes)) is not None:
-                is_good[at] = False
-                number = int(self.rows[at]) - self.base + 1
-                message = f"{self.file.path}, row {number}: column {name} {problem[1]}; correct the manifest"
-                self.file.rows.fail(int(self.rows[at]), f"{self.file.stem}/{number}", problem[0], message)
-        return is_good
-
-
-def _are_texts(texts: pa.ChunkedArray) -> bool:
-    """Whether all are UTF-8."""
-    for chunk in texts.chunks:
-        try:
-            chunk.cast(pa.large_string()).validate(full=True)
-        except pa.ArrowInvalid:
-            return False
-    return True
+    def _refuse(self, at: int, reason: str, problem: str) -> None:
+        number = int(self.rows[at]) - self.base + 1
+        column = self.file.rows.source.columns.text
+        message = f"{self.file.path}, row {number}: column {column} {problem}; correct the manifest"
+        self.file.rows.fail(int(self.rows[at]), f"{self.file.stem}/{number}", reason, message)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.errors import ConfigError, ManifestError, TextError
@@ -29,6 +30,7 @@ from forebay.rows.readers.text_rows import (
     LineFile,
     TextRows,
     Wanted,
+    good_texts,
     list_parquet,
     named_columns,
     problem_of,
@@ -272,13 +274,16 @@ class PlainLines:
 
     def take(self, block: Block, lines: Array, rows: Array) -> None:
         """Adds lines as rows; a line that is too long or no UTF-8 costs itself."""
-        is_good = self._is_good(block, lines, rows)
-        lines, rows = lines[is_good], rows[is_good]
-        numbers = pa.array(block.place.line + lines)
+        texts, numbers = _packed(block, lines), block.place.line + lines
+        is_good = good_texts(
+            texts,
+            self.file.rows.source.max_sample_bytes,
+            lambda at, *problem: self.file.fail(int(rows[at]), int(numbers[at]), *problem),
+        )
         columns = {
-            "row": pa.array(rows),
-            "sample_id": joined(f"{self.file.stem}/", numbers),
-            "text": _packed(block, lines),
+            "row": pa.array(rows[is_good]),
+            "sample_id": joined(f"{self.file.stem}/", pa.array(numbers[is_good])),
+            "text": pc.cast(texts if is_good.all() else texts.filter(pa.array(is_good)), pa.large_string()),
         }
         self.file.rows.add_columns(columns, group=self.file.group)
         self.file.rows.note_all(columns["sample_id"])
@@ -286,30 +291,17 @@ class PlainLines:
     def finish(self) -> None:
         """Does nothing: lines of plain text have no fields that could be missing."""
 
-    def _is_good(self, block: Block, lines: Array, rows: Array) -> Array:
-        most = self.file.rows.source.max_sample_bytes
-        is_good = np.ones(len(lines), bool)
-        longest = int((block.stops[lines] - block.starts[lines]).max())
-        # Line ends part the lines, so what is UTF-8 as a whole is so in each of them.
-        whole = block.data[block.starts[lines[0]] : block.stops[lines[-1]]]
-        if longest <= most and problem_of(whole, len(whole)) is None:
-            return is_good
-        for at, (start, stop) in enumerate(zip(block.starts[lines].tolist(), block.stops[lines].tolist(), strict=True)):
-            if (problem := problem_of(block.data[start:stop], most)) is not None:
-                is_good[at] = False
-                self.file.fail(int(rows[at]), block.place.line + int(lines[at]), *problem)
-        return is_good
 
-
-def _packed(block: Block, lines: Array) -> pa.Array:
-    """Returns lines of a block as large_string: their bytes without what is in between."""
+def _packed(block: Block, lines: Array) -> pa.ChunkedArray:
+    """Returns lines of a block as large_binary: their bytes without what is in between."""
     starts, stops = block.starts[lines], block.stops[lines]
     offsets = np.concatenate([[0], np.cumsum(stops - starts)])
     edges = np.zeros(len(block.data) + 1, np.int8)
     edges[starts] += 1  # a line is not empty, so no two edges of a kind are at one place
     edges[stops] -= 1
     letters = np.frombuffer(block.data, np.uint8)[np.cumsum(edges[:-1], dtype=np.int8).view(bool)]
-    return pa.LargeStringArray.from_buffers(len(lines), pa.py_buffer(offsets), pa.py_buffer(letters))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(letters)]
+    return pa.chunked_array([pa.Array.from_buffers(pa.large_binary(), len(lines), buffers)])
 
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from forebay.config.data import SourceConfig
 from forebay.errors import DecodeError, SampleError, TextError
 from forebay.rows.kept_columns import parts_of_rows, with_kept
-from forebay.rows.manifest import ROW_SCHEMA, Manifest, Unused, storable
+from forebay.rows.manifest import ROW_SCHEMA, Manifest, Unused, columns_of, storable
 from forebay.rows.meanings.conversation import IMAGES, image_names, text_error
 from forebay.rows.meanings.image_class import Untyped
 from forebay.rows.meanings.recordings import header_duration_s, no_duration
@@ -223,6 +223,10 @@ def _text(data: bytes, name: str) -> str:
 
 logger = logging.getLogger(__name__)
 
+_LISTED = (
+    *("row", "sample_id", "explicit_id", "member", "offset", "size", "language", "prompt", "text"),
+    *("stated_s", "duration_s", "group", "file"),
+)
 _POSITION_BITS = 32
 """`row` is `file number << _POSITION_BITS | position in the tar`."""
 
@@ -298,14 +302,7 @@ def _first_dot(stem: str) -> str:
 
 
 def _values(
-    descriptor: int,
-    index: TarIndex,
-    members: Members,
-    stem: str,
-    key: str,
-    unused: Unused,
-    *,
-    keep: Sequence[str],
+    descriptor: int, index: TarIndex, members: Members, stem: str, key: str, unused: Unused, *, keep: Sequence[str]
 ) -> tuple[Any, ...]:
     """Every value of a clip but its duration, the one that its metadata states last; the kept ones before that."""
     row = members.audio[stem][0]
@@ -320,15 +317,11 @@ def _values(
 
 
 def _table(task: LocateTask, rows: list[tuple[Any, ...]]) -> pa.Table:
-    texts = ("language", "prompt", "text")
-    names = ("row", "sample_id", "explicit_id", "member", "offset", "size", *texts, "kept", "stated_s", "duration_s")
-    columns: dict[str, Sequence[Any]] = dict.fromkeys(names, ())
-    if rows:
-        columns.update(zip(names, zip(*rows, strict=True), strict=True))
-    columns["row"] = tuple(_row(task, row) for row in columns["row"])
-    columns["group"] = columns["file"] = (task.group,) * len(rows)
-    table = pa.table([pa.array(columns[f.name], f.type) for f in ROW_SCHEMA], schema=ROW_SCHEMA)
-    return with_kept(table, parts_of_rows(columns["kept"], task.keep))
+    """ROW_SCHEMA of values as `_values` has them, the duration last; `row` is the one in the tar."""
+    kept = parts_of_rows([row[9] for row in rows], task.keep)
+    numbered = [(_row(task, row[0]), *row[1:9], *row[10:], task.group, task.group) for row in rows]
+    columns = columns_of(numbered, {name: ROW_SCHEMA.field(name).type for name in _LISTED})
+    return with_kept(pa.table([columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA), kept)
 
 
 def _add_left_out(task: LocateTask, index: TarIndex, members: Members, failures: Failures) -> None:

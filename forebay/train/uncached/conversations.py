@@ -25,11 +25,11 @@ from forebay.preprocess.images.modality import Images
 from forebay.preprocess.vision.headers import conversation_rows, images_of
 from forebay.preprocess.vision.modality import Vision
 from forebay.progress import Progress
-from forebay.rows.image_facts import flattened
 from forebay.rows.kept_columns import PREFIX, STORED_TYPES, column_of, names_of, with_kept
 from forebay.rows.manifest import CONVERSATION_SCHEMA, IMAGE_SCHEMA, Manifest, described
 from forebay.rows.named_files import require_confined
 from forebay.rows.readers.python_inputs import list_inputs
+from forebay.rows.shared_images import flattened
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.inputs import located
 from forebay.store.key import SHORT, digest
