@@ -77,7 +77,7 @@ TEXT_OF_IMAGE = (".txt",)
 """The files that hold their texts."""
 
 SOURCE_KINDS = {
-    "tar": SourceKind(reader=f"{_READERS}.tar_lists:READER", files=("*.parquet",), keeps=("speech",)),
+    "tar": SourceKind(reader=f"{_READERS}.tar_lists:READER", holds=BOTH, files=("*.parquet",), keeps=BOTH),
     "filelist": SourceKind(reader=f"{_READERS}.tar_lists:FILELIST_READER", files=("*.tsv",)),
     "webdataset": SourceKind(reader=f"{_READERS}.webdataset:READER", holds=BOTH, files=("*.tar",), keeps=BOTH),
     "jsonl": SourceKind(reader=f"{_READERS}.jsonl:READER", holds=BOTH, files=("*.jsonl",), keeps=BOTH),
@@ -200,8 +200,8 @@ class SourceConfig:
     a `save_to_disk` folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`:
     texts without audio, `.txt` files of a text a line, JSON lines of `text`, `id`?, `language`?, `prompt`?, either as
     `.gz` or `.zst` too, or a column of parquet. `python`: an iterator of your own, see
-    `manifest`. A config with `[vision]` takes `table`, `jsonl`, `hf` or
-    `webdataset`."""
+    `manifest`. A config with `[vision]` takes `table`, `jsonl`, `hf`,
+    `webdataset`, `folder`, `python`, or `tar` with a member or a list of them in `tar_member_name`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True, "url": True})
     """File, folder or glob, or a list of them; each may be a URL. The path is not in the key, the content is. Of
     `kind = "python"`: `"inputs.py:Clips"`, a class or function beside the config whose iteration yields dicts of `id`,

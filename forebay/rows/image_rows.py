@@ -157,7 +157,7 @@ class ImageSink:
             values = values_in(fields if kept is None else kept, self.keep)
         except JsonError as err:
             raise text_error(err) from err
-        places = [file_place(image) if isinstance(image, str) else image for image in used]
+        places = [*map(file_place, used)]
         for place in places:
             if place.path is not None and is_elsewhere(place.path, self.home):
                 raise SampleError(
@@ -184,7 +184,7 @@ def _with_images(record: Record) -> tuple[dict[str, Any], list[Place]]:
     """Returns the fields of a row, nested JSON decoded, and its images."""
     fields, images = record.fields, []
     if record.media is not None:
-        found = [file_place(place) if isinstance(place, str) else place for place in record.media]
+        found = [place if place is None else file_place(place) for place in record.media]
         images = [place for place in found if place is not None]
         if len(images) < len(found):
             raise SampleError("missing_file", "its image has neither bytes nor a path")

@@ -53,7 +53,8 @@ def read_conversations(
     tasks = reader.pieces_of(source, manifests, reads=reads, cache_root=os.fspath(cache_root))
     read = ReadPiece(reader.read)
     selected = row_slice(source.rows) if source.rows is not None else slice(None)
-    images = Images(source, NamedFiles(manifests, source), map_, reader.holds_media, reader.lists_media)
+    files = NamedFiles(manifests, source)
+    images = Images(source, files, map_, reader.holds_media, reader.lists_media, os.fspath(cache_root))
     parts: list[Part] = []
     remote = is_remote(source)
     wave = (1 if remote else FIRST_WAVE) if _may_end_early(source, selected) else None

@@ -150,12 +150,12 @@ def reader_of(source: SourceConfig) -> Reader:
     return reader
 
 
-def file_place(written: str) -> Place:
-    """Returns the place of an image that is a file. Raises SampleError `missing_file` for an impossible name."""
-    problem = usable_name(written)
-    if problem:
+def file_place(written: str | Place) -> Place:
+    """Returns the place of an image, of a name that of the file. Raises SampleError `missing_file` for no name."""
+    place = Place(path=written) if isinstance(written, str) else written
+    if place.path is not None and (problem := usable_name(place.path)) is not None:
         raise SampleError("missing_file", f"the name of an image {problem}")
-    return Place(path=written)
+    return place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -131,7 +131,7 @@ def file_runs(path: Path) -> Iterator[tuple[int, int, int]]:
         start = stop
 
 
-def read_typed(piece: Piece, rows: Sink) -> None:
+def read_typed(piece: Piece, rows: Sink, *, media: Callable[[HfFile, Piece], MediaColumns] | None = None) -> None:
     """Gives the rows of some row groups or record batches of a data file.
 
     The image column is `Image()` (bytes, path or both), binary, strings (paths relative to the data file), or a list of
@@ -139,14 +139,15 @@ def read_typed(piece: Piece, rows: Sink) -> None:
     `conversations`), else `source.columns.question` and `source.columns.answer`; optional `sample_id` or `id`,
     `system`. Or `source.columns.label` (a ClassLabel is its names) or `source.columns.text`, by what is read. Other
     columns are counted by name, or refused row by row as `canonical` does. No image is read where parquet's statistics
-    say that all are there. Raises ManifestError for missing columns and other types.
+    say that all are there. media: the columns that name the images, where these are others. Raises ManifestError for
+    missing columns and other types.
     """
     file = HfFile(Path(piece.path))
-    images = _ImageColumn(file, piece)
+    images = (media or _ImageColumn)(file, piece)
     text = _text_columns(file, piece)
     require_columns(piece.source.keep_columns, file.schema.names, where=piece.path)
     text |= {name: name for name in piece.source.keep_columns}
-    taken = {*text.values(), piece.source.columns.image}
+    taken = {*text.values(), *images.names}
     held = [name for name in file.schema.names if name in _HELD - taken] if piece.reads == "conversations" else []
     classes = declared_classes(file.schema, text["label"]) if "label" in text else None
     columns = list(dict.fromkeys([*text.values(), *held, *images.leaves]))
@@ -231,11 +232,27 @@ def _no_column(piece: Piece, what: str, names: Sequence[str]) -> ManifestError:
     )
 
 
+class MediaColumns(Protocol):
+    """The columns of a data file that say which images a row has.
+
+    names: of the columns. leaves: what of them is read. batch_rows: rows that are held at once.
+    """
+
+    names: Sequence[str]
+    leaves: Sequence[str]
+    batch_rows: int
+
+    def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Sequence[Place | str | None]]:
+        """Yields the images of each row: a place in the file, a path, or None if there are neither bytes nor a path."""
+        ...
+
+
 class _ImageColumn:
     """The image column of a data file: what of it has to be read to know which rows have how many images, and where."""
 
     def __init__(self, file: HfFile, piece: Piece) -> None:
         self._name = name = piece.source.columns.image
+        self.names = [name]
         if name not in file.schema.names:
             raise _no_column(piece, f"{name} (source.columns.image)", file.schema.names)
         kind = file.schema.field(name).type
@@ -258,7 +275,7 @@ class _ImageColumn:
         self.batch_rows = _IMAGES_PER_BATCH if reads_images else _ROWS_PER_BATCH
 
     def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Sequence[Place | str | None]]:
-        """Yields the images of each row: a place in the file, a path, or None if there are neither bytes nor a path."""
+        """See `MediaColumns`."""
         if not self.leaves:
             yield from ([_inside(first + row, 0, run)] for row, run in enumerate(runs))
             return

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ from forebay.rows.meanings.recordings import (
 )
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import NamedFiles, manifest_files, usable_name
-from forebay.rows.reader import Failures, Located, LocateTask, Reader, RecordingLister
+from forebay.rows.reader import Failures, Located, LocateTask, Piece, Place, Reader, RecordingLister, Sink
+from forebay.rows.readers.arrow_files import HfFile
+from forebay.rows.readers.image_tables import file_runs, read_typed
 from forebay.rows.readers.json_lines import JsonError, decoded
 from forebay.rows.readers.table_rows import Columns, first
 from forebay.rows.readers.tar_members import (
@@ -199,7 +201,35 @@ def _require_columns(path: Path, names: Sequence[str], required: Sequence[str]) 
         )
 
 
-READER = Reader(recordings=RecordingLister(list=list_tar, locate=locate_tar, in_tars=True))
+def read_images(piece: Piece, rows: Sink) -> None:
+    """Gives the rows of a parquet manifest over tars of images, as `read_typed` does.
+
+    `tar_path` and `tar_member_name` name the images: a member, or a list of them.
+    """
+    read_typed(piece, rows, media=_TarColumns)
+
+
+class _TarColumns:
+    """The columns that name members of tars."""
+
+    names: Sequence[str] = REQUIRED[:2]
+    leaves: Sequence[str] = REQUIRED[:2]
+    batch_rows = 4096
+
+    def __init__(self, file: HfFile, piece: Piece) -> None:
+        _require_columns(Path(piece.path), file.schema.names, self.names)
+
+    def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Sequence[Place | str | None]]:  # noqa: ARG002
+        """Yields the images of each row, not looked up yet; None for a null."""
+        for tar, given in zip(*(batch[name].to_pylist() for name in self.names), strict=True):
+            members = given if isinstance(given, list) else [given]
+            named = [None if name is None else str(name).removeprefix("./") for name in members]
+            yield [None if None in (tar, name) else Place(tar, name or "", size=UNLOCATED) for name in named]
+
+
+READER = Reader(
+    read=read_images, runs=file_runs, recordings=RecordingLister(list=list_tar, locate=locate_tar, in_tars=True)
+)
 
 
 COLUMNS = ("shard path", "sample id", "language", "duration in seconds")
