@@ -18,6 +18,7 @@ from forebay.rows.image_rows import Part
 from forebay.rows.manifest import IMAGE_SCHEMA, UNLOCATED, WHOLE_FILE, storable, table_of
 from forebay.rows.media_reader import MediaReader, is_gone
 from forebay.rows.named_files import NamedFiles, shown_name
+from forebay.rows.reader import Reader
 from forebay.rows.readers.arrow_files import damaged, place_row
 from forebay.rows.readers.tar_members import UnreadableTar, missing_reason, tar_index
 from forebay.store.image.formats import image_size
@@ -138,15 +139,13 @@ def _read(read: MediaReader, task: ImageTask, file: int, offset: int, size: int)
 class Images:
     """Images by reference: entry i of the parts' image tables, put together, is reference i.
 
-    files: grows by what is looked at. holds_images, lists_images: of the kind, see `Reader`. file: int32 by
-    reference, -1 before. fact: int64 by reference, into `facts()`.
+    files: grows by what is looked at. file: int32 by reference, -1 before. fact: int64 by reference, into `facts()`.
     """
 
     source: SourceConfig
     files: NamedFiles
     map_: Map
-    holds_images: bool
-    lists_images: bool
+    reader: Reader
     cache_root: str
     file: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     fact: Array = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -179,7 +178,7 @@ class Images:
             names = written.dictionary.to_pylist()
             numbers = (
                 [self.files.listed(path) for path in names]
-                if self.lists_images
+                if self.reader.lists_media
                 else [self.files.number(path, manifest=manifest) for path in names]
             )
             self.file[new[chosen]] = np.asarray(numbers, np.int32)[written.indices.to_numpy()]
@@ -255,7 +254,7 @@ class Images:
             table = table.select(_PLACE[1:]).add_column(0, "file", pa.array(inverse.astype(np.int32)))
             yield ImageTask(
                 # Only data files hold images by row: a manifest that is named as an image is a file like others.
-                files=tuple(replace(f, listed=f.listed and self.holds_images) for f in files),
+                files=tuple(replace(f, listed=f.listed and self.reader.holds_media) for f in files),
                 places=table,
                 column=self.source.columns.image,
                 cache_root=self.cache_root,

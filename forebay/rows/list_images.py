@@ -52,9 +52,8 @@ def read_conversations(
     tell_if_too_large(manifests)
     tasks = reader.pieces_of(source, manifests, reads=reads, cache_root=os.fspath(cache_root))
     read = ReadPiece(reader.read)
-    selected = row_slice(source.rows) if source.rows is not None else slice(None)
-    files = NamedFiles(manifests, source)
-    images = Images(source, files, map_, reader.holds_media, reader.lists_media, os.fspath(cache_root))
+    selected = slice(None) if source.rows is None else row_slice(source.rows)
+    images = Images(source, NamedFiles(manifests, source), map_, reader, os.fspath(cache_root))
     parts: list[Part] = []
     remote = is_remote(source)
     wave = (1 if remote else FIRST_WAVE) if _may_end_early(source, selected) else None
@@ -65,13 +64,12 @@ def read_conversations(
         images.extend(found)
         rows = listed_rows(parts)
         is_all = wave is None or len(batch) < wave or (selected.stop is not None and len(rows) >= selected.stop)
-        good = 0
         if is_all:
             _require(rows, selected, source)
+        good = 0
         if is_all or source.max_samples is not None:
-            if source.rows is not None:
-                rows = rows.take(pa.array(np.arange(len(rows), dtype=np.int64)[selected]))
-            candidates = candidate_rows(rows, manifests, source, lists_images=reader.lists_media)
+            chosen = rows.take(pa.array(np.arange(len(rows), dtype=np.int64)[selected])) if source.rows else rows
+            candidates = candidate_rows(chosen, manifests, source, lists_images=reader.lists_media)
             failed = _looked_at(candidates.rows, images, source.max_samples)
             good = int(np.count_nonzero(failed < 0))
             if is_all or good == source.max_samples:

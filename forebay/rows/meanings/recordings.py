@@ -43,6 +43,8 @@ from forebay.store.sound_containers import one_stream, unread
 from forebay.store.sound_headers import MAX_WHOLE_BYTES, header_info, parsed_header
 from forebay.store.source_files import SourceFile
 
+logger = logging.getLogger(__name__)
+
 _TYPES = {
     "row": pa.int64(),
     "group": pa.int32(),
@@ -53,6 +55,18 @@ _TYPES = {
     **dict.fromkeys(("language", "prompt", "text"), pa.large_string()),
 }
 _TAKEN = frozenset({"audio", "text", "language", "prompt", *IDS, *DURATIONS})
+_STARTS = ("start", "start_s", "start_time", "begin", "begin_s", "begin_time", "onset", "offset")
+_ENDS = ("end", "end_s", "end_time")
+BOUNDS = frozenset(form for name in _STARTS + _ENDS for form in (name, name.capitalize(), name.upper()))
+"""Columns that say where in its recording a row begins or ends."""
+SPANS = BOUNDS | frozenset(DURATIONS)
+_LEAST_S, _SHARE = 0.5, 0.05
+"""Without `source.duration_tolerance`: the larger of these seconds and this share of the stated duration."""
+SEVERAL = f"{SPAN}several texts"
+_ADVICE = (
+    "a recording is read whole, so a row would have the text of a piece; cut the recordings (ffmpeg -i IN -ss START "
+    "-to END OUT) and list the pieces, or rename the column where it is no time of the recording"
+)
 
 
 @dataclass(slots=True)
@@ -255,23 +269,6 @@ def _looked_at(path: str, known_s: float) -> float:
         return header_duration_s(descriptor, offset=0, size=os.fstat(descriptor).st_size)
 
 
-logger = logging.getLogger(__name__)
-
-_STARTS = ("start", "start_s", "start_time", "begin", "begin_s", "begin_time", "onset", "offset")
-_ENDS = ("end", "end_s", "end_time")
-_LENGTHS = ["duration_s", "duration"]
-BOUNDS = frozenset(form for name in _STARTS + _ENDS for form in (name, name.capitalize(), name.upper()))
-"""Columns that say where in its recording a row begins or ends."""
-SPANS = BOUNDS | frozenset(_LENGTHS)
-_LEAST_S, _SHARE = 0.5, 0.05
-"""Without `source.duration_tolerance`: the larger of these seconds and this share of the stated duration."""
-SEVERAL = f"{SPAN}several texts"
-_ADVICE = (
-    "a recording is read whole, so a row would have the text of a piece; cut the recordings (ffmpeg -i IN -ss START "
-    "-to END OUT) and list the pieces, or rename the column where it is no time of the recording"
-)
-
-
 def allowed_s(tolerance_s: float | None, seconds: Array) -> Array:
     """Returns by how much durations may differ. tolerance_s: `source.duration_tolerance`."""
     return np.maximum(_LEAST_S, _SHARE * seconds) if tolerance_s is None else np.full(len(seconds), tolerance_s)
@@ -368,7 +365,7 @@ def _bounds(rows: pa.Table) -> tuple[Array, Array, Array]:
 
     A start and an end as far apart as the recording is long are those of a piece that was cut out already.
     """
-    start, end, length = (_first_of(rows, kind) for kind in (_STARTS, _ENDS, tuple(_LENGTHS)))
+    start, end, length = (_first_of(rows, kind) for kind in (_STARTS, _ENDS, DURATIONS))
     stated = rows["stated_s"].to_numpy().astype(np.float64)
     length = np.where(np.isnan(length), stated, length)
     several = np.asarray(pc.fill_null(rows[SEVERAL], fill_value=False)) if SEVERAL in rows.column_names else False

@@ -39,6 +39,7 @@ _LISTS = ".trans.txt"
 """LibriSpeech's lists: a line for each recording of their folder, its name and its text."""
 _BESIDE = (".txt", ".lab", ".normalized.txt")
 _NO_RECORDING = "(texts without a recording)"
+_NO_ROW = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,9 +255,6 @@ READER = Reader(
     recordings=RecordingLister(list=list_folder, locate=locate_files),
     lists_media=True,
 )
-
-
-_NO_ROW = -1
 
 
 def read_texts(

@@ -24,6 +24,11 @@ from forebay.visible import printable
 REPEATED = "repeated_field"
 
 BOM = b"\xef\xbb\xbf"
+# Of bytes as Latin-1, which leaves JSON's own marks as they are: it finds where a value ends.
+_scan = json.JSONDecoder(strict=False)
+_GAP = re.compile(r"[, \t\r\n]*")
+_HEAD_BYTES = 64 * 1024
+_TABLE_SUFFIXES = frozenset((".csv", ".tsv"))
 
 
 class JsonError(ValueError):
@@ -132,10 +137,6 @@ _flat = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=_obje
 
 _nested = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
 
-# Of bytes as Latin-1, which leaves JSON's own marks as they are: it finds where a value ends.
-_scan = json.JSONDecoder(strict=False)
-_GAP = re.compile(r"[, \t\r\n]*")
-
 
 def _named(value: Any) -> str:
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
@@ -222,11 +223,6 @@ def decoded(line: bytes, path: Path, number: int) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError as err:
         raise ManifestError(f"{path}, line {number}: is not UTF-8: {err}; correct the manifest", code="FB203") from err
-
-
-_HEAD_BYTES = 64 * 1024
-
-_TABLE_SUFFIXES = frozenset((".csv", ".tsv"))
 
 
 class _Form(NamedTuple):

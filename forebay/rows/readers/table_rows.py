@@ -34,6 +34,9 @@ from forebay.steps.audio.given import HOP_S, matrix_of, num_valid
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
+Problems = dict[int, tuple[str, str]]
+"""Reason and message by row, of rows that cannot be used."""
+
 
 @dataclass(frozen=True, slots=True)
 class Columns:
@@ -103,10 +106,6 @@ class Columns:
 def first(mask: Any) -> int:
     """Returns the position of the first true value."""
     return int(np.argmax(np.asarray(mask)))
-
-
-Problems = dict[int, tuple[str, str]]
-"""Reason and message by row, of rows that cannot be used."""
 
 
 class Table(Protocol):

@@ -68,6 +68,13 @@ from forebay.tar.members import TarIndex
 REQUIRED = ("tar_path", "tar_member_name", "transcript", "language", "duration_s")
 
 OPTIONAL = ("prompt", "sample_id")
+COLUMNS = ("shard path", "sample id", "language", "duration in seconds")
+_FOUND = {
+    "member": pa.large_string(),
+    **dict.fromkeys(("offset", "size"), pa.int64()),
+    **dict.fromkeys(("stated_s", "duration_s"), pa.float64()),
+    **dict.fromkeys(("language", "prompt", "text"), pa.large_string()),
+}
 
 
 def list_tar(source: SourceConfig) -> Manifest:
@@ -230,15 +237,6 @@ class _TarColumns:
 READER = Reader(
     read=read_images, runs=file_runs, recordings=RecordingLister(list=list_tar, locate=locate_tar, in_tars=True)
 )
-
-
-COLUMNS = ("shard path", "sample id", "language", "duration in seconds")
-_FOUND = {
-    "member": pa.large_string(),
-    **dict.fromkeys(("offset", "size"), pa.int64()),
-    **dict.fromkeys(("stated_s", "duration_s"), pa.float64()),
-    **dict.fromkeys(("language", "prompt", "text"), pa.large_string()),
-}
 
 
 def list_filelist(source: SourceConfig) -> Manifest:

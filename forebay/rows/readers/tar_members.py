@@ -30,6 +30,11 @@ MAX_SIDECAR_BYTES = 16 * 1024 * 1024
 
 NOT_FOUND = -1
 _STEM = r"([^/])\.[^./]*$"
+IMAGE_EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp"))
+AUDIO = frozenset((".wav", ".flac", ".ogg", ".mp3", ".opus"))
+TEXT_FIELDS = ("transcription", "text", "transcript")
+_DURATIONS = ("duration", "duration_s")
+_TAKEN = frozenset({"id", "language", "prompt", *_DURATIONS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +134,6 @@ def split_name(name: str) -> tuple[str, str]:
     if not dot or "/" in extension or not stem or stem.endswith("/"):
         return name, ""
     return stem, f".{extension.lower()}"
-
-
-IMAGE_EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp"))
-
-AUDIO = frozenset((".wav", ".flac", ".ogg", ".mp3", ".opus"))
-
-TEXT_FIELDS = ("transcription", "text", "transcript")
-
-_DURATIONS = ("duration", "duration_s")
-
-_TAKEN = frozenset({"id", "language", "prompt", *_DURATIONS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

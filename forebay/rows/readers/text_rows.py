@@ -25,6 +25,8 @@ from forebay.store.source_files import SourceFile
 BAD_TEXT, TOO_LARGE = "bad_text", "too_large"
 """Reasons of texts that cannot be used."""
 _DEFAULTS = SourceColumns()
+ENDING = ".parquet"
+_BATCH_ROWS = 4096
 
 
 def problem_of(data: bytes, max_bytes: int) -> tuple[str, str] | None:
@@ -189,10 +191,6 @@ def named_columns(source: SourceConfig) -> dict[str, str]:
     """Returns the columns that a config names, by what they hold."""
     names = {name: getattr(source.columns, name) for name in ("text", "language", "id", "prompt")}
     return {name: value for name, value in names.items() if value != getattr(_DEFAULTS, name)}
-
-
-ENDING = ".parquet"
-_BATCH_ROWS = 4096
 
 
 def list_parquet(file: LineFile, wanted: Wanted) -> None:

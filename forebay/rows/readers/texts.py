@@ -46,6 +46,7 @@ PLAIN = ".txt"
 _STRINGS = {str, type(None)}
 
 _decoder = json.JSONDecoder(parse_constant=refuse_constant)
+logger = logging.getLogger(__name__)
 
 
 class _Names(NamedTuple):
@@ -302,9 +303,6 @@ def _packed(block: Block, lines: Array) -> pa.ChunkedArray:
     letters = np.frombuffer(block.data, np.uint8)[np.cumsum(edges[:-1], dtype=np.int8).view(bool)]
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(letters)]
     return pa.chunked_array([pa.Array.from_buffers(pa.large_binary(), len(lines), buffers)])
-
-
-logger = logging.getLogger(__name__)
 
 
 def list_text(source: SourceConfig, cache_root: Path | None = None) -> Manifest:

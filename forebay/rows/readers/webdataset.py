@@ -40,11 +40,21 @@ from forebay.store.remote.raw.sources import files_in, is_folder, shown
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.members import Refused, TarIndex
 
+logger = logging.getLogger(__name__)
+
 MEMBERS_PER_RUN = 256
 """Members whose images one task looks at."""
 
 _BESIDE = (".json", ".cls", ".txt")
 _NO_OWNER = "(members without an image)"
+_LISTED = (
+    *("row", "sample_id", "explicit_id", "member", "offset", "size", "language", "prompt", "text"),
+    *("stated_s", "duration_s", "group", "file"),
+)
+_POSITION_BITS = 32
+"""`row` is `file number << _POSITION_BITS | position in the tar`."""
+_EXACT = frozenset((".wav", ".flac"))
+"""Formats whose header gives the exact number of samples, read from a few bytes."""
 
 
 def read_tar(piece: Piece, rows: Sink) -> None:
@@ -221,16 +231,6 @@ def _text(data: bytes, name: str) -> str:
         raise TextError("bad_text", f"{name} is not UTF-8: {err}; write the tar again") from err
 
 
-logger = logging.getLogger(__name__)
-
-_LISTED = (
-    *("row", "sample_id", "explicit_id", "member", "offset", "size", "language", "prompt", "text"),
-    *("stated_s", "duration_s", "group", "file"),
-)
-_POSITION_BITS = 32
-"""`row` is `file number << _POSITION_BITS | position in the tar`."""
-
-
 def list_webdataset(source: SourceConfig) -> Manifest:
     """Returns the tars that a config names; which samples they hold is only known when they are read.
 
@@ -345,10 +345,6 @@ def _add_left_out(task: LocateTask, index: TarIndex, members: Members, failures:
 
 def _row(task: LocateTask, position: int) -> int:
     return task.group << _POSITION_BITS | position
-
-
-_EXACT = frozenset((".wav", ".flac"))
-"""Formats whose header gives the exact number of samples, read from a few bytes."""
 
 
 def clip_duration_s(descriptor: int, index: TarIndex, clip: tuple[int, str], *, stated_s: float | None) -> float:
