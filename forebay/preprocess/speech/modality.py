@@ -27,7 +27,7 @@ from forebay.preprocess.workspace import Failure
 from forebay.rows.kept_columns import PREFIX, column_of, fields_of
 from forebay.rows.list_recordings import read_rows
 from forebay.rows.manifest import Manifest
-from forebay.rows.meanings.recordings import allowed_s
+from forebay.rows.meanings.recording_pieces import allowed_s
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe
 from forebay.store.layout import GROUPS, Array, FieldSpec, Group

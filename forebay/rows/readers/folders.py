@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from forebay.config.data import RECORDINGS, TEXT_OF_IMAGE, UNREAD, Reads, SourceConfig
 from forebay.errors import ManifestError, SampleError
 from forebay.rows.manifest import SPAN, Manifest, Unused, require_rows, row_table
-from forebay.rows.meanings.recordings import SEVERAL, locate_files, refuse_differing
+from forebay.rows.meanings.recording_pieces import SEVERAL, refuse_differing
+from forebay.rows.meanings.recordings import locate_files
 from forebay.rows.named_files import is_picture, manifest_files, path_stem, shown_name
 from forebay.rows.reader import Failures, Piece, Place, Reader, Record, RecordingLister, Sink
 from forebay.rows.readers.json_lines import manifest_lines

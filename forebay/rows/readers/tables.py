@@ -12,7 +12,7 @@ from forebay.config.data import TABLE_FILES, SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import concatenated
 from forebay.rows.manifest import Manifest, Unused, require_rows
-from forebay.rows.meanings.recordings import SPANS
+from forebay.rows.meanings.recording_pieces import SPANS
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder
 from forebay.rows.reader import DURATIONS, Piece, Reader, Record, RecordingLister, Sink
 from forebay.rows.readers.arrow_files import HfFile, data_files

@@ -30,15 +30,8 @@ from forebay.rows.manifest import (
     row_table,
     storable,
 )
-from forebay.rows.meanings.recordings import (
-    BOUNDS,
-    all_failed,
-    fill_durations,
-    header_duration_s,
-    located,
-    no_duration,
-    spans_of,
-)
+from forebay.rows.meanings.recording_pieces import BOUNDS, spans_of
+from forebay.rows.meanings.recordings import all_failed, fill_durations, header_duration_s, located, no_duration
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import NamedFiles, manifest_files, usable_name
 from forebay.rows.reader import Failures, Located, LocateTask, Piece, Place, Reader, RecordingLister, Sink
