@@ -79,10 +79,10 @@ TEXT_OF_IMAGE = (".txt",)
 SOURCE_KINDS = {
     "tar": SourceKind(reader=f"{_READERS}.tar_lists:READER", holds=BOTH, files=("*.parquet",), keeps=BOTH),
     "filelist": SourceKind(reader=f"{_READERS}.tar_lists:FILELIST_READER", files=("*.tsv",)),
-    "webdataset": SourceKind(reader=f"{_READERS}.webdataset:READER", holds=BOTH, files=("*.tar",), keeps=BOTH),
+    "webdataset": SourceKind(reader=f"{_READERS}.sidecar_tars:READER", holds=BOTH, files=("*.tar",), keeps=BOTH),
     "jsonl": SourceKind(reader=f"{_READERS}.jsonl:READER", holds=BOTH, files=("*.jsonl",), keeps=BOTH),
     "hf": SourceKind(
-        reader=f"{_READERS}.tables:HF_READER",
+        reader=f"{_READERS}.table_files:HF_READER",
         holds=BOTH,
         files=_HF_FILES,
         has_columns=True,
@@ -90,7 +90,7 @@ SOURCE_KINDS = {
         keeps=BOTH,
     ),
     "table": SourceKind(
-        reader=f"{_READERS}.tables:READER",
+        reader=f"{_READERS}.table_files:READER",
         holds=BOTH,
         files=TABLE_FILES,
         has_columns=True,
@@ -98,7 +98,7 @@ SOURCE_KINDS = {
         needs_text=True,
     ),
     "folder": SourceKind(
-        reader=f"{_READERS}.folders:READER",
+        reader=f"{_READERS}.media_folders:READER",
         holds=BOTH,
         images=tuple(f"*{ending}" for ending in PICTURES),
         files=tuple(f"*{ending}" for ending in (*RECORDINGS, *UNREAD, *TEXTS_BESIDE)),
@@ -108,9 +108,9 @@ SOURCE_KINDS = {
         needs_text=True,
     ),
     "python": SourceKind(reader=f"{_READERS}.python_inputs:READER", holds=BOTH, files=("*.py",), keeps=BOTH),
-    "ljspeech": SourceKind(reader=f"{_READERS}.tables:LJSPEECH_READER", files=("metadata.csv",)),
+    "ljspeech": SourceKind(reader=f"{_READERS}.table_files:LJSPEECH_READER", files=("metadata.csv",)),
     "text": SourceKind(
-        reader=f"{_READERS}.texts:READER",
+        reader=f"{_READERS}.text_files:READER",
         files=("*.jsonl",),
         else_files=(("*.txt",), ("*.jsonl.gz", "*.jsonl.zst"), ("*.parquet",), ("*.txt.gz", "*.txt.zst")),
         has_audio=False,

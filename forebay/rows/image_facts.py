@@ -14,11 +14,11 @@ import xxhash
 
 from forebay.config.data import SourceConfig
 from forebay.errors import SampleError
-from forebay.rows.image_rows import Part
+from forebay.rows.image_rows import ImagePart
 from forebay.rows.manifest import IMAGE_SCHEMA, UNLOCATED, WHOLE_FILE, storable, table_of
 from forebay.rows.media_reader import MediaReader, is_gone
 from forebay.rows.named_files import NamedFiles, shown_name
-from forebay.rows.reader import Reader
+from forebay.rows.reader import RowReader
 from forebay.rows.readers.arrow_files import damaged, place_row
 from forebay.rows.readers.tar_members import UnreadableTar, missing_reason, tar_index
 from forebay.store.image.formats import image_size
@@ -136,7 +136,7 @@ def _read(read: MediaReader, task: ImageTask, file: int, offset: int, size: int)
 
 
 @dataclass(slots=True)
-class Images:
+class ListedImages:
     """Images by reference: entry i of the parts' image tables, put together, is reference i.
 
     files: grows by what is looked at. file: int32 by reference, -1 before. fact: int64 by reference, into `facts()`.
@@ -145,7 +145,7 @@ class Images:
     source: SourceConfig
     files: NamedFiles
     map_: Map
-    reader: Reader
+    reader: RowReader
     cache_root: str
     file: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     fact: Array = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -154,7 +154,7 @@ class Images:
     _facts: list[pa.Table] = field(default_factory=lambda: [_FACTS.empty_table()])
     _fact_of_file: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def extend(self, parts: Sequence[Part]) -> None:
+    def extend(self, parts: Sequence[ImagePart]) -> None:
         """Adds the references of more parts; nothing is looked at."""
         counts = [len(part.images) for part in parts]
         self._places += [part.images for part in parts]

@@ -15,7 +15,7 @@ from forebay.cli import BAD_CONFIG, main
 from forebay.config import Config
 from forebay.config.data import SOURCE_KINDS, SourceColumns, SourceKind
 from forebay.errors import ConfigError
-from forebay.rows.reader import Reader, no_records
+from forebay.rows.reader import RowReader, no_records
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.source_files import listed_files
@@ -73,7 +73,7 @@ def test_every_kind_is_found_in_its_module() -> None:
     assert sum("vision" in kind.holds for kind in SOURCE_KINDS.values()) == 7
     for kind in SOURCE_KINDS.values():
         reader = resolve_name(kind.reader)
-        assert isinstance(reader, Reader)
+        assert isinstance(reader, RowReader)
         # Of images only records are read.
         assert reader.read is not no_records or kind.holds == ("speech",)
         assert reader.read is not no_records or reader.recordings is not None

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from forebay.config.data import PICTURES, Reads, SourceConfig
 from forebay.config.url import is_url
 from forebay.errors import ManifestError, TextError
-from forebay.rows.meanings.conversation import IDS, IMAGES, canonical
+from forebay.rows.meanings.canonical_chat import IDS, IMAGES, canonical
 from forebay.rows.readers.arrow_files import class_names
 from forebay.rows.readers.json_lines import JsonError, parse_nested
 from forebay.steps.text.label import Labels

@@ -28,7 +28,7 @@ from forebay.rows.manifest import (
 from forebay.rows.meanings.recording_pieces import BOUNDS, span_columns
 from forebay.rows.media_reader import is_gone, opened
 from forebay.rows.named_files import NamedFiles, manifest_files, path_stem, usable_name
-from forebay.rows.reader import DURATIONS, IDS, Failures, Located, LocateTask, Piece, Place, Record, Sink
+from forebay.rows.reader import DURATIONS, IDS, Failures, FilePiece, Located, LocateTask, MediaPlace, Record, Sink
 from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
 from forebay.rows.readers.tar_members import UnreadableTar
 from forebay.store.layout import Array
@@ -78,11 +78,11 @@ class RecordingSink:
         self._files = NamedFiles(self.manifests, self.source)
         self._taken = _TAKEN.union(self.source.keep_columns)
 
-    def read(self, read: Callable[[Piece, Sink], None]) -> Manifest:
+    def read(self, read: Callable[[FilePiece, Sink], None]) -> Manifest:
         """Returns the recordings of all files. Raises ManifestError for a record that is none."""
         for group, file in enumerate(self.manifests):
             self._group, path = group, str(file.path)
-            read(Piece(source=self.source, reads=self.reads, group=group, name=path, path=path), self)
+            read(FilePiece(source=self.source, reads=self.reads, group=group, name=path, path=path), self)
         require_rows(self.count, self.manifests)
         columns = columns_of(self._rows, _TYPES)
         bounds = span_columns(self._spans, sorted({name for row in self._spans for name in row}))
@@ -131,15 +131,15 @@ class RecordingSink:
         self._rows.append((self.count, group, sample_id, given is not None, *numbers, seconds, *texts))
 
 
-def _place_of(record: Record) -> Place:
+def _place_of(record: Record) -> MediaPlace:
     """Returns the place of a recording. Raises JsonError where its record names none."""
     for place in record.media or ():
-        if isinstance(place, Place):
+        if isinstance(place, MediaPlace):
             return place
     audio = string_of(record.fields, ("audio",), required=True) or ""
     if problem := usable_name(audio):
         raise JsonError(f"field audio {problem}")
-    return Place(audio)
+    return MediaPlace(audio)
 
 
 def _texts_of(fields: dict[str, Any]) -> tuple[str | None, ...]:
@@ -152,7 +152,7 @@ def _texts_of(fields: dict[str, Any]) -> tuple[str | None, ...]:
     return given, *(string_of(fields, (name,)) for name in ("language", "prompt", "text"))
 
 
-def list_records(source: SourceConfig, read: Callable[[Piece, Sink], None]) -> Manifest:
+def list_records(source: SourceConfig, read: Callable[[FilePiece, Sink], None]) -> Manifest:
     """Returns the recordings that the records of a source name; see `RecordingSink`."""
     return RecordingSink(source, manifest_files(source)).read(read)
 

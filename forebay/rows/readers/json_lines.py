@@ -169,7 +169,7 @@ def manifest_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-class Where(NamedTuple):
+class LineWhere(NamedTuple):
     """Which line of a file, or which object of an array, counted from 1."""
 
     number: int
@@ -179,15 +179,15 @@ class Where(NamedTuple):
         return f"{self.word} {self.number}"
 
 
-def manifest_objects(path: Path) -> Iterator[tuple[Where, bytes]]:
+def manifest_objects(path: Path) -> Iterator[tuple[LineWhere, bytes]]:
     """Yields the objects of a file with their places: its lines, or the members where it is one array of objects.
 
     Raises ManifestError as `manifest_lines`, and for an array that ends too early.
     """
     if not is_array(path):
-        yield from ((Where(number), line) for number, line in manifest_lines(path))
+        yield from ((LineWhere(number), line) for number, line in manifest_lines(path))
         return
-    yield from ((Where(number, "object"), data) for number, (_, data) in enumerate(array_members(path), 1))
+    yield from ((LineWhere(number, "object"), data) for number, (_, data) in enumerate(array_members(path), 1))
 
 
 def is_array(path: Path) -> bool:
@@ -276,12 +276,12 @@ _TABLES = {
 }
 
 
-def not_lines(path: Path, where: Where | int, problem: str, *, head: bytes | None = None) -> ManifestError:
+def not_lines(path: Path, where: LineWhere | int, problem: str, *, head: bytes | None = None) -> ManifestError:
     """Returns the error for a line, or an object, of a manifest; for a file that is neither it names the form.
 
     head: the first bytes of a compressed file, unpacked.
     """
-    place = where if isinstance(where, Where) else Where(where)
+    place = where if isinstance(where, LineWhere) else LineWhere(where)
     form = _form_of(path, _head(path) if head is None else head) if place.word == "line" else None
     if form is None:
         return ManifestError(f"{path}, {place}: {problem}; correct the manifest", code="FB203")

@@ -28,7 +28,17 @@ from forebay.rows.manifest import Manifest
 from forebay.rows.meanings.recordings import RecordingSink, fill_durations, header_duration_s, located
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import manifest_files
-from forebay.rows.reader import Failures, Located, LocateTask, Piece, Place, Reader, Record, RecordingLister, Sink
+from forebay.rows.reader import (
+    Failures,
+    FilePiece,
+    Located,
+    LocateTask,
+    MediaPlace,
+    Record,
+    RecordingLister,
+    RowReader,
+    Sink,
+)
 from forebay.rows.readers.json_lines import JsonError, manifest_lines, parse_object, string_of
 from forebay.rows.readers.jsonl import line_runs, read_lines
 from forebay.store.inputs import ASKER, SAMPLES, Inputs, inputs_of
@@ -165,7 +175,7 @@ class _SampleSink(RecordingSink):
         ) from err
 
 
-def _read_samples(piece: Piece, rows: Sink) -> None:
+def _read_samples(piece: FilePiece, rows: Sink) -> None:
     for number, line in manifest_lines(Path(piece.path)):
         rows.take(
             partial(_sample, line, rows, piece.source.keep_columns), where=f"{piece.path}, line {number}", number=number
@@ -183,7 +193,7 @@ def _sample(line: bytes, rows: Sink, keep: Sequence[str]) -> Record:
     own = {name: fields.get(name) for name in ("text", "language", "prompt")}
     own["sample_id"] = string_of(fields, ("id",), required=True)
     rows.unused.add_of(fields, _FIELDS.union(keep))
-    return Record(own, [Place(media, "", offset, size)], kept=fields)
+    return Record(own, [MediaPlace(media, "", offset, size)], kept=fields)
 
 
 def locate_python(task: LocateTask) -> Located:
@@ -200,4 +210,4 @@ def locate_python(task: LocateTask) -> Located:
     return located(task, {"duration_s": pa.array(durations)}, failures)
 
 
-READER = Reader(read=read_lines, runs=line_runs, recordings=RecordingLister(list=list_python, locate=locate_python))
+READER = RowReader(read=read_lines, runs=line_runs, recordings=RecordingLister(list=list_python, locate=locate_python))
