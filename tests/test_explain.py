@@ -21,7 +21,7 @@ from forebay import cli, errors
 from forebay.cli import program
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError, MissingExtraError, PlanError, SampleError
 from forebay.explain import PAGE, entries, explained
-from forebay.rows.meanings import conversation as canonical
+from forebay.rows.meanings import canonical_chat as canonical
 from forebay.rows.readers import json_lines
 from forebay.tar import scan
 

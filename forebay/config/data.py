@@ -77,12 +77,12 @@ TEXT_OF_IMAGE = (".txt",)
 """The files that hold their texts."""
 
 SOURCE_KINDS = {
-    "tar": SourceKind(reader=f"{_READERS}.tar_lists:READER", files=("*.parquet",), keeps=("speech",)),
+    "tar": SourceKind(reader=f"{_READERS}.tar_lists:READER", holds=BOTH, files=("*.parquet",), keeps=BOTH),
     "filelist": SourceKind(reader=f"{_READERS}.tar_lists:FILELIST_READER", files=("*.tsv",)),
-    "webdataset": SourceKind(reader=f"{_READERS}.webdataset:READER", holds=BOTH, files=("*.tar",), keeps=BOTH),
+    "webdataset": SourceKind(reader=f"{_READERS}.sidecar_tars:READER", holds=BOTH, files=("*.tar",), keeps=BOTH),
     "jsonl": SourceKind(reader=f"{_READERS}.jsonl:READER", holds=BOTH, files=("*.jsonl",), keeps=BOTH),
     "hf": SourceKind(
-        reader=f"{_READERS}.tables:HF_READER",
+        reader=f"{_READERS}.table_files:HF_READER",
         holds=BOTH,
         files=_HF_FILES,
         has_columns=True,
@@ -90,7 +90,7 @@ SOURCE_KINDS = {
         keeps=BOTH,
     ),
     "table": SourceKind(
-        reader=f"{_READERS}.tables:READER",
+        reader=f"{_READERS}.table_files:READER",
         holds=BOTH,
         files=TABLE_FILES,
         has_columns=True,
@@ -98,7 +98,7 @@ SOURCE_KINDS = {
         needs_text=True,
     ),
     "folder": SourceKind(
-        reader=f"{_READERS}.folders:READER",
+        reader=f"{_READERS}.media_folders:READER",
         holds=BOTH,
         images=tuple(f"*{ending}" for ending in PICTURES),
         files=tuple(f"*{ending}" for ending in (*RECORDINGS, *UNREAD, *TEXTS_BESIDE)),
@@ -108,9 +108,9 @@ SOURCE_KINDS = {
         needs_text=True,
     ),
     "python": SourceKind(reader=f"{_READERS}.python_inputs:READER", holds=BOTH, files=("*.py",), keeps=BOTH),
-    "ljspeech": SourceKind(reader=f"{_READERS}.tables:LJSPEECH_READER", files=("metadata.csv",)),
+    "ljspeech": SourceKind(reader=f"{_READERS}.table_files:LJSPEECH_READER", files=("metadata.csv",)),
     "text": SourceKind(
-        reader=f"{_READERS}.texts:READER",
+        reader=f"{_READERS}.text_files:READER",
         files=("*.jsonl",),
         else_files=(("*.txt",), ("*.jsonl.gz", "*.jsonl.zst"), ("*.parquet",), ("*.txt.gz", "*.txt.zst")),
         has_audio=False,
@@ -200,8 +200,8 @@ class SourceConfig:
     a `save_to_disk` folder or parquet (extra `hf`), of sound or of features. `ljspeech`: an LJSpeech folder. `text`:
     texts without audio, `.txt` files of a text a line, JSON lines of `text`, `id`?, `language`?, `prompt`?, either as
     `.gz` or `.zst` too, or a column of parquet. `python`: an iterator of your own, see
-    `manifest`. A config with `[vision]` takes `table`, `jsonl`, `hf` or
-    `webdataset`."""
+    `manifest`. A config with `[vision]` takes `table`, `jsonl`, `hf`,
+    `webdataset`, `folder`, `python`, or `tar` with a member or a list of them in `tar_member_name`."""
     manifest: str | tuple[str, ...] = field(metadata={"path": True, "url": True})
     """File, folder or glob, or a list of them; each may be a URL. The path is not in the key, the content is. Of
     `kind = "python"`: `"inputs.py:Clips"`, a class or function beside the config whose iteration yields dicts of `id`,

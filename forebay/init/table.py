@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from forebay.errors import ConfigError, ManifestError
 from forebay.init.tree import SAMPLE, spread
 from forebay.rows.readers.arrow_files import HfFile, class_names, holds_numbers, is_bytes
-from forebay.rows.readers.csv_tables import Wanted, read_csv, read_json_lines
+from forebay.rows.readers.csv_tables import WantedColumns, read_csv, read_json_lines
 from forebay.rows.readers.json_lines import JsonError, is_array, manifest_objects, parse_object
 
 Form = Literal["csv", "jsonl", "data"]
@@ -63,7 +63,7 @@ class Table:
         """Returns how often each value stands in the whole of a column; of a huge table in the rows that were read."""
         if os.path.getsize(self.path) > (_COUNTED_BYTES if self.form != "data" else math.inf) or name in self.classes:
             return Counter(map(str, self.values(name)))
-        wanted = Wanted(frozenset((name,)), name)
+        wanted = WantedColumns(frozenset((name,)), name)
         try:
             match self.form:
                 case "csv":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,16 +14,19 @@ import xxhash
 
 from forebay.config.data import SourceConfig
 from forebay.errors import SampleError
-from forebay.rows.image_rows import Part
-from forebay.rows.manifest import IMAGE_SCHEMA, WHOLE_FILE, storable, table_of
+from forebay.rows.image_rows import ImagePart
+from forebay.rows.manifest import IMAGE_SCHEMA, UNLOCATED, WHOLE_FILE, storable, table_of
 from forebay.rows.media_reader import MediaReader, is_gone
 from forebay.rows.named_files import NamedFiles, shown_name
+from forebay.rows.reader import RowReader
 from forebay.rows.readers.arrow_files import damaged, place_row
+from forebay.rows.readers.tar_members import UnreadableTar, missing_reason, tar_index
 from forebay.store.image.formats import image_size
 from forebay.store.layout import Array
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources
 from forebay.store.remote.raw.sources import look_up, shown
 from forebay.store.source_files import SourceFile
+from forebay.tar.members import TarIndex
 from forebay.task_map import Map, mark
 
 IMAGES_PER_TASK = 512
@@ -31,6 +35,8 @@ _MAX_OPEN = 4
 
 _FACTS = pa.schema(
     [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
         pa.field("hash", pa.string(), nullable=False),
         pa.field("width", pa.int32(), nullable=False),
         pa.field("height", pa.int32(), nullable=False),
@@ -49,6 +55,7 @@ class ImageTask:
     files: tuple[SourceFile, ...]
     places: pa.Table
     column: str
+    cache_root: str
     max_bytes: int
     max_pixels: int
 
@@ -72,20 +79,42 @@ def look_at(task: ImageTask) -> pa.Table:
     One image is held at a time, within `max_bytes`. Raises OSError where the machine fails, TarError where a tar is not
     as its index says, ManifestError where a data file is damaged.
     """
-    facts: list[tuple[str, int, int, str | None, str | None]] = []
+    facts: list[tuple[Any, ...]] = []
+    tars = _Tars(task)
     look_up(_paths(task))
     with MediaReader(task.files, max_open=_MAX_OPEN, max_bytes=task.max_bytes, column=task.column) as read:
-        places = zip(*(task.places[name].to_pylist() for name in ("file", "offset", "size")), strict=True)
-        for position, (file, offset, size) in enumerate(places):
+        places = zip(*(task.places[name].to_pylist() for name in _PLACE), strict=True)
+        for position, (file, member, offset, size) in enumerate(places):
             mark(position)
             name = task.name(position)
             try:
+                if size == UNLOCATED:
+                    offset, size = tars.located(file, member)
                 data = _read(read, task, file, offset, size)
                 width, height = image_size(data, max_pixels=task.max_pixels, sample_id=name)
-                facts.append((xxhash.xxh3_128_hexdigest(data), width, height, None, None))
+                facts.append((offset, size, xxhash.xxh3_128_hexdigest(data), width, height, None, None))
             except SampleError as err:
-                facts.append(("", 0, 0, err.reason, storable(f"image {name}: {err}")))
+                facts.append((offset, size, "", 0, 0, err.reason, storable(f"image {name}: {err}")))
     return table_of(facts, _FACTS)
+
+
+@dataclass(slots=True)
+class _Tars:
+    """The tars of a task whose members are only known by name."""
+
+    task: ImageTask
+    _indexes: dict[int, TarIndex | UnreadableTar] = field(default_factory=dict)
+
+    def located(self, file: int, member: str) -> tuple[int, int]:
+        """Returns offset and size of a member. Raises SampleError where there is none that can be read."""
+        source = self.task.files[file]
+        if (index := self._indexes.get(file)) is None:
+            index = self._indexes[file] = tar_index(str(source.path), cache_root=self.task.cache_root)
+        if isinstance(index, UnreadableTar):
+            raise SampleError("missing_file" if index.absent else index.reason, index.message)
+        if (row := index.find(member)) is None:
+            raise SampleError(*missing_reason(index, member, shown_name(source)))
+        return int(index.offsets[row]), int(index.sizes[row])
 
 
 def _paths(task: ImageTask) -> list[Path]:
@@ -107,18 +136,17 @@ def _read(read: MediaReader, task: ImageTask, file: int, offset: int, size: int)
 
 
 @dataclass(slots=True)
-class Images:
+class ListedImages:
     """Images by reference: entry i of the parts' image tables, put together, is reference i.
 
-    files: grows by what is looked at. holds_images, lists_images: of the kind, see `Reader`. file: int32 by
-    reference, -1 before. fact: int64 by reference, into `facts()`.
+    files: grows by what is looked at. file: int32 by reference, -1 before. fact: int64 by reference, into `facts()`.
     """
 
     source: SourceConfig
     files: NamedFiles
     map_: Map
-    holds_images: bool
-    lists_images: bool = False
+    reader: RowReader
+    cache_root: str
     file: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     fact: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     _group: Array = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -126,7 +154,7 @@ class Images:
     _facts: list[pa.Table] = field(default_factory=lambda: [_FACTS.empty_table()])
     _fact_of_file: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def extend(self, parts: Sequence[Part]) -> None:
+    def extend(self, parts: Sequence[ImagePart]) -> None:
         """Adds the references of more parts; nothing is looked at."""
         counts = [len(part.images) for part in parts]
         self._places += [part.images for part in parts]
@@ -150,17 +178,18 @@ class Images:
             names = written.dictionary.to_pylist()
             numbers = (
                 [self.files.listed(path) for path in names]
-                if self.lists_images
+                if self.reader.lists_media
                 else [self.files.number(path, manifest=manifest) for path in names]
             )
             self.file[new[chosen]] = np.asarray(numbers, np.int32)[written.indices.to_numpy()]
         self.files.stamp()
         missing = np.full(len(self.files.files) - len(self._fact_of_file), -1, np.int64)
         self._fact_of_file = np.append(self._fact_of_file, missing)
-        own = new[is_file]
+        is_whole = is_file & (places["member"].to_numpy() == "")
+        own = new[is_whole]
         _, first = np.unique(self.file[own], return_index=True)
         once = own[first[self._fact_of_file[self.file[own[first]]] < 0]]
-        todo = np.concatenate([new[~is_file], once])
+        todo = np.concatenate([new[~is_whole], once])
         todo = todo[np.argsort(self.file[todo], kind="stable")]
         self.fact[todo] = self._looked_at(todo)
         self._fact_of_file[self.file[once]] = self.fact[once]
@@ -205,8 +234,8 @@ class Images:
         """Returns IMAGE_SCHEMA of some references that were looked at."""
         places = self.places().take(pa.array(references))
         facts = self.facts().take(pa.array(self.fact[references]))
-        columns = {"file": pa.array(self.file[references])} | {name: places[name] for name in _PLACE[1:]}
-        columns |= {name: facts[name] for name in ("hash", "width", "height")}
+        columns = {"file": pa.array(self.file[references]), "member": places["member"]}
+        columns |= {name: facts[name] for name in ("offset", "size", "hash", "width", "height")}
         return pa.table([columns[f.name] for f in IMAGE_SCHEMA], schema=IMAGE_SCHEMA)
 
     def _tasks(self, todo: Array) -> Iterator[ImageTask]:
@@ -225,9 +254,10 @@ class Images:
             table = table.select(_PLACE[1:]).add_column(0, "file", pa.array(inverse.astype(np.int32)))
             yield ImageTask(
                 # Only data files hold images by row: a manifest that is named as an image is a file like others.
-                files=tuple(replace(f, listed=f.listed and self.holds_images) for f in files),
+                files=tuple(replace(f, listed=f.listed and self.reader.holds_media) for f in files),
                 places=table,
                 column=self.source.columns.image,
+                cache_root=self.cache_root,
                 max_bytes=self.source.max_sample_bytes,
                 max_pixels=self.source.max_pixels,
             )

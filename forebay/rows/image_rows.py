@@ -26,10 +26,10 @@ from forebay.rows.manifest import (
     storable,
     table_of,
 )
-from forebay.rows.meanings.conversation import IMAGES, identifier, image_names, text_error
+from forebay.rows.meanings.canonical_chat import IMAGES, identifier, image_names, text_error
 from forebay.rows.meanings.image_class import EXCLUDED, read_row
 from forebay.rows.named_files import is_picture, path_stem, shown_name
-from forebay.rows.reader import Piece, Place, Record, Sink, file_place
+from forebay.rows.reader import FilePiece, MediaPlace, Record, Sink, file_place
 from forebay.rows.readers.json_lines import JsonError, parse_nested
 from forebay.rows.shared_images import flattened
 from forebay.store.layout import Array
@@ -66,7 +66,7 @@ PART_IMAGES = pa.schema(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ImagePart:
     """What a task found: PART_ROWS and PART_IMAGES.
 
     absent: the file cannot be opened. unused: rows by the name of a field that nothing takes. classes: the names of all
@@ -98,7 +98,7 @@ class ImageSink:
     _tables: list[pa.Table] = field(default_factory=list)
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
     _kept: list[tuple[Any, ...]] = field(default_factory=list)
-    _places: dict[Place, int] = field(default_factory=dict)
+    _places: dict[MediaPlace, int] = field(default_factory=dict)
 
     def take(
         self,
@@ -125,10 +125,10 @@ class ImageSink:
             reason = "bad_row"
         self._append((sample_id, False, None, [], kind, reason, storable(message)), (None,) * len(self.keep))
 
-    def part(self, group: int) -> Part:
+    def part(self, group: int) -> ImagePart:
         """Returns what was gathered."""
         self._flush()
-        return Part(
+        return ImagePart(
             group=group,
             rows=concatenated(self._tables, is_last=False),
             images=table_of([*self._places], PART_IMAGES),
@@ -140,7 +140,7 @@ class ImageSink:
     def _add(
         self,
         fields: dict[str, Any],
-        images: Sequence[Place],
+        images: Sequence[MediaPlace],
         sample_id: str | None,
         *,
         is_given: bool,
@@ -157,7 +157,7 @@ class ImageSink:
             values = values_in(fields if kept is None else kept, self.keep)
         except JsonError as err:
             raise text_error(err) from err
-        places = [file_place(image) if isinstance(image, str) else image for image in used]
+        places = [*map(file_place, used)]
         for place in places:
             if place.path is not None and is_elsewhere(place.path, self.home):
                 raise SampleError(
@@ -180,11 +180,11 @@ class ImageSink:
         self._kept.clear()
 
 
-def _with_images(record: Record) -> tuple[dict[str, Any], list[Place]]:
+def _with_images(record: Record) -> tuple[dict[str, Any], list[MediaPlace]]:
     """Returns the fields of a row, nested JSON decoded, and its images."""
     fields, images = record.fields, []
     if record.media is not None:
-        found = [file_place(place) if isinstance(place, str) else place for place in record.media]
+        found = [place if place is None else file_place(place) for place in record.media]
         images = [place for place in found if place is not None]
         if len(images) < len(found):
             raise SampleError("missing_file", "its image has neither bytes nor a path")
@@ -208,9 +208,9 @@ def _decoded(name: str, text: str) -> Any:
 class ReadPiece:
     """Reads a piece, as a task."""
 
-    read: Callable[[Piece, Sink], None]
+    read: Callable[[FilePiece, Sink], None]
 
-    def __call__(self, piece: Piece) -> Part:
+    def __call__(self, piece: FilePiece) -> ImagePart:
         """Returns the rows of a piece, and the places of their images."""
         source = piece.source
         home = place_of(Path(source.audio_dir or piece.path))
@@ -222,7 +222,7 @@ class ReadPiece:
 _KINDS: tuple[Kind, ...] = ("excluded", "failed")
 
 
-def listed_rows(parts: Sequence[Part]) -> pa.Table:
+def listed_rows(parts: Sequence[ImagePart]) -> pa.Table:
     """Returns all rows: PART_ROWS with `row`, `group` and `offset` (the place in its file); images as references."""
     group = np.repeat([part.group for part in parts], [len(part.rows) for part in parts]).astype(np.int32)
     bases = np.cumsum([0, *(len(part.images) for part in parts)])

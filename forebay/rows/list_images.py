@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from forebay.config.data import Reads, SourceConfig, row_slice
 from forebay.errors import BuildError, ManifestError
 from forebay.rows.eligible import FIRST_WAVE, next_wave, unneeded
-from forebay.rows.image_facts import Images
-from forebay.rows.image_rows import Part, ReadPiece, candidate_rows, listed_rows
+from forebay.rows.image_facts import ListedImages
+from forebay.rows.image_rows import ImagePart, ReadPiece, candidate_rows, listed_rows
 from forebay.rows.kept_columns import PREFIX, column_of, names_of, require_values, with_kept
 from forebay.rows.manifest import CONVERSATION_SCHEMA, Manifest, merged, rejections
 from forebay.rows.meanings.image_class import with_labels
@@ -52,9 +52,9 @@ def read_conversations(
     tell_if_too_large(manifests)
     tasks = reader.pieces_of(source, manifests, reads=reads, cache_root=os.fspath(cache_root))
     read = ReadPiece(reader.read)
-    selected = row_slice(source.rows) if source.rows is not None else slice(None)
-    images = Images(source, NamedFiles(manifests, source), map_, reader.holds_media, reader.lists_media)
-    parts: list[Part] = []
+    selected = slice(None) if source.rows is None else row_slice(source.rows)
+    images = ListedImages(source, NamedFiles(manifests, source), map_, reader, os.fspath(cache_root))
+    parts: list[ImagePart] = []
     remote = is_remote(source)
     wave = (1 if remote else FIRST_WAVE) if _may_end_early(source, selected) else None
     while True:
@@ -64,13 +64,12 @@ def read_conversations(
         images.extend(found)
         rows = listed_rows(parts)
         is_all = wave is None or len(batch) < wave or (selected.stop is not None and len(rows) >= selected.stop)
-        good = 0
         if is_all:
             _require(rows, selected, source)
+        good = 0
         if is_all or source.max_samples is not None:
-            if source.rows is not None:
-                rows = rows.take(pa.array(np.arange(len(rows), dtype=np.int64)[selected]))
-            candidates = candidate_rows(rows, manifests, source, lists_images=reader.lists_media)
+            chosen = rows.take(pa.array(np.arange(len(rows), dtype=np.int64)[selected])) if source.rows else rows
+            candidates = candidate_rows(chosen, manifests, source, lists_images=reader.lists_media)
             failed = _looked_at(candidates.rows, images, source.max_samples)
             good = int(np.count_nonzero(failed < 0))
             if is_all or good == source.max_samples:
@@ -94,7 +93,7 @@ def _require(rows: pa.Table, selected: slice, source: SourceConfig) -> None:
         )
 
 
-def _looked_at(rows: pa.Table, images: Images, max_samples: int | None) -> Array:
+def _looked_at(rows: pa.Table, images: ListedImages, max_samples: int | None) -> Array:
     """Returns the first image of each row that cannot be used, as a reference, else -1.
 
     Rows behind the one that fills `max_samples` are not looked at.
@@ -118,7 +117,7 @@ def _looked_at(rows: pa.Table, images: Images, max_samples: int | None) -> Array
         count *= 2
 
 
-def _death(err: WorkerDied, rows: pa.Table, images: Images) -> str:
+def _death(err: WorkerDied, rows: pa.Table, images: ListedImages) -> str:
     offsets, references = flattened(rows["images"])
     used = np.flatnonzero(np.isin(references, images.references_to(err.task, err.position)))
     owners = pa.array(np.unique(np.searchsorted(offsets, used, side="right") - 1))
@@ -129,7 +128,9 @@ def _death(err: WorkerDied, rows: pa.Table, images: Images) -> str:
     )
 
 
-def _finished(candidates: Manifest, failed: Array, images: Images, parts: Sequence[Part], *, reads: Reads) -> Manifest:
+def _finished(
+    candidates: Manifest, failed: Array, images: ListedImages, parts: Sequence[ImagePart], *, reads: Reads
+) -> Manifest:
     """The manifest of the rows that were looked at."""
     source = images.source
     is_full = np.count_nonzero(failed < 0) == source.max_samples
@@ -161,13 +162,13 @@ def _finished(candidates: Manifest, failed: Array, images: Images, parts: Sequen
     return manifest
 
 
-def _failures(rows: pa.Table, failed: Array, images: Images) -> pa.Table:
+def _failures(rows: pa.Table, failed: Array, images: ListedImages) -> pa.Table:
     gone = rows.filter(pa.array(failed >= 0))
     facts = images.facts().take(pa.array(images.fact[failed[failed >= 0]]))
     return rejections(gone["row"], gone["sample_id"], kind="failed", reason=facts["reason"], message=facts["message"])
 
 
-def _brought_together(rows: pa.Table, images: Images) -> tuple[pa.Table, pa.Table]:
+def _brought_together(rows: pa.Table, images: ListedImages) -> tuple[pa.Table, pa.Table]:
     """CONVERSATION_SCHEMA and IMAGE_SCHEMA of rows whose images can all be used."""
     offsets, references = flattened(rows["images"])
     groups = share_groups(rows["group"].to_numpy(), offsets, images.contents(references))

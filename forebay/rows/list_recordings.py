@@ -28,7 +28,8 @@ from forebay.rows.eligible import (
 )
 from forebay.rows.kept_columns import concatenated, require_values, typed
 from forebay.rows.manifest import ROW_SCHEMA, SPAN, Manifest, merged
-from forebay.rows.meanings.recordings import list_records, locate_files, refuse_differing, refuse_uncovered, to_judge
+from forebay.rows.meanings.recording_pieces import refuse_differing, refuse_uncovered, to_judge
+from forebay.rows.meanings.recordings import list_records, locate_files
 from forebay.rows.named_files import shown_name, stamped
 from forebay.rows.reader import Located, LocateTask, RecordingLister, reader_of
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large

@@ -91,6 +91,12 @@ SPAN = "span:"
 
 UNLOCATED = -2
 """`size` of a row of a tar whose member has not been looked up yet."""
+_UNKNOWN = {"explicit_id": False, "member": "", "offset": 0, "size": WHOLE_FILE, "duration_s": float("nan")}
+"""The value of a column that is left out, null of any other."""
+OTHERS = "(others)"
+_MAX_NAMES = 100
+_MAX_LENGTH = 60
+_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +159,6 @@ def row_table(columns: Mapping[str, Any], *, num_rows: int, kept: Mapping[str, A
     for name in columns:
         table = table.append_column(name, columns[name]) if name.startswith(SPAN) else table
     return table
-
-
-_UNKNOWN = {"explicit_id": False, "member": "", "offset": 0, "size": WHOLE_FILE, "duration_s": float("nan")}
-"""The value of a column that is left out, null of any other."""
 
 
 def columns_of(rows: Sequence[Sequence[Any]], types: Mapping[str, pa.DataType]) -> dict[str, pa.Array]:
@@ -243,12 +245,6 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Returns the end of a message with the nearest of some names; empty where none is near."""
     near = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {near[0]}?" if near else ""
-
-
-OTHERS = "(others)"
-_MAX_NAMES = 100
-_MAX_LENGTH = 60
-_SHOWN = 20
 
 
 @dataclass(slots=True)

@@ -28,6 +28,13 @@ from forebay.store.memo import SIZE, Stat, stat_now, stat_of
 from forebay.store.remote.raw.sources import is_here, open_source, place_of, reader, shown
 from forebay.store.source_files import SourceFile
 
+_ABSENT = (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError)
+_NAMES = ("ENOENT", "ENOTDIR", "EISDIR", "EACCES", "EPERM", "ELOOP", "ENAMETOOLONG", "ENXIO")
+_GONE = frozenset(getattr(errno, name) for name in _NAMES)
+"""Errors of a file that cannot be had."""
+SPARSE_MEMBER_BYTES, SPARSE_SHARE = 8 * 1024 * 1024, 4
+"""A tar of a store is read member by member where those needed have this mean size and less than this part of it."""
+
 
 class MediaReader:
     """`reader(file, offset, size)` over the files of a `Manifest` returns encoded bytes; for any number of threads."""
@@ -122,9 +129,6 @@ class _HfRows:
     def close(self) -> None:
         with self._lock:
             self._open = None
-
-
-_ABSENT = (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError)
 
 
 @dataclass(eq=False)
@@ -347,18 +351,6 @@ def read_fully(descriptor: int, size: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
-_GONE = {
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.ENXIO,
-}
-
-
 def is_gone(err: OSError) -> bool:
     """Whether an error says that a file cannot be had; any other (EIO, ENOMEM, ...) stops the build."""
     return err.errno in _GONE
@@ -385,10 +377,6 @@ def opened(path: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-SPARSE_MEMBER_BYTES, SPARSE_SHARE = 8 * 1024 * 1024, 4
-"""A tar of a store is read member by member where those needed have this mean size and less than this part of it."""
 
 
 def sparse_files(rows: pa.Table, files: Sequence[SourceFile]) -> frozenset[int]:

@@ -28,7 +28,7 @@ IDS, DURATIONS = ("sample_id", "id"), ("duration_s", "duration")
 """Fields and columns that hold ids and durations, the first of them that is there."""
 
 
-class Place(NamedTuple):
+class MediaPlace(NamedTuple):
     """Where a recording or an image lies. run: of places that are read by one task: a row group, a stretch of a tar."""
 
     path: str | None = None
@@ -47,13 +47,13 @@ class Record(NamedTuple):
     """
 
     fields: dict[str, Any]
-    media: Sequence[Place | str | None] | None = None
+    media: Sequence[MediaPlace | str | None] | None = None
     kept: Mapping[str, Any] | None = None
     nested: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class FilePiece:
     """Part of one file. group: its number. name: in messages. start, stop: bytes of lines, row groups of a data file.
 
     first: number of the first line, from 1; of the first row of a data file, from 0. files: those of a folder.
@@ -107,12 +107,12 @@ def numbered(source: SourceConfig, files: Sequence[SourceFile]) -> Sequence[tupl
     return [*enumerate(files)]
 
 
-def no_records(piece: Piece, rows: Sink) -> None:
+def no_records(piece: FilePiece, rows: Sink) -> None:
     """Gives nothing: rows of the kind are recordings, which are listed in another way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class RowReader:
     """How the files of a kind of source are read.
 
     read: gives the records of a piece to what takes them. runs: `start`, `stop` and `first` of the pieces of a file.
@@ -121,19 +121,19 @@ class Reader:
     of a data file hold images; other manifests only name them. lists_media: the manifests are the images themselves.
     """
 
-    read: Callable[[Piece, Sink], None] = no_records
+    read: Callable[[FilePiece, Sink], None] = no_records
     runs: Callable[[Path], Iterable[tuple[int, int, int]]] = one_a_file
     files: Callable[[SourceConfig, Sequence[SourceFile]], Sequence[tuple[int, SourceFile]]] = numbered
-    pieces: Callable[[Piece, Sequence[SourceFile]], Iterator[Piece]] | None = None
+    pieces: Callable[[FilePiece, Sequence[SourceFile]], Iterator[FilePiece]] | None = None
     recordings: RecordingLister | None = None
     holds_media: bool = False
     lists_media: bool = False
 
     def pieces_of(
         self, source: SourceConfig, files: Sequence[SourceFile], *, reads: Reads, cache_root: str
-    ) -> Iterator[Piece]:
+    ) -> Iterator[FilePiece]:
         """Yields the pieces of a source, in the order of its files."""
-        whole = Piece(source=source, reads=reads, group=0, name="", path="", cache_root=cache_root)
+        whole = FilePiece(source=source, reads=reads, group=0, name="", path="", cache_root=cache_root)
         if self.pieces is not None:
             yield from self.pieces(whole, files)
             return
@@ -144,18 +144,18 @@ class Reader:
             )
 
 
-def reader_of(source: SourceConfig) -> Reader:
+def reader_of(source: SourceConfig) -> RowReader:
     """Returns the reader of a source's kind."""
-    reader: Reader = resolve_name(SOURCE_KINDS[source.kind].reader)
+    reader: RowReader = resolve_name(SOURCE_KINDS[source.kind].reader)
     return reader
 
 
-def file_place(written: str) -> Place:
-    """Returns the place of an image that is a file. Raises SampleError `missing_file` for an impossible name."""
-    problem = usable_name(written)
-    if problem:
+def file_place(written: str | MediaPlace) -> MediaPlace:
+    """Returns the place of an image, of a name that of the file. Raises SampleError `missing_file` for no name."""
+    place = MediaPlace(path=written) if isinstance(written, str) else written
+    if place.path is not None and (problem := usable_name(place.path)) is not None:
         raise SampleError("missing_file", f"the name of an image {problem}")
-    return Place(path=written)
+    return place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ def test_a_slice_is_built_and_read_without_a_cache_alike(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(line_index, "LINES", 16)
-    monkeypatch.setattr("forebay.rows.readers.texts.LINES", 16)
+    monkeypatch.setattr("forebay.rows.readers.text_files.LINES", 16)
     lines = [f"this is line {number}" for number in range(60)]
     data = "".join(f"{line}\n" for line in lines).encode()
     path = tmp_path / f"t.{ending}"

@@ -12,9 +12,9 @@ import pytest
 
 from forebay.config import SourceColumns
 from forebay.errors import ManifestError, MissingExtraError
-from forebay.rows.reader import Piece
+from forebay.rows.reader import FilePiece
 from forebay.rows.readers import arrow_files as hf_file
-from forebay.rows.readers import image_tables
+from forebay.rows.readers import tables_of_images
 from tests.rows.helpers import ids, rejected
 from tests.rows.pictures import converse, images_of, picture, source_of, write_picture
 
@@ -129,8 +129,8 @@ def test_where_all_images_are_there_none_is_read_to_list_them(tmp_path: Path) ->
     leaves = {}
     for name in ("one", "many"):
         path = tmp_path / f"{name}.parquet"
-        piece = Piece(source=source_of("hf", path), reads="conversations", group=0, name=path.name, path=str(path))
-        column = image_tables._ImageColumn(hf_file.HfFile(path), piece)
+        piece = FilePiece(source=source_of("hf", path), reads="conversations", group=0, name=path.name, path=str(path))
+        column = tables_of_images._ImageColumn(hf_file.HfFile(path), piece)
         leaves[name] = column.leaves
     assert leaves == {"one": ["image.path"], "many": ["image.list.element.path"]}
 

@@ -15,7 +15,7 @@ from forebay.cli import BAD_CONFIG, main
 from forebay.config import Config
 from forebay.config.data import SOURCE_KINDS, SourceColumns, SourceKind
 from forebay.errors import ConfigError
-from forebay.rows.reader import Reader, no_records
+from forebay.rows.reader import RowReader, no_records
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.source_files import listed_files
@@ -70,10 +70,10 @@ def test_a_new_kind_is_one_file_and_one_line(tmp_path: Path, modality: str, monk
 
 def test_every_kind_is_found_in_its_module() -> None:
     assert len(SOURCE_KINDS) == len({kind.reader for kind in SOURCE_KINDS.values()}) == 10
-    assert sum("vision" in kind.holds for kind in SOURCE_KINDS.values()) == 6
+    assert sum("vision" in kind.holds for kind in SOURCE_KINDS.values()) == 7
     for kind in SOURCE_KINDS.values():
         reader = resolve_name(kind.reader)
-        assert isinstance(reader, Reader)
+        assert isinstance(reader, RowReader)
         # Of images only records are read.
         assert reader.read is not no_records or kind.holds == ("speech",)
         assert reader.read is not no_records or reader.recordings is not None
@@ -82,8 +82,8 @@ def test_every_kind_is_found_in_its_module() -> None:
 UNKNOWN = [
     ("speech", "jsonll", r'source\.kind is "jsonll", for speech wanted one of tar, .*, text; did you mean jsonl\?$'),
     ("speech", "xyz", r'source\.kind is "xyz", for speech wanted one of tar, .*, text$'),
-    ("vision", "tar", r'source\.kind is "tar", for vision wanted one of webdataset, jsonl, hf, table, folder, python$'),
-    ("vision", "webdatasets", r"one of webdataset, jsonl, hf, table, folder, python; did you mean webdataset\?$"),
+    ("vision", "text", r'source\.kind is "text", for vision wanted one of tar, webdataset, jsonl, hf, .*, python$'),
+    ("vision", "webdatasets", r"one of tar, webdataset, jsonl, hf, table, folder, python; did you mean webdataset\?$"),
 ]
 COMMANDS = ["key", "inspect", "train", "train --dry-run", "preprocess", "preprocess --dry-run"]
 

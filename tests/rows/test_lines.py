@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from forebay.errors import ManifestError
 from forebay.rows.readers import line_blocks as lines
 from forebay.rows.readers.json_lines import BOM
-from forebay.rows.readers.line_blocks import CODECS, Block, head_of, line_blocks, plain_name
+from forebay.rows.readers.line_blocks import CODECS, LineBlock, head_of, line_blocks, plain_name
 
 ENDINGS = ("", *CODECS)
 MOST = 12
@@ -38,7 +38,7 @@ def plainly(data: bytes, max_bytes: int) -> list[tuple[int, bytes]]:
     return [(number, part) for number, part in enumerate(ended, 1) if part.strip()]
 
 
-def found(blocks: Iterator[Block], max_bytes: int) -> list[tuple[int, bytes]]:
+def found(blocks: Iterator[LineBlock], max_bytes: int) -> list[tuple[int, bytes]]:
     return [
         (block.place.line + line, block.data[block.starts[line] : block.stops[line]][: max_bytes + 1])
         for block in blocks

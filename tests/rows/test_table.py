@@ -17,7 +17,7 @@ from forebay import load_config
 from forebay.config import SourceColumns
 from forebay.errors import ConfigError, ManifestError
 from forebay.rows.manifest import Manifest
-from forebay.rows.readers.csv_tables import Wanted, read_csv
+from forebay.rows.readers.csv_tables import WantedColumns, read_csv
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import find_cache
@@ -279,7 +279,7 @@ def test_a_csv_is_read_as_the_csv_module_reads_it(
     writer = csv.writer(text, delimiter=mark, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerows([("audio", "text"), *rows])
     (folder / "t.csv").write_text(text.getvalue(), encoding="utf-8", newline="")
-    table = read_csv(folder / "t.csv", Wanted(frozenset(("audio", "text")), "audio"))
+    table = read_csv(folder / "t.csv", WantedColumns(frozenset(("audio", "text")), "audio"))
     with open(folder / "t.csv", encoding="utf-8", newline="") as file:
         expected = list(csv.DictReader(file, delimiter=mark))
     found = table.columns(["audio", "text"]).to_pylist()
@@ -325,7 +325,7 @@ def test_a_tsv_is_read_as_it_stands(tmp_path_factory: pytest.TempPathFactory, ro
     folder = tmp_path_factory.mktemp("tsv")
     text = "".join("\t".join(row) + "\n" for row in [["audio", "text"], *rows])
     (folder / "t.tsv").write_text(text, encoding="utf-8", newline="")
-    table = read_csv(folder / "t.tsv", Wanted(frozenset(("audio", "text")), "audio"))
+    table = read_csv(folder / "t.tsv", WantedColumns(frozenset(("audio", "text")), "audio"))
     found = [(row["audio"], row["text"]) for row in table.columns(["audio", "text"]).to_pylist()]
     assert found == [tuple(row) if len(row) == 2 else (None, None) for row in rows]
     assert [*table.problems] == [number for number, row in enumerate(rows) if len(row) != 2]

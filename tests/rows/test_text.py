@@ -17,7 +17,7 @@ from forebay.config import SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.list_recordings import read_rows
 from forebay.rows.readers import line_blocks as lines
-from forebay.rows.readers.texts import JsonLines
+from forebay.rows.readers.text_files import JsonLines
 
 
 def write(path: Path, *rows: dict[str, Any] | str) -> Path:

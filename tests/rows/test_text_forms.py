@@ -17,9 +17,9 @@ from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import ConfigError, ManifestError
 from forebay.rows.list_recordings import read_rows
 from forebay.rows.readers import line_blocks as lines
-from forebay.rows.readers import line_index, texts
+from forebay.rows.readers import line_index, text_files
 from forebay.rows.readers.line_blocks import CODECS
-from forebay.rows.readers.texts import JsonLines
+from forebay.rows.readers.text_files import JsonLines
 
 LINES = [f"texts.{kind}{end}" for kind in ("txt", "jsonl") for end in ("", *CODECS)]
 FORMS = (*LINES, "texts.parquet")
@@ -169,7 +169,7 @@ def test_a_slice_is_the_slice_of_all_rows(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(line_index, "LINES", 4)
-        patched.setattr(texts, "LINES", 4)
+        patched.setattr(text_files, "LINES", 4)
         patched.setattr(line_index, "write_bytes", Path.write_bytes)
         patched.setattr(lines, "_FIRST_BYTES", 40)
         paths = tuple(

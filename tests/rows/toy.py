@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forebay.rows.reader import Piece, Reader, Record, Sink
+from forebay.rows.reader import FilePiece, Record, RowReader, Sink
 from forebay.rows.readers.json_lines import manifest_lines
 
 
-def read(piece: Piece, rows: Sink) -> None:
+def read(piece: FilePiece, rows: Sink) -> None:
     is_heard = rows.reads == "recordings"
     names = ("audio", "text") if is_heard else ("image", "question", "answer")
     for number, line in manifest_lines(Path(piece.path)):
@@ -17,4 +17,4 @@ def read(piece: Piece, rows: Sink) -> None:
         rows.take(record, where=f"{piece.name}, line {number}", number=number)
 
 
-READER = Reader(read=read)
+READER = RowReader(read=read)

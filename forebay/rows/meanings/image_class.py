@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from forebay.config.data import PICTURES, Reads, SourceConfig
 from forebay.config.url import is_url
 from forebay.errors import ManifestError, TextError
-from forebay.rows.meanings.conversation import IDS, IMAGES, canonical
+from forebay.rows.meanings.canonical_chat import IDS, IMAGES, canonical
 from forebay.rows.readers.arrow_files import class_names
 from forebay.rows.readers.json_lines import JsonError, parse_nested
 from forebay.steps.text.label import LABELS_KEY, Labels
@@ -40,6 +40,13 @@ MAX_NUMBER = 1 << 31
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 Taken = Callable[[Mapping[str, Any]], str]
+logger = logging.getLogger(__name__)
+
+_MANY = 1_000
+"""Names that are classes rather than texts, even if no row shares one."""
+_INTEGER = re.compile(r"(0|[1-9][0-9]{0,9})(\.0+)?")
+"""Also `1.0`: so pandas writes integers of a column in which one is missing."""
+_SHOWN = 5
 
 
 class Untyped(str):
@@ -161,15 +168,6 @@ _TAKES: Mapping[str, tuple[str, Taken]] = {
 """By what is read: the field that is taken beside the image, and the row's text of it."""
 
 
-logger = logging.getLogger(__name__)
-
-
-_MANY = 1_000
-"""Names that are classes rather than texts, even if no row shares one."""
-_INTEGER = re.compile(r"(0|[1-9][0-9]{0,9})(\.0+)?")
-"""Also `1.0`: so pandas writes integers of a column in which one is missing."""
-
-
 def declared_classes(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
     """Returns the names of a ClassLabel's numbers, also of one in lists; None for another column."""
     names = class_names(schema, column, in_lists=True)
@@ -273,9 +271,6 @@ def _written(value: Any, *, as_numbers: bool, is_multi: bool) -> str:
         return str(_number(value)) if as_numbers else _name(value)
     several = value if isinstance(value, list) else [value]
     return json.dumps([_number(each) if as_numbers else _name(each) for each in several], ensure_ascii=False)
-
-
-_SHOWN = 5
 
 
 def class_doubts(source: SourceConfig, rows: pa.Table) -> Iterator[str]:

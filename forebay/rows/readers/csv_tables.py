@@ -24,11 +24,11 @@ import pyarrow.csv as pc_csv
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import TEXT, UNTYPED, parts_of_rows, unified, values_in
 from forebay.rows.manifest import columns_of
-from forebay.rows.meanings.recordings import span_columns
+from forebay.rows.meanings.recording_pieces import span_columns
 from forebay.rows.readers.json_lines import (
     BOM,
     JsonError,
-    Where,
+    LineWhere,
     id_of,
     manifest_objects,
     not_lines,
@@ -88,7 +88,7 @@ class TextTable:
         return self.parts[name]
 
 
-class Wanted(NamedTuple):
+class WantedColumns(NamedTuple):
     """The columns that are read. first: the one that every such table has. numbers: those of seconds.
 
     spans: others, which may hold anything, see `pieces`.
@@ -100,7 +100,7 @@ class Wanted(NamedTuple):
     spans: frozenset[str] = frozenset()
 
 
-def read_csv(path: Path, wanted: Wanted) -> TextTable:
+def read_csv(path: Path, wanted: WantedColumns) -> TextTable:
     """Returns the wanted columns of a CSV or TSV with a header line.
 
     Commas part the columns of a `.csv`, tabs those of a `.tsv`; where the header has the first column only if something
@@ -141,7 +141,7 @@ class _Form(NamedTuple):
     names: list[str]
 
 
-def _form_of(path: Path, wanted: Wanted) -> _Form:
+def _form_of(path: Path, wanted: WantedColumns) -> _Form:
     """Returns how a table is written, and what its columns are called."""
     if (problem := not_text(path, wanted="a table in UTF-8 with a header line")) is not None:
         raise problem
@@ -279,7 +279,7 @@ def _seconds(column: pa.ChunkedArray, name: str, path: Path, problems: dict[int,
         return pa.chunked_array([pa.array(seconds, pa.float64())])
 
 
-def read_json_lines(path: Path, wanted: Wanted, *, kept: Collection[str]) -> TextTable:
+def read_json_lines(path: Path, wanted: WantedColumns, *, kept: Collection[str]) -> TextTable:
     """Returns the wanted fields of JSON lines, or of one array. kept: those whose values may be kept.
 
     A line that is no object, has a field twice, or a value of another kind costs itself. Raises ManifestError where the
@@ -298,7 +298,7 @@ class _Lines:
     """The fields of lines, gathered block by block."""
 
     path: Path
-    wanted: Wanted
+    wanted: WantedColumns
     kept: Sequence[str]
     count: int = 0
     names: dict[str, None] = field(default_factory=dict)
@@ -314,7 +314,7 @@ class _Lines:
         numbers = self.wanted.numbers
         self._kinds = dict.fromkeys(sorted(self.wanted.names - {*numbers}), TEXT) | dict.fromkeys(numbers, pa.float64())
 
-    def add(self, where: Where, line: bytes) -> None:
+    def add(self, where: LineWhere, line: bytes) -> None:
         """Adds the object of a line."""
         row, kept, spans = (None,) * len(self._kinds), (None,) * len(self.kept), {}
         try:

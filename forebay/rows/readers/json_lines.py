@@ -24,6 +24,11 @@ from forebay.visible import printable
 REPEATED = "repeated_field"
 
 BOM = b"\xef\xbb\xbf"
+# Of bytes as Latin-1, which leaves JSON's own marks as they are: it finds where a value ends.
+_scan = json.JSONDecoder(strict=False)
+_GAP = re.compile(r"[, \t\r\n]*")
+_HEAD_BYTES = 64 * 1024
+_TABLE_SUFFIXES = frozenset((".csv", ".tsv"))
 
 
 class JsonError(ValueError):
@@ -132,10 +137,6 @@ _flat = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=_obje
 
 _nested = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
 
-# Of bytes as Latin-1, which leaves JSON's own marks as they are: it finds where a value ends.
-_scan = json.JSONDecoder(strict=False)
-_GAP = re.compile(r"[, \t\r\n]*")
-
 
 def _named(value: Any) -> str:
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
@@ -168,7 +169,7 @@ def manifest_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-class Where(NamedTuple):
+class LineWhere(NamedTuple):
     """Which line of a file, or which object of an array, counted from 1."""
 
     number: int
@@ -178,15 +179,15 @@ class Where(NamedTuple):
         return f"{self.word} {self.number}"
 
 
-def manifest_objects(path: Path) -> Iterator[tuple[Where, bytes]]:
+def manifest_objects(path: Path) -> Iterator[tuple[LineWhere, bytes]]:
     """Yields the objects of a file with their places: its lines, or the members where it is one array of objects.
 
     Raises ManifestError as `manifest_lines`, and for an array that ends too early.
     """
     if not is_array(path):
-        yield from ((Where(number), line) for number, line in manifest_lines(path))
+        yield from ((LineWhere(number), line) for number, line in manifest_lines(path))
         return
-    yield from ((Where(number, "object"), data) for number, (_, data) in enumerate(array_members(path), 1))
+    yield from ((LineWhere(number, "object"), data) for number, (_, data) in enumerate(array_members(path), 1))
 
 
 def is_array(path: Path) -> bool:
@@ -222,11 +223,6 @@ def decoded(line: bytes, path: Path, number: int) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError as err:
         raise ManifestError(f"{path}, line {number}: is not UTF-8: {err}; correct the manifest", code="FB203") from err
-
-
-_HEAD_BYTES = 64 * 1024
-
-_TABLE_SUFFIXES = frozenset((".csv", ".tsv"))
 
 
 class _Form(NamedTuple):
@@ -280,12 +276,12 @@ _TABLES = {
 }
 
 
-def not_lines(path: Path, where: Where | int, problem: str, *, head: bytes | None = None) -> ManifestError:
+def not_lines(path: Path, where: LineWhere | int, problem: str, *, head: bytes | None = None) -> ManifestError:
     """Returns the error for a line, or an object, of a manifest; for a file that is neither it names the form.
 
     head: the first bytes of a compressed file, unpacked.
     """
-    place = where if isinstance(where, Where) else Where(where)
+    place = where if isinstance(where, LineWhere) else LineWhere(where)
     form = _form_of(path, _head(path) if head is None else head) if place.word == "line" else None
     if form is None:
         return ManifestError(f"{path}, {place}: {problem}; correct the manifest", code="FB203")

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from forebay.rows.meanings.conversation import text_error
-from forebay.rows.reader import Piece, Reader, Record, Sink
+from forebay.rows.meanings.canonical_chat import text_error
+from forebay.rows.reader import FilePiece, Record, RowReader, Sink
 from forebay.rows.readers.json_lines import (
     BOM,
     JsonError,
-    Where,
+    LineWhere,
     array_members,
     is_array,
     manifest_objects,
@@ -64,7 +64,7 @@ def _member_runs(path: Path) -> Iterator[tuple[int, int, int]]:
 
 
 def read_lines(
-    piece: Piece, rows: Sink, *, renamed: Callable[[dict[str, Any]], dict[str, Any]] = lambda fields: fields
+    piece: FilePiece, rows: Sink, *, renamed: Callable[[dict[str, Any]], dict[str, Any]] = lambda fields: fields
 ) -> None:
     """Gives the objects of some lines, or of a whole file; blank lines are none.
 
@@ -78,7 +78,7 @@ def read_lines(
         rows.take(make, where=f"{piece.name}, {place}", number=place.number)
 
 
-def _record(path: Path, place: Where, line: bytes, renamed: Callable[[dict[str, Any]], dict[str, Any]]) -> Record:
+def _record(path: Path, place: LineWhere, line: bytes, renamed: Callable[[dict[str, Any]], dict[str, Any]]) -> Record:
     try:
         return Record(renamed(parse_object(line)))
     except JsonError as err:
@@ -87,14 +87,14 @@ def _record(path: Path, place: Where, line: bytes, renamed: Callable[[dict[str, 
         raise text_error(err) from err
 
 
-def _lines(piece: Piece) -> Iterator[tuple[Where, bytes]]:
+def _lines(piece: FilePiece) -> Iterator[tuple[LineWhere, bytes]]:
     path = Path(piece.path)
     if not piece.stop:
         yield from manifest_objects(path)
         return
     if is_array(path):
         members = enumerate(array_members(path, piece.start, piece.stop), piece.first)
-        yield from ((Where(number, "object"), data) for number, (_, data) in members)
+        yield from ((LineWhere(number, "object"), data) for number, (_, data) in members)
         return
     with reading(path), at_hand(path) as local, open(local, "rb") as file:
         file.seek(piece.start)
@@ -102,7 +102,7 @@ def _lines(piece: Piece) -> Iterator[tuple[Where, bytes]]:
     for number, line in enumerate(data.split(b"\n"), piece.first):
         line = (line.removeprefix(BOM) if number == 1 else line).removesuffix(b"\r")
         if line.strip():
-            yield Where(number), line
+            yield LineWhere(number), line
 
 
-READER = Reader(read=read_lines, runs=line_runs)
+READER = RowReader(read=read_lines, runs=line_runs)

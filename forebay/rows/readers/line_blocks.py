@@ -28,7 +28,7 @@ _HEAD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LinePlace:
     """Where lines begin: byte `offset` of a file, at line `line` (from 1), before which `rows` lines are not blank."""
 
     offset: int = 0
@@ -37,7 +37,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LineBlock:
     """Lines of a file that follow each other.
 
     place: of the first one. data: their bytes, of a line that is too long only the first ones. begins: int64 [lines],
@@ -45,7 +45,7 @@ class Block:
     lies, without its end and without a byte order mark. is_row: bool [lines], it is not blank.
     """
 
-    place: Place
+    place: LinePlace
     data: bytes
     begins: Array
     starts: Array
@@ -53,10 +53,10 @@ class Block:
     is_row: Array
 
     @property
-    def after(self) -> Place:
+    def after(self) -> LinePlace:
         """Where the lines behind the block begin."""
         lines, rows = len(self.is_row), int(np.count_nonzero(self.is_row))
-        return Place(int(self.begins[-1]), self.place.line + lines, self.place.rows + rows)
+        return LinePlace(int(self.begins[-1]), self.place.line + lines, self.place.rows + rows)
 
 
 def plain_name(name: str) -> str:
@@ -69,7 +69,7 @@ def codec_of(path: Path) -> str | None:
     return CODECS.get(path.suffix)
 
 
-def line_blocks(path: Path, *, max_bytes: int, place: Place | None = None) -> Iterator[Block]:
+def line_blocks(path: Path, *, max_bytes: int, place: LinePlace | None = None) -> Iterator[LineBlock]:
     """Yields the lines of a file in blocks, from its beginning or from a place on that was found before.
 
     A line ends with LF or CRLF; a byte order mark at the beginning is taken off; lines of nothing but ASCII whitespace
@@ -79,7 +79,7 @@ def line_blocks(path: Path, *, max_bytes: int, place: Place | None = None) -> It
     first costs what lies before it.
     """
     with _unpacked(path) as file:
-        place = place or Place()
+        place = place or LinePlace()
         if place.offset:
             file.seek(place.offset)
         try:
@@ -131,7 +131,7 @@ def _refuse(path: Path, err: Exception) -> NoReturn:
     ) from err
 
 
-def _blocks(file: Any, place: Place, *, max_bytes: int) -> Iterator[Block]:
+def _blocks(file: Any, place: LinePlace, *, max_bytes: int) -> Iterator[LineBlock]:
     size, carried = _FIRST_BYTES, _Carried()
     while chunk := file.read(size):
         size = min(2 * size, _MOST_BYTES)
@@ -175,7 +175,7 @@ class _Carried:
         return b"".join(self._parts)
 
 
-def _block(data: bytes, place: Place, *, raw_bytes: int, max_bytes: int) -> Block:
+def _block(data: bytes, place: LinePlace, *, raw_bytes: int, max_bytes: int) -> LineBlock:
     """Returns the block of whole lines. raw_bytes: of the file that they are; more than there are of a long line."""
     letters = np.frombuffer(data, np.uint8)
     is_cut = raw_bytes != len(data)
@@ -188,7 +188,7 @@ def _block(data: bytes, place: Place, *, raw_bytes: int, max_bytes: int) -> Bloc
         starts[0] = len(BOM)
     if not is_cut:
         stops = stops - ((stops > starts) & (letters[stops - 1] == _CR))
-    return Block(place, data, begins, starts, stops, _is_row(data, letters, starts, stops, max_bytes))
+    return LineBlock(place, data, begins, starts, stops, _is_row(data, letters, starts, stops, max_bytes))
 
 
 def _is_row(data: bytes, letters: Array, starts: Array, stops: Array, max_bytes: int) -> Array:

@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from forebay.errors import ManifestError
-from forebay.rows.readers.line_blocks import Block, Place, line_blocks
+from forebay.rows.readers.line_blocks import LineBlock, LinePlace, line_blocks
 from forebay.store.files import write_bytes
 from forebay.store.memo import Stat, is_same, stat_now
 from forebay.store.remote.raw.sources import at_hand, identity
@@ -39,7 +39,7 @@ _RACY_NS = 2_000_000_000
 _READ_BYTES = 1 << 20
 _CHECKSUM_BYTES, _LENGTH_BYTES = 16, 8
 _MARK = np.dtype([("offset", "<i8"), ("line", "<i8"), ("rows", "<i8"), ("digest", "V16")])
-_FIRST = (Place(), bytes(16))
+_FIRST = (LinePlace(), bytes(16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class LineIndex:
     stat: Stat
     seen_ns: int
     max_bytes: int
-    marks: tuple[tuple[Place, bytes], ...] = (_FIRST,)
+    marks: tuple[tuple[LinePlace, bytes], ...] = (_FIRST,)
     num_rows: int | None = None
 
-    def mark_of(self, row: int) -> Place:
+    def mark_of(self, row: int) -> LinePlace:
         """Returns the last mark at which a row, counted from 0, is still to come."""
         rows = [place.rows for place, _ in self.marks]
         return self.marks[int(np.searchsorted(rows, row, side="right")) - 1][0]
@@ -70,7 +70,7 @@ class LineIndex:
         return self.num_rows is not None or (row is not None and row < self.marks[-1][0].rows)
 
 
-def find_row(path: Path, row: int, *, max_bytes: int, cache_root: Path | None) -> tuple[Place, int | None]:
+def find_row(path: Path, row: int, *, max_bytes: int, cache_root: Path | None) -> tuple[LinePlace, int | None]:
     """Returns a place at most 4,096 lines before a row, and the number of the file's rows where that is known.
 
     row: counted from 0. The kept index is used, mended and gone on with as far as the row; what was learned is kept.
@@ -142,7 +142,7 @@ def _believed(index: LineIndex, fresh: LineIndex) -> LineIndex:
         return replace(fresh, marks=index.marks[: _unchanged(file, index.marks)])
 
 
-def _unchanged(file: BinaryIO, marks: tuple[tuple[Place, bytes], ...]) -> int:
+def _unchanged(file: BinaryIO, marks: tuple[tuple[LinePlace, bytes], ...]) -> int:
     """Returns how many of some marks the bytes of a file bear out."""
     for number in range(1, len(marks)):
         (before, digest), (place, wanted) = marks[number - 1], marks[number]
@@ -183,14 +183,14 @@ def _extended(index: LineIndex, path: Path, row: int | None) -> LineIndex:
     return replace(index, marks=tuple(marks), num_rows=num_rows)
 
 
-def _places(block: Block, line: int) -> Iterator[Place]:
+def _places(block: LineBlock, line: int) -> Iterator[LinePlace]:
     """Yields the places of every 4,096th line that begins in a block, from a line on.
 
     Not what is right behind the block: a last line without an end may go on when the file has grown.
     """
     counted = np.concatenate([[0], np.cumsum(block.is_row)])
     for at in range(line - block.place.line, len(block.is_row), LINES):
-        yield Place(int(block.begins[at]), block.place.line + at, block.place.rows + int(counted[at]))
+        yield LinePlace(int(block.begins[at]), block.place.line + at, block.place.rows + int(counted[at]))
 
 
 def _keep(index: LineIndex, path: Path) -> None:
@@ -239,6 +239,6 @@ def _read(path: Path) -> LineIndex:
         stat=tuple(document["stat"]),
         seen_ns=document["seen_ns"],
         max_bytes=document["max_bytes"],
-        marks=tuple((Place(*place), digests[16 * n : 16 * n + 16]) for n, place in enumerate(columns)),
+        marks=tuple((LinePlace(*place), digests[16 * n : 16 * n + 16]) for n, place in enumerate(columns)),
         num_rows=document["num_rows"],
     )

@@ -11,6 +11,9 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +23,25 @@ import pyarrow as pa
 from forebay.config.code import ask
 from forebay.config.data import SourceConfig
 from forebay.config.tree import Config
-from forebay.errors import ConfigError, ManifestError
-from forebay.rows.kept_columns import parts_of_rows, require_values, values_in
-from forebay.rows.manifest import Manifest, Unused, columns_of, require_rows, row_table
-from forebay.rows.meanings.recordings import fill_durations, header_duration_s, located
+from forebay.errors import ConfigError, ManifestError, SampleError
+from forebay.rows.manifest import Manifest
+from forebay.rows.meanings.recordings import RecordingSink, fill_durations, header_duration_s, located
 from forebay.rows.media_reader import opened
-from forebay.rows.named_files import manifest_files, require_confined
-from forebay.rows.reader import Failures, Located, LocateTask, Reader, RecordingLister
+from forebay.rows.named_files import manifest_files
+from forebay.rows.reader import (
+    Failures,
+    FilePiece,
+    Located,
+    LocateTask,
+    MediaPlace,
+    Record,
+    RecordingLister,
+    RowReader,
+    Sink,
+)
 from forebay.rows.readers.json_lines import JsonError, manifest_lines, parse_object, string_of
 from forebay.rows.readers.jsonl import line_runs, read_lines
 from forebay.store.inputs import ASKER, SAMPLES, Inputs, inputs_of
-from forebay.store.source_files import SourceFile
 from forebay.store.temporary import temporary_name
 
 logger = logging.getLogger(__name__)
@@ -139,64 +150,50 @@ def _shown(line: bytes) -> str:
         return "none"
 
 
-_TYPES = {
-    "row": pa.int64(),
-    "sample_id": pa.large_string(),
-    "file": pa.int32(),
-    "offset": pa.int64(),
-    "size": pa.int64(),
-    **dict.fromkeys(("text", "language", "prompt"), pa.large_string()),
-}
-_FIELDS = frozenset({"id", "xxh3_128", "media", "offset", "size", "text", "language", "prompt"})
 _MEDIA = re.compile(r"[0-9]{5}\.media")
+_FIELDS = frozenset({"id", "xxh3_128", "media", "offset", "size", "text", "language", "prompt"})
 
 
 def list_python(source: SourceConfig) -> Manifest:
-    """Returns the rows that were written down when the iterator ran.
+    """Returns the rows that were written down when the iterator ran; shards are cut by the files of their sounds.
 
     Raises ManifestError where it has not run yet, or where the list is not as it was written.
     """
-    [manifest] = manifest_files(source)
-    path = manifest.path
-    rows: list[tuple[Any, ...]] = []
-    kept: list[tuple[Any, ...]] = []
-    files, numbers, unused = [manifest], dict[str, int](), Unused()
-    taken = _FIELDS.union(source.keep_columns)
-    for number, line in manifest_lines(path):
-        try:
-            fields = parse_object(line)
-            media = string_of(fields, ("media",), required=True) or ""
-            offset, size = _place(fields)
-            if _MEDIA.fullmatch(media) is None:
-                raise JsonError(f"field media is {media!r:.40}, wanted a name as 00000.media")
-            if media not in numbers:
-                numbers[media] = len(files)
-                files.append(SourceFile(media, path.parent / media, listed=False))
-            texts = (string_of(fields, (name,)) for name in ("text", "language", "prompt"))
-            sample_id = string_of(fields, ("id",), required=True)
-            kept.append(values_in(fields, source.keep_columns))
-            rows.append((len(rows), sample_id, numbers[media], offset, size, *texts))
-            unused.add_of(fields, taken)
-        except JsonError as err:
-            raise ManifestError(
-                f"{path}, line {number}: {err}; correct what the iterator yields, or run: forebay preprocess CONFIG "
-                "--rebuild",
-                code="FB129",
-            ) from err
-    require_rows(len(rows), [manifest])
-    require_confined(files, source)
-    columns = columns_of(rows, _TYPES)
-    columns |= {"group": columns["file"], "explicit_id": pa.array([True] * len(rows))}
-    table = row_table(columns, num_rows=len(rows), kept=parts_of_rows(kept, source.keep_columns))
-    require_values(table, unused.counts, where=", ".join(source.manifests))
-    return Manifest(files=tuple(files), rows=table, unused=unused.counts)
+    listed = _SampleSink(source, manifest_files(source)).read(_read_samples)
+    place = listed.rows.schema.get_field_index("group")
+    return replace(listed, rows=listed.rows.set_column(place, listed.rows.schema.field(place), listed.rows["file"]))
 
 
-def _place(fields: dict[str, Any]) -> tuple[int, int]:
+class _SampleSink(RecordingSink):
+    """A list that is not as it was written costs the build, not a row."""
+
+    def refuse(self, err: SampleError | JsonError, where: str, sample_id: str) -> None:  # noqa: ARG002
+        """Raises ManifestError."""
+        raise ManifestError(
+            f"{where}: {err}; correct what the iterator yields, or run: forebay preprocess CONFIG --rebuild",
+            code="FB129",
+        ) from err
+
+
+def _read_samples(piece: FilePiece, rows: Sink) -> None:
+    for number, line in manifest_lines(Path(piece.path)):
+        rows.take(
+            partial(_sample, line, rows, piece.source.keep_columns), where=f"{piece.path}, line {number}", number=number
+        )
+
+
+def _sample(line: bytes, rows: Sink, keep: Sequence[str]) -> Record:
+    fields = parse_object(line)
+    media = string_of(fields, ("media",), required=True) or ""
     offset, size = fields.get("offset"), fields.get("size")
     if type(offset) is not int or type(size) is not int or not (0 <= offset < 1 << 62 and 0 <= size < 1 << 62):
         raise JsonError(f"offset and size are {offset!r:.40} and {size!r:.40}, wanted integers")
-    return offset, size
+    if _MEDIA.fullmatch(media) is None:
+        raise JsonError(f"field media is {media!r:.40}, wanted a name as 00000.media")
+    own = {name: fields.get(name) for name in ("text", "language", "prompt")}
+    own["sample_id"] = string_of(fields, ("id",), required=True)
+    rows.unused.add_of(fields, _FIELDS.union(keep))
+    return Record(own, [MediaPlace(media, "", offset, size)], kept=fields)
 
 
 def locate_python(task: LocateTask) -> Located:
@@ -213,4 +210,4 @@ def locate_python(task: LocateTask) -> Located:
     return located(task, {"duration_s": pa.array(durations)}, failures)
 
 
-READER = Reader(read=read_lines, runs=line_runs, recordings=RecordingLister(list=list_python, locate=locate_python))
+READER = RowReader(read=read_lines, runs=line_runs, recordings=RecordingLister(list=list_python, locate=locate_python))

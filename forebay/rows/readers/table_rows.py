@@ -16,7 +16,8 @@ from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
 from forebay.rows.manifest import joined, rejections, row_table
-from forebay.rows.meanings.recordings import SPANS, duration_of, fill_durations, locate_files, located, spans_of
+from forebay.rows.meanings.recording_pieces import SPANS, spans_of
+from forebay.rows.meanings.recordings import duration_of, fill_durations, locate_files, located
 from forebay.rows.named_files import NamedFiles, path_stem, usable_name
 from forebay.rows.reader import IDS, Failures, Located, LocateTask
 from forebay.rows.readers.arrow_files import (
@@ -34,9 +35,12 @@ from forebay.steps.audio.given import HOP_S, matrix_of, num_valid
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
+Problems = dict[int, tuple[str, str]]
+"""Reason and message by row, of rows that cannot be used."""
+
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class TypedColumns:
     """The columns of one manifest file; `path` names it in messages. unused: the names of those that were not read."""
 
     table: pa.Table
@@ -105,11 +109,7 @@ def first(mask: Any) -> int:
     return int(np.argmax(np.asarray(mask)))
 
 
-Problems = dict[int, tuple[str, str]]
-"""Reason and message by row, of rows that cannot be used."""
-
-
-class Table(Protocol):
+class ColumnTable(Protocol):
     """One table whose columns are read by name. `HfFile` is one."""
 
     @property
@@ -140,7 +140,7 @@ class TableRows:
         manifest: SourceFile,
         number: int,
         source: SourceConfig,
-        table: Table,
+        table: ColumnTable,
         *,
         durations: tuple[str, ...] = (),
         problems: Mapping[int, tuple[str, str]] | None = None,
@@ -209,7 +209,7 @@ class TableRows:
         return self._values(self.paths()), self._kept()
 
     def _values(self, paths: Any) -> dict[str, Any]:
-        columns = Columns(self._plain_columns(), self._manifest.path)
+        columns = TypedColumns(self._plain_columns(), self._manifest.path)
         ids, explicit = self._ids(columns, paths)
         return {
             "sample_id": ids,
@@ -260,14 +260,14 @@ class TableRows:
         if is_bytes(kind) or holds_numbers(kind):
             return self._table.has_values(name), no_paths
         if is_text(kind):
-            return np.zeros(count, bool), Columns(self._table.columns([name]), self._manifest.path).strings(
+            return np.zeros(count, bool), TypedColumns(self._table.columns([name]), self._manifest.path).strings(
                 name, nullable=True
             )
         children = {field.name for field in kind}
         inside = self._table.has_values(f"{name}.bytes") if "bytes" in children else np.zeros(count, bool)
         if "path" not in children:
             return inside, no_paths
-        paths = Columns(self._table.columns([f"{name}.path"]), self._manifest.path)
+        paths = TypedColumns(self._table.columns([f"{name}.path"]), self._manifest.path)
         return inside, paths.strings("path", nullable=True)
 
     def _numbers(self, files: NamedFiles, inside: Array, paths: Any) -> tuple[Array, Problems]:
@@ -291,7 +291,7 @@ class TableRows:
     def _taken(self) -> frozenset[str]:
         return taken_columns(self._source, durations=self._durations) - {self._columns.media}
 
-    def _text(self, columns: Columns) -> Any:
+    def _text(self, columns: TypedColumns) -> Any:
         labels = self._columns.labels
         return columns.strings(self._columns.text, nullable=True) if labels is None else columns.ids(labels)
 
@@ -299,7 +299,7 @@ class TableRows:
         wanted = self._taken()
         return self._table.columns([name for name in self._names if name in wanted])
 
-    def _ids(self, columns: Columns, paths: Any) -> tuple[Any, Any]:
+    def _ids(self, columns: TypedColumns, paths: Any) -> tuple[Any, Any]:
         derived = joined(path_stem(self._manifest.path.name), "/", pa.array(np.arange(len(self._table))))
         named = member_stems(paths)
         derived = pc.coalesce(pc.if_else(pc.equal(named, ""), pa.scalar(None, pa.large_string()), named), derived)
@@ -312,7 +312,7 @@ class TableRows:
             given = columns.strings(name, nullable=True)
         return pc.coalesce(given, derived), pc.is_valid(given)
 
-    def _language(self, columns: Columns) -> Any:
+    def _language(self, columns: TypedColumns) -> Any:
         name = self._columns.language
         if name not in columns.table.column_names or not pa.types.is_integer(columns.table[name].type):
             return columns.strings(name, nullable=True)

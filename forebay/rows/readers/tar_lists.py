@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +30,19 @@ from forebay.rows.manifest import (
     row_table,
     storable,
 )
-from forebay.rows.meanings.recordings import (
-    BOUNDS,
-    all_failed,
-    fill_durations,
-    header_duration_s,
-    located,
-    no_duration,
-    spans_of,
-)
+from forebay.rows.meanings.recording_pieces import BOUNDS, spans_of
+from forebay.rows.meanings.recordings import all_failed, fill_durations, header_duration_s, located, no_duration
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import NamedFiles, manifest_files, usable_name
-from forebay.rows.reader import Failures, Located, LocateTask, Reader, RecordingLister
+from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, MediaPlace, RecordingLister, RowReader, Sink
+from forebay.rows.readers.arrow_files import HfFile
 from forebay.rows.readers.json_lines import JsonError, decoded
-from forebay.rows.readers.table_rows import Columns, first
+from forebay.rows.readers.sidecar_tars import clip_duration_s
+from forebay.rows.readers.table_rows import TypedColumns, first
+from forebay.rows.readers.tables_of_images import file_runs, read_typed
 from forebay.rows.readers.tar_members import (
     NOT_FOUND,
-    Members,
+    ClipMembers,
     Sidecar,
     UnreadableTar,
     find_rows,
@@ -58,7 +54,6 @@ from forebay.rows.readers.tar_members import (
     take_or_zero,
     without_dot,
 )
-from forebay.rows.readers.webdataset import clip_duration_s
 from forebay.store.remote.raw.sources import at_hand
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import TarIndex
@@ -66,6 +61,13 @@ from forebay.tar.members import TarIndex
 REQUIRED = ("tar_path", "tar_member_name", "transcript", "language", "duration_s")
 
 OPTIONAL = ("prompt", "sample_id")
+COLUMNS = ("shard path", "sample id", "language", "duration in seconds")
+_FOUND = {
+    "member": pa.large_string(),
+    **dict.fromkeys(("offset", "size"), pa.int64()),
+    **dict.fromkeys(("stated_s", "duration_s"), pa.float64()),
+    **dict.fromkeys(("language", "prompt", "text"), pa.large_string()),
+}
 
 
 def list_tar(source: SourceConfig) -> Manifest:
@@ -117,7 +119,9 @@ def fail_missing(task: LocateTask, index: TarIndex, found: Any, *, members: Any,
         failures.add(task.rows["row"][position].as_py(), sample_id, reason, message)
 
 
-def read_columns(path: Path, required: Sequence[str], optional: Sequence[str], keep: Sequence[str] = ()) -> Columns:
+def read_columns(
+    path: Path, required: Sequence[str], optional: Sequence[str], keep: Sequence[str] = ()
+) -> TypedColumns:
     """Returns the named columns of a parquet file. keep: those of `source.keep_columns`.
 
     Raises ManifestError where it cannot be read or a required column is missing, ConfigError where a kept one is.
@@ -128,7 +132,7 @@ def read_columns(path: Path, required: Sequence[str], optional: Sequence[str], k
             _require_columns(path, names, required)
             require_columns(keep, names, where=str(path))
             wanted = {*required, *optional, *keep}
-            return Columns(file.read(columns=[n for n in names if n in wanted]), path, frozenset(names) - wanted)
+            return TypedColumns(file.read(columns=[n for n in names if n in wanted]), path, frozenset(names) - wanted)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as err:  # UnicodeDecodeError: of a damaged column name
         raise ManifestError(f"{path} cannot be read as parquet: {err}; name a parquet manifest", code="FB205") from err
 
@@ -163,7 +167,7 @@ def _read(manifest: SourceFile, files: NamedFiles, unused: Unused, *, keep: Sequ
     )
 
 
-def _sample_ids(columns: Columns, members: Any) -> tuple[Any, Any]:
+def _sample_ids(columns: TypedColumns, members: Any) -> tuple[Any, Any]:
     given = columns.strings("sample_id", nullable=True)
     if given is None:
         return member_stems(members), None
@@ -199,16 +203,35 @@ def _require_columns(path: Path, names: Sequence[str], required: Sequence[str]) 
         )
 
 
-READER = Reader(recordings=RecordingLister(list=list_tar, locate=locate_tar, in_tars=True))
+def read_images(piece: FilePiece, rows: Sink) -> None:
+    """Gives the rows of a parquet manifest over tars of images, as `read_typed` does.
+
+    `tar_path` and `tar_member_name` name the images: a member, or a list of them.
+    """
+    read_typed(piece, rows, media=_TarColumns)
 
 
-COLUMNS = ("shard path", "sample id", "language", "duration in seconds")
-_FOUND = {
-    "member": pa.large_string(),
-    **dict.fromkeys(("offset", "size"), pa.int64()),
-    **dict.fromkeys(("stated_s", "duration_s"), pa.float64()),
-    **dict.fromkeys(("language", "prompt", "text"), pa.large_string()),
-}
+class _TarColumns:
+    """The columns that name members of tars."""
+
+    names: Sequence[str] = REQUIRED[:2]
+    leaves: Sequence[str] = REQUIRED[:2]
+    batch_rows = 4096
+
+    def __init__(self, file: HfFile, piece: FilePiece) -> None:
+        _require_columns(Path(piece.path), file.schema.names, self.names)
+
+    def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Sequence[MediaPlace | str | None]]:  # noqa: ARG002
+        """Yields the images of each row, not looked up yet; None for a null."""
+        for tar, given in zip(*(batch[name].to_pylist() for name in self.names), strict=True):
+            members = given if isinstance(given, list) else [given]
+            named = [None if name is None else str(name).removeprefix("./") for name in members]
+            yield [None if None in (tar, name) else MediaPlace(tar, name or "", size=UNLOCATED) for name in named]
+
+
+READER = RowReader(
+    read=read_images, runs=file_runs, recordings=RecordingLister(list=list_tar, locate=locate_tar, in_tars=True)
+)
 
 
 def list_filelist(source: SourceConfig) -> Manifest:
@@ -259,7 +282,7 @@ def locate_filelist(task: LocateTask) -> Located:
 class _Finder:
     """Sample id to stem."""
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: ClipMembers) -> None:
         self._audio = members.audio
         self._by_name: dict[str, str | None] | None = None
 
@@ -276,7 +299,7 @@ class _Finder:
 
 
 def _values(
-    descriptor: int, index: TarIndex, members: Members, stem: str, duration_s: float, unused: Unused
+    descriptor: int, index: TarIndex, members: ClipMembers, stem: str, duration_s: float, unused: Unused
 ) -> tuple[Any, ...]:
     row, _ = clip = members.audio[stem]
     sidecar: Sidecar = sidecar_of(descriptor, index, members, (stem,))
@@ -366,4 +389,4 @@ def _line_problem(line: str) -> str | None:
     return None
 
 
-FILELIST_READER = Reader(recordings=RecordingLister(list=list_filelist, locate=locate_filelist, in_tars=True))
+FILELIST_READER = RowReader(recordings=RecordingLister(list=list_filelist, locate=locate_filelist, in_tars=True))

@@ -30,6 +30,11 @@ MAX_SIDECAR_BYTES = 16 * 1024 * 1024
 
 NOT_FOUND = -1
 _STEM = r"([^/])\.[^./]*$"
+IMAGE_EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp"))
+AUDIO = frozenset((".wav", ".flac", ".ogg", ".mp3", ".opus"))
+TEXT_FIELDS = ("transcription", "text", "transcript")
+_DURATIONS = ("duration", "duration_s")
+_TAKEN = frozenset({"id", "language", "prompt", *_DURATIONS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +136,6 @@ def split_name(name: str) -> tuple[str, str]:
     return stem, f".{extension.lower()}"
 
 
-IMAGE_EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp"))
-
-AUDIO = frozenset((".wav", ".flac", ".ogg", ".mp3", ".opus"))
-
-TEXT_FIELDS = ("transcription", "text", "transcript")
-
-_DURATIONS = ("duration", "duration_s")
-
-_TAKEN = frozenset({"id", "language", "prompt", *_DURATIONS})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sidecar:
     """The fields of a clip's metadata; None where it has none.
@@ -159,7 +153,7 @@ class Sidecar:
 
 
 @dataclass(slots=True)
-class Members:
+class ClipMembers:
     """Members of a tar by stem (name without extension, folders kept), in archive order.
 
     audio: stem to (row in the index, extension); of two clips with one stem the first. extra: (row, name) of the
@@ -173,9 +167,9 @@ class Members:
     refused: dict[str, Refused] = field(default_factory=dict)
 
 
-def members_of(index: TarIndex) -> Members:
+def members_of(index: TarIndex) -> ClipMembers:
     """Returns the members of a tar by stem; extensions are compared without case, of equal names the last counts."""
-    members = Members(refused={refused.name: refused for refused in index.refused})
+    members = ClipMembers(refused={refused.name: refused for refused in index.refused})
     for row, name in enumerate(index.names):
         stem, extension = split_name(name)
         hidden = index.rows[name] != row
@@ -194,7 +188,7 @@ def members_of(index: TarIndex) -> Members:
 
 
 def sidecar_of(
-    descriptor: int, index: TarIndex, members: Members, stems: tuple[str, ...], *, keep: Sequence[str] = ()
+    descriptor: int, index: TarIndex, members: ClipMembers, stems: tuple[str, ...], *, keep: Sequence[str] = ()
 ) -> Sidecar:
     """Returns the metadata of a clip from the first of `{stem}.json`, `{stem}.txt` that is there; empty where none is.
 

@@ -18,13 +18,15 @@ from forebay.rows.kept_columns import concatenated, part_of, parts_of_rows, requ
 from forebay.rows.manifest import Unused, did_you_mean, joined, row_table
 from forebay.rows.reader import IDS, Failures
 from forebay.rows.readers.arrow_files import HfFile, damaged, is_text
-from forebay.rows.readers.table_rows import Columns
+from forebay.rows.readers.table_rows import TypedColumns
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
 BAD_TEXT, TOO_LARGE = "bad_text", "too_large"
 """Reasons of texts that cannot be used."""
 _DEFAULTS = SourceColumns()
+ENDING = ".parquet"
+_BATCH_ROWS = 4096
 
 
 def problem_of(data: bytes, max_bytes: int) -> tuple[str, str] | None:
@@ -55,7 +57,7 @@ def good_texts(texts: pa.ChunkedArray, max_bytes: int, refuse: Callable[[int, st
     return is_good
 
 
-class Line(NamedTuple):
+class TextRecord(NamedTuple):
     """What a line says. kept: the values of `source.keep_columns`."""
 
     sample_id: str | None
@@ -66,7 +68,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedRows:
     """The rows that `source.rows` leaves: from `start` on, before `stop` if that is not None, every `step`th."""
 
     start: int = 0
@@ -74,7 +76,7 @@ class Wanted:
     step: int = 1
 
     @classmethod
-    def of(cls, rows: str, num_rows: int) -> Wanted:
+    def of(cls, rows: str, num_rows: int) -> WantedRows:
         """Returns what a slice selects of so many rows."""
         start, stop, step = row_slice(rows).indices(num_rows)
         return cls(start, max(start, stop), step)
@@ -88,19 +90,19 @@ class Wanted:
     def among(self, first: int, count: int) -> Array:
         """Returns which of `count` rows from `first` on are wanted: int64, positions among them."""
         rows = np.arange(first, first + count)
-        if self == Wanted():
+        if self == WantedRows():
             return rows - first
         is_in = (rows >= self.start) & ((rows - self.start) % self.step == 0)
         return np.flatnonzero(is_in if self.stop is None else is_in & (rows < self.stop))
 
 
-def wanted_early(rows: str | None) -> Wanted | None:
+def wanted_early(rows: str | None) -> WantedRows | None:
     """Returns the rows that `source.rows` selects of any number; None where that depends on their number."""
     selected = slice(None) if rows is None else row_slice(rows)
     start, stop = selected.start or 0, selected.stop
     if start < 0 or (stop is not None and stop < 0):
         return None
-    return Wanted(start, stop, selected.step or 1)
+    return WantedRows(start, stop, selected.step or 1)
 
 
 @dataclass(slots=True)
@@ -191,11 +193,7 @@ def named_columns(source: SourceConfig) -> dict[str, str]:
     return {name: value for name, value in names.items() if value != getattr(_DEFAULTS, name)}
 
 
-ENDING = ".parquet"
-_BATCH_ROWS = 4096
-
-
-def list_parquet(file: LineFile, wanted: Wanted) -> None:
+def list_parquet(file: LineFile, wanted: WantedRows) -> None:
     """Adds the rows of a parquet file that are wanted. Row groups without one of them are not read.
 
     Raises ConfigError for a column that the config names and the file does not have, ManifestError for a file or a
@@ -271,7 +269,7 @@ class _Batch:
         self.file.rows.note_all(columns["sample_id"])
 
     def _strings(self, is_good: Array) -> dict[str, Any]:
-        named, columns = self.file.rows.source.columns, Columns(self.table, self.file.path)
+        named, columns = self.file.rows.source.columns, TypedColumns(self.table, self.file.path)
         texts = pc.if_else(pa.array(is_good), self._binary(named.text), pa.scalar(None, pa.large_binary()))
         derived = joined(f"{self.file.stem}/", pa.array(self.rows - self.base + 1))
         given = self._given_ids(columns)
@@ -285,7 +283,7 @@ class _Batch:
         }
         return {name: column for name, column in found.items() if column is not None}
 
-    def _given_ids(self, columns: Columns) -> Any:
+    def _given_ids(self, columns: TypedColumns) -> Any:
         named = self.file.rows.source.columns.id
         name = next((n for n in (IDS if named is None else (named,)) if n in self.table.column_names), None)
         if name is None:
@@ -305,7 +303,7 @@ class _Batch:
         column = self.table[name]
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
         if not (is_text(kind) or pa.types.is_null(kind)):
-            raise Columns(self.table, self.file.path).wrong(name, f"is {column.type}, wanted string")
+            raise TypedColumns(self.table, self.file.path).wrong(name, f"is {column.type}, wanted string")
         column = pc.cast(column, kind) if pa.types.is_dictionary(column.type) else column
         narrow = pc.cast(column, pa.binary() if pa.types.is_string(kind) else pa.large_binary())
         return pc.cast(narrow, pa.large_binary())

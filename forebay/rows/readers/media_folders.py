@@ -20,11 +20,12 @@ import pyarrow.compute as pc
 from forebay.config.data import RECORDINGS, TEXT_OF_IMAGE, UNREAD, Reads, SourceConfig
 from forebay.errors import ManifestError, SampleError
 from forebay.rows.manifest import SPAN, Manifest, Unused, require_rows, row_table
-from forebay.rows.meanings.recordings import SEVERAL, locate_files, refuse_differing
+from forebay.rows.meanings.recording_pieces import SEVERAL, refuse_differing
+from forebay.rows.meanings.recordings import locate_files
 from forebay.rows.named_files import is_picture, manifest_files, path_stem, shown_name
-from forebay.rows.reader import Failures, Piece, Place, Reader, Record, RecordingLister, Sink
+from forebay.rows.reader import Failures, FilePiece, MediaPlace, Record, RecordingLister, RowReader, Sink
 from forebay.rows.readers.json_lines import manifest_lines
-from forebay.rows.readers.tables import open_rows
+from forebay.rows.readers.table_files import open_rows
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.sources import at_hand, files_below, is_folder, place_of, walk
@@ -39,6 +40,7 @@ _LISTS = ".trans.txt"
 """LibriSpeech's lists: a line for each recording of their folder, its name and its text."""
 _BESIDE = (".txt", ".lab", ".normalized.txt")
 _NO_RECORDING = "(texts without a recording)"
+_NO_ROW = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +170,7 @@ class _Pictures(NamedTuple):
     others: Mapping[str, int]
 
 
-def _picture_pieces(whole: Piece, files: Sequence[SourceFile]) -> Iterator[Piece]:
+def _picture_pieces(whole: FilePiece, files: Sequence[SourceFile]) -> Iterator[FilePiece]:
     """Yields the images of each entry in the order of their paths, up to 16384 a piece; all of an entry are one group.
 
     Texts are among the files where they are read, see `SourceKind.files_of`.
@@ -191,7 +193,7 @@ def _picture_pieces(whole: Piece, files: Sequence[SourceFile]) -> Iterator[Piece
             others = {}
 
 
-def _read_pictures(piece: Piece, rows: Sink) -> None:
+def _read_pictures(piece: FilePiece, rows: Sink) -> None:
     """Gives a row an image. Its id is the path below the folder without its extension, with it where that is taken.
 
     Its class is the first folder below that of `source.manifest`, as torchvision's ImageFolder has it; an image beside
@@ -213,7 +215,7 @@ def _picture(image: SourceFile, name: str, reads: Reads, beside: SourceFile | No
         fields["text"] = _text_of_picture(beside)
     # A size, also of a whole file: a listed file without one is a table of images.
     size = 0 if image.stat is None else image.stat[SIZE]
-    return Record(fields, [Place(path=str(image.path), size=size)])
+    return Record(fields, [MediaPlace(path=str(image.path), size=size)])
 
 
 def _text_of_picture(file: SourceFile) -> str:
@@ -248,15 +250,12 @@ def _names_below(folder: Path) -> Iterator[str]:
         yield from (os.path.relpath(f"{base}/{name}", folder) for name in names)
 
 
-READER = Reader(
+READER = RowReader(
     read=_read_pictures,
     pieces=_picture_pieces,
     recordings=RecordingLister(list=list_folder, locate=locate_files),
     lists_media=True,
 )
-
-
-_NO_ROW = -1
 
 
 def read_texts(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +14,9 @@ from forebay.config.data import COLUMNS_READ, TABLE_FILES, Reads, SourceColumns
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
 from forebay.rows.manifest import WHOLE_FILE
-from forebay.rows.meanings.conversation import IDS, MESSAGES, REFUSED_OF_ROW
+from forebay.rows.meanings.canonical_chat import IDS, MESSAGES, REFUSED_OF_ROW
 from forebay.rows.meanings.image_class import declared_classes, named_labels, written_label
-from forebay.rows.reader import Piece, Place, Record, Sink, one_a_file
+from forebay.rows.reader import FilePiece, MediaPlace, Record, Sink, one_a_file
 from forebay.rows.readers.arrow_files import (
     DEFAULTS,
     HfFile,
@@ -27,7 +27,7 @@ from forebay.rows.readers.arrow_files import (
     is_text,
     list_place,
 )
-from forebay.rows.readers.csv_tables import Wanted, read_csv
+from forebay.rows.readers.csv_tables import WantedColumns, read_csv
 from forebay.rows.readers.jsonl import line_runs, read_lines
 
 _TEXTS, _LINES, _TYPED = (".csv", ".tsv"), (".jsonl", ".json"), (".parquet", ".arrow")
@@ -58,7 +58,7 @@ def table_runs(path: Path) -> Iterator[tuple[int, int, int]]:
     yield from runs(path)
 
 
-def read_table(piece: Piece, rows: Sink) -> None:
+def read_table(piece: FilePiece, rows: Sink) -> None:
     """Gives the rows of a piece of a table.
 
     The image column holds a path relative to the table, in a CSV also a JSON list of paths; of parquet and arrow bytes
@@ -84,14 +84,14 @@ def _renamed(fields: Mapping[str, Any], columns: SourceColumns, reads: Reads) ->
     return rest | {name: fields[column] for name, column in given.items() if column in fields}
 
 
-def _read_csv(piece: Piece, rows: Sink) -> None:
+def _read_csv(piece: FilePiece, rows: Sink) -> None:
     source, columns = piece.source, piece.source.columns
     named = {name: getattr(columns, name) or name for name in COLUMNS_READ[piece.reads]}
     if piece.reads == "conversations":
         named["system"] = "system"
     if columns.id is None:
         named |= {name: name for name in IDS}
-    table = read_csv(Path(piece.path), Wanted(frozenset((*named.values(), *source.keep_columns)), columns.image))
+    table = read_csv(Path(piece.path), WantedColumns(frozenset((*named.values(), *source.keep_columns)), columns.image))
     names: list[str] = table.schema.names
     _require_named(piece, names)
     require_columns(source.keep_columns, names, where=piece.path)
@@ -109,7 +109,7 @@ def _read_csv(piece: Piece, rows: Sink) -> None:
     rows.unused.add({*names} - {*named.values(), *source.keep_columns}, rows=len(table))
 
 
-def _require_named(piece: Piece, names: Sequence[str]) -> None:
+def _require_named(piece: FilePiece, names: Sequence[str]) -> None:
     """Raises ManifestError where a table lacks what is read of it, or a column by another name than its default."""
     columns, reads = piece.source.columns, piece.reads
     for name in COLUMNS_READ[reads]:
@@ -131,7 +131,9 @@ def file_runs(path: Path) -> Iterator[tuple[int, int, int]]:
         start = stop
 
 
-def read_typed(piece: Piece, rows: Sink) -> None:
+def read_typed(
+    piece: FilePiece, rows: Sink, *, media: Callable[[HfFile, FilePiece], MediaColumns] | None = None
+) -> None:
     """Gives the rows of some row groups or record batches of a data file.
 
     The image column is `Image()` (bytes, path or both), binary, strings (paths relative to the data file), or a list of
@@ -139,14 +141,15 @@ def read_typed(piece: Piece, rows: Sink) -> None:
     `conversations`), else `source.columns.question` and `source.columns.answer`; optional `sample_id` or `id`,
     `system`. Or `source.columns.label` (a ClassLabel is its names) or `source.columns.text`, by what is read. Other
     columns are counted by name, or refused row by row as `canonical` does. No image is read where parquet's statistics
-    say that all are there. Raises ManifestError for missing columns and other types.
+    say that all are there. media: the columns that name the images, where these are others. Raises ManifestError for
+    missing columns and other types.
     """
     file = HfFile(Path(piece.path))
-    images = _ImageColumn(file, piece)
+    images = (media or _ImageColumn)(file, piece)
     text = _text_columns(file, piece)
     require_columns(piece.source.keep_columns, file.schema.names, where=piece.path)
     text |= {name: name for name in piece.source.keep_columns}
-    taken = {*text.values(), piece.source.columns.image}
+    taken = {*text.values(), *images.names}
     held = [name for name in file.schema.names if name in _HELD - taken] if piece.reads == "conversations" else []
     classes = declared_classes(file.schema, text["label"]) if "label" in text else None
     columns = list(dict.fromkeys([*text.values(), *held, *images.leaves]))
@@ -192,7 +195,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
     return is_bytes(kind)
 
 
-def _text_columns(file: HfFile, piece: Piece) -> dict[str, str]:
+def _text_columns(file: HfFile, piece: FilePiece) -> dict[str, str]:
     """The columns of texts and ids by their names in a row. Raises ManifestError where there are none."""
     columns, names = piece.source.columns, file.schema.names
     wanted = {name: getattr(columns, name) for name in COLUMNS_READ[piece.reads] if name not in ("image", "id")}
@@ -222,7 +225,7 @@ def _wanted_text(columns: SourceColumns, reads: Reads) -> str:
     return columns.label if reads == "labels" else columns.text
 
 
-def _no_column(piece: Piece, what: str, names: Sequence[str]) -> ManifestError:
+def _no_column(piece: FilePiece, what: str, names: Sequence[str]) -> ManifestError:
     """Returns the error for a table without a column that is read."""
     *others, last = (name for name in COLUMNS_READ[piece.reads] if name != "id")
     listed = f"{', '.join(others)} or {last}" if others else last
@@ -231,11 +234,27 @@ def _no_column(piece: Piece, what: str, names: Sequence[str]) -> ManifestError:
     )
 
 
+class MediaColumns(Protocol):
+    """The columns of a data file that say which images a row has.
+
+    names: of the columns. leaves: what of them is read. batch_rows: rows that are held at once.
+    """
+
+    names: Sequence[str]
+    leaves: Sequence[str]
+    batch_rows: int
+
+    def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Sequence[MediaPlace | str | None]]:
+        """Yields the images of each row: a place in the file, a path, or None if there are neither bytes nor a path."""
+        ...
+
+
 class _ImageColumn:
     """The image column of a data file: what of it has to be read to know which rows have how many images, and where."""
 
-    def __init__(self, file: HfFile, piece: Piece) -> None:
+    def __init__(self, file: HfFile, piece: FilePiece) -> None:
         self._name = name = piece.source.columns.image
+        self.names = [name]
         if name not in file.schema.names:
             raise _no_column(piece, f"{name} (source.columns.image)", file.schema.names)
         kind = file.schema.field(name).type
@@ -257,8 +276,8 @@ class _ImageColumn:
         reads_images = has_bytes and not self._all_inside
         self.batch_rows = _IMAGES_PER_BATCH if reads_images else _ROWS_PER_BATCH
 
-    def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Sequence[Place | str | None]]:
-        """Yields the images of each row: a place in the file, a path, or None if there are neither bytes nor a path."""
+    def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Sequence[MediaPlace | str | None]]:
+        """See `MediaColumns`."""
         if not self.leaves:
             yield from ([_inside(first + row, 0, run)] for row, run in enumerate(runs))
             return
@@ -295,6 +314,6 @@ class _ImageColumn:
         return inside, paths
 
 
-def _inside(row: int, position: int, run: int) -> Place:
+def _inside(row: int, position: int, run: int) -> MediaPlace:
     member = f"row {row + 1}, image {position + 1}" if position else ""
-    return Place(None, member, list_place(row, position), WHOLE_FILE, run)
+    return MediaPlace(None, member, list_place(row, position), WHOLE_FILE, run)

@@ -24,6 +24,50 @@ MESSAGES = ("messages", "conversations")
 IMAGES = ("images", "image")
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+TOOLS, REASONING, VIDEO, AUDIO = "has_tools", "has_reasoning", "has_video", "has_audio"
+BOXES, PREFERENCES, PIXEL_LIMITS = "has_boxes", "preference_data", "image_pixel_limits"
+PARTLY_LEARNT = "loss_weight"
+_WHAT = {
+    TOOLS: "tools and their calls",
+    REASONING: "reasoning apart from the answer",
+    VIDEO: "videos",
+    AUDIO: "audio in a conversation over images",
+    BOXES: "boxes of objects",
+    PREFERENCES: "answers to prefer or to reject",
+    PARTLY_LEARNT: "which part of a message is learnt",
+    PIXEL_LIMITS: "a size of one image, other than that of the processor",
+}
+IDS = frozenset({"sample_id", "id"})
+_COMMON = IDS | {"system", "images", "image"}
+WITH_MESSAGES = _COMMON | {"messages", "conversations"}
+WITH_QUESTION = _COMMON | {"question", "answer"}
+LEARNT = {"loss": True, "weight": True, "loss_scale": True, "train": True, "mask": False}
+"""Fields that say of a message whether it is learnt, by what they say then."""
+MESSAGE = frozenset({"role", "from", "content", "value", *LEARNT})
+TEXT_PART = frozenset({"type", "text"})
+IMAGE_PART = frozenset({"type", "image"})
+REFUSED_OF_ROW: Mapping[str, str] = {
+    **dict.fromkeys(("tools", "functions", "tool_calls", "function_call"), TOOLS),
+    **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), REASONING),
+    **dict.fromkeys(("videos", "video"), VIDEO),
+    **dict.fromkeys(("audios", "audio"), AUDIO),
+    "objects": BOXES,
+    **dict.fromkeys(("rejected_response", "rejected", "chosen", "rejected_messages", "rejected_images"), PREFERENCES),
+}
+REFUSED_OF_MESSAGE: Mapping[str, str] = {
+    **REFUSED_OF_ROW,
+    "tool_call_id": TOOLS,
+    **dict.fromkeys(("train_detail", "training_detail"), PARTLY_LEARNT),
+}
+REFUSED_OF_PART: Mapping[str, str] = {
+    **REFUSED_OF_ROW,
+    **dict.fromkeys(("max_pixels", "min_pixels", "resized_height", "resized_width"), PIXEL_LIMITS),
+}
+REFUSED_ROLES: Mapping[str, str] = dict.fromkeys(
+    ("tool", "function", "tool_call", "tool_response", "function_call", "observation"), TOOLS
+)
+_REFUSED_TAGS = {"video": VIDEO, "audio": AUDIO, "bbox": BOXES, "ref-object": BOXES}
+_REFUSED_TAG = re.compile(rf"<({'|'.join(_REFUSED_TAGS)})>")
 
 
 def canonical(
@@ -229,69 +273,6 @@ def _split(text: str, where: str) -> Iterator[dict[str, Any]]:
 def _text(text: str) -> Iterator[dict[str, Any]]:
     if text:
         yield {"type": "text", "text": text}
-
-
-TOOLS, REASONING, VIDEO, AUDIO = "has_tools", "has_reasoning", "has_video", "has_audio"
-
-BOXES, PREFERENCES, PIXEL_LIMITS = "has_boxes", "preference_data", "image_pixel_limits"
-
-PARTLY_LEARNT = "loss_weight"
-
-_WHAT = {
-    TOOLS: "tools and their calls",
-    REASONING: "reasoning apart from the answer",
-    VIDEO: "videos",
-    AUDIO: "audio in a conversation over images",
-    BOXES: "boxes of objects",
-    PREFERENCES: "answers to prefer or to reject",
-    PARTLY_LEARNT: "which part of a message is learnt",
-    PIXEL_LIMITS: "a size of one image, other than that of the processor",
-}
-
-IDS = frozenset({"sample_id", "id"})
-
-_COMMON = IDS | {"system", "images", "image"}
-
-WITH_MESSAGES = _COMMON | {"messages", "conversations"}
-
-WITH_QUESTION = _COMMON | {"question", "answer"}
-
-LEARNT = {"loss": True, "weight": True, "loss_scale": True, "train": True, "mask": False}
-"""Fields that say of a message whether it is learnt, by what they say then."""
-
-MESSAGE = frozenset({"role", "from", "content", "value", *LEARNT})
-
-TEXT_PART = frozenset({"type", "text"})
-
-IMAGE_PART = frozenset({"type", "image"})
-
-REFUSED_OF_ROW: Mapping[str, str] = {
-    **dict.fromkeys(("tools", "functions", "tool_calls", "function_call"), TOOLS),
-    **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), REASONING),
-    **dict.fromkeys(("videos", "video"), VIDEO),
-    **dict.fromkeys(("audios", "audio"), AUDIO),
-    "objects": BOXES,
-    **dict.fromkeys(("rejected_response", "rejected", "chosen", "rejected_messages", "rejected_images"), PREFERENCES),
-}
-
-REFUSED_OF_MESSAGE: Mapping[str, str] = {
-    **REFUSED_OF_ROW,
-    "tool_call_id": TOOLS,
-    **dict.fromkeys(("train_detail", "training_detail"), PARTLY_LEARNT),
-}
-
-REFUSED_OF_PART: Mapping[str, str] = {
-    **REFUSED_OF_ROW,
-    **dict.fromkeys(("max_pixels", "min_pixels", "resized_height", "resized_width"), PIXEL_LIMITS),
-}
-
-REFUSED_ROLES: Mapping[str, str] = dict.fromkeys(
-    ("tool", "function", "tool_call", "tool_response", "function_call", "observation"), TOOLS
-)
-
-_REFUSED_TAGS = {"video": VIDEO, "audio": AUDIO, "bbox": BOXES, "ref-object": BOXES}
-
-_REFUSED_TAG = re.compile(rf"<({'|'.join(_REFUSED_TAGS)})>")
 
 
 def unknown_fields(

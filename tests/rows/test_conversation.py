@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import TextError
-from forebay.rows.meanings.conversation import canonical, identifier, image_names
+from forebay.rows.meanings.canonical_chat import canonical, identifier, image_names
 from tests.strategies import transcripts
 
 IMAGE = {"type": "image"}

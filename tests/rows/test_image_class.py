@@ -16,7 +16,7 @@ from forebay.config.data import READS, Reads
 from forebay.errors import ManifestError, TextError
 from forebay.rows.image_rows import ImageSink
 from forebay.rows.meanings.image_class import EXCLUDED, Untyped, labels_of, read_row, with_labels, written_label
-from forebay.rows.reader import Place, Record
+from forebay.rows.reader import MediaPlace, Record
 from forebay.steps.text.label import Label, Labels
 
 ONE_IMAGE: tuple[Reads, ...] = ("labels", "texts", "images")
@@ -63,7 +63,7 @@ def test_every_prompt_of_one_image_is_read_so() -> None:
 def test_any_value_is_a_row_or_has_a_reason(value: Any, reads: Reads) -> None:
     rows = ImageSink(reads=reads)
     for fields in ({"label": value, "text": value}, {"label": [value, value]}):
-        rows.take(Record(fields, [Place(path="a.jpg")]), where="a")
+        rows.take(Record(fields, [MediaPlace(path="a.jpg")]), where="a")
     table = rows.part(0).rows
     assert {*table["reason"].to_pylist()} <= {None, "no_label", "bad_label", "no_text", "bad_text"}
     assert len(table) == 2

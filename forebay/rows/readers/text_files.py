@@ -18,18 +18,18 @@ from forebay.rows.kept_columns import parts_of_rows, values_in
 from forebay.rows.manifest import Manifest, did_you_mean, joined, require_rows, storable
 from forebay.rows.meanings.recordings import located
 from forebay.rows.named_files import manifest_files, path_stem
-from forebay.rows.reader import IDS, Failures, Located, LocateTask, Reader, RecordingLister
+from forebay.rows.reader import IDS, Failures, Located, LocateTask, RecordingLister, RowReader
 from forebay.rows.readers.arrow_files import HfFile
 from forebay.rows.readers.json_lines import JsonError, not_lines, not_text, parse_object, refuse_constant, string_of
-from forebay.rows.readers.line_blocks import Block, codec_of, head_of, line_blocks, plain_name
+from forebay.rows.readers.line_blocks import LineBlock, codec_of, head_of, line_blocks, plain_name
 from forebay.rows.readers.line_index import LINES, count_rows, find_row
 from forebay.rows.readers.text_rows import (
     BAD_TEXT,
     ENDING,
-    Line,
     LineFile,
+    TextRecord,
     TextRows,
-    Wanted,
+    WantedRows,
     good_texts,
     list_parquet,
     named_columns,
@@ -46,6 +46,7 @@ PLAIN = ".txt"
 _STRINGS = {str, type(None)}
 
 _decoder = json.JSONDecoder(parse_constant=refuse_constant)
+logger = logging.getLogger(__name__)
 
 
 class _Names(NamedTuple):
@@ -74,7 +75,7 @@ class JsonLines:
         self._unseen = set(named_columns(source).values())
         self._names = _Names(*named, ids, frozenset((*named, *ids, *source.keep_columns)))
 
-    def take(self, block: Block, lines: Array, rows: Array) -> None:
+    def take(self, block: LineBlock, lines: Array, rows: Array) -> None:
         """Adds lines as rows; where only the first samples are wanted, no more than these.
 
         A line of too many bytes, that is no UTF-8, or whose text is none costs itself. Raises ManifestError for one
@@ -104,7 +105,7 @@ class JsonLines:
                     code="FB202",
                 )
 
-    def _made(self, data: bytes, row: int, number: int) -> Line | None:
+    def _made(self, data: bytes, row: int, number: int) -> TextRecord | None:
         """Returns what a line says; None where it costs its sample, which is noted."""
         most = self.file.rows.source.max_sample_bytes
         try:
@@ -119,7 +120,7 @@ class JsonLines:
             self.file.fail(row, number, err.reason, str(err))
             return None
 
-    def _quickly(self, data: bytes) -> Line | None:
+    def _quickly(self, data: bytes) -> TextRecord | None:
         """Returns what a plain line says; None for a line that has to be looked at more closely.
 
         An object has a colon a field, so one with as many colons as it has different fields has none of them twice and
@@ -143,7 +144,7 @@ class JsonLines:
             return None
         return self._counted(fields, values)
 
-    def _line(self, data: bytes) -> Line:
+    def _line(self, data: bytes) -> TextRecord:
         try:
             fields = parse_object(data)
         except JsonError as err:
@@ -162,7 +163,7 @@ class JsonLines:
         others = (string_of(fields, (name,)) for name in (names.language, names.prompt, names.text))
         return self._counted(fields, (given, *others))
 
-    def _counted(self, fields: dict[str, Any], values: tuple[Any, ...]) -> Line:
+    def _counted(self, fields: dict[str, Any], values: tuple[Any, ...]) -> TextRecord:
         """Returns what a line says, its other fields counted."""
         rows = self.file.rows
         kept = values_in(fields, rows.source.keep_columns) if rows.source.keep_columns else ()
@@ -170,7 +171,7 @@ class JsonLines:
         if self._unseen:
             self._unseen -= fields.keys()
         given, language, prompt, text = values
-        return Line(given, language, prompt, text, kept)
+        return TextRecord(given, language, prompt, text, kept)
 
     def _add(self, found: list[tuple[Any, ...]], kept: list[tuple[Any, ...]]) -> None:
         if not found:
@@ -199,7 +200,7 @@ def _is_storable(value: str | None) -> bool:
         return False
 
 
-def list_lines(file: LineFile, wanted: Wanted, *, cache_root: Path | None) -> None:
+def list_lines(file: LineFile, wanted: WantedRows, *, cache_root: Path | None) -> None:
     """Adds the rows of a file that are wanted; nothing behind the last one is looked at.
 
     Raises ManifestError for a file that is no text, and with the line for what is no such object.
@@ -272,7 +273,7 @@ class PlainLines:
 
     file: LineFile
 
-    def take(self, block: Block, lines: Array, rows: Array) -> None:
+    def take(self, block: LineBlock, lines: Array, rows: Array) -> None:
         """Adds lines as rows; a line that is too long or no UTF-8 costs itself."""
         texts, numbers = _packed(block, lines), block.place.line + lines
         is_good = good_texts(
@@ -292,7 +293,7 @@ class PlainLines:
         """Does nothing: lines of plain text have no fields that could be missing."""
 
 
-def _packed(block: Block, lines: Array) -> pa.ChunkedArray:
+def _packed(block: LineBlock, lines: Array) -> pa.ChunkedArray:
     """Returns lines of a block as large_binary: their bytes without what is in between."""
     starts, stops = block.starts[lines], block.stops[lines]
     offsets = np.concatenate([[0], np.cumsum(stops - starts)])
@@ -302,9 +303,6 @@ def _packed(block: Block, lines: Array) -> pa.ChunkedArray:
     letters = np.frombuffer(block.data, np.uint8)[np.cumsum(edges[:-1], dtype=np.int8).view(bool)]
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(letters)]
     return pa.chunked_array([pa.Array.from_buffers(pa.large_binary(), len(lines), buffers)])
-
-
-logger = logging.getLogger(__name__)
 
 
 def list_text(source: SourceConfig, cache_root: Path | None = None) -> Manifest:
@@ -325,7 +323,7 @@ def list_text(source: SourceConfig, cache_root: Path | None = None) -> Manifest:
     _tell_what_is_beside(source, manifests)
     wanted = wanted_early(source.rows)
     if wanted is None:
-        wanted = Wanted.of(source.rows or ":", _num_rows(source, manifests, cache_root))
+        wanted = WantedRows.of(source.rows or ":", _num_rows(source, manifests, cache_root))
     rows = TextRows(source)
     for group, manifest in enumerate(manifests):
         file = LineFile(manifest, group, storable(path_stem(plain_name(manifest.name))), rows)
@@ -395,4 +393,4 @@ def _as_listed(task: LocateTask) -> Located:
     return located(task, {}, Failures())
 
 
-READER = Reader(recordings=RecordingLister(list=list_text, locate=_as_listed, has_index=True))
+READER = RowReader(recordings=RecordingLister(list=list_text, locate=_as_listed, has_index=True))

@@ -16,18 +16,28 @@ from forebay.config.data import SourceConfig
 from forebay.errors import DecodeError, SampleError, TextError
 from forebay.rows.kept_columns import parts_of_rows, with_kept
 from forebay.rows.manifest import ROW_SCHEMA, Manifest, Unused, columns_of, storable
-from forebay.rows.meanings.conversation import IMAGES, image_names, text_error
+from forebay.rows.meanings.canonical_chat import IMAGES, image_names, text_error
 from forebay.rows.meanings.image_class import Untyped
 from forebay.rows.meanings.recordings import header_duration_s, no_duration
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import manifest_files
-from forebay.rows.reader import Failures, Located, LocateTask, Piece, Place, Reader, Record, RecordingLister, Sink
+from forebay.rows.reader import (
+    Failures,
+    FilePiece,
+    Located,
+    LocateTask,
+    MediaPlace,
+    Record,
+    RecordingLister,
+    RowReader,
+    Sink,
+)
 from forebay.rows.readers.json_lines import JsonError, parse_object
 from forebay.rows.readers.tar_members import (
     AUDIO,
     IMAGE_EXTENSIONS,
     NAMELESS,
-    Members,
+    ClipMembers,
     UnreadableTar,
     members_of,
     read_sidecar,
@@ -40,14 +50,24 @@ from forebay.store.remote.raw.sources import files_in, is_folder, shown
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.members import Refused, TarIndex
 
+logger = logging.getLogger(__name__)
+
 MEMBERS_PER_RUN = 256
 """Members whose images one task looks at."""
 
 _BESIDE = (".json", ".cls", ".txt")
 _NO_OWNER = "(members without an image)"
+_LISTED = (
+    *("row", "sample_id", "explicit_id", "member", "offset", "size", "language", "prompt", "text"),
+    *("stated_s", "duration_s", "group", "file"),
+)
+_POSITION_BITS = 32
+"""`row` is `file number << _POSITION_BITS | position in the tar`."""
+_EXACT = frozenset((".wav", ".flac"))
+"""Formats whose header gives the exact number of samples, read from a few bytes."""
 
 
-def read_tar(piece: Piece, rows: Sink) -> None:
+def read_tar(piece: FilePiece, rows: Sink) -> None:
     """Gives the rows of a tar in archive order; one that cannot be read is one row, `unreadable_tar`.
 
     Rows that cannot be used beside those of their meaning: `image_count_mismatch`, what the tar's index refuses.
@@ -119,10 +139,10 @@ class _Tar:
         except JsonError as err:
             raise text_error(err) from err
 
-    def place(self, row: int) -> Place:
+    def place(self, row: int) -> MediaPlace:
         """Returns the place of a member."""
         offset, size = int(self.index.offsets[row]), int(self.index.sizes[row])
-        return Place(None, storable(self.index.names[row]), offset, size, row // MEMBERS_PER_RUN)
+        return MediaPlace(None, storable(self.index.names[row]), offset, size, row // MEMBERS_PER_RUN)
 
     def reject_refused(self, rows: Sink, name: str, stems: Mapping[str, Any] | set[str]) -> None:
         """Rejects refused members that are of no row: of which nothing else is left, or which have no name."""
@@ -131,7 +151,7 @@ class _Tar:
                 rows.reject(storable(stem) or f"{name}@{refused.offset}", refused.reason, refusal(refused, name))
 
 
-def _read_conversations(tar: _Tar, piece: Piece, rows: Sink) -> None:
+def _read_conversations(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
     """Gives a row for each `{id}.json`.
 
     Its images are the members `{id}.jpg`, `.jpeg`, `.png`, `.webp` (in any case) and `{id}.{n}.jpg`, in the order of
@@ -172,7 +192,7 @@ def _order(name: str, stem: str) -> tuple[int, str]:
     return (int(number) if number.isdecimal() else -1, name)
 
 
-def _read_images(tar: _Tar, piece: Piece, rows: Sink) -> None:
+def _read_images(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
     """Gives a row for each image.
 
     Its class is `label` of its JSON, else the text of `{id}.cls`; its text is `text` of its JSON, else that of
@@ -219,16 +239,6 @@ def _text(data: bytes, name: str) -> str:
         return data.decode("utf-8-sig").strip()
     except UnicodeDecodeError as err:
         raise TextError("bad_text", f"{name} is not UTF-8: {err}; write the tar again") from err
-
-
-logger = logging.getLogger(__name__)
-
-_LISTED = (
-    *("row", "sample_id", "explicit_id", "member", "offset", "size", "language", "prompt", "text"),
-    *("stated_s", "duration_s", "group", "file"),
-)
-_POSITION_BITS = 32
-"""`row` is `file number << _POSITION_BITS | position in the tar`."""
 
 
 def list_webdataset(source: SourceConfig) -> Manifest:
@@ -287,7 +297,7 @@ def _tar_failed(task: LocateTask, result: UnreadableTar) -> Located:
     return Located(rows=_table(task, []), failed=failures.table(), absent=(task.group,) if result.absent else ())
 
 
-def _sample_keys(members: Members) -> dict[str, str]:
+def _sample_keys(members: ClipMembers) -> dict[str, str]:
     """Sample id by stem: the name up to the first dot where only one clip has it."""
     keys = {stem: _first_dot(stem) for stem in members.audio}
     shared: dict[str, int] = {}
@@ -302,7 +312,7 @@ def _first_dot(stem: str) -> str:
 
 
 def _values(
-    descriptor: int, index: TarIndex, members: Members, stem: str, key: str, unused: Unused, *, keep: Sequence[str]
+    descriptor: int, index: TarIndex, members: ClipMembers, stem: str, key: str, unused: Unused, *, keep: Sequence[str]
 ) -> tuple[Any, ...]:
     """Every value of a clip but its duration, the one that its metadata states last; the kept ones before that."""
     row = members.audio[stem][0]
@@ -324,7 +334,7 @@ def _table(task: LocateTask, rows: list[tuple[Any, ...]]) -> pa.Table:
     return with_kept(pa.table([columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA), kept)
 
 
-def _add_left_out(task: LocateTask, index: TarIndex, members: Members, failures: Failures) -> None:
+def _add_left_out(task: LocateTask, index: TarIndex, members: ClipMembers, failures: Failures) -> None:
     for row, name in members.extra:
         message = f"{task.name}: member {name} shares its name with another clip; give it another name"
         failures.add(_row(task, row), name, "extra_audio", message, kind="excluded")
@@ -347,10 +357,6 @@ def _row(task: LocateTask, position: int) -> int:
     return task.group << _POSITION_BITS | position
 
 
-_EXACT = frozenset((".wav", ".flac"))
-"""Formats whose header gives the exact number of samples, read from a few bytes."""
-
-
 def clip_duration_s(descriptor: int, index: TarIndex, clip: tuple[int, str], *, stated_s: float | None) -> float:
     """Returns a clip's duration. stated_s: by the metadata, None where it says none.
 
@@ -368,7 +374,7 @@ def clip_duration_s(descriptor: int, index: TarIndex, clip: tuple[int, str], *, 
         return stated_s
 
 
-READER = Reader(
+READER = RowReader(
     read=read_tar,
     recordings=RecordingLister(list=list_webdataset, locate=locate_webdataset, in_tars=True, lists_tars=True),
 )

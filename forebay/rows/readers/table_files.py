@@ -12,14 +12,14 @@ from forebay.config.data import TABLE_FILES, SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import concatenated
 from forebay.rows.manifest import Manifest, Unused, require_rows
-from forebay.rows.meanings.recordings import SPANS
+from forebay.rows.meanings.recording_pieces import SPANS
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder
-from forebay.rows.reader import DURATIONS, Piece, Reader, Record, RecordingLister, Sink
+from forebay.rows.reader import DURATIONS, FilePiece, Record, RecordingLister, RowReader, Sink
 from forebay.rows.readers.arrow_files import HfFile, data_files
-from forebay.rows.readers.csv_tables import TextTable, Wanted, read_csv, read_json_lines
-from forebay.rows.readers.image_tables import file_runs, read_table, read_typed, table_runs
+from forebay.rows.readers.csv_tables import TextTable, WantedColumns, read_csv, read_json_lines
 from forebay.rows.readers.json_lines import decoded, manifest_lines
 from forebay.rows.readers.table_rows import TableRows, locate_rows, taken_columns
+from forebay.rows.readers.tables_of_images import file_runs, read_table, read_typed, table_runs
 from forebay.store.remote.raw.sources import folders_in, names_in, place_of
 from forebay.store.source_files import SourceFile
 
@@ -84,7 +84,7 @@ def _require_place(source: SourceConfig, files: NamedFiles) -> None:
 
 def open_rows(manifest: SourceFile, number: int, source: SourceConfig) -> TableRows:
     """Returns the rows of one table. number: of the file. Raises ManifestError for a file that is none."""
-    wanted = Wanted(taken_columns(source), source.columns.media, _numbers(source), SPANS)
+    wanted = WantedColumns(taken_columns(source), source.columns.media, _numbers(source), SPANS)
     table: HfFile | TextTable
     match manifest.path.suffix.lower():
         case ".csv" | ".tsv":
@@ -121,7 +121,7 @@ def list_hf(source: SourceConfig) -> Manifest:
     return _listed(opened, NamedFiles(manifests, source))
 
 
-def read_ljspeech(piece: Piece, rows: Sink) -> None:
+def read_ljspeech(piece: FilePiece, rows: Sink) -> None:
     """Gives the rows of `metadata.csv`: `id|text|normalised text`, audio in `wavs/{id}.wav` or `.flac` beside it.
 
     The normalised text is taken where there is one, else the text. Quotation marks are text.
@@ -158,14 +158,14 @@ def _audio_names(metadata: Path) -> set[str]:
         raise ManifestError(f"{metadata}: cannot read folder {folder}: {err.strerror}; wanted the audio there") from err
 
 
-READER = Reader(
+READER = RowReader(
     read=read_table, runs=table_runs, recordings=RecordingLister(list=list_table, locate=locate_rows), holds_media=True
 )
-HF_READER = Reader(
+HF_READER = RowReader(
     read=read_typed,
     runs=file_runs,
     files=data_files,
     recordings=RecordingLister(list=list_hf, locate=locate_rows),
     holds_media=True,
 )
-LJSPEECH_READER = Reader(read=read_ljspeech)
+LJSPEECH_READER = RowReader(read=read_ljspeech)
