@@ -25,9 +25,8 @@ from forebay.lint.sound import Sound, band_db, measured_sound
 from forebay.lint.spans import cut, run_spans
 from forebay.lint.text import signed
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.sources.rows import reduced
-from forebay.preprocess.worker import mark
 from forebay.progress import Progress
+from forebay.rows.manifest import reduced
 from forebay.steps.audio.waveform import Waveform
 from forebay.steps.form import BatchForm
 from forebay.steps.image.levels import is_padding, levels_of
@@ -36,6 +35,7 @@ from forebay.store.derived import steps_of
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Ints
 from forebay.store.source import is_of_images
+from forebay.task_map import mark
 
 _ROWS = 1024
 _INT16 = Waveform(dtype="int16")

@@ -14,15 +14,15 @@ from forebay.errors import SampleError
 from forebay.lint.limits import Limits
 from forebay.lint.sound import Sound, band_db, measured_sound
 from forebay.lint.text import TextFacts, signed, text_facts
-from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.rows import reduced
 from forebay.preprocess.speech.decode import decode_audio
-from forebay.preprocess.speech.headers import header_info
 from forebay.preprocess.speech.modality import Speech
-from forebay.preprocess.worker import mark
+from forebay.rows.manifest import reduced
+from forebay.rows.media_reader import MediaReader
 from forebay.steps.audio.waveform import Waveform
 from forebay.store.layout import Array
+from forebay.store.sound_headers import header_info
 from forebay.store.source_files import SourceFile
+from forebay.task_map import mark
 
 _INT16 = Waveform(dtype="int16")
 

@@ -15,12 +15,12 @@ import xxhash
 from forebay.errors import SampleError
 from forebay.lint.clips import TEXT_FACTS, Bad
 from forebay.lint.text import answers, folded_hash, loops, signed, text_facts
-from forebay.preprocess.images.modality import Images
+from forebay.preprocess.group import Read
 from forebay.preprocess.images.samples import loaded_text
-from forebay.preprocess.modality import Read
-from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.rows import reduced
 from forebay.preprocess.vision.modality import Vision
+from forebay.rows.image_facts import Images
+from forebay.rows.manifest import reduced
+from forebay.rows.media_reader import MediaReader
 from forebay.steps.image.processor.step import Processed
 from forebay.steps.text.caption import CaptionEncoder
 from forebay.store.image.pixels import decode_image

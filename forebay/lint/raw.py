@@ -17,18 +17,20 @@ from forebay.lint.limits import Limits
 from forebay.lint.measured import Classes, ImageFacts, Measured, Refused
 from forebay.lint.pictures import PictureTask, Said, classes_in, measure_images, measure_texts
 from forebay.lint.spans import Done, SpanTask, cut, run_spans
-from forebay.preprocess.images.modality import Images
-from forebay.preprocess.modality import Coder, modality_of, narrow
+from forebay.preprocess.coded import Coder
+from forebay.preprocess.group import narrow
+from forebay.preprocess.modality import modality_of
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.sources.naming import shown_name
-from forebay.preprocess.sources.rows import Manifest
-from forebay.preprocess.sources.vision.classes import empty_classes
-from forebay.preprocess.sources.vision.labels import labels_of
-from forebay.preprocess.sources.vision.part import flattened
 from forebay.preprocess.speech.modality import Speech
-from forebay.preprocess.vision.headers import conversation_rows, image_names, images_of
+from forebay.preprocess.vision.headers import conversation_rows, images_of
 from forebay.preprocess.vision.modality import Vision
 from forebay.progress import Progress
+from forebay.rows.image_facts import Images
+from forebay.rows.manifest import Manifest
+from forebay.rows.meanings.conversation import image_names
+from forebay.rows.meanings.image_class import empty_classes, labels_of
+from forebay.rows.named_files import shown_name
+from forebay.rows.shared_images import flattened
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.normal.table import code_in
 from forebay.store.layout import Array, Ints
