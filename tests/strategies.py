@@ -130,14 +130,14 @@ def named_tensors(draw: st.DrawFn) -> dict[str, np.ndarray[Any, Any]]:
 
 
 STORED_FIELDS = (
-    FieldSpec(name="features", dtype="float16", shape=(3,)),
-    FieldSpec(name="pad_value", dtype="float32"),
-    FieldSpec(name="waveform", dtype="int16"),
-    FieldSpec(name="sample_id", dtype="str", role="table"),
-    FieldSpec(name="num_audio_samples", dtype="int64", role="table"),
-    FieldSpec(name="failure", dtype="str", role="table"),
+    FieldSpec(name="features", dtype="float16", group="audio", shape=(3,)),
+    FieldSpec(name="pad_value", dtype="float32", group="audio"),
+    FieldSpec(name="waveform", dtype="int16", group="audio"),
+    FieldSpec(name="sample_id", dtype="str", group="audio", role="table"),
+    FieldSpec(name="num_audio_samples", dtype="int64", group="audio", role="table"),
+    FieldSpec(name="failure", dtype="str", group="audio", role="table"),
 )
-"""Fields of a media shard: two-dimensional, scalar and flat tensors, text and a number in the row table."""
+"""Fields of a shard of audio: two-dimensional, scalar and flat tensors, text and a number in the row table."""
 
 
 @st.composite

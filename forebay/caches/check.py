@@ -162,7 +162,7 @@ def _rows(shard: Shard) -> list[int]:
 
 def _ids(cache: Cache, group: Group, number: int, rows: Sequence[int]) -> list[str]:
     """Returns the ids of the samples of damaged rows, as far as they can be read."""
-    if group == "media" and "media_rows" in cache.metadata:  # images are of several samples
+    if group in cache.listed:  # these are of several samples
         return []
     try:
         slots = cache.slots

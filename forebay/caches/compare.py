@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,8 @@ from forebay.caches.words import hours_of
 from forebay.errors import CacheError
 from forebay.progress import during
 from forebay.store.cache import Cache
-from forebay.store.image.arrays import StoredArrays, stored_images
-from forebay.store.image.codec import StoredImages
 from forebay.store.key import SHORT, differences
-from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group
+from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group, Ints
 from forebay.store.lookup import SOURCES_NAME
 from forebay.store.metadata import check_file
 from forebay.store.shard import sample_hash
@@ -187,7 +186,7 @@ def _samples(a: Cache, b: Cache) -> Names:
         differs = np.ones(len(common), bool)
         if ours is not None and others is not None:
             differs = ours[is_both] != others[theirs]
-        changed[_WORDS[group]] = common.filter(pa.array(differs)).to_pylist()
+        changed[_WORDS.get(group, group)] = common.filter(pa.array(differs)).to_pylist()
         is_same &= ~differs
     return Names(
         only_a=ids[0].filter(pa.array(~is_both)).to_pylist(),
@@ -197,33 +196,33 @@ def _samples(a: Cache, b: Cache) -> Names:
     )
 
 
-_WORDS: Mapping[Group, str] = {"media": "audio or images", "text": "texts"}
+_WORDS: Mapping[Group, str] = {"image": "images", "text": "texts"}
 
 
 def _hashes(cache: Cache) -> dict[Group, Array]:
-    """Returns the hash of every sample's stored values in each group, in the order of the samples."""
-    slots = cache.slots
-    numbers, rows = slots >> ROW_BITS, slots & ROW_MASK
-    images = stored_images(cache.metadata, folder=cache.folder)
-    found: dict[Group, Array] = {group: np.zeros(len(cache), np.int64) for group in cache.groups}
-    for number in np.unique(numbers).tolist():
-        here = np.flatnonzero(numbers == number)
-        if images is None:
-            for group in cache.groups:
-                found[group][here] = cache.shard(group, number).hashes[rows[here]]
+    """Returns the hash of every sample's stored values in each group, in the order of the samples.
+
+    Where items lie that samples list says nothing of a sample: its hash is of the hashes of its items.
+    """
+    found: dict[Group, Array] = {}
+    for group in cache.groups:
+        if group not in cache.listed:
+            found[group] = _of_rows(cache, group, cache.slots)
             continue
-        for index in here.tolist():
-            found["text"][index], found["media"][index] = _of_images(cache, images, number, int(rows[index]))
+        items = cache.items(group)
+        hashes, bounds = _of_rows(cache, group, items.slots), itertools.pairwise(items.offsets.tolist())
+        found[group] = np.array([sample_hash([hashes[start:stop]]) for start, stop in bounds], np.int64)
     return found
 
 
-def _of_images(cache: Cache, images: StoredImages | StoredArrays, number: int, row: int) -> tuple[int, int]:
-    """Returns the hashes of a conversation without its images, and of these: where they lie in a shard says nothing."""
-    text = cache.shard("text", number).row(row)
-    places = text.pop(images.rows_field)
-    hashes = cache.shard("media", number).hashes
-    if len(places) and not (places.min() >= 0 and places.max() < len(hashes)):
+def _of_rows(cache: Cache, group: Group, slots: Ints) -> Array:
+    numbers, found = slots >> ROW_BITS, np.zeros(len(slots), np.int64)
+    try:
+        for number in np.unique(numbers).tolist():
+            here = np.flatnonzero(numbers == number)
+            found[here] = cache.shard(group, number).hashes[slots[here] & ROW_MASK]
+    except IndexError as err:
         raise CacheError(
-            f"{cache.place}: a sample names images that are not there; run: forebay cache verify {cache.place}"
-        )
-    return sample_hash(list(text.values())), sample_hash([np.ascontiguousarray(hashes[places])])
+            f"{cache.place}: a sample names {group} items that are not there; run: forebay cache verify {cache.place}"
+        ) from err
+    return found

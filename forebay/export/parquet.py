@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forebay.export.samples import PATCHES, Samples, has_images
+from forebay.export.samples import Samples
 from forebay.store.filling import Summed
 from forebay.store.layout import Array, FieldSpec
 
@@ -60,7 +60,7 @@ def _groups(samples: Samples, start: int, *, max_bytes: int) -> Iterator[tuple[i
             if size >= max_bytes or place + 1 == len(run.indices):
                 table = run.table.slice(first, len(held))
                 for spec in specs:
-                    table = table.append_column(spec.name, _column(samples, spec, [each[spec.name] for each in held]))
+                    table = table.append_column(spec.name, _column(spec, [each[spec.name] for each in held]))
                 yield run.start + place + 1, table
                 first, held, size = place + 1, [], 0
 
@@ -69,8 +69,8 @@ def _size(values: Any) -> int:
     return sum(each.nbytes for each in values) if isinstance(values, tuple) else int(values.nbytes)
 
 
-def _column(samples: Samples, spec: FieldSpec, values: Sequence[Any]) -> pa.Array:
-    if spec.name == PATCHES and has_images(samples.cache):
+def _column(spec: FieldSpec, values: Sequence[Any]) -> pa.Array:
+    if isinstance(values[0], tuple):
         images = [image for of_sample in values for image in of_sample]
         return _lists(list(map(len, values)), _tensors(spec, images))
     return _tensors(spec, values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +15,10 @@ import pyarrow as pa
 from forebay.errors import ConfigError
 from forebay.store.cache import Cache
 from forebay.store.chunked import no_such_row
-from forebay.store.image.arrays import StoredArrays
-from forebay.store.image.codec import FIELDS
-from forebay.store.image.settings import ImageSettings
+from forebay.store.image.arrays import StoredItems, stored_items
 from forebay.store.layout import ROW_BITS, ROW_MASK, FieldSpec, Group, Ints
 from forebay.store.row_table import SampleColumns, rate_of, row_columns, row_table
 from forebay.store.shard import Shard
-from forebay.store.source import has_audio, is_of_images
-
-PATCHES = "patches"
 
 _SHOWN = 5
 
@@ -60,23 +55,21 @@ class Samples:
             yield Run(start=start + first, indices=indices, table=table)
 
     @cached_property
+    def _stored(self) -> Mapping[Group, StoredItems]:
+        return stored_items(self.cache.metadata, folder=self.cache.folder)
+
+    @cached_property
     def tensors(self) -> list[FieldSpec]:
         """The fields of `read` in their order; `patches` of images are those of each image."""
-        cache, tensors = self.cache, [spec for spec in self.cache.fields.values() if spec.role == "tensor"]
-        if is_of_images(cache):
-            arrays = StoredArrays.of(cache.metadata, folder=cache.folder)
-            texts = [spec for spec in tensors if spec.group == "text" and spec.name != arrays.rows_field]
-            return [*texts, *arrays.joined_specs()]
-        if not has_images(cache):
-            return tensors
-        stored, rows_field = FIELDS[cache.metadata["codec"]], cache.metadata["media_rows"]
-        size = ImageSettings.from_json(cache.constants["image"]).patch_bytes
-        others = [spec for spec in tensors if spec.name not in (stored, rows_field)]
-        return [*others, FieldSpec(name=PATCHES, dtype="uint8", shape=(size,))]
+        own = [s for s in self.cache.fields.values() if s.role == "tensor" and s.group not in self._stored]
+        return own + [spec for stored in self._stored.values() for spec in stored.columns()]
 
     def read(self, index: int) -> dict[str, Any]:
         """Returns the fields of a sample; of images as their processor gives them one array a field."""
-        return self.cache.arrays(index) if is_of_images(self.cache) else self.cache.read(index)
+        sample = self.cache.read(index)
+        for stored in self._stored.values():
+            sample = stored.in_columns(sample)
+        return sample
 
     def about(self) -> dict[str, Any]:
         """Returns what an export says of the cache: its keys, how its samples were made, what its fields are."""
@@ -97,37 +90,18 @@ class Samples:
         def shard(group: Group, _: int) -> Shard:
             return cache.shard(group, number)
 
-        groups = ("text",) if has_images(cache) else cache.groups
         columns = SampleColumns(
-            fields={
-                spec.name: spec
-                for group in groups
-                for spec in cache.fields.values()
-                if (spec.group, spec.role) == (group, "table")
-            },
+            fields={s.name: s for s in cache.fields.values() if s.role == "table" and s.group not in self._stored},
             num_shards=1,
             slots=cache.slots[indices] & ROW_MASK,
             shard=shard,
             no_such_row=lambda index, slot: no_such_row(cache.folder, int(indices[index]), number << ROW_BITS | slot),
         )
-        lengths, rate_hz = self._lengths()
+        lengths = dict(cache.lengths)
+        rate_hz = rate_of(cache.folder, cache.constants, lengths) if "num_audio_samples" in lengths else None
         taken = {name: values[indices] for name, values in lengths.items()}
         table = row_table(row_columns(columns, taken, rate_hz=rate_hz))
         return table.set_column(0, "index", pa.array(indices))
-
-    def _lengths(self) -> tuple[dict[str, Any], int | None]:
-        """Returns the lengths that the row table has, and the rate that gives durations, None without audio."""
-        lengths = dict(self.cache.lengths)
-        if has_images(self.cache):
-            return lengths, None
-        if not has_audio(self.cache) and "num_tokens" in lengths:
-            return {"num_tokens": lengths["num_tokens"]}, None
-        return lengths, rate_of(self.cache.folder, self.cache.constants, lengths)
-
-
-def has_images(cache: Cache) -> bool:
-    """Whether a cache's media rows are images."""
-    return "media_rows" in cache.metadata
 
 
 def selected(cache: Cache, *, ids: Path | None, max_samples: int | None) -> Samples:

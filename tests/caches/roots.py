@@ -93,13 +93,13 @@ def made_plan(root: Path, key: str, *, days: float = 60.0) -> Path:
 def made_build(root: Path, *, key: str = "0123456789abcdef", days: float = 60.0) -> Path:
     """Makes what a build that was killed leaves."""
     folder = root / ".building" / key
-    (folder / "media").mkdir(parents=True)
+    (folder / "audio").mkdir(parents=True)
     (folder / "text").mkdir()
     (folder / "lock").touch()
     (folder / "origin").write_text("f" * 64)
-    (folder / "media" / f"{'ab' * 32}.tdz").write_bytes(b"shard")
-    (folder / "media" / f"{'ab' * 32}.json").write_text("{}")
-    (folder / "media" / f"{'ab' * 32}.lock").touch()
+    (folder / "audio" / f"{'ab' * 32}.tdz").write_bytes(b"shard")
+    (folder / "audio" / f"{'ab' * 32}.json").write_text("{}")
+    (folder / "audio" / f"{'ab' * 32}.lock").touch()
     age(folder, days)
     return folder
 

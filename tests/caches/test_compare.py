@@ -101,20 +101,20 @@ def test_verify_names_shard_field_and_sample_and_the_command_that_mends(
     from forebay.store.cache import open_cache
 
     cache = open_cache(folder)
-    shard = cache.shard("media", 1)
+    shard = cache.shard("audio", 1)
     spans = dict(zip([field.name for field in shard.fields], shard.entry.spans, strict=True))
     start = spans["waveform"][0] + 2 * int(shard.lengths("waveform")[0])
     damaged = cache.sample_id(5)
     del cache, shard
-    flip(folder / "media" / "00001.tdz", start)
+    flip(folder / "audio" / "00001.tdz", start)
     document = run(capsys, "verify", corpus.folder / "config.toml", code=cli.FAILED)
     (found,) = document["caches"]
     (damage,) = found["damages"]
-    assert damage == {"shard": "media/00001.tdz", "fields": ["waveform"], "rows": [1], "samples": [damaged]}
+    assert damage == {"shard": "audio/00001.tdz", "fields": ["waveform"], "rows": [1], "samples": [damaged]}
     assert found["mend"] == f"forebay preprocess {corpus.folder / 'config.toml'} --verify"
     assert cli.main(["cache", "verify", str(folder), "--no-progress"]) == cli.FAILED
     out = capsys.readouterr().out
-    assert f"media/00001.tdz: damaged in waveform; samples {damaged}" in out
+    assert f"audio/00001.tdz: damaged in waveform; samples {damaged}" in out
     assert out.endswith("run: forebay preprocess CONFIG --verify\n")
     assert cli.main(["preprocess", str(corpus.folder / "config.toml"), "--verify", "--no-progress"]) == cli.DONE
     capsys.readouterr()
@@ -129,7 +129,7 @@ def test_damaged_metadata_and_foreign_files_have_their_own_remedies(
     (found,) = run(capsys, "verify", folder, code=cli.FAILED)["caches"]
     assert "move" in found["mend"]
     (folder / "notes.txt").unlink()
-    os.truncate(folder / "media" / "00000.tdz", 100)
+    os.truncate(folder / "audio" / "00000.tdz", 100)
     (found,) = run(capsys, "verify", folder, code=cli.FAILED)["caches"]
     assert (found["damages"], found["mend"]) == ([], "forebay preprocess CONFIG --verify")
     flip(folder / "metadata.json", 40)

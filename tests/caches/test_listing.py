@@ -114,7 +114,7 @@ def test_the_root_is_that_of_the_configs_where_none_is_named(
 
 def test_du_counts_a_file_of_several_links_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = made_root(tmp_path, "a b")
-    shard = "media/00000.tdz"
+    shard = "audio/00000.tdz"
     size = (made.caches["a"] / shard).stat().st_size
     (made.caches["b"] / shard).unlink()
     os.link(made.caches["a"] / shard, made.caches["b"] / shard)
@@ -135,7 +135,7 @@ def test_du_counts_a_file_of_several_links_once(tmp_path: Path, capsys: pytest.C
 
 def test_a_link_from_outside_of_the_root_is_never_freed(tmp_path: Path) -> None:
     made = made_root(tmp_path, "a")
-    os.link(made.caches["a"] / "media/00000.tdz", tmp_path / "mine")
+    os.link(made.caches["a"] / "audio/00000.tdz", tmp_path / "mine")
     with opened_root(made.root) as root:
         (item,) = survey(root).caches
     assert item.sizes.shared_bytes == (tmp_path / "mine").stat().st_size
@@ -144,7 +144,7 @@ def test_a_link_from_outside_of_the_root_is_never_freed(tmp_path: Path) -> None:
 
 def test_a_read_shard_counts_as_a_use(tmp_path: Path) -> None:
     made = made_root(tmp_path, "a")
-    shard = made.caches["a"] / "media/00000.tdz"
+    shard = made.caches["a"] / "audio/00000.tdz"
     os.utime(shard, (time.time() - 86400, shard.stat().st_mtime))
     with opened_root(made.root) as root:
         (item,) = survey(root).caches

@@ -130,7 +130,7 @@ def test_a_bound_takes_what_was_used_longest_ago_until_it_holds(made: Made, caps
 
 
 def test_a_shared_shard_is_freed_with_its_last_link_alone(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    shard = "media/00000.tdz"
+    shard = "audio/00000.tdz"
     size = (made.caches["a"] / shard).stat().st_size
     (made.caches["b"] / shard).unlink()
     os.link(made.caches["a"] / shard, made.caches["b"] / shard)

@@ -54,7 +54,7 @@ HOLDING: dict[str, tuple[str, str]] = {
     "a cache that is open": ("from forebay.store.cache import open_cache\ncache = open_cache({folder!r})", "open"),
     "a file without a lock": ("file = open({folder!r} + '/slots.npy')", "has it open"),
     "a mapping alone": (
-        "import mmap, os\nfile = os.open({folder!r} + '/media/00000.tdz', os.O_RDONLY)\n"
+        "import mmap, os\nfile = os.open({folder!r} + '/audio/00000.tdz', os.O_RDONLY)\n"
         "held = mmap.mmap(file, 0, prot=mmap.PROT_READ)\nos.close(file)",
         "has it open",
     ),
@@ -78,7 +78,7 @@ def test_what_a_process_has_open_stays_whatever_is_forced(what: str, made: Made)
 
 
 def test_a_shard_that_another_cache_links_to_is_no_use_of_this_one(made: Made) -> None:
-    shard = "media/00000.tdz"
+    shard = "audio/00000.tdz"
     (made.caches["b"] / shard).unlink()
     os.link(made.caches["a"] / shard, made.caches["b"] / shard)
     with process_with(f"file = open({str(made.caches['b'] / shard)!r})"):
@@ -159,8 +159,8 @@ def plant_link(folder: Path, outside: Path) -> None:
 
 
 def plant_group_link(folder: Path, outside: Path) -> None:
-    (folder / "media").rename(outside / "media")
-    (folder / "media").symlink_to(outside / "media")
+    (folder / "audio").rename(outside / "audio")
+    (folder / "audio").symlink_to(outside / "audio")
 
 
 def plant_metadata_link(folder: Path, outside: Path) -> None:
@@ -179,8 +179,8 @@ def plant_file(folder: Path, outside: Path) -> None:
 
 
 def plant_deep_file(folder: Path, outside: Path) -> None:
-    (folder / "media" / "notes").mkdir()
-    (folder / "media" / "notes" / "mine.txt").write_text("mine")
+    (folder / "audio" / "notes").mkdir()
+    (folder / "audio" / "notes" / "mine.txt").write_text("mine")
 
 
 def plant_empty_folder(folder: Path, outside: Path) -> None:
@@ -408,11 +408,11 @@ def test_a_name_that_was_taken_meanwhile_is_not_overwritten(made: Made, monkeypa
 
 def test_a_build_makes_the_shard_whose_cache_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = Workspace(tmp_path / "build")
-    gone: Any = (tmp_path / "cache" / "media" / "00000.tdz", object())
+    gone: Any = (tmp_path / "cache" / "audio" / "00000.tdz", object())
     monkeypatch.setattr(workspaces, "first_whole", lambda copies: gone)
     with workspace.occupied():
-        assert not workspace.adopt("media", "ab" * 32, {})
-        assert not list((tmp_path / "build" / "media").iterdir())
+        assert not workspace.adopt("audio", "ab" * 32, {})
+        assert not list((tmp_path / "build" / "audio").iterdir())
 
 
 def test_files_that_are_written_while_it_goes_are_not_deleted(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +423,7 @@ def test_files_that_are_written_while_it_goes_are_not_deleted(made: Made, monkey
     def writing(name: Any, *arguments: Any, **options: Any) -> None:
         if not late:
             (aside,) = [path for path in made.root.iterdir() if is_temporary(path.name)]
-            late.append(aside / "media" / "late.txt")
+            late.append(aside / "audio" / "late.txt")
             late[0].write_text("mine")
         unlink(name, *arguments, **options)
 

@@ -55,7 +55,7 @@ HONEST: dict[str, Any] = {
     "recipe": {"source": {}, "audio": {"features": "waveform"}},
     "files": {
         name: {"size_bytes": 0, "xxh3_128": "0" * 32}
-        for name in ("slots.npy", "lengths.npy", "media.npy", "text.npy", "../../outside/mine.txt")
+        for name in ("slots.npy", "lengths.npy", "audio.npy", "text.npy", "../../outside/mine.txt")
     },
     "name": "a",
     "num_samples": 1,

@@ -208,7 +208,7 @@ def test_a_cache_without_samples_is_refused(tmp_path: Path) -> None:
 
 def test_damaged_bytes_are_never_exported(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / folder.name)
-    shard = tmp_path / folder.name / "media" / "00001.tdz"
+    shard = tmp_path / folder.name / "audio" / "00001.tdz"
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)

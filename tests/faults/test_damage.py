@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import CacheError
-from forebay.preprocess.groups import GROUPS
 from forebay.store.cache import open_cache
 from forebay.store.shard import shard_name
 from forebay.store.verify import quick_problems, verify_folder
@@ -22,6 +21,7 @@ from tests.golden import make_v1_vision as golden
 from tests.store.trees import tree
 from tests.store_factory import make_cache
 
+GROUPS = ("audio", "text")
 Sample = dict[str, Any]
 _KINDS = ("truncated", "missing", "empty", "longer", "swapped", "of another cache")
 
@@ -82,7 +82,7 @@ def damaged(place: Shelf, number: int, folder: Path) -> str:
     chance = dice("shard", number)
     kind = _KINDS[number % len(_KINDS)]
     cache = Path(shutil.copytree(place.cache, folder / place.cache.name))
-    group = "media" if kind == "of another cache" else chance.choice(GROUPS)  # text is the same in both
+    group = "audio" if kind == "of another cache" else chance.choice(GROUPS)  # text is the same in both
     path, second = (cache / shard_name(group, index) for index in chance.sample([0, 1], 2))
     data = path.read_bytes()
     path.unlink()

@@ -48,7 +48,7 @@ def metadata_signed(folder: Path, data: st.DataObject) -> None:
 
 def array_signed(folder: Path, data: st.DataObject) -> None:
     cache = _cache(folder)
-    name = data.draw(st.sampled_from(["slots.npy", "lengths.npy", "media.npy", "text.npy"]))
+    name = data.draw(st.sampled_from(["slots.npy", "lengths.npy", "audio.npy", "text.npy"]))
     changed = data.draw(st.one_of(changed_bytes((cache / name).read_bytes(), WICKED), object_arrays()))
     sign(cache, name, changed)
     _read_cache(cache)
@@ -57,7 +57,7 @@ def array_signed(folder: Path, data: st.DataObject) -> None:
 def table_signed(folder: Path, data: st.DataObject) -> None:
     """A shard table with other numbers in it: places outside of the file, negative ones, too many rows."""
     cache = _cache(folder)
-    table = np.load(cache / "media.npy").copy()
+    table = np.load(cache / "audio.npy").copy()
     record = table[data.draw(st.integers(0, len(table) - 1))]
     number = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-2, 2000))
     name = data.draw(st.sampled_from(["size_bytes", "rows", "hash_offset", "spans"]))
@@ -66,19 +66,19 @@ def table_signed(folder: Path, data: st.DataObject) -> None:
         spans[data.draw(st.integers(0, len(spans) - 1)), data.draw(st.integers(0, 2))] = data.draw(number)
     else:
         record[name] = data.draw(number)
-    sign(cache, "media.npy", npy(table))
+    sign(cache, "audio.npy", npy(table))
     _read_cache(cache)
 
 
 def shard_signed(folder: Path, data: st.DataObject) -> None:
     cache = _cache(folder)
     opened = open_cache(cache)
-    changed = data.draw(changed_bytes((cache / shard_name("media", 0)).read_bytes(), WICKED))
-    entries = [entry for _, entry in opened.shard_entries("media")]
+    changed = data.draw(changed_bytes((cache / shard_name("audio", 0)).read_bytes(), WICKED))
+    entries = [entry for _, entry in opened.shard_entries("audio")]
     digest = xxhash.xxh3_128_hexdigest(changed)
     entries[0] = dataclasses.replace(entries[0], size_bytes=len(changed), xxh3_128=digest)
-    (cache / shard_name("media", 0)).write_bytes(changed)
-    sign(cache, "media.npy", npy(to_table(entries, len(entries[0].spans))))
+    (cache / shard_name("audio", 0)).write_bytes(changed)
+    sign(cache, "audio.npy", npy(to_table(entries, len(entries[0].spans))))
     _read_cache(cache)
 
 

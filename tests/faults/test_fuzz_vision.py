@@ -104,7 +104,7 @@ def images_signed(folder: Path, data: st.DataObject) -> None:
     if codec == "zstd" and data.draw(st.booleans()):
         changed = data.draw(changed_bytes(media[0]["patches_zstd"].tobytes(), WICKED))
         media[0]["patches_zstd"] = np.frombuffer(changed, np.uint8)
-    for group, rows in (("media", media), ("text", texts)):
+    for group, rows in (("audio", media), ("text", texts)):
         path = contents.shards[group][0][0]  # type: ignore[index]
         fields = shard_fields(contents.fields, group)  # type: ignore[arg-type]
         contents.shards[group][0] = (path, write_shard(path, fields, rows, key=_KEY))  # type: ignore[index]

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from forebay.errors import CacheCorruptError, CacheError, CacheReplacedError
-from forebay.preprocess.groups import GROUPS
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import Group
 from forebay.store.metadata import load_array
@@ -27,6 +26,7 @@ from tests.faults.row import Row, dice, made
 from tests.faults.shim import without_locks
 from tests.store_factory import make_cache
 
+GROUPS = ("audio", "text")
 Sample = dict[str, np.ndarray[Any, Any]]
 
 
@@ -148,7 +148,7 @@ def _swap(source: Path, cache: Path, scratch: Path, damaged: tuple[Group, int] |
         document={k: v for k, v in opened.metadata.items() if k != "checksum"},
     )
     assert seal(cache, contents, scratch=scratch, replace=True)
-    assert not os.path.samefile(cache / shard_name("media", 0), source / shard_name("media", 0))
+    assert not os.path.samefile(cache / shard_name("audio", 0), source / shard_name("audio", 0))
 
 
 def _copied(cache: Cache, index: int) -> Sample:

@@ -109,7 +109,7 @@ def test_a_machine_of_other_numerics_is_refused(corpus: Corpus) -> None:
     prepare(config, QUIET)
     path = folder_of(config, recipe_of(config)) / "prepared.json"
     document = json.loads(path.read_bytes())
-    document["probe"]["media"], document["host"] = "0" * 32, "node7"
+    document["probe"]["audio"], document["host"] = "0" * 32, "node7"
     path.write_text(json.dumps(document))
     with pytest.raises(BuildError, match=r"media steps give other values on .* \(probe \w+\) than on node7 \(probe 0"):
         build_here(config, part=(0, 2))

@@ -25,19 +25,19 @@ KEYS = [f"{number:032x}" for number in range(3)]
 def space(tmp_path: Path) -> Workspace:
     """Three finished shards; the second is damaged without a change of its size."""
     made = Workspace(tmp_path)
-    (tmp_path / "media").mkdir()
+    (tmp_path / "audio").mkdir()
     for key in KEYS:
-        path = made.path("media", key)
+        path = made.path("audio", key)
         path.write_bytes(key.encode())
         digest = hash_file(path)
         entry = ShardEntry(key=key, size_bytes=32, xxh3_128=digest, rows=1, hash_offset=0, spans=())
         save_receipt(path, Receipt(entry=entry, failures=()))
-    made.path("media", KEYS[1]).write_bytes(b"x" * 32)
+    made.path("audio", KEYS[1]).write_bytes(b"x" * 32)
     return made
 
 
 def named(keys: Sequence[str] = KEYS) -> Any:
-    return [("media", key) for key in keys]
+    return [("audio", key) for key in keys]
 
 
 @pytest.mark.parametrize("is_much", [False, True])
@@ -59,11 +59,11 @@ def test_a_damaged_shard_is_not_loaded(space: Workspace, monkeypatch: pytest.Mon
 
 def test_nothing_is_hashed_where_a_shard_is_missing(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "is_whole", lambda *_: pytest.fail("hashed"))
-    space.path("media", KEYS[2]).unlink()
+    space.path("audio", KEYS[2]).unlink()
     assert not space.has_all(named())
     assert space.receipts == {}
     assert space.absent(named()) == named(KEYS[2:])
-    assert finished_keys(space.folder / "media") == set(KEYS[:2])
+    assert finished_keys(space.folder / "audio") == set(KEYS[:2])
     assert finished_keys(space.folder / "text") == set()
 
 

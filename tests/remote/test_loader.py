@@ -213,7 +213,7 @@ def test_shards_are_downloaded_in_the_order_of_need_before_a_batch_wants_them(
     loader = make_loader(remote, num_threads=0)  # nothing is filled before it is asked for
     batches = iter(loader)
     wait_until(lambda: len(gets(proxy)) == 2 * remote.num_shards)
-    media = [key for key in gets(proxy) if "/media/" in key]
+    media = [key for key in gets(proxy) if "/audio/" in key]
     steps = itertools.islice(loader.cursor.ahead(), 3 * len(loader))
     needed = dict.fromkeys(s for step in steps for s in np.unique(local.shards_of(step.samples)).tolist())
     assert [int(Path(key).stem) for key in media] == list(needed)
@@ -269,8 +269,8 @@ def test_one_process_of_several_downloads_and_another_one_takes_over(remote: Cac
 
 
 def test_what_cannot_be_downloaded_ahead_is_an_error_where_it_is_read(remote: Cache, proxy: Proxy) -> None:
-    proxy.add(Rule(fault=FORBIDDEN, method="GET", key="*/media/00003.tdz"))
-    with pytest.raises(RemoteError, match=r"media/00003\.tdz"):
+    proxy.add(Rule(fault=FORBIDDEN, method="GET", key="*/audio/00003.tdz"))
+    with pytest.raises(RemoteError, match=r"audio/00003\.tdz"):
         list(make_loader(remote))
     assert threads() == []
 

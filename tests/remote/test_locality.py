@@ -167,7 +167,7 @@ def test_a_mixture_of_languages_downloads_each_shard_about_once_a_pass(
     wanted = [batch.tolist() for epoch in range(4) for batch in every_batch(planned.plan, epoch)]
     assert line == wanted
     passes = counts / (4 * planned.plan.windows.sizes)
-    downloads = sum(number for (method, key), number in proxy.requests.items() if method == "GET" and "media/" in key)
+    downloads = sum(number for (method, key), number in proxy.requests.items() if method == "GET" and "audio/" in key)
     assert downloads <= 1.3 * float(passes @ planned.plan.windows.sizes)
     # A window that is written is the plan's too, and a state of auto goes on under it.
     written = mixed(tmp_path, replace(auto, locality="shards:4"))

@@ -152,8 +152,8 @@ def test_a_view_keeps_its_shard_on_disk(tmp_path: Path, local: Cache, url: str, 
     settings = node_settings(tmp_path, proxy.endpoint, bound_bytes=bound_of(local, pairs=2), timeout_s=0.3)
     cache = forebay.open_cache(url, remote=settings)
     batch = [cache.read(0), cache.read(ROWS)]
-    held = {f"{group}/{number:05d}.tdz" for group in ("media", "text") for number in (0, 1)}
-    with pytest.raises(CacheError, match=r"no room after \d+ s: media/.*\.tdz needs .* by files that are being read"):
+    held = {f"{group}/{number:05d}.tdz" for group in ("audio", "text") for number in (0, 1)}
+    with pytest.raises(CacheError, match=r"no room after \d+ s: audio/.*\.tdz needs .* by files that are being read"):
         [cache.read(index) for index in range(2 * ROWS, SAMPLES, ROWS)]
     assert held <= files(tmp_path / "node")
     assert equal(batch[0], local.read(0))
@@ -331,7 +331,7 @@ def damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["media/00000.tdz", "text/00000.tdz", "lengths.npy", "slots.npy", "media.npy", "metadata.json"]
+    "name", ["audio/00000.tdz", "text/00000.tdz", "lengths.npy", "slots.npy", "audio.npy", "metadata.json"]
 )
 def test_what_the_disk_damaged_is_fetched_again(
     url: str, settings: RemoteConfig, local: Cache, name: str, caplog: pytest.LogCaptureFixture
@@ -356,10 +356,10 @@ def test_what_the_disk_damaged_is_fetched_again(
 def test_what_the_store_has_of_another_cache_is_refused(url: str, settings: RemoteConfig, bucket: Bucket) -> None:
     cache = forebay.open_cache(url, remote=settings)
     cache.read(0)
-    damage(cache.folder / "media/00000.tdz")
-    key = url.removeprefix(f"{bucket.url}/") + "/media/00000.tdz"
+    damage(cache.folder / "audio/00000.tdz")
+    key = url.removeprefix(f"{bucket.url}/") + "/audio/00000.tdz"
     bucket.put(key, bytes(len(bucket.get(key))))
-    with pytest.raises(RemoteReplacedError, match=r"media/00000\.tdz: its xxh3-128 is \w+, wanted \w+; push the cache"):
+    with pytest.raises(RemoteReplacedError, match=r"audio/00000\.tdz: its xxh3-128 is \w+, wanted \w+; push the cache"):
         forebay.open_cache(url, remote=settings).read(0)
 
 

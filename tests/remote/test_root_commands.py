@@ -71,7 +71,7 @@ def test_rm_leaves_a_cache_that_changed_since_it_was_looked_at(
     root: str, bucket: Bucket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def changed(item: Item, remote: RemoteRoot) -> str | None:
-        bucket.put("caches/a/media.npy", b"made again")
+        bucket.put("caches/a/audio.npy", b"made again")
         return remove_stored(item, remote)
 
     monkeypatch.setattr("forebay.caches.remove.remove_stored", changed)

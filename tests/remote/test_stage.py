@@ -254,7 +254,7 @@ def test_a_driver_downloads_what_a_seal_reads_and_no_recording(
             report = staged(node(corpus, bucket, tmp_path / f"node{number}"), bucket, part=(number, 2))
     assert report.sealed
     assert sealed(bucket) == shard_bytes(Path(local.cache))
-    media = sum(len(data) for name, data in sealed(bucket).items() if name.startswith("media/"))
+    media = sum(len(data) for name, data in sealed(bucket).items() if name.startswith("audio/"))
     gets = {key: n for (method, key), n in proxy.requests.items() if method == "GET" and key.endswith(".tdz")}
     read = {key: proxy.bytes_of(key) for key in gets}
     assert len(read) == 4
@@ -305,7 +305,7 @@ def test_a_staged_shard_of_other_bytes_is_made_again(raw: Corpus, wanted: Path, 
     assert sealed(bucket) == shard_bytes(wanted)
 
 
-@pytest.mark.parametrize("stopped", ["media/00003.tdz", "lengths.npy", "metadata.json"])
+@pytest.mark.parametrize("stopped", ["audio/00003.tdz", "lengths.npy", "metadata.json"])
 def test_an_interrupted_seal_goes_on_from_any_node(
     corpus: Corpus, wanted: Path, bucket: Bucket, proxy: Proxy, tmp_path: Path, stopped: str
 ) -> None:
@@ -459,7 +459,7 @@ def test_a_stage_that_cannot_be_written_is_named_before_the_work(
 def test_a_worker_that_may_not_put_names_itself_and_the_bucket(
     raw: Corpus, bucket: Bucket, proxy: Proxy, tmp_path: Path
 ) -> None:
-    proxy.add(Rule(fault=FORBIDDEN, method="PUT", key="stage/*/media/*.tdz"))
+    proxy.add(Rule(fault=FORBIDDEN, method="PUT", key="stage/*/audio/*.tdz"))
     with pytest.raises(RemoteError, match=rf"{os.uname().nodename} cannot use the stage: {bucket.url}/stage/.*denied"):
         staged(node(raw, bucket, tmp_path / "node"), bucket)
     assert left_on(tmp_path / "node") == []
@@ -469,12 +469,12 @@ def test_what_is_not_of_a_build_is_named_and_left(
     raw: Corpus, wanted: Path, bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = open_cache(wanted).key[:16]
-    theirs = [f"stage/{key}/media/notes.tdz", f"stage/{key}/notes.txt", "stage/theirs/origin", "stage/x.tdz"]
+    theirs = [f"stage/{key}/audio/notes.tdz", f"stage/{key}/notes.txt", "stage/theirs/origin", "stage/x.tdz"]
     for name in theirs:
         bucket.put(name, b"theirs")
     staged(node(raw, bucket, tmp_path / "node"), bucket)
     assert bucket.names("stage") == theirs
-    assert f"stage/{key} holds objects that are not of a build and are left alone: media/notes.tdz, notes.txt" in (
+    assert f"stage/{key} holds objects that are not of a build and are left alone: audio/notes.tdz, notes.txt" in (
         caplog.text
     )
 

@@ -101,21 +101,21 @@ def test_push_verified_reads_everything_back(cache: Path, url: Url, settings: Re
     report = push(cache, url, settings, verify=True)
     assert report.already_there
     assert report.read_back_bytes == report.size_bytes
-    assert all(proxy.bytes_of(f"{url.key}/{name}") for name in ("slots.npy", "media/00000.tdz", "text/00002.tdz"))
+    assert all(proxy.bytes_of(f"{url.key}/{name}") for name in ("slots.npy", "audio/00000.tdz", "text/00002.tdz"))
 
 
 def test_damage_in_a_sealed_place_is_mended(
     cache: Path, url: Url, settings: RemoteConfig, bucket: Emptied, tmp_path: Path
 ) -> None:
     push(cache, url, settings)
-    whole = bucket.get(f"{url.key}/media/00001.tdz")
-    bucket.put(f"{url.key}/media/00001.tdz", whole[:-5] + b"wrong")
-    with pytest.raises(RemoteError, match=r"media/00001.tdz has xxh3-128 .* its cache says .* forebay cache push"):
+    whole = bucket.get(f"{url.key}/audio/00001.tdz")
+    bucket.put(f"{url.key}/audio/00001.tdz", whole[:-5] + b"wrong")
+    with pytest.raises(RemoteError, match=r"audio/00001.tdz has xxh3-128 .* its cache says .* forebay cache push"):
         pull(url, tmp_path / "pulled", settings)
     report = push(cache, url, settings, verify=True)
     assert report.moved_files == 1
-    assert bucket.get(f"{url.key}/media/00001.tdz") == whole
-    bucket.put(f"{url.key}/media/00001.tdz", whole[:-5])
+    assert bucket.get(f"{url.key}/audio/00001.tdz") == whole
+    bucket.put(f"{url.key}/audio/00001.tdz", whole[:-5])
     assert push(cache, url, settings).moved_files == 1, "another size is seen without --verify"
     pull(url, tmp_path / "pulled", settings)
     assert same(cache, tmp_path / "pulled")
@@ -190,10 +190,10 @@ def test_interrupted_pull_goes_on(number: int, cache: Path, url: Url, settings: 
 def test_what_the_pulling_folder_holds_is_hashed(cache: Path, url: Url, settings: RemoteConfig, tmp_path: Path) -> None:
     push(cache, url, settings)
     aside = tmp_path / ".pulled.pulling"
-    (aside / "media").mkdir(parents=True)
-    (aside / "media" / "00000.tdz").write_bytes((cache / "media" / "00000.tdz").read_bytes())
-    (aside / "media" / "00001.tdz").write_bytes(b"x" * (cache / "media" / "00001.tdz").stat().st_size)
-    (aside / "media" / "foreign").write_bytes(b"")
+    (aside / "audio").mkdir(parents=True)
+    (aside / "audio" / "00000.tdz").write_bytes((cache / "audio" / "00000.tdz").read_bytes())
+    (aside / "audio" / "00001.tdz").write_bytes(b"x" * (cache / "audio" / "00001.tdz").stat().st_size)
+    (aside / "audio" / "foreign").write_bytes(b"")
     report = pull(url, tmp_path / "pulled", settings)
     assert report.kept_files == 1
     assert same(cache, tmp_path / "pulled")
@@ -207,7 +207,7 @@ def test_pull_takes_what_this_machine_has(
     proxy.clear()
     report = pull(url, tmp_path / "pulled", settings)
     assert report.linked_files == 7
-    assert not proxy.bytes_of(f"{url.key}/media/00000.tdz")
+    assert not proxy.bytes_of(f"{url.key}/audio/00000.tdz")
     proxy.clear()
     report = pull(url, tmp_path / "again", settings)
     assert report.linked_files == report.files
@@ -221,7 +221,7 @@ def test_pull_again_and_pull_of_what_lost_a_file(cache: Path, url: Url, settings
     report = pull(url, target, settings)
     assert report.already_there
     assert report.kept_files == report.files
-    (target / "media" / "00002.tdz").unlink()
+    (target / "audio" / "00002.tdz").unlink()
     (target / "text" / "00001.tdz").write_bytes(b"short")
     report = pull(url, target, settings)
     assert not report.already_there
@@ -249,12 +249,12 @@ def test_pull_replaces_nothing_else(
 
 
 def test_a_damaged_file_is_not_pushed(cache: Path, url: Url, settings: RemoteConfig, bucket: Emptied) -> None:
-    shard = cache / "media" / "00001.tdz"
+    shard = cache / "audio" / "00001.tdz"
     data = shard.read_bytes()
     shard.write_bytes(data[:1000] + bytes([data[1000] ^ 1]) + data[1001:])
-    with pytest.raises(CacheCorruptError, match=r"media/00001.tdz has .* it is not pushed; run: forebay preprocess"):
+    with pytest.raises(CacheCorruptError, match=r"audio/00001.tdz has .* it is not pushed; run: forebay preprocess"):
         push(cache, url, settings)
-    assert f"{url.key}/media/00001.tdz" not in bucket.names()
+    assert f"{url.key}/audio/00001.tdz" not in bucket.names()
     assert f"{url.key}/metadata.json" not in bucket.names()
 
 
@@ -324,7 +324,7 @@ def test_what_is_replaced_while_it_is_pulled(
     assert not (tmp_path / "pulled").exists()
 
 
-@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "media.npy\0"])
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "audio.npy\0"])
 def test_names_that_lead_out_are_refused(
     name: str, cache: Path, url: Url, settings: RemoteConfig, bucket: Emptied, tmp_path: Path
 ) -> None:
@@ -346,8 +346,8 @@ def test_errors_of_the_store(
     fault: Fault, cache: Path, url: Url, settings: RemoteConfig, proxy: Proxy, tmp_path: Path
 ) -> None:
     push(cache, url, settings)
-    proxy.add(Rule(fault=fault, method="GET", key="*/media/00001.tdz"))
-    with pytest.raises(RemoteError, match=r"media/00001.tdz"):
+    proxy.add(Rule(fault=fault, method="GET", key="*/audio/00001.tdz"))
+    with pytest.raises(RemoteError, match=r"audio/00001.tdz"):
         pull(url, tmp_path / "pulled", settings)
     proxy.clear()
     report = pull(url, tmp_path / "pulled", settings)
@@ -372,7 +372,7 @@ def test_one_pull_at_a_time_into_a_folder(cache: Path, url: Url, settings: Remot
 def test_large_files_go_in_parts(tmp_path: Path, url: Url, settings: RemoteConfig, proxy: Proxy) -> None:
     """Of an object that was sent in parts the etag is no MD5 of its bytes, and proves them all the same."""
     cache = make_cache(tmp_path / "large", num_samples=40, rows_per_shard=40, max_duration_s=40)
-    assert (cache / "media" / "00000.tdz").stat().st_size > PART
+    assert (cache / "audio" / "00000.tdz").stat().st_size > PART
     report = push(cache, url, settings)
     assert any(one.method == "POST" for one in proxy.traffic().exchanges)
     assert not report.read_back_bytes

@@ -342,15 +342,15 @@ def test_options_of_a_build_do_the_right_thing_or_say_what_does(
     ):
         build_here(config, rebuild=True)
     name = built.cache.rpartition("/")[2]
-    shard = bucket.get(f"caches/{name}/media/00000.tdz")
-    bucket.put(f"caches/{name}/media/00000.tdz", shard[:-1] + bytes([shard[-1] ^ 1]))
+    shard = bucket.get(f"caches/{name}/audio/00000.tdz")
+    bucket.put(f"caches/{name}/audio/00000.tdz", shard[:-1] + bytes([shard[-1] ^ 1]))
     assert build_here(config).already_sealed
     with pytest.raises(
-        BuildError, match=r"media/00000.tdz: stored xxh3-128 \w+, computed \w+; .*then run: forebay prep"
+        BuildError, match=r"audio/00000.tdz: stored xxh3-128 \w+, computed \w+; .*then run: forebay prep"
     ):
         build_here(config, verify=True)
-    bucket.put(f"caches/{name}/media/00000.tdz", shard[:-1])
-    with pytest.raises(BuildError, match=r"is damaged: .*media/00000.tdz has \d+ bytes, its metadata says \d+"):
+    bucket.put(f"caches/{name}/audio/00000.tdz", shard[:-1])
+    with pytest.raises(BuildError, match=r"is damaged: .*audio/00000.tdz has \d+ bytes, its metadata says \d+"):
         build_here(at(corpus, root, tmp_path / "other"))
 
 

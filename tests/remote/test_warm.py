@@ -48,7 +48,7 @@ def config(tmp_path: Path, bucket: Bucket) -> Config:
 
 def shards_here(config: Config) -> set[int]:
     """The shards of which this node has all files."""
-    found = [{int(path.stem) for path in config.remote.folder.rglob(f"{group}/*.tdz")} for group in ("media", "text")]
+    found = [{int(path.stem) for path in config.remote.folder.rglob(f"{group}/*.tdz")} for group in ("audio", "text")]
     assert found[0] == found[1]
     return found[0]
 
@@ -84,7 +84,7 @@ def test_soonest_first(config: Config, proxy: Proxy, tmp_path: Path) -> None:
     assert first < soon
     proxy.clear()
     warm(alone, WarmOptions(steps=3))
-    order = [int(Path(one.key).stem) for one in proxy.traffic().exchanges if "/media/" in one.key]
+    order = [int(Path(one.key).stem) for one in proxy.traffic().exchanges if "/audio/" in one.key]
     assert set(order[: len(first)]) == first
 
 
@@ -117,7 +117,7 @@ def test_everything(config: Config) -> None:
 
 def test_what_does_not_fit(config: Config, tmp_path: Path) -> None:
     """The soonest half comes, both numbers are told, and the node keeps to its bound."""
-    sizes = [path.stat().st_size for path in (tmp_path / "made").rglob("media/*.tdz") if ".building" not in path.parts]
+    sizes = [path.stat().st_size for path in (tmp_path / "made").rglob("audio/*.tdz") if ".building" not in path.parts]
     changes = [f"remote.cache_size_gb={sum(sizes) * 0.8 / 1e9}", 'remote.global_shuffle="allow"']
     small = load_config(config.path, overrides=[*changes, "remote.prefetch_shards=1"])
     report = warm(small, WarmOptions())

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from forebay.config import Config, parse_config
-from forebay.preprocess.groups import GROUPS
 from forebay.steps.recipe import recipe_of
 from forebay.store.files import hash_file
 from forebay.store.key import SourceDigest, cache_key, digest, folder_name
@@ -24,7 +23,7 @@ DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo" / "speech" / "model"
 DEMO_VISION = Path(__file__).resolve().parents[2] / "demo" / "vision" / "model"
 
 FIELDS = (
-    FieldSpec(name="waveform", dtype="int16"),
+    FieldSpec(name="waveform", dtype="int16", group="audio"),
     FieldSpec(name="input_ids", dtype="int32", group="text"),
 )
 
@@ -56,16 +55,16 @@ def shards_of(
     scratch: Path, samples: Sequence[np.ndarray[Any, Any]], *, rows_per_shard: int = 2
 ) -> dict[Group, list[tuple[Path, ShardEntry]]]:
     """Writes the shards of samples whose waveform and tokens are these values."""
-    shards: dict[Group, list[tuple[Path, ShardEntry]]] = {group: [] for group in GROUPS}
-    for group, name in (("media", "waveform"), ("text", "input_ids")):
+    shards: dict[Group, list[tuple[Path, ShardEntry]]] = {"audio": [], "text": []}
+    for group, name in (("audio", "waveform"), ("text", "input_ids")):
         (scratch / group).mkdir(parents=True, exist_ok=True)
-        fields = shard_fields(FIELDS, group)  # type: ignore[arg-type]
+        fields = shard_fields(FIELDS, group)
         dtype = fields[0].numpy_dtype
         for index, start in enumerate(range(0, len(samples), rows_per_shard)):
             rows = [{name: sample.astype(dtype)} for sample in samples[start : start + rows_per_shard]]
             path = scratch / shard_name(group, index)
             entry = write_shard(path, fields, rows, key=digest([group, [sample.tolist() for sample in samples], index]))
-            shards[group].append((path, entry))  # type: ignore[index]
+            shards[group].append((path, entry))
     return shards
 
 
@@ -73,18 +72,19 @@ def contents_of(scratch: Path, *, seed: int = 0, num_samples: int = 5, **documen
     """Returns what is sealed of `num_samples` random samples."""
     rng = np.random.default_rng(seed)
     samples = [rng.integers(0, 100, int(rng.integers(0, 9))) for _ in range(num_samples)]
-    lengths = np.array([[len(sample) for sample in samples]], "<i4")
+    lengths = np.array([[len(sample) for sample in samples]] * 2, "<i4")
     base = {
         "key": digest(seed),
         "recipe_key": digest("recipe"),
         "constants": {},
         "num_samples": num_samples,
-        "length_names": ["num_audio_samples"],
+        "length_names": ["num_audio_samples", "num_tokens"],
     }
     files = document.pop("files", {})
     return Contents(
         fields=FIELDS,
         shards=shards_of(scratch, samples),
+        items={},
         arrays={
             "slots.npy": np.array([(i // 2) << 32 | i % 2 for i in range(num_samples)], "<i8"),
             "lengths.npy": lengths,

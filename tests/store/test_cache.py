@@ -277,7 +277,7 @@ def hash_of_row(cache: Cache, group: Any, row: int) -> tuple[Path, int]:
 
 
 def test_every_damaged_sample_is_found_at_its_first_read_and_no_other_is(copy: Path) -> None:
-    path, entry = open_cache(copy).shard_entries("media")[1]
+    path, entry = open_cache(copy).shard_entries("audio")[1]
     flip(path, entry.spans[0][0])  # row 4 of the listing, sample 3; row 5 has failed
     cache = open_cache(copy)
     for index in range(NUM_SAMPLES):
@@ -285,7 +285,7 @@ def test_every_damaged_sample_is_found_at_its_first_read_and_no_other_is(copy: P
             cache.read(index)
     for _ in range(2):
         with pytest.raises(
-            CacheCorruptError, match=r"media/00001\.tdz row 0 \(bytes from \d+\): stored xxh3-64 .*; run:"
+            CacheCorruptError, match=r"audio/00001\.tdz row 0 \(bytes from \d+\): stored xxh3-64 .*; run:"
         ):
             cache.read(3)
     assert len(open_cache(copy, verify="never").read(3)) == 5
@@ -310,7 +310,7 @@ def test_verify_touch_hashes_a_sample_once(folder: Path, monkeypatch: pytest.Mon
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("name", ["media.npy", "text.npy", "slots.npy"])
+@pytest.mark.parametrize("name", ["audio.npy", "text.npy", "slots.npy"])
 def test_a_damaged_array_is_found_at_opening(copy: Path, name: str) -> None:
     for position in (0, 60, (copy / name).stat().st_size - 1):
         flip(copy / name, position)
@@ -328,7 +328,7 @@ def test_damaged_lengths_are_found_when_they_are_asked_for(copy: Path) -> None:
         cache.lengths  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["media.npy", "slots.npy", "lengths.npy", "metadata.json"])
+@pytest.mark.parametrize("name", ["audio.npy", "slots.npy", "lengths.npy", "metadata.json"])
 def test_a_missing_file_is_named(copy: Path, name: str) -> None:
     (copy / name).unlink()
     with pytest.raises((CacheCorruptError, CacheIncompleteError), match=name):
@@ -336,17 +336,17 @@ def test_a_missing_file_is_named(copy: Path, name: str) -> None:
 
 
 def test_a_missing_or_truncated_shard_is_named(copy: Path) -> None:
-    shard = copy / "media" / "00001.tdz"
+    shard = copy / "audio" / "00001.tdz"
     data = shard.read_bytes()
     shard.write_bytes(data[:-1])
     cache = open_cache(copy)
     cache.read(0)
     with pytest.raises(
-        CacheCorruptError, match=rf"media/00001\.tdz has {len(data) - 1} bytes, its cache says {len(data)}"
+        CacheCorruptError, match=rf"audio/00001\.tdz has {len(data) - 1} bytes, its cache says {len(data)}"
     ):
         cache.read(4)
     shard.unlink()
-    with pytest.raises(CacheCorruptError, match=r"media/00001\.tdz is missing from its cache; run: forebay preprocess"):
+    with pytest.raises(CacheCorruptError, match=r"audio/00001\.tdz is missing from its cache; run: forebay preprocess"):
         cache.read(4)
     shard.write_bytes(data)
     assert len(cache.read(4)) == 5
@@ -406,7 +406,7 @@ def test_verify_open_finds_damage_at_opening_and_hashes_no_sample_later(
     opened = open_cache(copy, verify="open")
     monkeypatch.setattr(shard_module, "sample_hash", None)  # not called
     assert all(opened.read(index) for index in range(len(opened)))
-    flip(copy / "media" / "00000.tdz", (copy / "media" / "00000.tdz").stat().st_size // 2)
+    flip(copy / "audio" / "00000.tdz", (copy / "audio" / "00000.tdz").stat().st_size // 2)
     with pytest.raises(
         CacheCorruptError, match=r"00000.tdz: stored xxh3-128 .*; run: forebay preprocess CONFIG --verify"
     ):

@@ -36,16 +36,16 @@ def signed_file(folder: Path, name: str, data: bytes) -> None:
 
 
 def changed_table(folder: Path, name: str, value: int) -> None:
-    table = np.load(folder / "media.npy").copy()
+    table = np.load(folder / "audio.npy").copy()
     if name == "spans":
         table["spans"][0][0][0] = value
     else:
         table[name][0] = value
-    np.save(folder / "media.npy", table)
-    signed_file(folder, "media.npy", (folder / "media.npy").read_bytes())
+    np.save(folder / "audio.npy", table)
+    signed_file(folder, "audio.npy", (folder / "audio.npy").read_bytes())
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "..", "", "media/00000.tdz", "a\0b"])
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "..", "", "audio/00000.tdz", "a\0b"])
 def test_it_names_no_file_outside_of_its_folder(folder: Path, name: str) -> None:
     files = json.loads((folder / "metadata.json").read_bytes())["files"]
     signed(folder, files={**files, name: {"size_bytes": 1, "xxh3_128": "0" * 32}})
@@ -94,7 +94,7 @@ def test_a_slot_that_is_not_there_is_named(folder: Path, slot: int) -> None:
             read()
 
 
-@pytest.mark.parametrize("name", ["media/00000.tdz", "slots.npy", "metadata.json"])
+@pytest.mark.parametrize("name", ["audio/00000.tdz", "slots.npy", "metadata.json"])
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_links_and_pipes_are_refused(folder: Path, name: str, kind: str) -> None:
     path = folder / name
@@ -109,9 +109,9 @@ def test_links_and_pipes_are_refused(folder: Path, name: str, kind: str) -> None
 
 
 def test_a_linked_group_is_refused(folder: Path) -> None:
-    shutil.move(folder / "media", folder.parent / "outside")
-    (folder / "media").symlink_to(folder.parent / "outside")
-    with pytest.raises(CacheCorruptError, match=r"media is a link and leads out of its cache"):
+    shutil.move(folder / "audio", folder.parent / "outside")
+    (folder / "audio").symlink_to(folder.parent / "outside")
+    with pytest.raises(CacheCorruptError, match=r"audio is a link and leads out of its cache"):
         open_cache(folder)
 
 

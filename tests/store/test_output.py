@@ -27,7 +27,7 @@ def test_targets_are_files_outside_the_cache_in_a_folder_that_is_there(tmp_path:
         (tmp_path / "nowhere" / "a.png", r"--png .*a\.png: there is no folder .*nowhere; make it"),
         (tmp_path, r"is a folder; name a file"),
         (folder / "a.png", r"lies inside the cache .*, which is sealed; name a file elsewhere"),
-        (folder / "media" / "a.png", r"lies inside the cache"),
+        (folder / "audio" / "a.png", r"lies inside the cache"),
         (tmp_path / "link" / "a.png", r"lies inside the cache"),
     ]
     for path, message in refused:

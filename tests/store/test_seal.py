@@ -44,14 +44,14 @@ def test_a_sealed_folder_opens_and_is_whole(tmp_path: Path) -> None:
     assert seal(tmp_path / "caches" / "a", contents_of(scratch), scratch=scratch)
     assert len(open_cache(tmp_path / "caches" / "a")) == 5
     assert verify_folder(tmp_path / "caches" / "a").ok
-    assert sorted(os.listdir(scratch)) == ["media", "text"]
+    assert sorted(os.listdir(scratch)) == ["audio", "text"]
 
 
 def test_shards_are_linked_and_not_written_again(tmp_path: Path) -> None:
     contents = contents_of(tmp_path / "scratch")
     seal(tmp_path / "a", contents, scratch=tmp_path / "scratch")
     for (path, _), (kept, _) in zip(
-        open_cache(tmp_path / "a").shard_entries("media"), contents.shards["media"], strict=True
+        open_cache(tmp_path / "a").shard_entries("audio"), contents.shards["audio"], strict=True
     ):
         assert os.path.samefile(path, kept)
 
@@ -136,7 +136,7 @@ def test_a_second_builder_is_told_that_another_was_first(tmp_path: Path) -> None
     for name, expected in (("one", True), ("two", False)):
         scratch = tmp_path / name
         assert seal(tmp_path / "a", contents_of(scratch), scratch=scratch) is expected
-        assert sorted(os.listdir(scratch)) == ["media", "text"]
+        assert sorted(os.listdir(scratch)) == ["audio", "text"]
 
 
 def test_of_many_builders_at_once_one_wins_and_none_fails(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_replacing_leaves_readers_on_what_they_opened(
     old = values(tmp_path / "a")
     reader = open_cache(tmp_path / "a", verify="never")
     before = [reader.read(index) for index in range(5)]
-    shards = [reader.shard("media", index) for index in range(3)]
+    shards = [reader.shard("audio", index) for index in range(3)]
     assert seal(tmp_path / "a", contents_of(tmp_path / "two", seed=2), scratch=tmp_path / "two", replace=True)
     for index in range(5):
         again = reader.read(index)
@@ -189,7 +189,7 @@ def test_replacing_leaves_readers_on_what_they_opened(
         value for sample in old for value in sample["waveform"]
     ]
     assert values(tmp_path / "a") != old
-    assert sorted(os.listdir(tmp_path / "two")) == ["media", "text"]
+    assert sorted(os.listdir(tmp_path / "two")) == ["audio", "text"]
 
 
 @pytest.mark.parametrize("damage", ["metadata", "arrays", "files", "unsealed", "garbage", "missing array"])
@@ -256,7 +256,7 @@ def test_two_renames_put_the_old_cache_back_where_the_second_fails(
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
             seal(tmp_path / "a", contents, scratch=tmp_path / "two", replace=True)
     assert tree(tmp_path / "a") == before
-    assert sorted(os.listdir(tmp_path / "two")) == ["media", "text"]
+    assert sorted(os.listdir(tmp_path / "two")) == ["audio", "text"]
 
 
 def test_an_exchange_that_fails_for_another_reason_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +269,7 @@ def test_an_exchange_that_fails_for_another_reason_is_an_error(tmp_path: Path, m
 
 
 def test_a_shard_is_whole_or_not(tmp_path: Path) -> None:
-    path, entry = contents_of(tmp_path).shards["media"][0]
+    path, entry = contents_of(tmp_path).shards["audio"][0]
     check_shard(path, entry)
     assert is_whole(path, entry)
     flip(path, path.stat().st_size - 1)

@@ -259,7 +259,7 @@ def test_a_group_without_tensors_is_checked_by_its_hashes(tmp_path: Path) -> Non
 
 def test_fields_of_a_group_end_with_the_failure() -> None:
     text = FieldSpec(name="text", dtype="str", group="text", role="table")
-    assert shard_fields([TENSORS[0], text, TENSORS[1]], "media") == (TENSORS[0], TENSORS[1], failure_field("media"))
+    assert shard_fields([TENSORS[0], text, TENSORS[1]], "audio") == (TENSORS[0], TENSORS[1], failure_field("audio"))
     assert shard_fields([TENSORS[0], text], "text") == (text, failure_field("text"))
     assert FieldSpec.from_json(TENSORS[0].to_json()) == TENSORS[0]
 
@@ -294,11 +294,11 @@ def test_a_receipt_that_is_none_raises_what_its_reader_expects(tmp_path: Path, d
 
 
 def test_shards_are_named_by_group_and_number() -> None:
-    assert [shard_name("media", 0), shard_name("text", 123_456)] == ["media/00000.tdz", "text/123456.tdz"]
+    assert [shard_name("audio", 0), shard_name("text", 123_456)] == ["audio/00000.tdz", "text/123456.tdz"]
 
 
 def test_rows_written_one_by_one_make_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fields = shard_fields((FieldSpec(name="x", dtype="float32", shape=(3,)),), "media")
+    fields = shard_fields((FieldSpec(name="x", dtype="float32", shape=(3,)),), "audio")
     rows = [{"x": np.full((length, 3), length, np.float32)} for length in (2, 0, 900)] + ["too_long"]
     entries = []
     for name, least_bytes in (("joined", 10**9), ("streamed", 1)):

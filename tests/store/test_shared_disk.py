@@ -164,7 +164,7 @@ def test_a_stale_file_is_of_a_replaced_cache_though_the_path_shows_the_old_one(
 
 def test_what_was_deleted_while_it_was_open_is_no_foreign_file(tmp_path: Path) -> None:
     folder = make_cache(tmp_path, num_samples=2, max_duration_s=0.1)
-    (folder / "media" / ".nfs000000000000002a00000001").touch()
+    (folder / "audio" / ".nfs000000000000002a00000001").touch()
     assert verify_folder(folder).ok
 
 

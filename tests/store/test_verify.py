@@ -108,7 +108,7 @@ def test_a_cache_that_was_never_sealed_is_a_problem_with_the_way_out(copy: Path)
     assert found.startswith(f"{copy} has no metadata.json: it is not sealed; run: forebay preprocess CONFIG (of raw")
 
 
-@pytest.mark.parametrize("group", ["media", "text"])
+@pytest.mark.parametrize("group", ["audio", "text"])
 def test_swapped_shards_are_found(copy: Path, group: str) -> None:
     first, second = copy / group / "00000.tdz", copy / group / "00001.tdz"
     os.rename(first, aside := copy.parent / "aside")
@@ -121,23 +121,23 @@ def test_swapped_shards_are_found(copy: Path, group: str) -> None:
 def test_the_shard_of_another_cache_is_found_though_it_is_a_whole_one(copy: Path, tmp_path: Path) -> None:
     other = make_cache(tmp_path / "other", num_samples=5, failed_rows=[1], rows_per_shard=3, max_duration_s=0.1, seed=1)
     # Equal sizes: what a stat cannot tell, hashing must.
-    assert (other / "media/00000.tdz").stat().st_size == (copy / "media/00000.tdz").stat().st_size
-    os.replace(other / "media/00000.tdz", copy / "media/00000.tdz")
+    assert (other / "audio/00000.tdz").stat().st_size == (copy / "audio/00000.tdz").stat().st_size
+    os.replace(other / "audio/00000.tdz", copy / "audio/00000.tdz")
     assert quick_problems(copy) == []
-    assert "media/00000.tdz: stored xxh3-128" in only_problem(copy)
+    assert "audio/00000.tdz: stored xxh3-128" in only_problem(copy)
 
 
 def test_foreign_files_and_dead_links_are_named(copy: Path) -> None:
-    (copy / "media" / "notes.txt").write_text("hello")
+    (copy / "audio" / "notes.txt").write_text("hello")
     (copy / "link").symlink_to(copy / "nothing")
     assert verify_folder(copy).problems == [
         f"{copy / 'link'} does not belong to this cache",
-        f"{copy / 'media' / 'notes.txt'} does not belong to this cache",
+        f"{copy / 'audio' / 'notes.txt'} does not belong to this cache",
     ]
 
 
 def test_all_damaged_files_are_listed_not_just_the_first(copy: Path) -> None:
-    damaged = [copy / "lengths.npy", copy / "media/00001.tdz", copy / "text/00000.tdz"]
+    damaged = [copy / "lengths.npy", copy / "audio/00001.tdz", copy / "text/00000.tdz"]
     for path in damaged:
         flip(path, path.stat().st_size // 2)
     problems = verify_folder(copy).problems
@@ -149,14 +149,14 @@ def test_a_file_that_the_disk_cannot_read_is_a_problem_and_the_rest_is_still_che
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(path: AnyFile) -> str:
-        if str(path).endswith("media/00000.tdz"):
+        if str(path).endswith("audio/00000.tdz"):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return hash_file(path)
 
     monkeypatch.setattr("forebay.store.metadata.hash_file", failing)
     flip(copy / "text/00001.tdz", 100)
     problems = verify_folder(copy).problems
-    assert problems[0] == f"{copy / 'media/00000.tdz'} cannot be read: Input/output error"
+    assert problems[0] == f"{copy / 'audio/00000.tdz'} cannot be read: Input/output error"
     assert "text/00001.tdz" in problems[1]
 
 

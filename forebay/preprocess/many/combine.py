@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from forebay.preprocess.many.parts import Part
 from forebay.store.cache import Cache
 from forebay.store.derived import steps_of
 from forebay.store.key import digest, recipe_key
-from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Ints
+from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group, Ints, ListedItems
 from forebay.store.lookup import CONFINED, SOURCES_NAME
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
@@ -35,81 +36,99 @@ _NAMED = 3
 Rejection = Mapping[str, str]
 """A row that is no sample: `sample_id`, `kind` (excluded or failed), `reason`."""
 
-Entries = tuple[tuple[Path, ShardEntry], ...]
-"""File and entry of the shards of one number, a group each."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """A shard of a cache, which is linked."""
+
+    cache: Cache
+    group: Group
+    number: int
+    path: Path
+    entry: ShardEntry
+
+    def sample_bytes(self, rows: Ints) -> int:
+        """Returns the bytes of the values of some of its rows."""
+        with foreign_values(self.cache.folder):
+            shard = self.cache.shard(self.group, self.number)
+            sizes = {f.name: f.numpy_dtype.itemsize * math.prod(f.shape) for f in shard.fields}
+            return sum(int(shard.lengths(name)[rows].sum()) * size for name, size in sizes.items())
+
+
+class _Lot:
+    """The shards of groups whose rows lie together, each once: one that several caches have, by content, is one."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.groups = groups
+        self.links: list[list[Link]] = []
+        self._numbers: dict[tuple[str, ...], int] = {}
+
+    def moved(self, cache: Cache, slots: Ints) -> Ints:
+        """Returns where rows of a cache lie in this lot, which gets the shards of these rows."""
+        used, inverse = np.unique(slots >> ROW_BITS, return_inverse=True)
+        files = {group: dict(enumerate(cache.shard_entries(group))) for group in self.groups}
+        moved = np.zeros(len(used), np.int64)
+        for place, number in enumerate(used.tolist()):
+            with foreign_values(cache.folder):
+                links = [
+                    Link(cache=cache, group=g, number=number, path=f[number][0], entry=f[number][1])
+                    for g, f in files.items()
+                ]
+            known = tuple(digest_ for link in links for digest_ in (link.entry.key, link.entry.xxh3_128))
+            moved[place] = self._numbers.setdefault(known, len(self.links))
+            self.links += [links] if moved[place] == len(self.links) else []
+        return np.asarray((moved[inverse] << ROW_BITS) | (slots & ROW_MASK))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linked:
-    """The shards that the samples of some parts lie in, each once, and where each sample lies in them.
+    """The shards that the samples of some parts and their items lie in, each once, and where these lie in them.
 
-    shards: cache, number in that cache, and files, of every shard. slots: int64 [num_samples].
+    shards: by group. slots: int64 [num_samples]. items: of the groups whose items samples list.
     """
 
-    shards: Sequence[tuple[Cache, int, Entries]]
+    shards: Mapping[Group, Sequence[Link]]
     slots: Ints
+    items: Mapping[Group, ListedItems]
 
     @classmethod
     def of(cls, parts: Sequence[Part]) -> Linked:
-        """Returns the shards of the samples that are taken. A shard that several caches have, by content, is one."""
-        numbers: dict[tuple[str, ...], int] = {}
-        shards: list[tuple[Cache, int, Entries]] = []
-        slots = [np.zeros(0, np.int64)]
-        for part in parts:
-            cache = part.cache
-            taken = cache.slots[part.kept]
-            used, inverse = np.unique(taken >> ROW_BITS, return_inverse=True)
-            files = [cache.shard_entries(group) for group in cache.groups]
-            moved = np.zeros(len(used), np.int64)
-            for place, number in enumerate(used.tolist()):
-                entries = tuple(group[number] for group in files)
-                known = tuple(digest_ for _, entry in entries for digest_ in (entry.key, entry.xxh3_128))
-                moved[place] = numbers.setdefault(known, len(shards))
-                shards += [(cache, number, entries)] if moved[place] == len(shards) else []
-            slots.append((moved[inverse] << ROW_BITS) | (taken & ROW_MASK))
-        return cls(shards=shards, slots=np.concatenate(slots))
+        """Returns the shards of the samples that are taken."""
+        first = parts[0].cache
+        together = _Lot([group for group in first.groups if group not in first.listed])
+        slots = np.concatenate([together.moved(part.cache, part.cache.slots[part.kept]) for part in parts])
+        lots, items = [together], {}
+        for group in first.listed:
+            lots.append(_Lot([group]))
+            taken = [part.cache.items(group).of(part.kept) for part in parts]
+            counts = np.concatenate([[0], *(np.diff(found.offsets) for found in taken)])
+            moved = [lots[-1].moved(part.cache, found.slots) for part, found in zip(parts, taken, strict=True)]
+            items[group] = ListedItems(np.cumsum(counts), np.concatenate(moved))
+        shards = {
+            group: [links[place] for links in lot.links] for lot in lots for place, group in enumerate(lot.groups)
+        }
+        return cls(shards={group: shards[group] for group in first.groups}, slots=slots, items=items)
+
+    @property
+    def links(self) -> list[Link]:
+        """The shards of all groups."""
+        return list(itertools.chain.from_iterable(self.shards.values()))
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all files."""
-        return sum(entry.size_bytes for _, _, entries in self.shards for _, entry in entries)
+        return sum(link.entry.size_bytes for link in self.links)
 
     @cached_property
     def sample_bytes(self) -> int:
-        """Bytes of the values of the samples that were taken, each image of a shard once."""
+        """Bytes of the values of the samples that were taken, each item of a shard once."""
         total = 0
-        for cache, number, rows in self._rows():
-            with foreign_values(cache.folder):
-                total += _row_bytes(cache, number, rows)
+        for group, links in self.shards.items():
+            rows = np.unique(self.items[group].slots if group in self.items else self.slots)
+            bounds = np.searchsorted(rows, np.arange(len(links) + 1) << ROW_BITS)
+            for link, (start, stop) in zip(links, itertools.pairwise(bounds), strict=True):
+                total += link.sample_bytes(rows[start:stop] & ROW_MASK)
         return total
-
-    def _rows(self) -> Iterator[tuple[Cache, int, Ints]]:
-        """Yields every shard with the rows of it that are samples."""
-        ordered = np.sort(self.slots)
-        bounds = np.searchsorted(ordered, np.arange(len(self.shards) + 1) << ROW_BITS)
-        for place, (cache, number, _) in enumerate(self.shards):
-            yield cache, number, ordered[bounds[place] : bounds[place + 1]] & ROW_MASK
-
-
-def _row_bytes(cache: Cache, number: int, rows: Ints) -> int:
-    total = 0
-    for group in cache.groups:
-        shard = cache.shard(group, number)
-        found = rows if group == "text" else _media_rows(cache, number, rows)
-        for field in shard.fields:
-            counts = shard.lengths(field.name)[found].sum()
-            total += int(counts) * field.numpy_dtype.itemsize * math.prod(field.shape)
-    return total
-
-
-def _media_rows(cache: Cache, number: int, rows: Ints) -> Ints:
-    """Returns the media rows of text rows: the same places, or the images that they name, each once."""
-    if "media_rows" not in cache.metadata:
-        return rows
-    values, offsets = cache.shard("text", number).column(cache.metadata["media_rows"])
-    is_taken = np.zeros(len(offsets) - 1, bool)
-    is_taken[rows] = True
-    return np.asarray(np.unique(values[np.repeat(is_taken, np.diff(offsets))]))
 
 
 def contents_of(
@@ -121,10 +140,10 @@ def contents_of(
     by their line in the list of them.
     """
     first = parts[0].cache
-    groups = enumerate(first.groups)
     return Contents(
         fields=tuple(first.fields.values()),
-        shards={group: [entries[place] for _, _, entries in linked.shards] for place, group in groups},
+        shards={group: [(link.path, link.entry) for link in links] for group, links in linked.shards.items()},
+        items=linked.items,
         arrays={
             "slots.npy": linked.slots,
             "lengths.npy": np.concatenate([_lengths(part) for part in parts], axis=1),
@@ -210,9 +229,9 @@ def _lengths(part: Part) -> Array:
 
 
 def _languages(parts: Sequence[Part]) -> dict[str, Any]:
-    """Returns samples and hours by language, as a build counts them; images have no language."""
+    """Returns samples and hours by language, as a build counts them."""
     first = parts[0].cache
-    if "media_rows" in first.metadata:
+    if "language" not in first.fields:
         return {}
     samples: Counter[str] = Counter()
     spoken: Counter[str] = Counter()
@@ -243,16 +262,12 @@ def _num_reaching(parts: Sequence[Part]) -> int:
 
 def _images(linked: Linked, documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns what metadata.json says of images alone."""
-    if "media_rows" not in documents[0]:
+    if "image" not in linked.shards:
         return {}
-    count = sum(document["num_images"] for document in documents)
-    if linked.shards and "image_hash" in linked.shards[0][0].fields:
-        count = len({name for cache, number, _ in linked.shards for name in _image_hashes(cache, number)})
-    return {"codec": documents[0]["codec"], "media_rows": documents[0]["media_rows"], "num_images": count}
-
-
-def _image_hashes(cache: Cache, number: int) -> list[str]:
-    return cache.shard("media", number).strings("image_hash")
+    hashes = {
+        name for link in linked.shards["image"] for name in link.cache.shard("image", link.number).strings("image_hash")
+    }
+    return {"codec": documents[0]["codec"], "num_images": len(hashes)}
 
 
 def _sources(parts: Sequence[Part]) -> list[StoredSource]:

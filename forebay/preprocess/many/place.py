@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import CacheError, CacheMismatchError, ConfigError
-from forebay.preprocess.many.combine import Linked
+from forebay.preprocess.many.combine import Link, Linked
 from forebay.progress import Progress
 from forebay.store.cache import Cache
 from forebay.store.files import require_writable
@@ -17,7 +17,6 @@ from forebay.store.key import SHORT
 from forebay.store.metadata import read_metadata
 from forebay.store.remote.transfer.tally import for_each
 from forebay.store.seal import Contents, check_shard, seal
-from forebay.store.shard import ShardEntry
 from forebay.store.temporary import TEMPORARY_MARK, sweep
 from forebay.store.texts import TEXTS
 from forebay.store.verify import quick_problems
@@ -95,12 +94,11 @@ def _is_there(folder: Path, key: str) -> bool:
 
 def _check(linked: Linked, *, progress: bool) -> None:
     """Raises CacheCorruptError where a shard is not, byte for byte, what was sealed."""
-    files = [pair for _, _, entries in linked.shards for pair in entries]
     bar = Progress(linked.size_bytes, unit="B", desc="hash", is_shown=progress)
 
-    def check(file: tuple[Path, ShardEntry]) -> None:
-        check_shard(*file)
-        bar.update(file[1].size_bytes)
+    def check(link: Link) -> None:
+        check_shard(link.path, link.entry)
+        bar.update(link.entry.size_bytes)
 
     with bar:
-        for_each(check, files, num_threads=_HASHING_THREADS)
+        for_each(check, linked.links, num_threads=_HASHING_THREADS)

@@ -58,7 +58,7 @@ class ManyReport:
         **counts: Any,
     ) -> ManyReport:
         """Returns the report of a sealed folder; `counts` are the fields that it does not tell."""
-        num_linked, num_files = _num_linked(folder, linked), sum(len(entries) for _, _, entries in linked.shards)
+        num_linked, num_files = _num_linked(folder, linked), len(linked.links)
         return cls(
             action=action,
             cache=str(folder),
@@ -101,10 +101,10 @@ class ManyReport:
 def _num_linked(folder: Path, linked: Linked) -> int:
     """Returns how many files of a sealed folder are files of the caches that it was made of."""
     count = 0
-    for number, (cache, _, entries) in enumerate(linked.shards):
-        for group, (path, _) in zip(cache.groups, entries, strict=True):
+    for group, links in linked.shards.items():
+        for number, link in enumerate(links):
             with contextlib.suppress(FileNotFoundError):  # it was there already, in another layout
-                count += os.path.samefile(path, folder / shard_name(group, number))
+                count += os.path.samefile(link.path, folder / shard_name(group, number))
     return count
 
 

@@ -53,6 +53,14 @@ class StoredItems(Protocol):
         """Returns a sample whose fields of items are one array each."""
         ...
 
+    def columns(self) -> list[FieldSpec]:
+        """Returns the fields of items that `in_columns` has."""
+        ...
+
+    def in_columns(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """Returns a sample as an export has it: a field of items is one array, or a tuple of one an item."""
+        ...
+
 
 def stored_items(metadata: Mapping[str, Any], *, folder: Path) -> dict[Group, StoredItems]:
     """Returns how a cache stores the items that its samples list, by group.
@@ -86,6 +94,14 @@ class StoredFields:
         """See `StoredItems`: the values of all items one behind the other."""
         none = {field.name: np.zeros((0, *field.shape), field.numpy_dtype) for field in self.fields}
         return {**sample, **{name: np.concatenate([none[name], *sample[name]]) for name in none}}
+
+    def columns(self) -> list[FieldSpec]:
+        """See `StoredItems`."""
+        return list(self.fields)
+
+    def in_columns(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """See `StoredItems`."""
+        return sample
 
 
 @dataclass(frozen=True)
@@ -132,7 +148,7 @@ class ArrayField:
         return {**packed, shape_name(self.name): np.array(shape, np.int32)} if self.has_shape else packed
 
     def array(self, row: Mapping[str, Array]) -> Array:
-        """Returns the array of a media row. Raises ValueError where the row holds none, whatever its checksum says."""
+        """Returns the array of an image. Raises ValueError where the row holds none, whatever its checksum says."""
         shape = self._shape(row) if self.has_shape else None
         values = self._unpacked(row, shape) if self.is_packed else row[self.name]
         return self._shaped(values, shape)
@@ -193,14 +209,18 @@ class StoredArrays:
         return cls(fields)
 
     def sample(self, text: dict[str, Any], images: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
-        """Returns the sample of a text row and its media rows: of every field a tuple, an array an image.
+        """Returns the sample of a text row and its row of an images: of every field a tuple, an array an image.
 
-        Raises ValueError where a media row holds no image.
+        Raises ValueError where a row holds no image.
         """
         return {**text, **{field.name: tuple(map(field.array, images)) for field in self.fields}}
 
-    def joined_specs(self) -> list[FieldSpec]:
-        """Returns what `joined` has of images: an array a field, [images, ...] or, of a field that grows, flat."""
+    def in_columns(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """See `StoredItems`."""
+        return self.joined(sample)
+
+    def columns(self) -> list[FieldSpec]:
+        """See `StoredItems`: an array a field, [images, ...] or, of a field that grows, flat."""
         specs: list[FieldSpec] = []
         for field in self.fields:
             if field.grows:

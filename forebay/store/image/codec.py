@@ -1,4 +1,4 @@
-"""How images lie on disk, by four codecs, and the images of a sample from the media rows that hold them."""
+"""How images lie on disk, by four codecs, and the images of a sample from the rows that hold them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from forebay.errors import CacheCorruptError, SampleError
 from forebay.store.image.pixels import Alpha, Patches, decode_image, patchify, resized
 from forebay.store.image.settings import ImageSettings
-from forebay.store.layout import Array
+from forebay.store.layout import Array, FieldSpec
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,7 +23,7 @@ Codec = Literal["raw", "zstd", "webp", "source"]
 Bytes = npt.NDArray[np.uint8]
 
 FIELDS: dict[Codec, str] = {"raw": "patches", "zstd": "patches_zstd", "webp": "image_webp", "source": "image_file"}
-"""The media field of a codec: `patches` is uint8 [n, 3 * patch_size^2], the others uint8 [bytes]."""
+"""The field of a codec: `patches` is uint8 [n, 3 * patch_size^2], the others uint8 [bytes]."""
 
 _ZSTD_LEVEL = 3
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -133,9 +133,9 @@ class StoredImages:
         return stored
 
     def sample(self, text: dict[str, Any], images: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
-        """Returns the sample of a text row and its media rows: every codec gives the same `patches`.
+        """Returns the sample of a text row and the rows of its images: every codec gives the same `patches`.
 
-        Raises ValueError where a media row holds no image.
+        Raises ValueError where a row holds no image.
         """
         grids = [image["image_grid_thw"] for image in images]
         return {
@@ -147,6 +147,15 @@ class StoredImages:
     def joined(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a sample whose `patches` are one array, those of its images one behind the other."""
         return {**sample, "patches": np.concatenate([self.no_patches, *sample["patches"]])}
+
+    def columns(self) -> list[FieldSpec]:
+        """See `StoredItems`."""
+        grid = FieldSpec(name="image_grid_thw", dtype="int32", shape=(3,))
+        return [grid, FieldSpec(name="patches", dtype="uint8", shape=(self.settings.patch_bytes,))]
+
+    def in_columns(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """See `StoredItems`: `patches` of each image."""
+        return sample
 
     @property
     def no_patches(self) -> Array:

@@ -136,7 +136,7 @@ _ADVICE = r"build both with one setting and one forebay, then merge: forebay pre
         ({"tokenizer": "1" * 64}, r"text\.tokenizer is '0{16}' in the first and '1{16}' in the second"),
         ({"features": "log_mel"}, r"audio\.features is 'waveform' in the first and 'log_mel' in the second"),
         ({"tokenizer": None}, r"text is \{.* in the first and None in the second"),
-        ({"metadata": {"probe": {"media": "0" * 32, "text": "f" * 32}}}, r"probe\.text is '0{16}' .* 'f{16}'"),
+        ({"metadata": {"probe": {"audio": "0" * 32, "text": "f" * 32}}}, r"probe\.text is '0{16}' .* 'f{16}'"),
         (
             {"metadata": {"constants": {"features": "waveform", "sample_rate_hz": 8_000}}},
             r"constants\.prompt is 'plain'",

@@ -115,7 +115,7 @@ def test_a_shard_that_cannot_be_linked_is_copied(cache: Cache, monkeypatch: pyte
     assert (report.shards_linked, report.shards_copied) == (0, 6)
     made = open_cache(report.cache)
     assert held(made) == held(cache)
-    assert all(path.stat().st_nlink == 1 for path, _ in made.shard_entries("media"))
+    assert all(path.stat().st_nlink == 1 for path, _ in made.shard_entries("audio"))
 
 
 def test_links_are_counted_by_the_file_system(cache: Cache) -> None:
@@ -222,9 +222,9 @@ def test_a_list_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_shard_is_found_before_it_is_linked(cache: Cache) -> None:
-    path = cache.folder / "media" / "00001.tdz"
+    path = cache.folder / "audio" / "00001.tdz"
     flip(path, path.stat().st_size // 2)
-    with pytest.raises(CacheCorruptError, match=r"media/00001\.tdz: stored xxh3-128"):
+    with pytest.raises(CacheCorruptError, match=r"audio/00001\.tdz: stored xxh3-128"):
         subset(str(cache.folder), "some", where="True")
     assert not (cache.folder.parent / "some").exists()
     assert not list(cache.folder.parent.glob("*.tmp-*"))
@@ -290,7 +290,7 @@ def test_golden_caches_have_subsets(tmp_path: Path, folder: Path) -> None:
         if "media_rows" in cache.metadata:
             assert FIELDS[made.metadata["codec"]] in made.fields
             hashes = {
-                name for number in range(made.num_shards) for name in made.shard("media", number).strings("image_hash")
+                name for number in range(made.num_shards) for name in made.shard("audio", number).strings("image_hash")
             }
             assert made.metadata["num_images"] == len(hashes) <= cache.metadata["num_images"]
     assert np.array_equal(open_cache(report.cache).slots, cache.slots)

@@ -117,7 +117,7 @@ def test_nodes_of_other_numerics_are_refused(corpus: Corpus, monkeypatch: pytest
 
     def other(*args: Any, **named: Any) -> Any:
         probe, constants = real(*args, **named)
-        return {**probe, "media": "0" * 32}, constants
+        return {**probe, "audio": "0" * 32}, constants
 
     monkeypatch.setattr(pipeline, "_measured", other)
     here = socket.gethostname()

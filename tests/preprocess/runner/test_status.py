@@ -66,7 +66,7 @@ def test_a_prepared_build(corpus: Corpus) -> None:
     before = file_bytes(corpus.folder)
     found = status_of(config)
     assert (found.state, found.key, found.samples, found.shards) == ("prepared", key, 17, 5)
-    assert (found.finished, found.share) == ({"media": 0, "text": 0}, 0.0)
+    assert (found.finished, found.share) == ({"audio": 0, "text": 0}, 0.0)
     assert next(found.lines()) == f"prepared: key {key[:16]}, 17 samples in 5 shards"
     assert file_bytes(corpus.folder) == before
     corpus.add_tar("c.tar", ["c0"])
@@ -78,7 +78,7 @@ def test_parts_that_ran_by_hand(corpus: Corpus) -> None:
     prepare(config, QUIET)
     build_here(config, part=(0, 3))
     found = status_of(config)
-    assert (found.state, found.finished) == ("building", {"media": 2, "text": 2})
+    assert (found.state, found.finished) == ("building", {"audio": 2, "text": 2})
     assert found.share == pytest.approx(0.4)
     assert [part.state for part in found.parts] == ["done", "not started", "not started"]
     assert found.next == (f"forebay preprocess {corpus.folder}/config.toml --shards 1::3",)
@@ -87,7 +87,7 @@ def test_parts_that_ran_by_hand(corpus: Corpus) -> None:
     assert found.rows_a_second > 0
     assert found.seconds_left is not None
     # A shard that is gone again.
-    next(corpus.root.glob(".building/*/media/*.tdz")).unlink()
+    next(corpus.root.glob(".building/*/audio/*.tdz")).unlink()
     assert status_of(config).parts[0].state == "incomplete"
 
 

@@ -50,7 +50,7 @@ def shards_of_rows(draw: st.DrawFn) -> Shards:
 
 def make_cache(root: Path, shards: Shards) -> Path:
     """Makes a sealed cache of these rows, and returns its folder. Rows with a `failure` are no samples."""
-    files: dict[Group, list[tuple[Path, ShardEntry]]] = {"media": [], "text": []}
+    files: dict[Group, list[tuple[Path, ShardEntry]]] = {"audio": [], "text": []}
     for group, found in files.items():
         fields = shard_fields(FIELDS, group)
         names = {field.name for field in fields}
@@ -64,7 +64,8 @@ def make_cache(root: Path, shards: Shards) -> Path:
     contents = Contents(
         fields=FIELDS,
         shards=files,
-        arrays={"slots.npy": np.array(places, "<i8"), "lengths.npy": np.array([lengths], "<i4")},
+        items={},
+        arrays={"slots.npy": np.array(places, "<i8"), "lengths.npy": np.array([lengths] * 2, "<i4")},
         files={"rejected.jsonl": b"", "sources.parquet": b"of no use to a reader"},
         document={
             "key": digest([len(rows) for rows in shards]),
@@ -72,7 +73,7 @@ def make_cache(root: Path, shards: Shards) -> Path:
             "recipe": {},
             "constants": {},
             "num_samples": len(places),
-            "length_names": ["num_tokens"],
+            "length_names": ["num_audio_samples", "num_tokens"],
         },
     )
     seal(root / "cache", contents, scratch=root / "scratch")

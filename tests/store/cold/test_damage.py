@@ -60,9 +60,9 @@ def middle(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("media/values/input_features/c/1/0", r"c/1/0 is damaged, media/0000\d.tdz needs it: chunk \d"),
+        ("audio/values/input_features/c/1/0", r"c/1/0 is damaged, audio/0000\d.tdz needs it: chunk \d"),
         ("text/offsets/text/c/0", r"text/offsets/text/c/0 is damaged, text/0000\d.tdz needs it: chunk"),
-        ("media/frame/c/0", r"media/frame/c/0 is damaged, media/0000\d.tdz needs it"),
+        ("audio/frame/c/0", r"audio/frame/c/0 is damaged, audio/0000\d.tdz needs it"),
         ("files/slots.npy/c/0", r"files/slots.npy/c/0 is damaged, slots.npy needs it"),
     ],
 )
@@ -80,8 +80,8 @@ def test_damage_is_named_and_mended(name: str, message: str, pushed: Memory, cac
 
 def test_a_missing_object_is_no_zeros(pushed: Memory, cache: Path, tmp_path: Path) -> None:
     """zarr itself gives the fill value, without a word."""
-    del pushed.data["media/values/input_features/c/0/0"]
-    with pytest.raises(RemoteError, match=r"input_features/c/0/0 is missing, media/00000.tdz needs it; push the cache"):
+    del pushed.data["audio/values/input_features/c/0/0"]
+    with pytest.raises(RemoteError, match=r"input_features/c/0/0 is missing, audio/00000.tdz needs it; push the cache"):
         pull_zarr(pushed, tmp_path / "pulled")
     report = push_to(pushed, open_cache(cache))
     assert (report.already_there, report.moved_files) == (False, 1)
@@ -91,16 +91,16 @@ def test_a_missing_object_is_no_zeros(pushed: Memory, cache: Path, tmp_path: Pat
 
 def test_other_values_that_are_well_compressed(pushed: Memory, tmp_path: Path) -> None:
     """Only the hash of the shard shows it: both hashes are named."""
-    name = "media/values/input_features/c/{}/0"
+    name = "audio/values/input_features/c/{}/0"
     pushed.data[name.format(0)] = pushed.data[name.format(1)]
-    wanted = r"media/00000.tdz made of /memory has xxh3-128 [0-9a-f]{32}, its cache says [0-9a-f]{32}; push the cache"
+    wanted = r"audio/00000.tdz made of /memory has xxh3-128 [0-9a-f]{32}, its cache says [0-9a-f]{32}; push the cache"
     with pytest.raises(RemoteError, match=wanted):
         pull_zarr(pushed, tmp_path / "pulled")
     assert not (tmp_path / "pulled").exists()
-    assert not list((tmp_path / ".pulled.pulling").rglob("media/00000*"))
+    assert not list((tmp_path / ".pulled.pulling").rglob("audio/00000*"))
 
 
-@pytest.mark.parametrize("name", ["files/metadata.json/c/0", "files/media.npy/c/0"])
+@pytest.mark.parametrize("name", ["files/metadata.json/c/0", "files/audio.npy/c/0"])
 def test_damage_to_what_describes_the_cache(name: str, pushed: Memory, tmp_path: Path) -> None:
     pushed.data[name] = middle(pushed.data[name])
     with pytest.raises(CacheCorruptError, match=rf"is no zarr form of a cache: {name} is damaged or missing: chunk 0"):
@@ -108,8 +108,8 @@ def test_damage_to_what_describes_the_cache(name: str, pushed: Memory, tmp_path:
 
 
 def test_a_damaged_shard_is_not_pushed(cache: Path, place: Memory) -> None:
-    flip(cache / "media" / "00001.tdz", 20_000)
-    with pytest.raises(CacheCorruptError, match=r"media/00001.tdz: stored xxh3-128 .* computed .* --verify"):
+    flip(cache / "audio" / "00001.tdz", 20_000)
+    with pytest.raises(CacheCorruptError, match=r"audio/00001.tdz: stored xxh3-128 .* computed .* --verify"):
         push_to(place, open_cache(cache))
     assert "zarr.json" not in place.data
 
@@ -153,8 +153,8 @@ def test_foreign_objects_are_named(cache: Path, place: Memory) -> None:
     place.data["thesis.txt"] = b"years of work"
     with pytest.raises(RemoteExistsError, match=r"holds what is not of the zarr form of this cache: thesis.txt; push"):
         push_to(place, open_cache(cache))
-    place.data = {"media/zarr.json": b"{}"}
-    with pytest.raises(RemoteExistsError, match=r"has no files/zarr.json and holds media/zarr.json: a part of a zarr"):
+    place.data = {"audio/zarr.json": b"{}"}
+    with pytest.raises(RemoteExistsError, match=r"has no files/zarr.json and holds audio/zarr.json: a part of a zarr"):
         push_to(place, open_cache(cache))
 
 
@@ -182,17 +182,17 @@ def _arrays(root: Any) -> Any:
 
 
 def _codec(root: Any) -> Any:
-    return _arrays(root)["media/frame"]["codecs"][0]["configuration"]
+    return _arrays(root)["audio/frame"]["codecs"][0]["configuration"]
 
 
 CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "none": (lambda root: root.pop("consolidated_metadata"), "it has no consolidated metadata"),
     "no metadata": (lambda root: _arrays(root).pop("files/metadata.json"), "it has no files/metadata.json"),
-    "no array": (lambda root: _arrays(root).pop("media/frame"), "media/frame is missing, or none that forebay writes"),
-    "shape": (lambda root: _arrays(root)["media/frame"].update(shape=[7]), r"media/frame is uint8 .*'s metadata wants"),
-    "type": (lambda root: _arrays(root)["media/frame"].update(data_type="int8"), "media/frame is int8 .* wants uint8"),
-    "huge": (lambda root: _codec(root).update(chunk_shape=[1 << 40]), "media/frame is uint8 .* wants uint8"),
-    "zero": (lambda root: _codec(root).update(chunk_shape=[0]), "media/frame is uint8 .* wants uint8"),
+    "no array": (lambda root: _arrays(root).pop("audio/frame"), "audio/frame is missing, or none that forebay writes"),
+    "shape": (lambda root: _arrays(root)["audio/frame"].update(shape=[7]), r"audio/frame is uint8 .*'s metadata wants"),
+    "type": (lambda root: _arrays(root)["audio/frame"].update(data_type="int8"), "audio/frame is int8 .* wants uint8"),
+    "huge": (lambda root: _codec(root).update(chunk_shape=[1 << 40]), "audio/frame is uint8 .* wants uint8"),
+    "zero": (lambda root: _codec(root).update(chunk_shape=[0]), "audio/frame is uint8 .* wants uint8"),
     "hash": (lambda root: root["attributes"]["forebay"].update(metadata="0" * 32), "stored xxh3-128 0{32}, computed"),
 }
 

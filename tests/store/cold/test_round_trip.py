@@ -104,7 +104,7 @@ def test_zarr_alone_reads_every_sample(tmp_path: Path) -> None:
             assert text == cache.samples[name][index].as_py()
     for name, values in cache.lengths.items():
         assert np.array_equal(root[f"samples/{name}"][:], values)
-    assert plain(root, "media", "failure", 0).tobytes() == b"corrupt_audio"
+    assert plain(root, "audio", "failure", 0).tobytes() == b"corrupt_audio"
     metadata = json.loads((folder / "metadata.json").read_bytes())
     assert root.attrs["metadata"] == metadata
     assert root.attrs["forebay"]["key"] == cache.key
@@ -117,10 +117,10 @@ def test_images_are_found_by_the_rows_of_their_shard(tmp_path: Path) -> None:
     num_images = 0
     for index in range(len(cache)):
         row, shard = int(root["samples/row"][index]), int(root["samples/shard"][index])
-        first = int(root["media/shard_rows"][shard])
+        first = int(root["audio/shard_rows"][shard])
         images = plain(root, "text", "image_rows", row) + first
         for image, wanted in zip(images.tolist(), cache.read(index)["patches"], strict=True):
-            assert plain(root, "media", "patches", image).tobytes() == wanted.tobytes()
+            assert plain(root, "audio", "patches", image).tobytes() == wanted.tobytes()
             num_images += 1
     assert num_images
 
@@ -131,16 +131,16 @@ def test_xarray_opens_every_group(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tree = xr.open_datatree(tmp_path / "cold", engine="zarr")
-        for group in ("media", "media/values", "media/offsets", "text", "text/values", "text/offsets", "samples"):
+        for group in ("audio", "audio/values", "audio/offsets", "text", "text/values", "text/offsets", "samples"):
             assert xr.open_zarr(tmp_path / "cold", group=group).equals(tree[group].to_dataset(inherit=False))
-    values = tree["media/values/input_features"]
+    values = tree["audio/values/input_features"]
     assert values.dtype == np.float16
-    wanted = [cache.shard("media", number).column("input_features")[0] for number in range(cache.num_shards)]
+    wanted = [cache.shard("audio", number).column("input_features")[0] for number in range(cache.num_shards)]
     assert values.values.tobytes() == np.concatenate(wanted).tobytes()
     assert tree["samples"].sizes == {"sample": len(cache)}
     assert tree["samples"]["num_tokens"].values.tolist() == cache.lengths["num_tokens"].tolist()
     row = tree["samples"]["row"].values[3]
-    start, stop = tree["media/offsets/input_features"].values[row : row + 2]
+    start, stop = tree["audio/offsets/input_features"].values[row : row + 2]
     assert np.array_equal(values[start:stop], cache.read(3)["input_features"])
 
 
@@ -148,7 +148,7 @@ def test_a_folder_that_is_complete_needs_no_objects(tmp_path: Path) -> None:
     """What another cache beside the folder has is linked: nothing of it is decompressed."""
     cache = store_factory.make_cache(tmp_path / "caches")
     write_zarr(open_cache(cache), tmp_path / "cold")
-    for name in ("media/values", "text/values"):
+    for name in ("audio/values", "text/values"):
         for path in (tmp_path / "cold" / name).rglob("c/**/*"):
             if path.is_file():
                 path.write_bytes(b"damaged")
@@ -163,6 +163,6 @@ def test_levels(level: int, tmp_path: Path) -> None:
     cache = open_cache(store_factory.make_cache(tmp_path))
     report = write_zarr(cache, tmp_path / "cold", level=level)
     assert report.stored_bytes is not None
-    document = json.loads((tmp_path / "cold" / "media" / "values" / "input_features" / "zarr.json").read_bytes())
+    document = json.loads((tmp_path / "cold" / "audio" / "values" / "input_features" / "zarr.json").read_bytes())
     (sharding,) = document["codecs"]
     assert sharding["configuration"]["codecs"][1]["configuration"] == {"level": level, "checksum": True}
