@@ -16,11 +16,11 @@ import xxhash
 
 from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheCorruptError, FormError
-from forebay.lint.clips import TEXT_FACTS, Clips, note_text
+from forebay.lint.clips import Clips, note_text
 from forebay.lint.limits import Limits
 from forebay.lint.measured import Classes, ImageFacts, Measured, Refused
 from forebay.lint.pictures import classes_in, kind_of, said_of
-from forebay.lint.raw import coded, joined
+from forebay.lint.raw import coded
 from forebay.lint.sound import Sound, band_db, measured_sound
 from forebay.lint.spans import cut, run_spans
 from forebay.lint.text import signed
@@ -38,8 +38,12 @@ from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Ints
 from forebay.store.source import is_of_images
 
 _ROWS = 1024
+_OPEN = 8
+"""Shards that a worker has open: its samples follow each other, and what was read of a file counts as its memory."""
+
 _INT16 = Waveform(dtype="int16")
-_SOUND_FACTS = (*Sound._fields, "band_db")
+_HEARD = {"sound": (*Sound._fields, "band_db"), "content": ("sound", "text")}
+_SAID = {"sound": (), "content": ("text",)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,58 +76,53 @@ def measure_cache(
     if cache.metadata.get("codec") is not None:
         return _vision(cache, name=name, count=count, progress=progress)
     is_heard = "waveform" in cache.fields
-    names = ("sample_id", "text", "language", "source")
-    table = cache.table([each for each in names if each in cache.column_names]).slice(0, count)
-    blank = pa.chunked_array([pa.repeat(pa.scalar("", pa.large_string()), count)])
-    columns = {each: table[each] if each in table.column_names else blank for each in names}
+    said = {each: _column(cache, each, count) for each in ("text", "language")}
 
     def task(start: int, stop: int) -> CacheTask:
-        part = pa.table({each: columns[each].slice(start, stop - start) for each in ("text", "language")})
+        part = pa.table({each: column.slice(start, stop - start) for each, column in said.items()})
         return CacheTask(start=start, rows=part, place=cache.place, remote=remote, limits=limits, is_heard=is_heard)
 
     def new_pool() -> Pool:
         return Pool(workers or os.cpu_count() or 1)
 
-    unit = "clip" if is_heard else "text"
+    found, unit = Clips.unknown(count, **(_HEARD if is_heard else _SAID)), "clip" if is_heard else "text"
     with Progress(count, desc="lint", unit=unit, is_shown=progress) as bar, new_pool() as pool:
-        done = run_spans(pool, measure_stored, task, cut(count, _ROWS), new_pool=new_pool, done=bar.update)
-    found = joined(done, count)
-    languages, language_of = coded(columns["language"])
-    files, file_of = coded(columns["source"])
+        run_spans(pool, measure_stored, task, cut(count, _ROWS), new_pool=new_pool, done=bar.update, keep=found.put)
+    left_out = _left_out(cache, said.pop("text"), is_heard=is_heard)
+    pa.default_memory_pool().release_unused()  # of all columns texts are the largest
+    languages, language_of = coded(said["language"])
+    files, file_of = coded(_column(cache, "source", count))
     rate_hz = cache.constants.get("sample_rate_hz") if "media" in cache.groups else None
     return Measured(
         name=name,
         modality="speech",
         is_raw=False,
         rate_hz=rate_hz,
-        ids=columns["sample_id"],
+        ids=_column(cache, "sample_id", count),
         places=np.arange(count),
         files=files,
         file_of=file_of,
         languages=languages,
         language_of=language_of,
-        texts=columns["text"],
-        facts=found.facts
-        | {key: np.array(values, object) for key, values in found.strings.items()}
-        | ({} if rate_hz is None else {"seconds": _seconds(cache, rate_hz, count)}),
+        facts=found.facts | found.strings | ({} if rate_hz is None else {"seconds": _seconds(cache, rate_hz, count)}),
         content=found.content | _stored_hashes(cache, count),
         refused=_refused(cache),
-        left_out=_left_out(cache, columns["text"], is_heard=is_heard),
+        left_out=left_out,
         excluded=cache.metadata["excluded"],
     )
+
+
+def _column(cache: Cache, name: str, count: int) -> pa.ChunkedArray:
+    """Returns a column of the first samples; empty texts where the cache has none of its name."""
+    if name not in cache.column_names:
+        return pa.chunked_array([pa.repeat(pa.scalar("", pa.large_string()), count)])
+    return cache.table([name])[name].slice(0, count)
 
 
 def measure_stored(task: CacheTask) -> Clips:
     """Returns what is measured of some samples of a cache."""
     count = len(task.rows)
-    names = (*_SOUND_FACTS, *TEXT_FACTS) if task.is_heard else TEXT_FACTS
-    found = Clips(
-        num_samples=np.zeros(count, np.int64),
-        facts={name: np.full(count, np.nan) for name in names},
-        strings={"script": [""] * count, "word": [""] * count},
-        content={name: np.zeros(count, np.int64) for name in (("sound", "text") if task.is_heard else ("text",))},
-        bad=[],
-    )
+    found = Clips.unknown(count, **(_HEARD if task.is_heard else _SAID))
     for row, each in enumerate(task.rows.to_pylist()):
         note_text(found, row, each["text"], each["language"])
     if not task.is_heard:
@@ -143,7 +142,7 @@ def measure_stored(task: CacheTask) -> Clips:
 
 @functools.lru_cache(maxsize=1)
 def _opened(place: str, remote: RemoteConfig) -> Cache:
-    return open_cache(place, remote=remote)
+    return open_cache(place, remote=remote, max_open_shards=_OPEN)
 
 
 def _left_out(cache: Cache, texts: pa.ChunkedArray, *, is_heard: bool) -> dict[str, str]:
@@ -172,10 +171,10 @@ def _stored_hashes(cache: Cache, count: int) -> dict[str, Ints]:
     if "media" not in cache.groups:
         return {}
     hashes = np.zeros(count, np.int64)
-    slots = np.asarray(cache.slots[:count])
-    for number in np.unique(slots >> ROW_BITS).tolist():
-        rows = np.flatnonzero(slots >> ROW_BITS == number)
-        hashes[rows] = cache.shard("media", number).hashes[slots[rows] & ROW_MASK]
+    for number, samples, rows in cache.by_shard(count):
+        shard = cache.shard("media", number)
+        hashes[samples] = shard.hashes[rows]
+        shard.drop_pages()
     return {f"stored {digest(steps_of(cache.metadata['recipe']).get('audio'))[:16]}": hashes}
 
 
@@ -222,7 +221,6 @@ def _vision(cache: Cache, *, name: str, count: int, progress: bool) -> Measured:
         file_of=file_of,
         languages=[""],
         language_of=np.zeros(count, np.int64),
-        texts=table["text"],
         facts={**said.facts, **{key: np.array(values, object) for key, values in said.strings.items()}},
         content={"text": said.hashes},
         refused=_refused(cache),

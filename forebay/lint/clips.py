@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,23 +56,41 @@ class ClipTask:
 class Clips:
     """What was measured, a value a row. num_samples: decoded, at the config's rate; 0 where a row failed.
 
-    facts: float64 by name. strings: by name. content: int64 hashes by what they are of.
+    facts: float64 by name. strings: object by name. content: int64 hashes by what they are of.
     """
 
     num_samples: Array
     facts: dict[str, Array]
-    strings: dict[str, list[str]]
+    strings: dict[str, Array]
     content: dict[str, Array]
     bad: list[Bad]
+
+    @classmethod
+    def unknown(
+        cls, count: int, *, sound: Sequence[str] = SOUND_FACTS, content: Sequence[str] = ("file", "sound", "text")
+    ) -> Clips:
+        """Returns rows of which nothing is known yet. sound: facts beside those of texts. content: what has a hash."""
+        return cls(
+            num_samples=np.zeros(count, np.int64),
+            facts={name: np.full(count, np.nan) for name in (*sound, *TEXT_FACTS)},
+            strings={name: np.full(count, "", object) for name in ("script", "word")},
+            content={name: np.zeros(count, np.int64) for name in content},
+            bad=[],
+        )
+
+    def put(self, start: int, part: Clips) -> None:
+        """Writes what was measured of the rows from `start` on."""
+        rows = slice(start, start + len(part.num_samples))
+        self.num_samples[rows] = part.num_samples
+        for columns, values in ((self.facts, part.facts), (self.strings, part.strings), (self.content, part.content)):
+            for name, column in columns.items():
+                column[rows] = values[name]
+        self.bad.extend((start + row, reason, message) for row, reason, message in part.bad)
 
 
 def measure_clips(task: ClipTask) -> Clips:
     """Returns what is measured of some rows. Raises TarError or OSError where a file as a whole cannot be read."""
-    count = len(task.rows)
-    facts = {name: np.full(count, np.nan) for name in (*SOUND_FACTS, *TEXT_FACTS)}
-    strings = {"script": [""] * count, "word": [""] * count}
-    content = {name: np.zeros(count, np.int64) for name in ("file", "sound", "text")}
-    found = Clips(num_samples=np.zeros(count, np.int64), facts=facts, strings=strings, content=content, bad=[])
+    found = Clips.unknown(len(task.rows))
     _texts(task, found)
     if task.is_heard:
         _sounds(task, found)

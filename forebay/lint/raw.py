@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from forebay.config.data import SOURCE_KINDS
 from forebay.config.tree import Config
-from forebay.lint.clips import TEXT_FACTS, Bad, Clips, ClipTask, measure_clips
+from forebay.lint.clips import Bad, Clips, ClipTask, measure_clips
 from forebay.lint.limits import Limits
 from forebay.lint.measured import Classes, ImageFacts, Measured, Refused
 from forebay.lint.pictures import PictureTask, Said, classes_in, measure_images, measure_texts
@@ -76,10 +76,10 @@ class _Work:
     def run(
         self, pool: Pool, function: Callable[[Any], Any], make: Callable[[int, int], SpanTask], count: int, **how: Any
     ) -> Done[Any]:
-        """Returns what a function gives for `count` rows. how: `size` of a task in rows, `unit` of the bar."""
+        """Returns what a function gives for `count` rows. how: `size` of a task, `unit` of the bar, perhaps `keep`."""
         with Progress(count, desc="lint", unit=how["unit"], is_shown=self.progress) as bar:
-            spans = cut(count, how["size"])
-            return run_spans(pool, function, make, spans, new_pool=self.pool, done=bar.update)
+            keep, spans = how.get("keep"), cut(count, how["size"])
+            return run_spans(pool, function, make, spans, new_pool=self.pool, done=bar.update, keep=keep)
 
 
 def _speech(work: _Work, pool: Pool, manifest: Manifest, modality: Speech, *, name: str) -> Measured:
@@ -100,8 +100,8 @@ def _speech(work: _Work, pool: Pool, manifest: Manifest, modality: Speech, *, na
         )
 
     size, unit = (_CLIPS, "clip") if has_media else (_TEXTS, "text")
-    done = work.run(pool, measure_clips, task, len(rows), size=size, unit=unit)
-    found = joined(done, len(rows))
+    found = Clips.unknown(len(rows))
+    done = work.run(pool, measure_clips, task, len(rows), size=size, unit=unit, keep=found.put)
     stated_s = rows["stated_s"].to_numpy(zero_copy_only=False).astype(np.float64)
     bad = [*found.bad, *_died(done, rows)]
     heard = found.num_samples > 0
@@ -120,8 +120,7 @@ def _speech(work: _Work, pool: Pool, manifest: Manifest, modality: Speech, *, na
         file_of=rows["file"].to_numpy(),
         languages=languages,
         language_of=language_of,
-        texts=rows["text"],
-        facts=facts | {key: np.array(values, object) for key, values in found.strings.items()},
+        facts=facts | found.strings,
         content=found.content,
         refused=_refused(bad, rows, manifest),
         longer=longer,
@@ -133,27 +132,6 @@ def _speech(work: _Work, pool: Pool, manifest: Manifest, modality: Speech, *, na
 def _left_out(*, is_sound: bool, has_text: bool) -> dict[str, str]:
     lacks = {} if is_sound else dict.fromkeys(("media", "file", "seconds"), "the samples have no sound")
     return lacks | ({} if has_text else dict.fromkeys(("text", "seconds"), "the samples have no texts"))
-
-
-def joined(done: Done[Clips], count: int) -> Clips:
-    """Returns the parts as one; rows that killed their worker keep what is not known."""
-    # Where there is no row, or every row killed its worker, no part says which columns there are.
-    facts: dict[str, Array] = {name: np.full(count, np.nan) for name in TEXT_FACTS}
-    content: dict[str, Array] = {"text": np.zeros(count, np.int64)}
-    strings: dict[str, list[str]] = {"script": [""] * count, "word": [""] * count}
-    num_samples = np.zeros(count, np.int64)
-    bad: list[Bad] = []
-    for start, part in done.parts.items():
-        rows = slice(start, start + len(part.num_samples))
-        num_samples[rows] = part.num_samples
-        for name, values in part.facts.items():
-            facts.setdefault(name, np.full(count, np.nan))[rows] = values
-        for name, values in part.content.items():
-            content.setdefault(name, np.zeros(count, np.int64))[rows] = values
-        for name, texts in part.strings.items():
-            strings.setdefault(name, [""] * count)[rows] = texts
-        bad += [(start + row, reason, message) for row, reason, message in part.bad]
-    return Clips(num_samples=num_samples, facts=facts, strings=strings, content=content, bad=bad)
 
 
 def _died(done: Done[Any], rows: pa.Table) -> list[Bad]:
@@ -171,7 +149,7 @@ def _seconds(found: Clips, modality: Speech) -> Array:
     """Returns how long clips are: as decoded; of one that is cut as its header says."""
     limits = modality.limits
     seconds = np.where(found.num_samples > 0, found.num_samples / limits.sample_rate_hz, np.nan)
-    if limits.clip_s is None or "file_s" not in found.facts:
+    if limits.clip_s is None:
         return np.asarray(seconds)
     return np.where(found.num_samples >= round(limits.clip_s * limits.sample_rate_hz), found.facts["file_s"], seconds)
 
@@ -196,9 +174,7 @@ def _by_duration(modality: Speech, rows: pa.Table, found: Clips, stated_s: Array
 
 def coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
     """Returns the different strings of a column behind "", and which one each row has; null is ""."""
-    encoded = column.combine_chunks().dictionary_encode() if len(column) else pa.array([], pa.large_string())
-    if not len(column):
-        return [""], np.zeros(0, np.int64)
+    encoded = column.dictionary_encode().combine_chunks()
     indices = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     return ["", *encoded.dictionary.to_pylist()], indices + 1
 
@@ -269,7 +245,6 @@ def _vision(work: _Work, pool: Pool, manifest: Manifest, modality: Vision | Imag
         file_of=_file_of(work.config, rows, images, flat),
         languages=[""],
         language_of=np.zeros(len(rows), np.int64),
-        texts=rows["text"],
         facts={**texts.facts, **{key: np.array(values, object) for key, values in texts.strings.items()}},
         content={"text": texts.hashes},
         refused=_refused([*bad_rows, *of_images], rows, manifest),

@@ -78,9 +78,9 @@ def _groups(hashes: Ints) -> Iterator[list[int]]:
     order = order[hashes[order] != 0]
     if not len(order):
         return
-    borders = np.flatnonzero(np.diff(hashes[order])) + 1
-    groups = [part.tolist() for part in np.split(order, borders) if len(part) > 1]
-    yield from sorted(groups)
+    borders = np.concatenate([[0], np.flatnonzero(np.diff(hashes[order])) + 1, [len(order)]])
+    many = np.flatnonzero(np.diff(borders) > 1)
+    yield from sorted(order[borders[i] : borders[i + 1]].tolist() for i in many.tolist())
 
 
 def leaks(found: Measured, other: Measured, limits: Limits, *, first: int | None = None) -> Iterator[Finding]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
@@ -14,10 +15,13 @@ from forebay.inspect.report.columns import LABEL, Columns
 from forebay.inspect.sample import holds_images
 from forebay.steps.text.pace import Misfits, misfits
 from forebay.store.cache import Cache
-from forebay.store.layout import ROW_BITS, ROW_MASK, Array
+from forebay.store.layout import Array
 
 NEAR_S = 0.02
 """Share of their length by which two recordings with one text may differ and are called near duplicates."""
+
+_TEXTS = 4_096
+"""Texts that are hashed together."""
 
 _LEAST_TEXT = 12
 """Characters that a text needs to say something: `yes` is said by many."""
@@ -70,24 +74,12 @@ def content_codes(cache: Cache) -> Array:
     By the hashes that the shards hold: of a recording that of its features and waveform, of a conversation that of its
     images' bytes and its text's tokens.
     """
-    slots = cache.slots
-    shards, rows = slots >> ROW_BITS, slots & ROW_MASK
-    codes = np.zeros(len(slots), np.int64)
-    order = np.argsort(shards, kind="stable")
-    bounds = np.searchsorted(shards[order], np.arange(cache.num_shards + 1))
-    codes_of = _codes_of(cache)
-    for number in range(cache.num_shards):
-        own = order[bounds[number] : bounds[number + 1]]
-        if len(own):
-            codes[own] = codes_of(number)[rows[own]]
+    codes, group, is_said = np.zeros(len(cache), np.int64), cache.groups[0], holds_images(cache)
+    for number, samples, rows in cache.by_shard():
+        shard = cache.shard(group, number)
+        codes[samples] = (_conversations(cache, number) if is_said else shard.hashes)[rows]
+        shard.drop_pages()
     return codes
-
-
-def _codes_of(cache: Cache) -> Callable[[int], Array]:
-    if holds_images(cache):
-        return lambda number: _conversations(cache, number)
-    group = cache.groups[0]
-    return lambda number: np.asarray(cache.shard(group, number).hashes)
 
 
 def _conversations(cache: Cache, number: int) -> Array:
@@ -104,6 +96,7 @@ def _conversations(cache: Cache, number: int) -> Array:
         flat, offsets = values.reshape(-1), offsets * math.prod(values.shape[1:])
         whole = flat.view(f"u{flat.itemsize}") if flat.dtype.kind == "f" else flat
         own = _mixed(own + _sums(_mixed(whole.astype(np.uint64) + (_places(offsets) << np.uint64(32))), offsets))
+    text.drop_pages()
     return own.astype(np.int64)
 
 
@@ -134,8 +127,7 @@ def _near_codes(columns: Columns, exact: Array) -> Array:
     Near are samples with one text (whatever its case and the spaces around it) whose lengths differ by no more than
     `NEAR_S`, one from the next, and whose stored values differ.
     """
-    texts = pc.utf8_lower(pc.utf8_trim_whitespace(columns.texts)).dictionary_encode().combine_chunks()
-    codes = np.asarray(texts.indices.to_numpy(zero_copy_only=False), np.int64)
+    codes = _text_codes(columns.texts)
     length = columns.length
     order = np.lexsort((length, codes))
     held, text = length[order], codes[order]
@@ -147,10 +139,22 @@ def _near_codes(columns: Columns, exact: Array) -> Array:
     if columns.cache.constants.get("prompt") == LABEL:
         short[:] = True  # a class is no text: it is said of many images
     # A group of equal samples is no group of near ones: of each content one stands for all.
-    _, first = np.unique(np.stack([found, exact]), axis=1, return_index=True)
-    stands = np.zeros(len(order), bool)
-    stands[first] = True
-    return np.where(short | ~stands, -1 - np.arange(len(order)), found)
+    order = np.lexsort((exact, found))
+    repeats = (np.diff(found[order]) == 0) & (np.diff(exact[order]) == 0)
+    short[order[1:][repeats]] = True
+    return np.where(short, -1 - np.arange(len(order)), found)
+
+
+def _text_codes(texts: pa.ChunkedArray) -> Array:
+    """Returns int64 [num_samples]: the first sample with each text, whatever its case and the spaces around it."""
+    hashes = np.zeros(len(texts), np.uint64)
+    start = 0
+    for part in pa.table([texts], ["text"]).to_batches(max_chunksize=_TEXTS):
+        said = pc.utf8_lower(pc.utf8_trim_whitespace(part["text"])).to_pylist()
+        hashes[start : start + len(said)] = [xxhash.xxh3_64_intdigest(text.encode()) for text in said]
+        start += len(said)
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    return np.asarray(first[inverse.reshape(-1)])
 
 
 _MAX_GROUPS, _MAX_MEMBERS = 40, 12

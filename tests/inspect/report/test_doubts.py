@@ -98,7 +98,6 @@ def test_the_page_and_lint_judge_transcripts_by_the_same_limits(tmp_path: Path) 
             file_of=np.zeros(90, np.int64),
             languages=languages,
             language_of=codes.astype(np.int64),
-            texts=chunked,
             facts=facts,
             dropped=None if kept is None else ~kept,
         )
