@@ -68,7 +68,6 @@ class Measured:
     """
 
     name: str
-    modality: str
     is_raw: bool
     rate_hz: int | None
     ids: pa.ChunkedArray

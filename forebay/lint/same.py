@@ -22,11 +22,11 @@ def contents(found: Measured, limits: Limits) -> dict[str, Ints]:
 
     Silent clips are left out: all of one length are the same, and are told of as silent.
     """
-    if found.images is not None and found.classes is not None:
-        return {"image": _conversations(np.zeros(len(found), np.int64), found.images)}
-    if found.images is not None:
-        return {"conversation": _conversations(found.content["text"], found.images)}
     kinds = [name for name in found.content if name in _OF_SOUND or name.startswith("stored")]
+    if found.images is not None:
+        names = [*kinds[-1:], *(["text"] if found.classes is None else [])]
+        said = sum((found.content[name] for name in names), np.zeros(len(found), np.int64))
+        return {"image" if not names else "conversation": _conversations(said, found.images)}
     kinds = kinds if any(found.content[name].any() for name in kinds) else ["text"]
     usable = found.usable()
     if kinds != ["text"] and "loudest_dbfs" in found.facts:
