@@ -33,9 +33,10 @@ from forebay.caches.listing import ListReport, UsageReport
 from forebay.caches.prune import Rules, decide
 from forebay.caches.root import opened_root
 from forebay.caches.survey import survey
+from forebay.preprocess.groups import GROUPS
 from forebay.store.key import digest
 from forebay.store.last_use import note
-from forebay.store.layout import GROUPS, ROW_BITS, FieldSpec, Group
+from forebay.store.layout import ROW_BITS, FieldSpec, Group
 from forebay.store.metadata import write_metadata
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import shard_fields, write_shard

@@ -23,13 +23,13 @@ import soundfile as sf
 from benchmarks.plan import SAMPLE_RATE_HZ, usual_durations
 from forebay import load_config
 from forebay.config import Config
+from forebay.preprocess.groups import GROUPS
 from forebay.preprocess.listing import resolve
-from forebay.preprocess.pool import Map
 from forebay.preprocess.shard_task import ShardTask
 from forebay.steps.recipe import recipe_of
-from forebay.store.layout import GROUPS
 from forebay.store.memo import Memo
 from forebay.store.temporary import temporary_name
+from forebay.task_map import Map
 
 ROOT = Path(__file__).parents[1]
 BENCH_DATA = ROOT / "bench-data"

@@ -53,14 +53,14 @@ def _slowed(owner: Any, name: str, seconds: Callable[..., float]) -> None:
 
 def plant_decode() -> None:
     """A slow decoder."""
-    from forebay.preprocess.speech import samples
+    from forebay.inspect.report.sections import samples
 
     _slowed(samples, "decode_audio", lambda *_, **__: PLANTED_S)
 
 
 def plant_read() -> None:
     """A slow disk under the raw data."""
-    from forebay.preprocess.sources import media
+    from forebay.rows import media_reader as media
 
     _slowed(media, "read_fully", lambda *_: PLANTED_S)
 
@@ -81,7 +81,7 @@ def plant_step() -> None:
 
 def plant_hang() -> None:
     """A disk that does not answer."""
-    from forebay.preprocess.sources import media
+    from forebay.rows import media_reader as media
 
     _slowed(media, "read_fully", lambda *_: 3600.0)
 

@@ -39,7 +39,7 @@ from forebay.train.collate.collator import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader, LoaderSettings
 from forebay.train.ring import BufferRing
-from forebay.train.uncached.speech import UncachedSpeech
+from forebay.train.uncached.source import UncachedSource
 
 Row = dict[str, Any]
 Batch = dict[str, torch.Tensor]
@@ -188,7 +188,7 @@ def speech_feeds(config: Config, size: Size, device: torch.device) -> list[Row]:
         }
     ]
     for workers in (2, 8):
-        source = UncachedSpeech(config)
+        source = UncachedSource(config)
         uncached = torch.utils.data.DataLoader(
             SampleDataset(source),
             batch_sampler=PlanSampler(planned, seed=0),

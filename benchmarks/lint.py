@@ -20,6 +20,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
+from forebay.preprocess.modality import modality_of
+from forebay.preprocess.speech.modality import Speech
+
 from benchmarks.data import corpus
 from benchmarks.here_pool import HerePool
 from benchmarks.report import Cost, arguments, machine, median, ratio, show, timed
@@ -27,10 +30,8 @@ from forebay.config.tree import Config
 from forebay.lint.clips import ClipTask, measure_clips
 from forebay.lint.command import LintOptions, Target, lint
 from forebay.lint.limits import Limits
-from forebay.preprocess.modality import modality_of
-from forebay.preprocess.sources.media import MediaReader
 from forebay.preprocess.speech.decode import decode_audio
-from forebay.preprocess.speech.modality import Speech
+from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import recipe_of
 
 HOURS, TINY_HOURS = 0.5, 0.01

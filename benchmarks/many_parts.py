@@ -32,6 +32,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from forebay.preprocess.modality import MODALITIES
 
 from benchmarks.here_pool import HerePool
 from benchmarks.report import Cost, arguments, machine, median, show, timed
@@ -39,7 +40,6 @@ from benchmarks.scale import _BLOCK, FREE, _resident, _tar_blocks, _write_config
 from forebay import load_config
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut
-from forebay.preprocess.modality import MODALITIES
 from forebay.preprocess.outline import folder_of
 from forebay.preprocess.pipeline import build, prepare
 from forebay.preprocess.pool import Pool

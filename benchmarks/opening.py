@@ -30,9 +30,10 @@ from benchmarks.data import BENCH_DATA, ROOT
 from benchmarks.peers import forebay_cache, workloads
 from benchmarks.peers.interface import Workload
 from benchmarks.report import arguments, machine, median, show
+from forebay.preprocess.groups import GROUPS
 from forebay.store.cache import open_cache
 from forebay.store.key import digest
-from forebay.store.layout import GROUPS, ROW_BITS, FieldSpec, Group
+from forebay.store.layout import ROW_BITS, FieldSpec, Group
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import shard_fields, write_shard
 

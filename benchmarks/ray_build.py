@@ -24,13 +24,13 @@ from typing import Any
 
 from benchmarks.data import BENCH_DATA, corpus, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, ratio, show, timed
+from forebay.preprocess.groups import GROUPS
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.runner.cluster import imported
 from forebay.preprocess.runner.driver import sole_driver
 from forebay.preprocess.runner.node import OnNode
 from forebay.preprocess.runner.ray import Ray
 from forebay.preprocess.shard_task import ShardTask, make_shard
-from forebay.store.layout import GROUPS
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _IDLE_S = 5.0

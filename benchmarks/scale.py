@@ -34,16 +34,17 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from forebay.preprocess.modality import MODALITIES
+from forebay.preprocess.speech.modality import Speech
 
 from benchmarks.data import BENCH_DATA, SPEECH, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, show, timed
 from forebay import load_config
-from forebay.preprocess.modality import MODALITIES, Read, Values
+from forebay.preprocess.group import Read, Values
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.shard_task import ShardTask, make_shard
-from forebay.preprocess.speech.modality import Speech
 from forebay.steps.recipe import AnyRecipe, Recipe
 from forebay.store.layout import Group
 

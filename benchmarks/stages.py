@@ -30,10 +30,10 @@ import xxhash
 
 from benchmarks.data import BENCH_DATA, corpus, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, show, timed
+from forebay.inspect.report.sections import samples
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask, make_shard
-from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.speech import samples
+from forebay.rows.media_reader import MediaReader
 from forebay.steps.step import AudioStep
 from forebay.steps.text.transcript import TextEncoder
 from forebay.store import shard, tdz

@@ -261,6 +261,7 @@ def arms(config: Path, few: Path, *, is_all: bool) -> Iterator[tuple[list[Arm], 
 def _warm(path: str) -> int:
     """Loads the tokenizer of a config, in a worker."""
     from forebay.preprocess.modality import modality_of
+
     from forebay.steps.recipe import recipe_of
 
     config = load_config(path)

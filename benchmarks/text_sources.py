@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from benchmarks import report
 from forebay.config.data import SourceConfig
-from forebay.preprocess.sources.lines import CODECS
-from forebay.preprocess.sources.speech.listing import read_rows
+from forebay.rows.list_recordings import read_rows
+from forebay.rows.readers.line_blocks import CODECS
 
 FORMS = ("txt", "txt.gz", "txt.zst", "jsonl", "jsonl.zst", "parquet")
 MORE = 1000

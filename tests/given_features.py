@@ -13,8 +13,8 @@ import numpy as np
 import soundfile
 
 from forebay.config import Config
-from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.speech.listing import read_rows
+from forebay.rows.list_recordings import read_rows
+from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import load_config
 from forebay.store.layout import Array
 

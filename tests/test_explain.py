@@ -21,8 +21,8 @@ from forebay import cli, errors
 from forebay.cli import program
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError, MissingExtraError, PlanError, SampleError
 from forebay.explain import PAGE, entries, explained
-from forebay.preprocess.sources import json_lines
-from forebay.preprocess.sources.vision import canonical
+from forebay.rows.meanings import conversation as canonical
+from forebay.rows.readers import json_lines
 from forebay.tar import scan
 
 ROOT = Path(__file__).parents[1]

@@ -31,7 +31,7 @@ MISSING = {
     "matplotlib.backends.backend_agg": ("report", "forebay.train.compare.figure:_new_figure", (1.0, 1.0)),
     "matplotlib": ("report", "forebay.train.profile.report:draw", (None, None)),
     "ray": ("ray", "forebay.preprocess.runner.cluster:imported", ()),
-    "datasets": ("hf", "forebay.preprocess.sources.hf_file:data_files", (None, ())),
+    "datasets": ("hf", "forebay.rows.readers.arrow_files:data_files", (None, ())),
     "peft": ("lora", "forebay.train.models.lora:_peft", ()),
     "jiwer": ("train", "forebay.train.evaluation.rates:jiwer_module", ()),
     "accelerate": ("train", "forebay.train.loop.launch:process_state", ()),

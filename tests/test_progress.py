@@ -20,8 +20,8 @@ from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.report import Options
 from forebay.preprocess.shard_task import BuildProgress
-from forebay.preprocess.worker import mark
 from forebay.progress import Progress, duration, during
+from forebay.task_map import mark
 from forebay.visible import visible_output
 from tests.text_corpus import demo_texts, text_config
 

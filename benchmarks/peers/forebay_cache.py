@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.peers.interface import Sample, Workload
+from forebay.preprocess.groups import GROUPS
 from forebay.store.cache import Cache, open_cache
 from forebay.store.key import digest
-from forebay.store.layout import GROUPS, ROW_BITS, FieldSpec, Group
+from forebay.store.layout import ROW_BITS, FieldSpec, Group
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
 

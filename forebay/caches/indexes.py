@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forebay.errors import ManifestError, TarError
-from forebay.preprocess.sources.line_index import indexed_text
+from forebay.rows.readers.line_index import indexed_text
 from forebay.tar.index import indexed_tar
 
 

@@ -14,7 +14,7 @@ STRICT = {"extra": "forbid", "strict": True}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceKind:
-    """What is known of a kind of source before any data is read. speech, vision: what lists it.
+    """What is known of a kind of source before any data is read. reader: what reads it. holds: what its rows may be.
 
     files: those of a folder that are manifests. else_files: those of a folder that has none of these, one group of
     names after the other. has_columns: it reads `[source.columns]`, which are then in the key. has_audio: its samples
@@ -24,8 +24,8 @@ class SourceKind:
     where these are others than `files`.
     """
 
-    speech: str = ""
-    vision: str = ""
+    reader: str
+    holds: tuple[str, ...] = ("speech",)
     files: tuple[str, ...] = ("*",)
     else_files: tuple[tuple[str, ...], ...] = ()
     has_columns: bool = False
@@ -60,7 +60,8 @@ COLUMNS_READ: Mapping[Reads, tuple[str, ...]] = {
 """The columns of `[source.columns]` that kinds of source read by name."""
 
 
-_SPEECH, _VISION = "forebay.preprocess.sources.speech", "forebay.preprocess.sources.vision"
+_READERS = "forebay.rows.readers"
+BOTH = ("speech", "vision")
 _HF_FILES = ("state.json", "dataset_info.json", "*.arrow", "*.parquet")
 TABLE_FILES = ("*.csv", "*.tsv", "*.parquet", "*.jsonl", "*.arrow")
 """The forms of `kind = "table"`, by the ends of their names."""
@@ -76,36 +77,29 @@ TEXT_OF_IMAGE = (".txt",)
 """The files that hold their texts."""
 
 SOURCE_KINDS = {
-    "tar": SourceKind(speech=f"{_SPEECH}.tar:KIND", files=("*.parquet",), keeps=("speech",)),
-    "filelist": SourceKind(speech=f"{_SPEECH}.filelist:KIND", files=("*.tsv",)),
-    "webdataset": SourceKind(
-        speech=f"{_SPEECH}.webdataset:KIND",
-        vision=f"{_VISION}.webdataset:KIND",
-        files=("*.tar",),
-        keeps=("speech", "vision"),
-    ),
-    "jsonl": SourceKind(
-        speech=f"{_SPEECH}.jsonl:KIND", vision=f"{_VISION}.jsonl:KIND", files=("*.jsonl",), keeps=("speech", "vision")
-    ),
+    "tar": SourceKind(reader=f"{_READERS}.tar_lists:READER", files=("*.parquet",), keeps=("speech",)),
+    "filelist": SourceKind(reader=f"{_READERS}.tar_lists:FILELIST_READER", files=("*.tsv",)),
+    "webdataset": SourceKind(reader=f"{_READERS}.webdataset:READER", holds=BOTH, files=("*.tar",), keeps=BOTH),
+    "jsonl": SourceKind(reader=f"{_READERS}.jsonl:READER", holds=BOTH, files=("*.jsonl",), keeps=BOTH),
     "hf": SourceKind(
-        speech=f"{_SPEECH}.hf:KIND",
-        vision=f"{_VISION}.hf:KIND",
+        reader=f"{_READERS}.tables:HF_READER",
+        holds=BOTH,
         files=_HF_FILES,
         has_columns=True,
         has_splits=True,
-        keeps=("speech", "vision"),
+        keeps=BOTH,
     ),
     "table": SourceKind(
-        speech=f"{_SPEECH}.table:KIND",
-        vision=f"{_VISION}.table:KIND",
+        reader=f"{_READERS}.tables:READER",
+        holds=BOTH,
         files=TABLE_FILES,
         has_columns=True,
-        keeps=("speech", "vision"),
+        keeps=BOTH,
         needs_text=True,
     ),
     "folder": SourceKind(
-        speech=f"{_SPEECH}.folder:KIND",
-        vision=f"{_VISION}.folder:KIND",
+        reader=f"{_READERS}.folders:READER",
+        holds=BOTH,
         images=tuple(f"*{ending}" for ending in PICTURES),
         files=tuple(f"*{ending}" for ending in (*RECORDINGS, *UNREAD, *TEXTS_BESIDE)),
         has_columns=True,
@@ -113,22 +107,17 @@ SOURCE_KINDS = {
         is_deep=True,
         needs_text=True,
     ),
-    "python": SourceKind(
-        speech=f"{_SPEECH}.python:KIND",
-        vision=f"{_VISION}.jsonl:KIND",
-        files=("*.py",),
-        keeps=("speech", "vision"),
-    ),
-    "ljspeech": SourceKind(speech=f"{_SPEECH}.ljspeech:KIND", files=("metadata.csv",)),
+    "python": SourceKind(reader=f"{_READERS}.python_inputs:READER", holds=BOTH, files=("*.py",), keeps=BOTH),
+    "ljspeech": SourceKind(reader=f"{_READERS}.tables:LJSPEECH_READER", files=("metadata.csv",)),
     "text": SourceKind(
-        speech=f"{_SPEECH}.text:KIND",
+        reader=f"{_READERS}.texts:READER",
         files=("*.jsonl",),
         else_files=(("*.txt",), ("*.jsonl.gz", "*.jsonl.zst"), ("*.parquet",), ("*.txt.gz", "*.txt.zst")),
         has_audio=False,
         keeps=("speech",),
     ),
 }
-"""By `source.kind`. What lists a kind is imported when that is asked for."""
+"""By `source.kind`. What reads a kind is imported when that is asked for."""
 
 OWN_COLUMNS = frozenset(
     (

@@ -16,11 +16,12 @@ from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.doctor.figures import Listed, Skip
 from forebay.errors import CacheNotFoundError
+from forebay.init.found import Modality
 from forebay.plan.make import Planned, plan_of
 from forebay.plan.names import plan_folder
-from forebay.preprocess.modality import Modality, modality_of
-from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.rows import Manifest
+from forebay.preprocess.modality import modality_of
+from forebay.rows.manifest import Manifest
+from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.remote.raw.sources import naming_urls

@@ -13,12 +13,13 @@ from forebay.doctor.bench import SAMPLE, Bench
 from forebay.doctor.clock import StageClock
 from forebay.doctor.figures import Made, Skip, Stage
 from forebay.preprocess.assemble import assemble
+from forebay.preprocess.groups import GROUPS
 from forebay.preprocess.modality import Listing
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.workspace import Receipt
 from forebay.spans import DECODE, FEATURES, PATCHES, RAW_READ, RESAMPLE, RESIZE, TOKENS
 from forebay.store.key import digest
-from forebay.store.layout import GROUPS, Group
+from forebay.store.layout import Group
 from forebay.store.seal import seal
 
 STAGES = (RAW_READ, DECODE, RESAMPLE, RESIZE, PATCHES, FEATURES, TOKENS)

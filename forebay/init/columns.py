@@ -14,7 +14,7 @@ from forebay.config.data import RECORDINGS
 from forebay.init.conversation import as_list
 from forebay.init.table import Table
 from forebay.init.tree import spread
-from forebay.preprocess.sources.vision.tar_images import IMAGE_EXTENSIONS
+from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
 
 NAMES: dict[str, tuple[str, ...]] = {
     "text": (

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.preprocess.sources.vision.canonical import IMAGES, MESSAGES
+from forebay.rows.meanings.conversation import IMAGES, MESSAGES
 
 USED = frozenset((*IMAGES, *MESSAGES, "question", "answer", "system", "sample_id", "id"))
 """Fields that a conversation may have."""

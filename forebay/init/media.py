@@ -10,8 +10,8 @@ from pathlib import Path
 
 from forebay.errors import SampleError
 from forebay.init.tree import Clock, spread
-from forebay.preprocess.speech.headers import header_info
 from forebay.store.image.formats import image_size
+from forebay.store.sound_headers import header_info
 
 SECONDS = 1.2
 """Headers are read for so long; MP3 and Ogg take all of their bytes."""

@@ -23,7 +23,7 @@ from forebay.init.readings.texts import is_packed_text, packed_reading, text_rea
 from forebay.init.table import read_table
 from forebay.init.tree import MAX_TABLES, TABLES, Tree, walk
 from forebay.init.unread import unread_texts
-from forebay.preprocess.sources.lines import CODECS
+from forebay.rows.readers.line_blocks import CODECS
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.visible import from_here
 

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from forebay.errors import ConfigError, ManifestError
 from forebay.init.tree import SAMPLE, spread
-from forebay.preprocess.sources.hf_file import HfFile, class_names, holds_numbers, is_bytes
-from forebay.preprocess.sources.json_lines import JsonError, is_array, manifest_objects, parse_object
-from forebay.preprocess.sources.text_table import Wanted, read_csv, read_json_lines
+from forebay.rows.readers.arrow_files import HfFile, class_names, holds_numbers, is_bytes
+from forebay.rows.readers.csv_tables import Wanted, read_csv, read_json_lines
+from forebay.rows.readers.json_lines import JsonError, is_array, manifest_objects, parse_object
 
 Form = Literal["csv", "jsonl", "data"]
 Row = Mapping[str, Any]

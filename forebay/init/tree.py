@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from forebay.config.data import RECORDINGS, TEXTS_BESIDE
-from forebay.preprocess.sources.vision.tar_images import IMAGE_EXTENSIONS
+from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
 from forebay.store.remote.raw.sources import leads_up
 
 T = TypeVar("T")

@@ -21,8 +21,7 @@ from forebay.lint.raw import coded
 from forebay.lint.sound import Sound, band_db, measured_sound
 from forebay.lint.text import classes_in, kind_of, said_of
 from forebay.lint.walk import Columns, Part, Walk
-from forebay.preprocess.sources.rows import reduced
-from forebay.preprocess.worker import mark
+from forebay.rows.manifest import reduced
 from forebay.steps.form import BatchForm
 from forebay.steps.image.levels import is_padding, levels_of
 from forebay.store.cache import Cache, open_cache
@@ -31,6 +30,7 @@ from forebay.store.image.arrays import StoredArrays, stored_items
 from forebay.store.image.codec import FIELDS
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, Group, Ints
+from forebay.task_map import mark
 
 _TEXTS, _ITEMS = 1024, 256
 """Rows of a task."""

@@ -19,15 +19,15 @@ from forebay.lint.walk import Bad, Part
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.group import ItemGroup, Read
 from forebay.preprocess.groups import Groups
-from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.rows import reduced
 from forebay.preprocess.speech.decode import decode_audio
-from forebay.preprocess.speech.headers import header_info
-from forebay.preprocess.worker import mark
+from forebay.rows.manifest import reduced
+from forebay.rows.media_reader import MediaReader
 from forebay.steps.audio.waveform import Waveform
 from forebay.store.image.codec import FIELDS
 from forebay.store.layout import TEXT, Array, Group
+from forebay.store.sound_headers import header_info
 from forebay.store.source_files import SourceFile
+from forebay.task_map import mark
 
 _INT16 = Waveform(dtype="int16")
 _PATCHES = FIELDS["raw"]

@@ -21,10 +21,9 @@ from forebay.preprocess.cut import Cut
 from forebay.preprocess.group import ItemGroup, Items
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import Listing, listed
-from forebay.preprocess.sources.naming import shown_name
-from forebay.preprocess.sources.rows import Manifest
-from forebay.preprocess.sources.vision.classes import empty_classes
-from forebay.preprocess.sources.vision.labels import labels_of
+from forebay.rows.manifest import Manifest
+from forebay.rows.meanings.image_class import empty_classes, labels_of
+from forebay.rows.named_files import shown_name
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.normal.table import code_in
 from forebay.store.layout import TEXT, Array, Group, Ints

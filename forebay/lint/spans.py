@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.preprocess.pool import Pool
+from forebay.task_map import WorkerDied
 
 R = TypeVar("R")
 

@@ -18,17 +18,17 @@ from forebay.preprocess.coded import Coder
 from forebay.preprocess.cut import columns_digest
 from forebay.preprocess.group import Items, Read, Values, values_digest
 from forebay.preprocess.probe_inputs import probe_features, probe_sounds
-from forebay.preprocess.sources.pieces import allowed_s
-from forebay.preprocess.sources.rows import Manifest
 from forebay.preprocess.speech.decode import decode_audio
-from forebay.preprocess.worker import mark
 from forebay.preprocess.workspace import Failure
+from forebay.rows.manifest import Manifest
+from forebay.rows.meanings.recordings import allowed_s
 from forebay.spans import DECODE, FEATURES, span
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import AudioGroup
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
+from forebay.task_map import mark
 
 logger = logging.getLogger(__name__)
 

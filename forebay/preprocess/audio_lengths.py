@@ -14,15 +14,14 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
-from forebay.preprocess.sources.media import open_parts
-from forebay.preprocess.sources.rows import WHOLE_FILE
-from forebay.preprocess.sources.sparse import sparse_files
-from forebay.preprocess.speech.headers import AudioInfo, parsed_header
 from forebay.progress import Progress
+from forebay.rows.manifest import WHOLE_FILE
+from forebay.rows.media_reader import open_parts, sparse_files
 from forebay.steps.audio.waveform import Decode
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.sources import source_stat
+from forebay.store.sound_headers import AudioInfo, parsed_header
 from forebay.store.source_files import SourceFile
 
 UNKNOWN = -1

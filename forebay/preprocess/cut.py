@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from forebay.preprocess.sources.kept import column_of, fields_of
+from forebay.rows.kept_columns import column_of, fields_of
 from forebay.store.layout import Array, Group
 
 NO_TEXT = "no_text"

@@ -15,9 +15,9 @@ import pyarrow as pa
 import xxhash
 
 from forebay.preprocess.coded import Coder
-from forebay.preprocess.sources.rows import Manifest
-from forebay.preprocess.sources.vision.part import flattened
 from forebay.preprocess.workspace import Failure
+from forebay.rows.manifest import Manifest
+from forebay.rows.shared_images import flattened
 from forebay.store.layout import Array, FieldSpec, Group, Ints
 from forebay.store.shard import Shard, ShardEntry
 from forebay.store.source_files import SourceFile

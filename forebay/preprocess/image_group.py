@@ -20,12 +20,11 @@ from forebay.preprocess.coded import Coder
 from forebay.preprocess.cut import columns_digest
 from forebay.preprocess.group import Items, Read, Values, values_digest
 from forebay.preprocess.probe_inputs import probe_images
-from forebay.preprocess.sources.rows import Manifest, rejections
-from forebay.preprocess.sources.vision.images import image_name
-from forebay.preprocess.sources.vision.part import flattened
 from forebay.preprocess.unchanged import require_processor
-from forebay.preprocess.worker import mark
 from forebay.preprocess.workspace import Failure
+from forebay.rows.image_facts import image_name
+from forebay.rows.manifest import Manifest, rejections
+from forebay.rows.shared_images import flattened
 from forebay.spans import FEATURES, span
 from forebay.steps.form import BatchForm
 from forebay.steps.image.processor.step import OpenProcessor, Processed
@@ -40,6 +39,7 @@ from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
+from forebay.task_map import mark
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url
 from forebay.errors import ForebayError, ManifestError, TarError
-from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.preprocess.pool import Pool
 from forebay.progress import Progress
 from forebay.store.remote.raw.sources import (
     at_hand,
@@ -28,6 +28,7 @@ from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.index import current_index, is_indexed, load_index
 from forebay.tar.json_index import export_json as write_json
 from forebay.tar.json_index import json_path
+from forebay.task_map import WorkerDied
 
 
 @dataclass(kw_only=True)

@@ -15,15 +15,14 @@ import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError
-from forebay.preprocess.arriving import run_on_sources, unhashed
 from forebay.preprocess.group import Items
 from forebay.preprocess.groups import Groups
-from forebay.preprocess.pool import Map, Pool
-from forebay.preprocess.sources.naming import shown_name
-from forebay.preprocess.sources.rows import Manifest
-from forebay.preprocess.sources.speech.listing import read_rows
-from forebay.preprocess.sources.vision.classes import class_doubts
-from forebay.preprocess.sources.vision.listing import read_conversations
+from forebay.preprocess.pool import Pool
+from forebay.rows.list_images import read_conversations
+from forebay.rows.list_recordings import read_rows
+from forebay.rows.manifest import Manifest
+from forebay.rows.meanings.image_class import class_doubts
+from forebay.rows.named_files import shown_name
 from forebay.steps.form import promises
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.content import content_of, explained
@@ -31,9 +30,11 @@ from forebay.store.key import SourceDigest, cache_key
 from forebay.store.layout import Group
 from forebay.store.lookup import find_cache
 from forebay.store.memo import SIZE, Memo
+from forebay.store.remote.raw.arriving import run_on_sources, unhashed
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import localized, naming_urls, place_of
 from forebay.store.source_files import SourceFile, StoredSource
+from forebay.task_map import Map
 from forebay.visible import printable
 
 R = TypeVar("R")

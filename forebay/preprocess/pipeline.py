@@ -27,12 +27,12 @@ from forebay.preprocess.published import check_options, pushed, require_whole
 from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.run import Run
 from forebay.preprocess.runner.ray import Ray
-from forebay.preprocess.sources.hf_file import require_datasets
-from forebay.preprocess.sources.inputs import list_inputs
-from forebay.preprocess.sources.naming import manifest_files
 from forebay.preprocess.stage.choose import remove_stage
 from forebay.preprocess.stage.prepared import staged_prepared
 from forebay.preprocess.workspace import Workspace, workspace_folder
+from forebay.rows.named_files import manifest_files
+from forebay.rows.readers.arrow_files import require_datasets
+from forebay.rows.readers.python_inputs import list_inputs
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.files import require_writable

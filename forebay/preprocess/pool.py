@@ -11,31 +11,22 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from forebay.errors import BuildError
 from forebay.progress import Progress
 from forebay.store.memo import hash_now
+from forebay.task_map import WorkerDied
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class Map(Protocol):
-    """The built-in `map`, or one over processes: results in the order of the tasks."""
-
-    def __call__(self, function: Callable[[T], R], tasks: Sequence[T], /) -> Iterable[R]:
-        """Returns `function(task)` of every task."""
-        ...
 
 
 class Runner(Protocol):
@@ -58,18 +49,6 @@ PINNED = dict.fromkeys(
     "1",
 ) | {"TOKENIZERS_PARALLELISM": "false"}
 """Environment of a worker: one thread each, so that workers do not fight for the cores."""
-
-
-class WorkerDied(BuildError):  # noqa: N818  it is caught by name where the sample is known
-    """A worker died twice over one task; `task` and `position` (the row it was at) say where."""
-
-    code = "FB302"
-
-    def __init__(self, task: Any, position: int, status: int) -> None:
-        super().__init__(f"a worker process died twice over one task ({_status_text(status)})")
-        self.task = task
-        self.position = position
-        self.status = status
 
 
 @dataclass
@@ -216,7 +195,3 @@ class Pool:
 def position_of(marks: mmap.mmap) -> int:
     """Returns the row that a worker was at."""
     return int.from_bytes(marks[:8], "little")
-
-
-def _status_text(status: int) -> str:
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

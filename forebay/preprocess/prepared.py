@@ -28,7 +28,7 @@ from forebay.preprocess.cut import Cut
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import Listing
 from forebay.preprocess.outline import DOCUMENT, FORMAT, files_now, folder_of, read_document, submission_file, table_of
-from forebay.preprocess.sources.rows import Manifest
+from forebay.rows.manifest import Manifest
 from forebay.steps.recipe import Recipe
 from forebay.store.files import hash_file, write_aside, write_bytes
 from forebay.store.key import SHORT

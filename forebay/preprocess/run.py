@@ -15,10 +15,9 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
-from forebay.preprocess.arriving import Arriving, Fresh
 from forebay.preprocess.assemble import EXCLUDING, assemble, messages_of
 from forebay.preprocess.cut import Cut
-from forebay.preprocess.pool import Pool, Runner, WorkerDied
+from forebay.preprocess.pool import Pool, Runner
 from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.report import COUNTS, BuildReport, Options
@@ -26,17 +25,19 @@ from forebay.preprocess.runner.driver import sole_driver
 from forebay.preprocess.runner.node import OnNode, stores_of
 from forebay.preprocess.runner.parts import PartLog
 from forebay.preprocess.shard_task import BuildProgress, ShardTask, make_shard
-from forebay.preprocess.sources.rows import described
 from forebay.preprocess.stage.choose import shard_place
 from forebay.preprocess.unchanged import require_unchanged
 from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, origin_of, workspace_folder
+from forebay.rows.manifest import described
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import differences, folder_name
 from forebay.store.layout import TEXT, Group
 from forebay.store.lookup import Sealed
 from forebay.store.memo import Memo
+from forebay.store.remote.raw.arriving import Arriving, Fresh
 from forebay.store.remote.raw.sources import is_here, shown
 from forebay.store.shared_disk import seen
+from forebay.task_map import WorkerDied
 
 logger = logging.getLogger(__name__)
 

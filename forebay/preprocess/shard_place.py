@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from forebay.preprocess.pool import Map
 from forebay.preprocess.stage.stage import Stage
 from forebay.preprocess.workspace import Donors, Named, Receipt
 from forebay.store.layout import Group
 from forebay.store.remote.transfer.tally import TransferReport
 from forebay.store.seal import Contents
 from forebay.store.shard import ShardEntry
+from forebay.task_map import Map
 
 
 class ShardPlace(Protocol):

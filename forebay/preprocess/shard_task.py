@@ -15,12 +15,12 @@ import pyarrow as pa
 from forebay.errors import BuildError
 from forebay.preprocess.group import ItemGroup, Read
 from forebay.preprocess.groups import Groups
-from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.rows import reduced
 from forebay.preprocess.stage.stage import Stage
 from forebay.preprocess.unchanged import unchanged_stats
 from forebay.preprocess.workspace import Failure, Receipt, load_receipt, save_receipt
 from forebay.progress import Progress
+from forebay.rows.manifest import reduced
+from forebay.rows.media_reader import MediaReader
 from forebay.store.layout import TEXT, Group
 from forebay.store.shard import Columns, shard_fields, write_columns
 from forebay.store.shared_disk import lock_for_work

@@ -17,8 +17,7 @@ from forebay.errors import SampleError
 from forebay.preprocess.cut import NO_TEXT, columns_digest, kept_document
 from forebay.preprocess.group import Values, values_digest
 from forebay.preprocess.probe_inputs import PROBE_LABELS, PROBE_TEXTS, probe_conversations
-from forebay.preprocess.sources.kept import PREFIX, values_of
-from forebay.preprocess.worker import is_second_try, mark
+from forebay.rows.kept_columns import PREFIX, values_of
 from forebay.steps.form import BatchForm
 from forebay.steps.recipe import TextGroup
 from forebay.steps.step import TextStep
@@ -28,6 +27,7 @@ from forebay.store.key import digest
 from forebay.store.layout import TEXT, Array, FieldSpec, Group
 from forebay.store.shard import Shard
 from forebay.store.texts import TextStore
+from forebay.task_map import is_second_try, mark
 
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 1024, 1 << 18
 """Texts that are worked on at once, and their characters: a token takes some 100 bytes while it is made."""

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from forebay.config.digest import processor_digest
 from forebay.errors import BuildError
-from forebay.preprocess.pool import Map
 from forebay.store.memo import Hashed, Memo, Stat, hash_now, is_same, stat_now
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import look_up
 from forebay.store.source_files import ABSENT, SourceFile
+from forebay.task_map import Map
 
 
 def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, map_: Map) -> None:

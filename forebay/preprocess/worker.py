@@ -12,43 +12,30 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
+from forebay.task_map import begin, mark_in
 from forebay.visible import visible_output
 
 _PR_SET_PDEATHSIG = 1
-_marks: mmap.mmap | None = None
-_is_second_try = False
-
-
-def mark(position: int) -> None:
-    """Notes the row that is being worked on, where the parent finds it if this process dies. Costs a memory write."""
-    if _marks is not None:
-        _marks[:8] = position.to_bytes(8, "little")
-
-
-def is_second_try() -> bool:
-    """Whether a process has died over the task that is worked on: if this one dies too, the row should be known."""
-    return _is_second_try
 
 
 def main(connection_fd: int, marks_fd: int, parent: int) -> None:
     """Works until the parent closes the connection or dies."""
-    global _marks
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what ends
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         return
-    _marks = mmap.mmap(marks_fd, 8)
+    mark_in(mmap.mmap(marks_fd, 8))
     with visible_output():  # what it warns of goes to the same terminal as what the parent says
         _serve(Connection(connection_fd))
 
 
 def _serve(connection: Connection) -> None:
-    global _is_second_try
     while True:
         try:
-            function, task, _is_second_try = connection.recv()
+            function, task, is_tried_again = connection.recv()
         except (EOFError, ConnectionResetError):
             return
+        begin(is_tried_again=is_tried_again)
         try:
             reply = (False, function(task))
         except Exception as err:  # noqa: BLE001  it is raised in the parent
@@ -60,7 +47,4 @@ def _serve(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    # The module under its real name, not `__main__`: `mark` must see the `_marks` that is set here.
-    from forebay.preprocess import worker
-
-    worker.main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -17,7 +17,6 @@ from typing import Any
 from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.errors import CacheError, RemoteError
-from forebay.preprocess.pool import Map
 from forebay.store.cache import open_cache
 from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.key import SHORT, digest
@@ -30,6 +29,7 @@ from forebay.store.seal import Contents, is_whole, seal
 from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json
 from forebay.store.shared_disk import has_locks, is_gone, move
 from forebay.store.temporary import remove_aside, temporary_name
+from forebay.task_map import Map
 
 Donors = dict[str, list[tuple[Path, ShardEntry]]]
 """Where the shards of these keys stand, in sealed caches and in folders of builds."""

@@ -74,7 +74,7 @@ def _kept_and_detected(config: Config) -> list[str]:
 
 def _source_problems(config: Config) -> list[str]:
     source, modality = config.source, config.modality
-    kinds = [name for name, kind in SOURCE_KINDS.items() if getattr(kind, modality)]
+    kinds = [name for name, kind in SOURCE_KINDS.items() if modality in kind.holds]
     if source.kind not in kinds:
         near = difflib.get_close_matches(source.kind, kinds, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""

@@ -16,9 +16,9 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
 from forebay.preprocess.modality import modality_of
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.sources.naming import shown_name
-from forebay.preprocess.sources.rows import Manifest, storable
 from forebay.progress import Progress
+from forebay.rows.manifest import Manifest, storable
+from forebay.rows.named_files import shown_name
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.layout import Array
 from forebay.store.remote.raw.sources import naming_urls

@@ -10,7 +10,7 @@ import pytest
 from forebay import cli
 from forebay.caches.words import parse_age, parse_size
 from forebay.errors import ConfigError
-from forebay.preprocess.sources.line_index import count_rows, index_path
+from forebay.rows.readers.line_index import count_rows, index_path
 from tests.caches.roots import DAY_S, Made, age, did, made_build, made_plan, made_root, noted, run, shape
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import CacheError
+from forebay.preprocess.groups import GROUPS
 from forebay.store.cache import open_cache
-from forebay.store.layout import GROUPS
 from forebay.store.shard import shard_name
 from forebay.store.verify import quick_problems, verify_folder
 from tests.faults.row import Row, dice

@@ -15,7 +15,7 @@ from forebay.config import BucketConfig, Config, SourceConfig
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.statistics import batch_statistics
-from forebay.preprocess.sources.speech.listing import read_rows
+from forebay.rows.list_recordings import read_rows
 from forebay.steps.recipe import load_config
 from forebay.store.cache import open_cache
 from forebay.store.key import canonical_json

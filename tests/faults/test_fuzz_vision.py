@@ -23,8 +23,8 @@ from forebay.errors import SampleError
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.pack.plan import pack_plan
 from forebay.plan.statistics import pack_statistics
-from forebay.preprocess.sources.rows import Manifest
-from forebay.preprocess.sources.vision.listing import read_conversations
+from forebay.rows.list_images import read_conversations
+from forebay.rows.manifest import Manifest
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import hash_file
 from forebay.store.image.pixels import decode_image
@@ -39,7 +39,7 @@ from tests.faults.children import Children
 from tests.faults.fuzzing import PER_TRIAL, WICKED, Fuzz, npy
 from tests.faults.row import Row, made
 from tests.golden import make_v1_vision as golden
-from tests.preprocess.sources.vision.pictures import asked, picture, source_of, write_lines, write_picture
+from tests.rows.pictures import asked, picture, source_of, write_lines, write_picture
 from tests.strategies import changed_bytes, changed_documents
 
 _PACKS = PackConfig(seq_len=64, max_patches=40, buffer_size=8)

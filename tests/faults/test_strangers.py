@@ -25,7 +25,7 @@ from forebay.config import SourceConfig
 from forebay.errors import CacheError, ConfigError, ManifestError
 from forebay.plan.disk import load_plan
 from forebay.plan.usage import to_line
-from forebay.preprocess.sources.speech.listing import read_rows
+from forebay.rows.list_recordings import read_rows
 from forebay.steps.recipe import load_config
 from forebay.store.metadata import write_metadata
 from tests.faults.children import Children, limit

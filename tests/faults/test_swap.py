@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from forebay.errors import CacheCorruptError, CacheError, CacheReplacedError
+from forebay.preprocess.groups import GROUPS
 from forebay.store.cache import Cache, open_cache
-from forebay.store.layout import GROUPS, Group
+from forebay.store.layout import Group
 from forebay.store.metadata import load_array
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_name

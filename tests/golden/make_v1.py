@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from forebay.preprocess.groups import GROUPS
 from forebay.store.key import digest
-from forebay.store.layout import GROUPS, FieldSpec, Group
+from forebay.store.layout import FieldSpec, Group
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
 from forebay.store.source_files import ABSENT, StoredSource, dump_sources

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from forebay.preprocess.images.samples import array_fields, stored_fields
-from forebay.preprocess.vision.samples import IMAGE_HASH
+
+from forebay.preprocess.groups import GROUPS
+from forebay.preprocess.image_group import IMAGE_HASH
 from forebay.steps.form import BatchForm, FieldForm, Promise, Table
 from forebay.store.key import digest
-from forebay.store.layout import GROUPS, Array, FieldSpec, Group
+from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
 

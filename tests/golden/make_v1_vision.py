@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from forebay.preprocess.vision.samples import vision_fields
+
+from forebay.preprocess.groups import GROUPS
 from forebay.steps.image.qwen2_vl import Patches
 from forebay.steps.recipe import VisionRecipe
 from forebay.steps.text.chat.packed import Chat
@@ -21,7 +22,7 @@ from forebay.store.image.codec import Codec, encode
 from forebay.store.image.pixels import patchify
 from forebay.store.image.settings import ImageSettings
 from forebay.store.key import digest
-from forebay.store.layout import GROUPS, Group
+from forebay.store.layout import Group
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forebay.preprocess.groups import GROUPS
 from forebay.store.cache import open_cache
-from forebay.store.layout import GROUPS, format_of
+from forebay.store.layout import format_of
 from forebay.store.source_files import ABSENT, StoredSource, load_sources
 from forebay.store.verify import verify_folder
 from tests.golden.make_v1 import FOLDER, NAME, contents, main, write_shards

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from forebay.errors import CacheMismatchError
+from forebay.preprocess.groups import GROUPS
 from forebay.store.cache import open_cache
-from forebay.store.layout import FORMAT_VERSION, GROUPS, format_of
+from forebay.store.layout import FORMAT_VERSION, format_of
 from forebay.store.metadata import read_metadata
 from forebay.store.verify import verify_folder
 from tests.golden.make_v2_text import FOLDER, NAME, contents, main, write_shards

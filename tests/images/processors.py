@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from forebay.preprocess.images.samples import loaded_processor, loaded_text
+from forebay.steps.text.of_images import ImagesText, Size
 
 from forebay import load_config
 from forebay.config import Config
 from forebay.errors import SampleError
-from forebay.preprocess.images.samples import loaded_processor, loaded_text
 from forebay.steps.form import BatchForm, FieldForm, Promise, Table
 from forebay.steps.image.processor.step import OpenProcessor, Processed, require_size
 from forebay.steps.table import OF_IMAGES
-from forebay.steps.text.of_images import ImagesText, Size
 from forebay.store.image.pixels import decode_image
 from forebay.store.layout import Array, FieldSpec
 from tests.preprocess.vision.corpus import PhotoCorpus, photo

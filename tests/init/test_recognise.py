@@ -19,7 +19,7 @@ from forebay.init.choose import Chooser, Wish
 from forebay.init.describe import facts, problems
 from forebay.init.found import Found
 from forebay.init.recognise import recognise
-from forebay.preprocess.sources.lines import CODECS
+from forebay.rows.readers.line_blocks import CODECS
 from tests.init import layouts
 from tests.init.layouts import DEMO, clips
 

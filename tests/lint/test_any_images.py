@@ -18,7 +18,7 @@ from forebay.lint.command import LintOptions, Target, lint
 from forebay.lint.limits import Limits
 from forebay.lint.measured import Classes
 from forebay.lint.report import LintReport
-from forebay.preprocess.sources.vision.classes import empty_classes
+from forebay.rows.meanings.image_class import empty_classes
 from tests.images.processors import tiny, tiny_corpus
 from tests.lint.planted import found, linted
 from tests.lint.test_planted_images import blank

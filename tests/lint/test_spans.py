@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from forebay.lint.spans import cut, run_spans
-from forebay.preprocess.pool import Pool, WorkerDied
-from forebay.preprocess.worker import mark
+from forebay.preprocess.pool import Pool
+from forebay.task_map import WorkerDied, mark
 
 
 @dataclass(frozen=True)

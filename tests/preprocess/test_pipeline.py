@@ -20,11 +20,11 @@ from forebay import load_config
 from forebay.config import Config
 from forebay.errors import BuildError, CacheIncompleteError, ManifestError
 from forebay.plan.make import plan_of
+from forebay.preprocess.groups import GROUPS
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import BuildReport, Options
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
-from forebay.store.layout import GROUPS
 from forebay.store.lookup import find_cache, sealed_caches
 from forebay.store.temporary import TEMPORARY_MARK, temporary_name
 from forebay.store.verify import verify_folder

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.preprocess.pool import PINNED, Pool, WorkerDied
-from forebay.preprocess.worker import is_second_try, mark
+from forebay.preprocess.pool import PINNED, Pool
+from forebay.task_map import WorkerDied, is_second_try, mark
 
 
 def die_at(row: int) -> None:

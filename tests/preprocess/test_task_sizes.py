@@ -17,19 +17,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay import load_config
+from forebay.preprocess.groups import GROUPS
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask
-from forebay.preprocess.sources.speech import listing as locate
-from forebay.preprocess.sources.vision import hf as conversation_hf
-from forebay.preprocess.sources.vision import images as conversation_images
-from forebay.preprocess.sources.vision import jsonl as conversation_jsonl
+from forebay.rows import image_facts as conversation_images
+from forebay.rows import list_recordings as locate
+from forebay.rows.readers import image_tables
+from forebay.rows.readers import jsonl as json_lines
 from forebay.steps.recipe import recipe_of
-from forebay.store.layout import GROUPS
 from forebay.store.memo import Memo
-from tests.preprocess.sources.helpers import audio
 from tests.preprocess.vision.corpus import DEMO as VISION
 from tests.preprocess.vision.corpus import photo
+from tests.rows.helpers import audio
 from tests.text_corpus import TOKENIZER
 
 CLIP = audio(1600, kind="WAV")
@@ -177,8 +177,8 @@ def longest_tasks(folder: Path, write: Write, num_rows: int) -> dict[str, int]:
 def test_no_task_grows_with_the_listing(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locate, "ROWS_PER_TASK", PER_FILE)
     monkeypatch.setattr(conversation_images, "IMAGES_PER_TASK", PER_FILE)
-    monkeypatch.setattr(conversation_hf, "_ROWS_PER_PART", PER_FILE)
-    monkeypatch.setattr(conversation_jsonl, "BLOCK_BYTES", 512)
+    monkeypatch.setattr(image_tables, "_ROWS_PER_PART", PER_FILE)
+    monkeypatch.setattr(json_lines, "BLOCK_BYTES", 512)
     small = longest_tasks(tmp_path / "small", write, 2 * PER_FILE)
     large = longest_tasks(tmp_path / "large", write, 16 * PER_FILE)
     assert small.keys() == large.keys()

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forebay.preprocess.speech.modality import estimate_bytes
+from forebay.preprocess.speech.probe import media_probe
 
 from benchmarks.here_pool import HerePool
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import BuildReport, Options
-from forebay.preprocess.speech.modality import estimate_bytes
-from forebay.preprocess.speech.probe import media_probe
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import FieldSpec, Group

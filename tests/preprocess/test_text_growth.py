@@ -10,8 +10,8 @@ import pytest
 
 from forebay.config import Config
 from forebay.preprocess.listing import resolve
-from forebay.preprocess.sources import line_index
-from forebay.preprocess.sources.line_index import FOLDER
+from forebay.rows.readers import line_index
+from forebay.rows.readers.line_index import FOLDER
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.memo import Memo
@@ -57,7 +57,7 @@ def test_a_slice_is_built_and_read_without_a_cache_alike(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(line_index, "LINES", 16)
-    monkeypatch.setattr("forebay.preprocess.sources.speech.text_lines.LINES", 16)
+    monkeypatch.setattr("forebay.rows.readers.texts.LINES", 16)
     lines = [f"this is line {number}" for number in range(60)]
     data = "".join(f"{line}\n" for line in lines).encode()
     path = tmp_path / f"t.{ending}"

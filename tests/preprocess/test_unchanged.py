@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forebay.preprocess.speech.modality import Speech
 
 from forebay.config import Config
 from forebay.errors import BuildError, ConfigError, ManifestError
 from forebay.preprocess import pipeline, run, shard_task, unchanged
-from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.naming import stamped
-from forebay.preprocess.speech.modality import Speech
 from forebay.preprocess.unchanged import require_unchanged, unchanged_stats
+from forebay.rows.media_reader import MediaReader
+from forebay.rows.named_files import stamped
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.files import hash_file
 from forebay.store.lookup import find_cache, sealed_caches
 from forebay.store.memo import Memo, stat_now
 from forebay.store.source_files import SourceFile
-from forebay.train.uncached.speech import UncachedSpeech
+from forebay.train.uncached.source import UncachedSource
 from tests.preprocess.corpus import Corpus, flac, shard_bytes, speech_corpus, tone, write_tar
 from tests.preprocess.here_pool import build_here
 from tests.text_corpus import text_config
@@ -206,12 +206,12 @@ def test_young_files_are_waited_for_together_and_old_ones_are_not(
 ) -> None:
     files = [SourceFile(file.name, file.path) for file in sources(tmp_path, b"a", b"b")]
     waits: list[float] = []
-    monkeypatch.setattr("forebay.preprocess.sources.naming.time.sleep", waits.append)
+    monkeypatch.setattr("forebay.rows.named_files.time.sleep", waits.append)
     found = stamped([*files, SourceFile("gone", tmp_path / "gone")])
     assert [file.stat for file in found] == [stat_now(file.path) for file in files] + [None]
     assert len(waits) == 1
     assert stamped(found[:2]) == found[:2]
-    monkeypatch.setattr("forebay.preprocess.sources.naming.time.time_ns", lambda: 2**62)
+    monkeypatch.setattr("forebay.rows.named_files.time.time_ns", lambda: 2**62)
     stamped(files)
     assert len(waits) == 1
 
@@ -227,15 +227,15 @@ def test_a_file_that_changes_in_the_tick_of_its_stamp_gets_the_later_one(
         if len(waits) == 1:
             file.path.write_bytes(b"longer")
 
-    monkeypatch.setattr("forebay.preprocess.sources.naming.time.sleep", change_once)
+    monkeypatch.setattr("forebay.rows.named_files.time.sleep", change_once)
     (found,) = stamped([SourceFile(file.name, file.path)])
     assert found.stat == stat_now(file.path)
     assert len(waits) == 2
 
 
-def uncached(corpus: Corpus) -> tuple[Config, UncachedSpeech]:
+def uncached(corpus: Corpus) -> tuple[Config, UncachedSource]:
     config = corpus.config("run.max_open_tars=1")
-    return config, UncachedSpeech(config)
+    return config, UncachedSource(config)
 
 
 @pytest.mark.parametrize("change", ["replace", "in place"])

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from benchmarks.objects.server import Bucket
 from forebay import load_config
 from forebay.config import Config
-from tests.preprocess.sources.helpers import audio, write_manifest, write_tar
 from tests.preprocess.vision.corpus import DEMO, photo
+from tests.rows.helpers import audio, write_manifest, write_tar
 
 NAMES = ("a", "b", "c", "d")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forebay.preprocess.modality import modality_of
 
 from benchmarks.objects.faults import FORBIDDEN, Rule
 from benchmarks.objects.proxy import Proxy
@@ -21,7 +22,6 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import parse_url
 from forebay.errors import BuildError, ManifestError, RemoteError, RemoteReplacedError
 from forebay.preprocess.index import index_manifests
-from forebay.preprocess.modality import modality_of
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import Options
 from forebay.steps.recipe import recipe_of
@@ -34,8 +34,8 @@ from forebay.tar.scan import scan_tar
 from forebay.train.uncached.source import uncached_source
 from tests.preprocess.corpus import shard_bytes
 from tests.preprocess.here_pool import build_here
-from tests.preprocess.sources.helpers import audio, write_manifest, write_tar
 from tests.remote.raw_data import SPEECH, VISION, config_of, put_folder
+from tests.rows.helpers import audio, write_manifest, write_tar
 
 pytestmark = pytest.mark.usefixtures("environment")
 
@@ -173,7 +173,7 @@ def test_an_object_replaced_between_listing_and_download_is_listed_again(
         if len(calls) == 1:
             data.bucket.put("raw/data/0.tar", new)
 
-    before(monkeypatch, "forebay.preprocess.sources.speech.listing", "locate_tasks", replace)
+    before(monkeypatch, "forebay.rows.list_recordings", "locate_tasks", replace)
     remote = build_here(data.remote())
     assert remote.key == build_here(data.local()).key
     assert shard_bytes(Path(remote.cache)) == shard_bytes(Path(build_here(data.local()).cache))
@@ -381,7 +381,7 @@ def test_few_large_members_are_read_one_by_one(data: Data, monkeypatch: pytest.M
     write_tar(data.folder / "0.tar", members)
     export_json(scan_tar(data.folder / "0.tar"), data.folder / "0.tar.index.json")
     manifest_of(data, *({"tar_path": "0.tar", "tar_member_name": f"{n}.flac", "duration_s": 1.0} for n in (3, 8)))
-    monkeypatch.setattr("forebay.preprocess.sources.sparse.SPARSE_MEMBER_BYTES", len(members[0][1]) // 2)
+    monkeypatch.setattr("forebay.rows.media_reader.SPARSE_MEMBER_BYTES", len(members[0][1]) // 2)
     source = uncached_source(data.remote())
     wanted = uncached_source(data.local())
     for index in (1, 0, 1):

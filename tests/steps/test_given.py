@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from forebay import cli
 from forebay.config import Config
 from forebay.errors import ConfigError, DecodeError, ManifestError
-from forebay.preprocess.sources.speech.listing import read_rows
+from forebay.rows.list_recordings import read_rows
 from forebay.steps.audio.given import Given, num_valid
 from forebay.steps.audio.log_mel import MAX_FRAMES
 from forebay.steps.recipe import load_config, recipe_of

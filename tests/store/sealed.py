@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from forebay.config import Config, parse_config
+from forebay.preprocess.groups import GROUPS
 from forebay.steps.recipe import recipe_of
 from forebay.store.files import hash_file
 from forebay.store.key import SourceDigest, cache_key, digest, folder_name
-from forebay.store.layout import GROUPS, FieldSpec, Group
+from forebay.store.layout import FieldSpec, Group
 from forebay.store.memo import Memo
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard

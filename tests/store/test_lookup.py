@@ -554,7 +554,7 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     tried |= {("columns", name) for name in ("audio", "text", "language", "id", "duration", "features", "labels")}
     tried |= {("source", "languages_from_folders")}
     tried |= {("columns", name) for name in ("image", "question", "answer", "messages")}
-    tried |= {("columns", "label")}  # tests/preprocess/sources/vision/test_labels.py
+    tried |= {("columns", "label")}  # tests/rows/test_images_labels.py
     tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {("text", "learn_through")}
     tried |= {("vision", field) for field, _ in PROCESSED_CHANGES}
     tried |= {("text", "languages"), ("text", "min_confidence")}

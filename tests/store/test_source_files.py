@@ -57,7 +57,7 @@ def test_a_folder_stands_for_its_files_of_the_kind(tmp_path: Path, kind: str) ->
 def test_a_folder_stands_for_all_files_of_a_kind_that_says_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind())
+    monkeypatch.setitem(SOURCE_KINDS, "toy", SourceKind(reader="tests.rows.toy:READER"))
     files_in(tmp_path, "a.tsv", "b.tsv", "deeper/c.tsv")
     assert listed("toy", tmp_path) == [("a.tsv", 0), ("b.tsv", 0)]
 

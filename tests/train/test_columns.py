@@ -18,8 +18,8 @@ from forebay.train.columns import BatchColumns
 from forebay.train.select import make_loader, select
 from tests.preprocess.corpus import speech_corpus
 from tests.preprocess.here_pool import build_here
-from tests.preprocess.sources.helpers import SPEECH
-from tests.preprocess.sources.tables import COLUMNS, write_clips, write_table
+from tests.rows.helpers import SPEECH
+from tests.rows.tables import COLUMNS, write_clips, write_table
 
 KEPT = ("client_id", "snr", "up_votes")
 OFF = "loader.cache=off"

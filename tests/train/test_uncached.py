@@ -17,7 +17,7 @@ from forebay.preprocess import Options, build
 from forebay.store.cache import Cache
 from forebay.store.source import source_kind
 from forebay.train.select import make_loader, select
-from forebay.train.uncached.speech import UncachedSpeech
+from forebay.train.uncached.source import UncachedSource
 from tests.preprocess.corpus import flac, speech_corpus, tone
 from tests.preprocess.here_pool import kept_workers
 
@@ -81,7 +81,7 @@ def test_cached_equals_uncached(path: Path, root: Path) -> None:
 def test_a_bad_sample_is_replaced_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     corpus = speech_corpus(tmp_path)
     corpus.add_tar("c.tar", ["c0", "c1"], broken={"c0": b"no"})
-    source = UncachedSpeech(corpus.config(ANY_SHARE))
+    source = UncachedSource(corpus.config(ANY_SHARE))
     for _ in range(2):
         np.testing.assert_array_equal(source.read(17)["waveform"], corpus.audio["c1"])
     assert source.read_one(17)[1] == 18
@@ -92,7 +92,7 @@ def test_a_bad_sample_is_replaced_and_counted(tmp_path: Path, caplog: pytest.Log
 def test_bad_rows_beyond_the_allowed_share_end_the_reading(tmp_path: Path) -> None:
     corpus = speech_corpus(tmp_path)
     corpus.add_tar("c.tar", ["c0", "c1", "c2"], broken={"c0": b"no", "c1": b"no"})
-    source = UncachedSpeech(corpus.config("run.max_failed_share=0.06"))  # 1.2 of 20 rows
+    source = UncachedSource(corpus.config("run.max_failed_share=0.06"))  # 1.2 of 20 rows
     assert source.read_one(19)[1] == 19
     assert source.read_one(18)[1] == 19
     with pytest.raises(
@@ -124,24 +124,24 @@ def test_where_all_samples_are_bad_the_error_comes_through(tmp_path: Path) -> No
     corpus.rows.clear()
     corpus.add_tar("c.tar", ["c0", "c1"], broken={"c0": b"no", "c1": b"no"})
     with pytest.raises(SampleError, match="sample c"):
-        UncachedSpeech(corpus.config(ANY_SHARE)).read(0)
+        UncachedSource(corpus.config(ANY_SHARE)).read(0)
 
 
 def test_nothing_that_can_be_read_is_an_error_at_once(tmp_path: Path) -> None:
     corpus = speech_corpus(tmp_path)
     with pytest.raises(ManifestError, match=r"no sample of .*train.parquet can be used"):
-        UncachedSpeech(corpus.config('source.languages=["xx"]'))
+        UncachedSource(corpus.config('source.languages=["xx"]'))
 
 
 def test_other_numerics_than_the_caches_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     corpus = speech_corpus(tmp_path)
-    UncachedSpeech(corpus.config(), stored_probe={"media": "0" * 32, "text": "0" * 32})
+    UncachedSource(corpus.config(), stored_probe={"media": "0" * 32, "text": "0" * 32})
     assert "the media steps give other values here than where the cache was built" in caplog.text
 
 
 def test_samples_are_read_only(tmp_path: Path) -> None:
     corpus = speech_corpus(tmp_path)
     corpus.add_tar("c.tar", ["c0"], broken={"c0": flac(tone(3, duration_s=0.2))})
-    values = UncachedSpeech(corpus.config()).read(17)["waveform"]
+    values = UncachedSource(corpus.config()).read(17)["waveform"]
     assert not values.flags.writeable
     np.testing.assert_array_equal(values, tone(3, duration_s=0.2))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from forebay.train.uncached.speech import UNKNOWN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,16 +22,16 @@ from forebay.config import Config
 from forebay.errors import ResumeError
 from forebay.plan.make import plan_of
 from forebay.plan.names import why_differ
+from forebay.preprocess.audio_lengths import decoded_length
 from forebay.preprocess.speech.decode import decode_audio
-from forebay.preprocess.speech.headers import parsed_header
 from forebay.steps.audio.waveform import Decode
+from forebay.store.sound_headers import parsed_header
 from forebay.store.source import source_kind
 from forebay.train import CachedVLDataset, make_loader
 from forebay.train.collate.collator import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.select import select
-from forebay.train.uncached.speech import UNKNOWN, decoded_length
 from tests.preprocess.corpus import tone, write_tar
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import PhotoCorpus, photo_corpus

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from forebay.preprocess.vision.headers import MEDIA_ROWS
+from forebay.preprocess.vision.samples import vision_fields
 
 from forebay.config import PackConfig
 from forebay.plan.make import Samples, kept_plan
 from forebay.plan.names import plan_folder
-from forebay.preprocess.vision.headers import MEDIA_ROWS
-from forebay.preprocess.vision.samples import vision_fields
+from forebay.preprocess.groups import GROUPS
 from forebay.steps.image.qwen2_vl import Patches
 from forebay.steps.recipe import VisionRecipe
 from forebay.steps.text.chat.packed import Chat
@@ -20,7 +21,7 @@ from forebay.store.image.codec import Codec, encode
 from forebay.store.image.pixels import unpatchify
 from forebay.store.image.settings import ImageSettings
 from forebay.store.key import digest
-from forebay.store.layout import GROUPS, Group
+from forebay.store.layout import Group
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
 from tests.train.tiny_vl import CONSTANTS, MERGE_SIZE, PATCH_SIZE, WIDTH, FakeVlSource

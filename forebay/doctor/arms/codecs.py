@@ -11,10 +11,10 @@ from forebay.config.plan import PackConfig
 from forebay.doctor.bench import Bench
 from forebay.doctor.figures import Codecs, Skip
 from forebay.errors import SampleError
-from forebay.preprocess.sources.vision.part import flattened
 from forebay.preprocess.vision.headers import images_of
 from forebay.preprocess.vision.modality import Vision
 from forebay.preprocess.vision.samples import loaded_steps
+from forebay.rows.shared_images import flattened
 from forebay.store.image.codec import Codec, decode, encode
 
 _CODECS: tuple[Codec, ...] = ("raw", "zstd", "webp", "source")

@@ -11,8 +11,8 @@ from forebay.doctor.bench import Bench
 from forebay.doctor.cold import dropped
 from forebay.doctor.figures import Listed, Made, Opened, Reads, Skip
 from forebay.doctor.sample_cache import make_sample
-from forebay.preprocess.sources.rows import WHOLE_FILE
 from forebay.preprocess.vision.headers import images_of
+from forebay.rows.manifest import WHOLE_FILE
 from forebay.store.cache import Cache
 from forebay.store.remote.raw.sources import is_here
 from forebay.store.source import parts_of

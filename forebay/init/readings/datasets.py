@@ -26,7 +26,7 @@ from forebay.init.readings.tables import speech_columns
 from forebay.init.reads import columns_beside
 from forebay.init.table import Table, read_table
 from forebay.init.tree import spread
-from forebay.preprocess.sources.hf_file import HfFile
+from forebay.rows.readers.arrow_files import HfFile
 from forebay.store.source_files import hf_splits
 
 _FILES = 8

@@ -13,7 +13,7 @@ from forebay.init.media import pictures_of
 from forebay.init.readings.roles import Tables, only, pick, splits_note, unlike_usual
 from forebay.init.reads import NOUNS, classes_of, columns_beside
 from forebay.init.table import Row, Table
-from forebay.preprocess.sources.vision.canonical import IMAGES
+from forebay.rows.meanings.conversation import IMAGES
 
 
 def vision_found(tables: Tables, images: Sequence[Candidate], chooser: Chooser) -> Found:

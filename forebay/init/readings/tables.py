@@ -34,7 +34,7 @@ from forebay.init.readings.splits import split_of
 from forebay.init.readings.tars import list_reading, manifest_reading
 from forebay.init.table import Table, read_table
 from forebay.init.tree import AUDIO_DIRS, MAX_HEADS, Tree, extension_of, spread, walk
-from forebay.preprocess.sources.vision.tar_images import IMAGE_EXTENSIONS
+from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
 from forebay.visible import from_here
 
 _MEDIA = {*RECORDINGS, *IMAGE_EXTENSIONS}

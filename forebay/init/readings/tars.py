@@ -15,11 +15,9 @@ from forebay.init.media import Pictures, Sounds
 from forebay.init.reads import NOUNS, prompt_of
 from forebay.init.table import Table, read_table
 from forebay.init.tree import SAMPLE, Clock, spread
-from forebay.preprocess.sources.json_lines import JsonError, parse_object
-from forebay.preprocess.sources.members import split_name
-from forebay.preprocess.sources.speech.tar import REQUIRED
-from forebay.preprocess.sources.speech.webdataset import AUDIO, TEXT_FIELDS
-from forebay.preprocess.sources.vision.tar_images import IMAGE_EXTENSIONS
+from forebay.rows.readers.json_lines import JsonError, parse_object
+from forebay.rows.readers.tar_lists import REQUIRED
+from forebay.rows.readers.tar_members import AUDIO, IMAGE_EXTENSIONS, TEXT_FIELDS, split_name
 from forebay.visible import from_here
 
 _TARS, _SECONDS = 8, 1.5

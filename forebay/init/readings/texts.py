@@ -9,8 +9,8 @@ from pathlib import Path
 from forebay.errors import ManifestError
 from forebay.init.found import Found, Reading, counted
 from forebay.init.tree import spread
-from forebay.preprocess.sources.json_lines import JsonError, parse_object
-from forebay.preprocess.sources.lines import codec_of, head_of, plain_name
+from forebay.rows.readers.json_lines import JsonError, parse_object
+from forebay.rows.readers.line_blocks import codec_of, head_of, plain_name
 
 _HEAD = 64 * 1024
 LINES = frozenset((".txt", ".jsonl"))

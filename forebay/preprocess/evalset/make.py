@@ -31,9 +31,9 @@ from forebay.preprocess.group import narrow
 from forebay.preprocess.listing import Listing, resolve
 from forebay.preprocess.pool import Pool, WorkerDied
 from forebay.preprocess.prepared import load as load_prepared
-from forebay.preprocess.sources.inputs import list_inputs
 from forebay.preprocess.unchanged import require_unchanged
 from forebay.progress import Progress
+from forebay.rows.readers.python_inputs import list_inputs
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.files import write_aside

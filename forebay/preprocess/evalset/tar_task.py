@@ -18,14 +18,12 @@ import xxhash
 from forebay.errors import BuildError, SampleError
 from forebay.preprocess.audio_group import DurationLimits
 from forebay.preprocess.coded import Coder
-from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.naming import shown_name
-from forebay.preprocess.sources.rows import reduced
-from forebay.preprocess.sources.sparse import sparse_files
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.text_group import TextItems
 from forebay.preprocess.unchanged import unchanged_stats
-from forebay.preprocess.worker import mark
+from forebay.rows.manifest import reduced
+from forebay.rows.media_reader import MediaReader, sparse_files
+from forebay.rows.named_files import shown_name
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.store.files import write_aside
 from forebay.store.filling import Entry, Summed
@@ -33,6 +31,7 @@ from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 from forebay.store.wav import pcm16_wav
 from forebay.tar.write import TarWriter, member_key
+from forebay.task_map import mark
 
 _ATTEMPTS = 3
 _NAMED = 5

@@ -11,7 +11,8 @@ import socket
 from typing import Any
 
 from forebay.errors import BuildError
-from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.preprocess.pool import Pool
+from forebay.task_map import WorkerDied
 
 _pool: Pool | None = None
 

@@ -19,8 +19,8 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from forebay.errors import BuildError
-from forebay.preprocess.pool import WorkerDied
 from forebay.preprocess.runner.cluster import ANSWER_S, address_of, connect, host_and_port, imported
+from forebay.task_map import WorkerDied
 from forebay.version import __version__
 
 logger = logging.getLogger(__name__)

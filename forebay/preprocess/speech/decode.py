@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import DecodeError
-from forebay.preprocess.speech.containers import PcmAudio, has_length, one_stream, plain_pcm
-from forebay.preprocess.speech.headers import AudioInfo, parsed_header
 from forebay.spans import RESAMPLE, span
 from forebay.steps.audio.waveform import Decode
+from forebay.store.sound_containers import PcmAudio, has_length, one_stream, plain_pcm
+from forebay.store.sound_headers import AudioInfo, parsed_header
 
 if TYPE_CHECKING:
     from soundfile import LibsndfileError, SoundFile

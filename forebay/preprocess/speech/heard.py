@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.errors import ForebayError
-from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.rows import Manifest
-from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.preprocess.speech.decode import decode_audio
+from forebay.rows.list_recordings import read_rows
+from forebay.rows.manifest import Manifest
+from forebay.rows.media_reader import MediaReader
 from forebay.steps.audio.waveform import Waveform
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache

@@ -15,8 +15,8 @@ from forebay.config.data import TextConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.preprocess.cut import NO_TEXT
-from forebay.preprocess.sources.speech.listing import read_rows
 from forebay.progress import Progress
+from forebay.rows.list_recordings import read_rows
 from forebay.steps.recipe import text_line
 from forebay.steps.table import text_step
 from forebay.steps.text.line import TextLine

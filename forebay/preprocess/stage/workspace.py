@@ -17,7 +17,6 @@ from typing import Any
 from forebay.config.url import Url
 from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError
 from forebay.preprocess.groups import Groups
-from forebay.preprocess.pool import Map
 from forebay.preprocess.stage.prepared import remove_staged
 from forebay.preprocess.stage.stage import ORIGIN, Stage, StagedShard, receipt_of, shard_object
 from forebay.preprocess.workspace import Donors, Named, Receipt, Workspace, first_whole
@@ -33,6 +32,7 @@ from forebay.store.remote.transfer.transfer import push
 from forebay.store.seal import Contents, assemble_folder
 from forebay.store.shard import ShardEntry, shard_fields, shard_name
 from forebay.store.temporary import temporary_name
+from forebay.task_map import Map
 from forebay.visible import human_bytes
 
 logger = logging.getLogger(__name__)

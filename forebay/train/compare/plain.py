@@ -19,6 +19,8 @@ from transformers import AutoFeatureExtractor, Trainer, TrainerCallback, Trainin
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.init.media import Pictures
+from forebay.lint.clips import Clips
 from forebay.pretrained import from_folder
 from forebay.steps.audio.extractor.step import Extractor
 from forebay.steps.batch import fresh
@@ -37,8 +39,6 @@ from forebay.train.loop.trainable import adamw, set_learning_rate, set_trainable
 from forebay.train.models.folder import model_facts
 from forebay.train.models.trainee import new_model
 from forebay.train.select import make_loader
-from forebay.train.uncached.clips import Clips
-from forebay.train.uncached.pictures import Pictures
 
 logger = logging.getLogger(__name__)
 

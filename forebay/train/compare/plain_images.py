@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.init.media import Pictures
 from forebay.pretrained import from_folder
 from forebay.steps.batch import IGNORED, fresh
 from forebay.steps.form import BatchForm
@@ -22,7 +23,6 @@ from forebay.steps.text.chat.conversation import with_images
 from forebay.store.source import SampleSource
 from forebay.train.collate.collator import Collator
 from forebay.train.collate.images import ImagesTextBatch
-from forebay.train.uncached.pictures import Pictures
 
 _COMPARED = 8
 """Micro-batches of which the cache's and the processor's are compared."""

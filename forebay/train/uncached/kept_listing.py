@@ -25,12 +25,11 @@ from forebay.config.tree import Config
 from forebay.preprocess.assemble import EXCLUDING
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import Listing, listed
-from forebay.preprocess.pool import Map
-from forebay.preprocess.sources.kept import PREFIX, STORED_TYPES, names_of
-from forebay.preprocess.sources.naming import require_confined
-from forebay.preprocess.sources.rows import CONVERSATION_SCHEMA, IMAGE_SCHEMA, Manifest, described
 from forebay.preprocess.text_group import TOKENS
 from forebay.progress import Progress
+from forebay.rows.kept_columns import PREFIX, STORED_TYPES, names_of
+from forebay.rows.manifest import CONVERSATION_SCHEMA, IMAGE_SCHEMA, Manifest, described
+from forebay.rows.named_files import require_confined
 from forebay.steps.text.transcript import DETECTED_FIELDS
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.inputs import located
@@ -41,6 +40,7 @@ from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import localized, look_up
 from forebay.store.source_files import SourceFile, listed_files
 from forebay.store.temporary import sweep, temporary_name
+from forebay.task_map import Map
 
 logger = logging.getLogger(__name__)
 

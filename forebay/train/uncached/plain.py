@@ -13,7 +13,7 @@ from forebay.config.tree import Config
 from forebay.errors import ManifestError
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import Listing, listed
-from forebay.preprocess.sources.media import MediaReader
+from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import recipe_of
 from forebay.steps.text.row_encoder import RowEncoder
 from forebay.store.layout import TEXT

@@ -19,10 +19,9 @@ from forebay.errors import BuildError, ManifestError, SampleError
 from forebay.preprocess.group import ItemGroup
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import Listing
-from forebay.preprocess.sources.inputs import list_inputs
-from forebay.preprocess.sources.kept import column_of, names_of
-from forebay.preprocess.sources.media import MediaReader
-from forebay.preprocess.sources.sparse import sparse_files
+from forebay.rows.kept_columns import column_of, names_of
+from forebay.rows.media_reader import MediaReader, sparse_files
+from forebay.rows.readers.python_inputs import list_inputs
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import digest
 from forebay.store.layout import TEXT, Array, FieldSpec, Group, Ints

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.preprocess.shard_task import ShardTask, make_shard
-from forebay.preprocess.worker import mark
+from forebay.task_map import mark
 
 SLOW_S = 1.0
 

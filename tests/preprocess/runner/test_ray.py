@@ -22,11 +22,11 @@ from forebay import load_config
 from forebay.errors import BuildError, ConfigError, MissingExtraError
 from forebay.preprocess import pipeline
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.pool import WorkerDied
 from forebay.preprocess.report import Options
 from forebay.preprocess.runner import ray as runner_ray
 from forebay.preprocess.runner.cluster import address_of, imported
 from forebay.preprocess.runner.ray import Ray
+from forebay.task_map import WorkerDied
 from tests.commands import run
 from tests.faults.building import finished_shards
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from forebay import cli, load_config
 from forebay.errors import BuildError, ConfigError
-from forebay.preprocess.modality import Coder
-from forebay.preprocess.speech.modality import DurationLimits
+from forebay.preprocess.audio_group import DurationLimits
+from forebay.preprocess.coded import Coder
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
-from forebay.train.uncached.speech import UncachedSpeech
+from forebay.train.uncached.source import UncachedSource
 from tests.preprocess.audio_files import encoded, mp3, voice, without_tag
 from tests.preprocess.corpus import json_lines
 from tests.preprocess.here_pool import build_here
@@ -176,7 +176,7 @@ def test_every_kind_counts_by_reason(
     assert "longer      1 than their manifest says, kept as they are" in capsys.readouterr().out
 
     cache = open_cache(report["cache"])
-    online = UncachedSpeech(load_config(config))
+    online = UncachedSource(load_config(config))
     made = {online.sample_id(i): i for i in range(len(online))}
     for index, sample_id in enumerate(cache.samples["sample_id"].to_pylist()):
         np.testing.assert_array_equal(cache.read(index)["waveform"], online.read(made[sample_id])["waveform"])

@@ -12,8 +12,8 @@ import pytest
 from forebay.config import Config
 from forebay.errors import ConfigError
 from forebay.plan.mixture.plan import MixturePlan
-from forebay.preprocess.speech.samples import DETECTED_FIELDS
 from forebay.steps.recipe import Recipe, load_config, recipe_of
+from forebay.steps.text.transcript import DETECTED_FIELDS
 from forebay.store.cache import Cache, open_cache
 from forebay.train.select import make_loader, select
 from tests.commands import inspect

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import DecodeError
-from forebay.preprocess.speech.containers import plain_pcm
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.steps.audio.waveform import Decode
+from forebay.store.sound_containers import plain_pcm
 from tests.preprocess.audio_files import chunk, encoded, fmt, voice, wave
 
 Answer = tuple[str, bytes] | tuple[str, str]

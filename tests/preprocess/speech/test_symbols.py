@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-
-from benchmarks.here_pool import HerePool
 from forebay.preprocess.speech.probe import text_probe
 from forebay.preprocess.speech.samples import loaded_encoder
+
+from benchmarks.here_pool import HerePool
 from forebay.steps.recipe import Recipe, load_config, recipe_of
 from forebay.steps.text.normal.phones import espeak
 from forebay.store.cache import open_cache

@@ -8,10 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from forebay.preprocess.speech.samples import text_samples
 
 from forebay.errors import TextError
-from forebay.preprocess.pool import Pool, WorkerDied
-from forebay.preprocess.speech.samples import text_samples
+from forebay.preprocess.pool import Pool
+from forebay.task_map import WorkerDied
 
 
 def table(texts: list[str | None]) -> pa.Table:

@@ -14,12 +14,12 @@ from PIL import Image
 
 from forebay.config import Config
 from forebay.errors import BuildError
+from forebay.preprocess.groups import GROUPS
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import BuildReport, Options
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
-from forebay.store.layout import GROUPS
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
 from forebay.store.verify import verify_folder

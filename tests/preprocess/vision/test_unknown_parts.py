@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from forebay.config import SourceConfig
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.sources.vision.listing import read_conversations
+from forebay.rows.list_images import read_conversations
 from forebay.store.cache import Cache, open_cache
 from forebay.train.select import select
 from tests.preprocess.corpus import json_lines, speech_corpus

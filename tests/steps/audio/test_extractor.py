@@ -36,7 +36,7 @@ from forebay.steps.step import AudioStep, Stored
 from forebay.steps.table import made
 from forebay.store.cache import open_cache
 from forebay.train.collate.collator import Collator
-from forebay.train.uncached.speech import UncachedSpeech
+from forebay.train.uncached.source import UncachedSource
 from tests.preprocess.corpus import speech_corpus
 from tests.preprocess.here_pool import build_here
 
@@ -185,7 +185,7 @@ def test_a_step_that_was_sent_brings_its_probe(folder: Path, monkeypatch: pytest
 def test_cached_equals_uncached(tmp_path: Path, folder: Path) -> None:
     config = config_of(tmp_path, folder / "ParakeetFeatureExtractor")
     cached = open_cache(build_here(config).cache)
-    online = UncachedSpeech(config)
+    online = UncachedSource(config)
     assert cached.constants == online.constants
     assert cached.constants["features"] == "declared"
     form = form_of(Stored("cache", cached.constants, cached.fields), "form")

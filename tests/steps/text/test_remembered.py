@@ -22,7 +22,7 @@ from forebay.steps.text.normal.whisper import WhisperBasic
 from forebay.steps.text.remembered import text_of_bytes, text_to_bytes
 from forebay.store.cache import open_cache
 from forebay.store.texts import TextStore
-from forebay.train.uncached.speech import UncachedSpeech
+from forebay.train.uncached.source import UncachedSource
 from tests.preprocess.here_pool import build_here
 from tests.text_corpus import demo_texts, text_config
 
@@ -236,7 +236,7 @@ def test_builds_share_what_was_made_and_an_edited_line_costs_a_shard_and_a_text(
     assert [text for text in ASKED if text.endswith(" indeed")] == [rows[30]["text"]]
     assert not made & set(ASKED)
     ASKED.clear()
-    source, cache = UncachedSpeech(text_config(tmp_path, *settings)), open_cache(edited.cache)
+    source, cache = UncachedSource(text_config(tmp_path, *settings)), open_cache(edited.cache)
     assert source.read(30)["input_ids"].tolist() == cache.read(30)["input_ids"].tolist()
     assert not {*made, rows[30]["text"]} & set(ASKED)
 
@@ -245,11 +245,11 @@ def test_builds_share_what_was_made_and_an_edited_line_costs_a_shard_and_a_text(
 def test_reading_without_a_cache_keeps_what_it_made(tmp_path: Path) -> None:
     rows = demo_texts()[:9]
     settings = ('text.normalize=["nfkc", "loud"]',)
-    first = UncachedSpeech(text_config(tmp_path, *settings, rows=rows))
+    first = UncachedSource(text_config(tmp_path, *settings, rows=rows))
     made = {row["text"] for row in rows}
     assert made <= set(ASKED)
     ASKED.clear()
-    again = UncachedSpeech(text_config(tmp_path, *settings, f'run.cache_root="{tmp_path / "caches"}"'))
+    again = UncachedSource(text_config(tmp_path, *settings, f'run.cache_root="{tmp_path / "caches"}"'))
     assert [again.read(i)["input_ids"].tolist() for i in range(9)] == [
         first.read(i)["input_ids"].tolist() for i in range(9)
     ]

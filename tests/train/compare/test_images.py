@@ -13,12 +13,12 @@ from transformers import ViTConfig, ViTImageProcessorPil
 from forebay import load_config
 from forebay.config import BucketConfig, Config
 from forebay.errors import ConfigError
+from forebay.init.media import Pictures
 from forebay.train.compare import plain
 from forebay.train.compare.arms import arms_of
 from forebay.train.compare.plain_images import PictureCollator, agreement
 from forebay.train.compare.report import _agreement
 from forebay.train.select import make_loader
-from forebay.train.uncached.pictures import Pictures
 from tests.images.test_families import corpus
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, class_folders

@@ -15,13 +15,13 @@ import transformers
 import forebay
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError, ManifestError
+from forebay.lint.clips import Clips
 from forebay.train.compare import own, plain
 from forebay.train.compare.arms import arms_of
 from forebay.train.compare.blocks import Block, Step
 from forebay.train.compare.compare import tasks_of
 from forebay.train.compare.measure import Finish, Setup, Task, Turn
 from forebay.train.select import make_loader
-from forebay.train.uncached.clips import Clips
 from tests.processes import ROOT
 
 pytestmark = [

@@ -1,0 +1,215 @@
+"""Which rows of a manifest are candidates: those that the filters of `[source]` leave, and every sample id once.
+
+Each row that is left out has its reason. A sample whose id was only derived from a file name gets another one instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.config import SourceConfig
+from forebay.rows.manifest import ROW_SCHEMA, WHOLE_FILE, Kind, Manifest, joined, rejections, storable
+from forebay.rows.named_files import path_stem, shown_name
+from forebay.store.layout import Array
+
+logger = logging.getLogger(__name__)
+
+FIRST_WAVE = 8
+"""Tasks that are run at once, at first, where `max_samples` may make the rest of them needless."""
+
+_MAX_LANGUAGES = 20
+"""That a warning lists."""
+
+
+def apply_filters(manifest: Manifest, source: SourceConfig) -> Manifest:
+    """Returns the rows that the filters of a config leave; the others are in `rejected` as "excluded".
+
+    Reasons, the first that holds: `excluded_by_id`, `language`, `too_short`, `too_long` (with `overlong = "drop"` only:
+    `keep` and `clip` keep the row). A duration that is not known yet passes, so the same filters are applied before
+    and after durations are read. Languages are compared as written but for case; a row without a language is not in
+    `source.languages`. Transcripts are not looked at: an edited text must not move the cut of the media.
+    """
+    if source.exclude:
+        listed = pc.is_in(manifest.rows["sample_id"], value_set=pa.array(source.exclude, pa.large_string()))
+        manifest = _reject(manifest, listed, "excluded_by_id", "its id is in source.exclude")
+    if source.languages is not None:
+        wanted = pa.array(sorted({language.lower() for language in source.languages}), pa.large_string())
+        known = pc.is_in(pc.utf8_lower(manifest.rows["language"]), value_set=wanted)
+        named = f" is not in source.languages {list(source.languages)}"
+        manifest = _reject(
+            manifest,
+            pc.invert(known),
+            "language",
+            lambda rows: joined("language ", pc.fill_null(rows["language"], "(none)"), named),
+        )
+    if source.min_duration_s > 0:
+        short = pc.less(manifest.rows["duration_s"], source.min_duration_s)
+        bound = f" s is below source.min_duration_s {source.min_duration_s:g}"
+        manifest = _reject(manifest, short, "too_short", lambda rows: joined(rows["duration_s"], bound))
+    if source.max_duration_s is not None and source.overlong == "drop":
+        long = pc.greater(manifest.rows["duration_s"], source.max_duration_s)
+        bound = f" s is above source.max_duration_s {source.max_duration_s:g}"
+        manifest = _reject(manifest, long, "too_long", lambda rows: joined(rows["duration_s"], bound))
+    return manifest
+
+
+def name_absent_languages(rows: pa.Table, source: SourceConfig) -> None:
+    """Logs which of `source.languages` no row has, and which languages there are."""
+    found = pc.unique(pc.utf8_lower(rows["language"])).to_pylist()
+    absent = [language for language in source.languages or () if language.lower() not in found]
+    if not absent:
+        return
+    counts = pc.value_counts(pc.fill_null(rows["language"], "(none)")).to_pylist()
+    counts.sort(key=lambda entry: (-entry["counts"], entry["values"]))
+    there = ", ".join(f"{entry['values']} ({entry['counts']})" for entry in counts[:_MAX_LANGUAGES])
+    more = f" and {len(counts) - _MAX_LANGUAGES} more" if len(counts) > _MAX_LANGUAGES else ""
+    logger.warning(
+        "source.languages: no row of %s has %s; there are %s%s",
+        ", ".join(source.manifests),
+        ", ".join(absent),
+        there or "none",
+        more,
+    )
+
+
+def next_wave(wave: int, *, looked_at: int, rows: int, source: SourceConfig, is_remote: bool) -> int:
+    """Returns how many tasks to run next where `max_samples` makes some of them needless; rows: what `looked_at` gave.
+
+    What a store is asked for in vain costs a download: of it no more than what the rows so far let expect.
+    """
+    if not is_remote or source.max_samples is None:
+        return 2 * wave
+    return max(1, math.ceil((source.max_samples - rows) * looked_at / rows)) if rows else 2 * wave
+
+
+def take_first(
+    manifest: Manifest, max_samples: int | None, *, is_all: bool = True, is_of_tars: bool = False
+) -> Manifest:
+    """Returns the first `max_samples` rows, and what was rejected before the last of them: the rest was not looked at.
+
+    Files that no row left needs are taken off the list where only a manifest's later rows named them. Tars that are
+    listed themselves (is_of_tars) stay, and count as absent: their content decides nothing. is_all: all was looked at.
+    """
+    if max_samples is None or len(manifest.rows) < max_samples + is_all:
+        return manifest
+    rows = manifest.rows.take(pa.array(np.arange(max_samples)))  # a slice would keep all of them in memory
+    last = rows["row"][-1]
+    rejected = manifest.rejected.filter(pc.less(manifest.rejected["row"], last))
+    used = 1 + max(pc.max(rows["file"]).as_py(), pc.max(rows["group"]).as_py())
+    used = max([used, *(number + 1 for number, file in enumerate(manifest.files) if file.listed)])
+    absent = tuple(number for number in manifest.absent if number < used)
+    absent += unneeded(manifest, rows) if is_of_tars else ()
+    return dataclasses.replace(manifest, files=manifest.files[:used], rows=rows, rejected=rejected, absent=absent)
+
+
+def unneeded(manifest: Manifest, rows: pa.Table) -> tuple[int, ...]:
+    """Returns the tars behind that of the last of some rows."""
+    last = pc.max(rows["group"]).as_py()
+    return tuple(number for number in range(last + 1, len(manifest.files)) if number not in manifest.absent)
+
+
+def _reject(
+    manifest: Manifest, out: Any, reason: str, message: Callable[[pa.Table], Any] | str, *, kind: Kind = "excluded"
+) -> Manifest:
+    out = pc.fill_null(out, fill_value=False)
+    if not pc.any(out).as_py():
+        return manifest
+    gone = manifest.rows.filter(out)
+    rejected = rejections(
+        gone["row"],
+        gone["sample_id"],
+        kind=kind,
+        reason=reason,
+        message=message if isinstance(message, str) else message(gone),
+    )
+    return dataclasses.replace(
+        manifest, rows=manifest.rows.filter(pc.invert(out)), rejected=pa.concat_tables([manifest.rejected, rejected])
+    )
+
+
+def fail_impossible(manifest: Manifest) -> Manifest:
+    """Returns the manifest without rows whose duration no clip has (negative, infinite): they fail, `bad_metadata`."""
+    seconds = manifest.rows["duration_s"]
+    bad = pc.or_(pc.less(seconds, 0), pc.is_inf(seconds))
+    named = " s is no duration; correct the manifest"
+    return _reject(manifest, bad, "bad_metadata", lambda rows: joined(rows["duration_s"], named), kind="failed")
+
+
+def unique_ids(manifest: Manifest) -> Manifest:
+    """Returns the manifest with every sample id once.
+
+    An id derived from a file name that an earlier row already has becomes another: with its group's name in front where
+    that row is of another group (`b/000.tar` and clip `x`: `b/000/x`), else its member or file name in full, or its row
+    number in an `hf` file. Any other second occurrence, the same clip among them, fails as `duplicate_id`.
+    An id depends on earlier rows only, so that growth at the end renames nothing.
+    """
+    rows = manifest.rows
+    ids = rows["sample_id"].combine_chunks()
+    seen = _first_rows(ids)
+    if not (seen != np.arange(len(rows))).any():
+        return manifest
+    ids = _renamed(manifest, ids, seen)
+    seen = _first_rows(ids)
+    again = seen != np.arange(len(rows))
+    rows = rows.set_column(ROW_SCHEMA.get_field_index("sample_id"), ROW_SCHEMA.field("sample_id"), ids)
+    twice = rows.filter(pa.array(again))
+    position = pa.array(rows["row"].to_numpy()[seen[again]])
+    hint = "; give the rows of the manifest a sample_id of their own"
+    message = joined("sample id ", twice["sample_id"], " occurs before, at position ", position, hint)
+    failed = rejections(twice["row"], twice["sample_id"], kind="failed", reason="duplicate_id", message=message)
+    return dataclasses.replace(
+        manifest, rows=rows.filter(pa.array(~again)), rejected=pa.concat_tables([manifest.rejected, failed])
+    )
+
+
+def _renamed(manifest: Manifest, ids: pa.Array, seen: Array) -> pa.Array:
+    """The ids, with another one for every derived id that stands for another clip before."""
+    rows = manifest.rows
+    chosen = np.flatnonzero((seen != np.arange(len(rows))) & ~rows["explicit_id"].to_numpy())
+    later, earlier = rows.take(pa.array(chosen)), rows.take(pa.array(seen[chosen]))
+    same_clip = _all_equal(later, earlier, ("file", "member", "offset"))
+    same_group = _all_equal(later, earlier, ("group",))
+    stems = pa.array([_stem(shown_name(file)) for file in manifest.files], pa.large_string())
+    names = pa.array([storable(file.name) for file in manifest.files], pa.large_string())
+    group, file = later["group"].combine_chunks(), later["file"].combine_chunks()
+    in_full = pc.case_when(
+        pc.make_struct(pc.not_equal(later["size"], WHOLE_FILE), pc.not_equal(file, group)),
+        later["member"],
+        names.take(file),
+        joined(stems.take(group), "/", later["offset"]),
+    )
+    new = pc.if_else(same_group, in_full, joined(stems.take(group), "/", later["sample_id"]))
+    mask = np.zeros(len(rows), bool)
+    mask[chosen] = ~(same_group & same_clip)
+    return pc.replace_with_mask(ids, pa.array(mask), new.combine_chunks().filter(pa.array(mask[chosen])))
+
+
+def _all_equal(left: pa.Table, right: pa.Table, names: Sequence[str]) -> Array:
+    equal = np.ones(len(left), bool)
+    for name in names:
+        equal &= np.asarray(pc.equal(left[name], right[name]))
+    return equal
+
+
+def _first_rows(ids: pa.Array) -> Array:
+    """Position of the first row with the same id, for every row."""
+    encoded = ids.dictionary_encode()
+    if len(encoded.dictionary) == len(ids):
+        return np.arange(len(ids))
+    codes = encoded.indices.to_numpy()
+    # Codes are given in the order in which values first appear: each new maximum is a first row.
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
+    return np.asarray(first[codes])
+
+
+def _stem(name: str) -> str:
+    parts = [part for part in path_stem(name).split("/") if part not in {"", ".", ".."}]
+    return "/".join(parts)

@@ -1,0 +1,234 @@
+"""The second stage of a listing of images: what they are, by content and header, each place looked at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from forebay.config.data import SourceConfig
+from forebay.errors import SampleError
+from forebay.rows.image_rows import Part
+from forebay.rows.manifest import IMAGE_SCHEMA, WHOLE_FILE, storable, table_of
+from forebay.rows.media_reader import MediaReader, is_gone
+from forebay.rows.named_files import NamedFiles, shown_name
+from forebay.rows.readers.arrow_files import damaged, place_row
+from forebay.store.image.formats import image_size
+from forebay.store.layout import Array
+from forebay.store.remote.raw.arriving import is_remote, run_on_sources
+from forebay.store.remote.raw.sources import look_up, shown
+from forebay.store.source_files import SourceFile
+from forebay.task_map import Map, mark
+
+IMAGES_PER_TASK = 512
+
+_MAX_OPEN = 4
+
+_FACTS = pa.schema(
+    [
+        pa.field("hash", pa.string(), nullable=False),
+        pa.field("width", pa.int32(), nullable=False),
+        pa.field("height", pa.int32(), nullable=False),
+        pa.field("reason", pa.string()),
+        pa.field("message", pa.large_string()),
+    ]
+)
+
+_PLACE = ("file", "member", "offset", "size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTask:
+    """Images of some files. places: `file` (into `files`), `member`, `offset`, `size`, as `MediaReader` takes them."""
+
+    files: tuple[SourceFile, ...]
+    places: pa.Table
+    column: str
+    max_bytes: int
+    max_pixels: int
+
+    def name(self, position: int) -> str:
+        """Returns what to call one of the images."""
+        file, member, offset, size = (self.places[column][position].as_py() for column in _PLACE)
+        return image_name(self.files[file], member, offset=offset, size=size)
+
+
+def image_name(file: SourceFile, member: str, *, offset: int, size: int) -> str:
+    """Returns what to call an image: the file, and the member or the row inside it."""
+    name = shown_name(file)
+    if member:
+        return f"{name}:{member}"
+    return f"{name}, row {place_row(offset) + 1}" if file.listed and size == WHOLE_FILE else name
+
+
+def look_at(task: ImageTask) -> pa.Table:
+    """Returns hash, width and height of a task's images, or reason and message of those that cannot be used.
+
+    One image is held at a time, within `max_bytes`. Raises OSError where the machine fails, TarError where a tar is not
+    as its index says, ManifestError where a data file is damaged.
+    """
+    facts: list[tuple[str, int, int, str | None, str | None]] = []
+    look_up(_paths(task))
+    with MediaReader(task.files, max_open=_MAX_OPEN, max_bytes=task.max_bytes, column=task.column) as read:
+        places = zip(*(task.places[name].to_pylist() for name in ("file", "offset", "size")), strict=True)
+        for position, (file, offset, size) in enumerate(places):
+            mark(position)
+            name = task.name(position)
+            try:
+                data = _read(read, task, file, offset, size)
+                width, height = image_size(data, max_pixels=task.max_pixels, sample_id=name)
+                facts.append((xxhash.xxh3_128_hexdigest(data), width, height, None, None))
+            except SampleError as err:
+                facts.append(("", 0, 0, err.reason, storable(f"image {name}: {err}")))
+    return table_of(facts, _FACTS)
+
+
+def _paths(task: ImageTask) -> list[Path]:
+    return [file.path for file in task.files]
+
+
+def _read(read: MediaReader, task: ImageTask, file: int, offset: int, size: int) -> bytes:
+    path = shown(str(task.files[file].path))
+    try:
+        return read(file, offset, size)
+    except pa.ArrowException as err:
+        raise damaged(path, err) from err
+    except OSError as err:
+        if err.errno is None:
+            raise damaged(path, err) from err
+        if not is_gone(err):
+            raise
+        raise SampleError("missing_file", f"cannot read {path}: {err.strerror}; correct the manifest") from err
+
+
+@dataclass(slots=True)
+class Images:
+    """Images by reference: entry i of the parts' image tables, put together, is reference i.
+
+    files: grows by what is looked at. holds_images, lists_images: of the kind, see `Reader`. file: int32 by
+    reference, -1 before. fact: int64 by reference, into `facts()`.
+    """
+
+    source: SourceConfig
+    files: NamedFiles
+    map_: Map
+    holds_images: bool
+    lists_images: bool = False
+    file: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    fact: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    _group: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    _places: list[pa.Table] = field(default_factory=list)
+    _facts: list[pa.Table] = field(default_factory=lambda: [_FACTS.empty_table()])
+    _fact_of_file: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def extend(self, parts: Sequence[Part]) -> None:
+        """Adds the references of more parts; nothing is looked at."""
+        counts = [len(part.images) for part in parts]
+        self._places += [part.images for part in parts]
+        groups = np.array([part.group for part in parts], np.int32)
+        self._group = np.append(self._group, np.repeat(groups, counts))
+        self.file = np.append(self.file, np.full(sum(counts), -1, np.int32))
+        self.fact = np.append(self.fact, np.full(sum(counts), -1, np.int64))
+
+    def look(self, references: Array) -> None:
+        """Makes `file` and `fact` of some references known; files of their own are numbered in the order given."""
+        new = references[self.fact[references] < 0]
+        if not len(new):
+            return
+        places = self.places().take(pa.array(new))
+        is_file = places["path"].is_valid().to_numpy()
+        self.file[new] = np.where(is_file, -1, self._group[new])
+        for group in np.unique(self._group[new[is_file]]).tolist():
+            chosen = np.flatnonzero(is_file & (self._group[new] == group))
+            written = places["path"].take(pa.array(chosen)).combine_chunks().dictionary_encode()
+            manifest = self.files.files[group]
+            names = written.dictionary.to_pylist()
+            numbers = (
+                [self.files.listed(path) for path in names]
+                if self.lists_images
+                else [self.files.number(path, manifest=manifest) for path in names]
+            )
+            self.file[new[chosen]] = np.asarray(numbers, np.int32)[written.indices.to_numpy()]
+        self.files.stamp()
+        missing = np.full(len(self.files.files) - len(self._fact_of_file), -1, np.int64)
+        self._fact_of_file = np.append(self._fact_of_file, missing)
+        own = new[is_file]
+        _, first = np.unique(self.file[own], return_index=True)
+        once = own[first[self._fact_of_file[self.file[own[first]]] < 0]]
+        todo = np.concatenate([new[~is_file], once])
+        todo = todo[np.argsort(self.file[todo], kind="stable")]
+        self.fact[todo] = self._looked_at(todo)
+        self._fact_of_file[self.file[once]] = self.fact[once]
+        self.fact[own] = self._fact_of_file[self.file[own]]
+
+    def _looked_at(self, references: Array) -> Array:
+        """Where in `facts()` those of some references are, after running the tasks."""
+        start = len(self.facts())
+        tasks = list(self._tasks(references))
+        total = len({file.path for task in tasks for file in task.files})
+        self._facts += run_on_sources(self.map_, look_at, tasks, _paths, is_remote=is_remote(self.source), total=total)
+        return np.arange(start, start + len(references))
+
+    def places(self) -> pa.Table:
+        """Returns PART_IMAGES of all references."""
+        return pa.concat_tables(self._places)
+
+    def facts(self) -> pa.Table:
+        """Returns hash, width, height, reason and message of everything that was looked at."""
+        return pa.concat_tables(self._facts)
+
+    def references_to(self, task: ImageTask, position: int) -> Array:
+        """Returns every reference to one of the images of a task that was given to the tasks' map."""
+        file, member, offset = (task.places[name][position].as_py() for name in _PLACE[:3])
+        numbers = [n for n, known in enumerate(self.files.files) if known.path == task.files[file].path]
+        places = self.places()
+        is_it = (places["member"].to_numpy() == member) & (places["offset"].to_numpy() == offset)
+        return np.flatnonzero(is_it & np.isin(self.file, numbers))
+
+    def contents(self, references: Array) -> Array:
+        """Returns int64 by reference, equal for images of equal bytes."""
+        codes = self.facts()["hash"].combine_chunks().dictionary_encode().indices.to_numpy()
+        return np.asarray(codes[self.fact[references]], np.int64)
+
+    def absent(self) -> Array:
+        """Returns the numbers of the files that are missing, or that hold a missing image."""
+        known = np.flatnonzero(self.fact >= 0)
+        is_missing = pc.fill_null(pc.equal(self.facts()["reason"], "missing_file"), fill_value=False).to_numpy()
+        return np.unique(self.file[known[is_missing[self.fact[known]]]])
+
+    def table(self, references: Array) -> pa.Table:
+        """Returns IMAGE_SCHEMA of some references that were looked at."""
+        places = self.places().take(pa.array(references))
+        facts = self.facts().take(pa.array(self.fact[references]))
+        columns = {"file": pa.array(self.file[references])} | {name: places[name] for name in _PLACE[1:]}
+        columns |= {name: facts[name] for name in ("hash", "width", "height")}
+        return pa.table([columns[f.name] for f in IMAGE_SCHEMA], schema=IMAGE_SCHEMA)
+
+    def _tasks(self, todo: Array) -> Iterator[ImageTask]:
+        """Tasks of about 512 images; places of one run are in one task."""
+        places = self.places().take(pa.array(todo))
+        runs = np.stack([self.file[todo], places["run"].to_numpy()])
+        borders = np.append(np.flatnonzero(np.any(np.diff(runs, axis=1) != 0, axis=0)) + 1, len(todo))
+        start = 0
+        while start < len(todo):
+            wanted = min(start + IMAGES_PER_TASK, len(todo))
+            stop = int(borders[np.searchsorted(borders, wanted)])
+            part = todo[start:stop]
+            used, inverse = np.unique(self.file[part], return_inverse=True)
+            files = [self.files.files[number] for number in used.tolist()]
+            table = places.slice(start, stop - start).take(pa.array(np.arange(stop - start)))
+            table = table.select(_PLACE[1:]).add_column(0, "file", pa.array(inverse.astype(np.int32)))
+            yield ImageTask(
+                # Only data files hold images by row: a manifest that is named as an image is a file like others.
+                files=tuple(replace(f, listed=f.listed and self.holds_images) for f in files),
+                places=table,
+                column=self.source.columns.image,
+                max_bytes=self.source.max_sample_bytes,
+                max_pixels=self.source.max_pixels,
+            )
+            start = stop

@@ -1,0 +1,304 @@
+"""The common form of every manifest: a table of candidate samples, what was left out and why, and what is unused."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import ManifestError
+from forebay.rows.kept_columns import with_kept
+from forebay.store.source_files import SourceFile
+from forebay.visible import printable
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Kind = Literal["excluded", "failed"]
+
+ROW_SCHEMA = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("sample_id", pa.large_string(), nullable=False),
+        pa.field("explicit_id", pa.bool_(), nullable=False),
+        pa.field("group", pa.int32(), nullable=False),
+        pa.field("file", pa.int32(), nullable=False),
+        pa.field("member", pa.large_string(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("duration_s", pa.float64(), nullable=False),
+        pa.field("stated_s", pa.float64()),
+        pa.field("language", pa.large_string()),
+        pa.field("prompt", pa.large_string()),
+        pa.field("text", pa.large_string()),
+    ]
+)
+"""Columns of `Manifest.rows`; those of `source.keep_columns` stand behind them, see `kept`.
+
+Strings have 64-bit offsets, so that 75 million rows fit one chunk.
+"""
+
+REJECTED_SCHEMA = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("sample_id", pa.large_string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("message", pa.large_string(), nullable=False),
+    ]
+)
+"""Columns of `Manifest.rejected`."""
+
+CONVERSATION_SCHEMA = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("sample_id", pa.large_string(), nullable=False),
+        pa.field("explicit_id", pa.bool_(), nullable=False),
+        pa.field("group", pa.int32(), nullable=False),
+        pa.field("text", pa.large_string(), nullable=False),
+        pa.field("images", pa.list_(pa.int32()), nullable=False),
+        pa.field("image_group", pa.int64(), nullable=False),
+    ]
+)
+"""Columns of `Manifest.rows` of conversations: `text` in the canonical form, `images` (into `Manifest.images`, one for
+each image part, in order), `image_group` (rows of one number share images; they are consecutive, numbers rise). Because
+of that order `row`, the place in the listing, does not rise."""
+
+IMAGE_SCHEMA = pa.schema(
+    [
+        pa.field("file", pa.int32(), nullable=False),
+        pa.field("member", pa.large_string(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("hash", pa.string(), nullable=False),
+        pa.field("width", pa.int32(), nullable=False),
+        pa.field("height", pa.int32(), nullable=False),
+    ]
+)
+"""Columns of `Manifest.images`, each content once: a place that `MediaReader` takes (that of its first use), the
+xxh3-128 of the encoded bytes as 32 hex digits, width and height in pixels as displayed."""
+
+WHOLE_FILE = -1
+"""`size` of a row whose media is a file of its own (offset 0), or a row of an `hf` file (offset: the row number)."""
+
+SPAN = "span:"
+"""Before the names of columns that a listing has until it is finished, see `pieces`."""
+
+UNLOCATED = -2
+"""`size` of a row of a tar whose member has not been looked up yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Candidate samples in the order in which shards are cut.
+
+    files: every file whose content defines the samples, manifests first; an index into it is called a file below.
+    rows: `row` int64 (position in the listing, rising), `sample_id`, `explicit_id` (given by the manifest, not derived
+    from a name), `group` int32 (file that the shards are cut by: the tar, the hf file, else the manifest; rows of one
+    group are consecutive), `file` int32 (file that holds the media), `member` (its name in a tar, or ""), `offset` and
+    `size` int64 in bytes (see WHOLE_FILE, UNLOCATED), `duration_s` float64 (NaN: not known yet), `stated_s` float64
+    (what the manifest says of the duration, or the metadata beside the clip; null: nothing), `language`, `prompt`,
+    `text` (null: not given). rejected: `row`, `sample_id`, `kind` ("excluded" by a setting, "failed" because of the
+    data), `reason`, `message`. absent: files that are named but cannot be opened; all their rows have failed; and tars
+    behind the last row of `max_samples`. images: of conversations only (see CONVERSATION_SCHEMA, which their rows are
+    of): the different images, see IMAGE_SCHEMA.
+    unused: rows by the name of a field or column that they have and nothing takes, as far as they were looked at.
+    """
+
+    files: tuple[SourceFile, ...]
+    rows: pa.Table
+    rejected: pa.Table = field(default_factory=lambda: REJECTED_SCHEMA.empty_table())
+    absent: tuple[int, ...] = ()
+    images: pa.Table | None = None
+    unused: Mapping[str, int] = field(default_factory=dict)
+
+    def failed(self) -> Iterator[tuple[str, str, str]]:
+        """Yields (sample id, reason, message) of every sample that failed, in the order of the listing."""
+        failed = self.rejected.filter(pc.equal(self.rejected["kind"], "failed"))
+        yield from zip(*(failed[name].to_pylist() for name in ("sample_id", "reason", "message")), strict=True)
+
+    def counts(self) -> dict[Kind, dict[str, int]]:
+        """Returns the number of rejected samples by kind and reason."""
+        counts: dict[Kind, dict[str, int]] = {"excluded": {}, "failed": {}}
+        grouped = self.rejected.group_by(["kind", "reason"], use_threads=False).aggregate([([], "count_all")])
+        for entry in sorted(grouped.to_pylist(), key=lambda e: str(e["reason"])):
+            counts[entry["kind"]][entry["reason"]] = entry["count_all"]
+        return counts
+
+
+def row_table(columns: Mapping[str, Any], *, num_rows: int, kept: Mapping[str, Any] | None = None) -> pa.Table:
+    """Returns `columns` as a table of ROW_SCHEMA; a column left out gets its "not known" value in every row.
+
+    A `duration_s` is what the manifest says, so it is `stated_s` too. An empty `language` is none: a TSV cannot say it
+    otherwise. kept: the columns of `source.keep_columns`, which stand behind those of the schema, as those of SPAN do.
+    """
+    given_s = columns.get("duration_s")
+    if given_s is not None:
+        columns = {**columns, "stated_s": pc.if_else(pc.is_nan(given_s), pa.scalar(None, pa.float64()), given_s)}
+    language = columns.get("language")
+    if language is not None:
+        named = pc.if_else(pc.equal(language, ""), pa.scalar(None, pa.large_string()), language)
+        columns = {**columns, "language": named}
+    known = {"row": pa.array(np.arange(num_rows)), **{name: c for name, c in columns.items() if c is not None}}
+    arrays = [
+        _typed(known[f.name], f.type) if f.name in known else constant(_UNKNOWN.get(f.name), num_rows, f.type)
+        for f in ROW_SCHEMA
+    ]
+    table = with_kept(pa.table(arrays, schema=ROW_SCHEMA), kept or {})
+    for name in columns:
+        table = table.append_column(name, columns[name]) if name.startswith(SPAN) else table
+    return table
+
+
+_UNKNOWN = {"explicit_id": False, "member": "", "offset": 0, "size": WHOLE_FILE, "duration_s": float("nan")}
+"""The value of a column that is left out, null of any other."""
+
+
+def columns_of(rows: Sequence[Sequence[Any]], types: Mapping[str, pa.DataType]) -> dict[str, pa.Array]:
+    """Returns rows as columns, their values in the order of some names."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(types)
+    return {name: pa.array(values, kind) for values, (name, kind) in zip(columns, types.items(), strict=True)}
+
+
+def table_of(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
+    """Returns rows as a table of a schema, their values in the order of its fields."""
+    return pa.table(columns_of(rows, {f.name: f.type for f in schema}), schema=schema)
+
+
+def rejections(rows: Any, sample_ids: Any, *, kind: Kind, reason: str | Sequence[str], message: Any) -> pa.Table:
+    """Returns a table of REJECTED_SCHEMA; `reason` and `message` are one for all rows or one a row."""
+    count = len(rows)
+    columns = {
+        "row": rows,
+        "sample_id": sample_ids,
+        "kind": constant(kind, count, pa.string()),
+        "reason": constant(reason, count, pa.string()) if isinstance(reason, str) else reason,
+        "message": constant(message, count, pa.large_string()) if isinstance(message, str) else message,
+    }
+    return pa.table([_typed(columns[f.name], f.type) for f in REJECTED_SCHEMA], schema=REJECTED_SCHEMA)
+
+
+def constant(value: Any, count: int, kind: pa.DataType) -> pa.Array:
+    """Returns `count` times one value."""
+    return pa.repeat(pa.scalar(value, kind), count)
+
+
+def joined(*parts: Any) -> Any:
+    """Returns strings put together row by row; a part is one string for all rows or a column of them."""
+    text = pa.large_string()
+    typed = [pa.scalar(part, text) if isinstance(part, str) else pc.cast(part, text) for part in parts]
+    return pc.binary_join_element_wise(*typed, pa.scalar("", text))
+
+
+def storable(text: str) -> str:
+    r"""Returns a name as UTF-8 can hold it: bytes that are not UTF-8 (surrogate escapes) become `\udcXX`."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def grouped(table: pa.Table) -> pa.Table:
+    """Returns the rows of each `group` made consecutive, groups by their first appearance; `row` is numbered anew."""
+    group = table["group"].to_numpy()
+    if np.any(np.diff(group) < 0):
+        # Groups are numbered by first appearance, so a stable sort by number keeps manifest order inside each.
+        table = table.take(pa.array(np.argsort(group, kind="stable")))
+    return table.set_column(0, ROW_SCHEMA.field("row"), pa.array(np.arange(len(table))))
+
+
+def require_rows(num_rows: int, manifests: Sequence[SourceFile]) -> None:
+    """Raises ManifestError where the manifests name no sample at all."""
+    if not num_rows:
+        raise ManifestError(
+            f"{', '.join(str(m.path) for m in manifests)}: no rows; add samples or name another manifest", code="FB204"
+        )
+
+
+def _typed(values: Any, kind: pa.DataType) -> Any:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values if values.type == kind else pc.cast(values, kind)
+    return pa.array(values, kind)
+
+
+def reduced(task: DataclassInstance) -> tuple[Any, ...]:
+    """Returns what `__reduce__` of a task with a table `rows` gives.
+
+    A pickled slice of an arrow table carries the whole table; its IPC form carries the slice.
+    """
+    state = {f.name: getattr(task, f.name) for f in fields(task)}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, state["rows"].schema) as writer:
+        writer.write_table(state["rows"])
+    return _restored, (type(task), {**state, "rows": sink.getvalue().to_pybytes()})
+
+
+def _restored(kind: type[Any], state: dict[str, Any]) -> Any:
+    return kind(**{**state, "rows": pa.ipc.open_stream(state["rows"]).read_all()})
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Returns the end of a message with the nearest of some names; empty where none is near."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+OTHERS = "(others)"
+_MAX_NAMES = 100
+_MAX_LENGTH = 60
+_SHOWN = 20
+
+
+@dataclass(slots=True)
+class Unused:
+    """Rows by the name of a field that they have and nothing takes.
+
+    At most 100 names of 60 characters are kept, those that come first; the rest is counted as OTHERS, so that data with
+    a name of its own in every row fills no memory.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, names: Iterable[str], *, rows: int = 1) -> None:
+        """Counts rows that have these fields; sorted, because the names of a set come in another order every time."""
+        for name in sorted(names):
+            self._count(storable(name[:_MAX_LENGTH]), rows)
+
+    def add_of(self, fields: Mapping[str, Any], taken: frozenset[str]) -> None:
+        """Counts a row with these fields; null is no value."""
+        if not fields.keys() <= taken:
+            self.add(name for name in fields.keys() - taken if fields[name] is not None)
+
+    def merge(self, counts: Mapping[str, int]) -> None:
+        """Adds what another counted."""
+        for name, rows in counts.items():
+            self._count(name, rows)
+
+    def _count(self, name: str, rows: int) -> None:
+        if name not in self.counts and len(self.counts) >= _MAX_NAMES:
+            name = OTHERS
+        if rows:
+            self.counts[name] = self.counts.get(name, 0) + rows
+
+
+def merged(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Returns the counts of several parts of a data set, put together in their order."""
+    unused = Unused()
+    for counts in parts:
+        unused.merge(counts)
+    return unused.counts
+
+
+def described(counts: Mapping[str, int]) -> str:
+    """Returns a line for a person, the most frequent first: `2 fields are not used: "a" (9 rows), "b" (1 row)`."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    listed = ", ".join(f'"{printable(name)}" ({_rows(rows)})' for name, rows in ordered[:_SHOWN])
+    more = f", and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
+    are = "fields are" if len(ordered) != 1 else "field is"
+    return f"{len(ordered)} {are} not used: {listed}{more}"
+
+
+def _rows(count: int) -> str:
+    return f"{count} row" if count == 1 else f"{count} rows"

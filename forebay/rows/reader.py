@@ -1,0 +1,243 @@
+"""What reads the files of a kind of source: pieces of files, and the records of each, whatever its rows mean.
+
+A reader gives every record to a `Sink`, which knows what rows mean: recordings, conversations, images with a class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.config.data import SOURCE_KINDS, Reads, SourceConfig
+from forebay.errors import SampleError
+from forebay.rows.manifest import REJECTED_SCHEMA, WHOLE_FILE, Kind, Manifest, Unused, reduced, storable, table_of
+from forebay.rows.named_files import shown_name, usable_name
+from forebay.rows.readers.tar_members import UnreadableTar, tar_index
+from forebay.store.remote.raw.sources import is_hash_known
+from forebay.store.source_files import SourceFile
+from forebay.tar.index import has_index
+from forebay.tar.members import TarIndex
+
+IDS, DURATIONS = ("sample_id", "id"), ("duration_s", "duration")
+"""Fields and columns that hold ids and durations, the first of them that is there."""
+
+
+class Place(NamedTuple):
+    """Where a recording or an image lies. run: of places that are read by one task: a row group, a stretch of a tar."""
+
+    path: str | None = None
+    member: str = ""
+    offset: int = 0
+    size: int = WHOLE_FILE
+    run: int = 0
+
+
+class Record(NamedTuple):
+    """A row as its file has it.
+
+    media: what the row is of, a place in the file, the name of another file, or None for one that is missing; left out:
+    the fields name it. kept: the values that are kept, where they are not among the fields. nested: fields whose text
+    is JSON.
+    """
+
+    fields: dict[str, Any]
+    media: Sequence[Place | str | None] | None = None
+    kept: Mapping[str, Any] | None = None
+    nested: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Part of one file. group: its number. name: in messages. start, stop: bytes of lines, row groups of a data file.
+
+    first: number of the first line, from 1; of the first row of a data file, from 0. files: those of a folder.
+    """
+
+    source: SourceConfig
+    reads: Reads
+    group: int
+    name: str
+    path: str
+    cache_root: str = ""
+    start: int = 0
+    stop: int = 0
+    first: int = 0
+    files: Any = None
+
+
+class Sink(Protocol):
+    """Takes the records of a piece, and what is known of the piece as a whole.
+
+    reads: what its rows are. unused: fields that nothing takes; a reader adds those that it knows of a whole file.
+    classes: the names of all classes, where the file itself says them. is_absent: the file cannot be opened.
+    """
+
+    reads: Reads
+    unused: Unused
+    classes: tuple[str, ...] | None
+    is_absent: bool
+
+    def take(
+        self, record: Record | Callable[[], Record], *, where: str, stem: str | None = None, number: int = 0
+    ) -> None:
+        """Takes a row. record: it, or what gives it, or raises SampleError.
+
+        where: it stands, in messages. stem: the id that its names give, if its fields give none. number: of its line.
+        """
+        ...
+
+    def reject(self, sample_id: str | None, reason: str, message: str, *, kind: Kind = "failed") -> None:
+        """Takes a row that cannot be used."""
+        ...
+
+
+def one_a_file(path: Path) -> Iterator[tuple[int, int, int]]:  # noqa: ARG001
+    """Yields the one run of a file that is read as a whole."""
+    yield 0, 0, 0
+
+
+def numbered(source: SourceConfig, files: Sequence[SourceFile]) -> Sequence[tuple[int, SourceFile]]:  # noqa: ARG001
+    """Returns the files of a source with their numbers."""
+    return [*enumerate(files)]
+
+
+def no_records(piece: Piece, rows: Sink) -> None:
+    """Gives nothing: rows of the kind are recordings, which are listed in another way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """How the files of a kind of source are read.
+
+    read: gives the records of a piece to what takes them. runs: `start`, `stop` and `first` of the pieces of a file.
+    files: those that hold rows, with their numbers. pieces: in the place of both, where a piece is of many files.
+    recordings: what lists recordings where these are read in another way, by columns or a tar a task. holds_media: rows
+    of a data file hold images; other manifests only name them. lists_media: the manifests are the images themselves.
+    """
+
+    read: Callable[[Piece, Sink], None] = no_records
+    runs: Callable[[Path], Iterable[tuple[int, int, int]]] = one_a_file
+    files: Callable[[SourceConfig, Sequence[SourceFile]], Sequence[tuple[int, SourceFile]]] = numbered
+    pieces: Callable[[Piece, Sequence[SourceFile]], Iterator[Piece]] | None = None
+    recordings: RecordingLister | None = None
+    holds_media: bool = False
+    lists_media: bool = False
+
+    def pieces_of(
+        self, source: SourceConfig, files: Sequence[SourceFile], *, reads: Reads, cache_root: str
+    ) -> Iterator[Piece]:
+        """Yields the pieces of a source, in the order of its files."""
+        whole = Piece(source=source, reads=reads, group=0, name="", path="", cache_root=cache_root)
+        if self.pieces is not None:
+            yield from self.pieces(whole, files)
+            return
+        for group, file in self.files(source, files):
+            own = replace(whole, group=group, name=shown_name(file), path=str(file.path))
+            yield from (
+                replace(own, start=start, stop=stop, first=first) for start, stop, first in self.runs(file.path)
+            )
+
+
+def reader_of(source: SourceConfig) -> Reader:
+    """Returns the reader of a source's kind."""
+    reader: Reader = resolve_name(SOURCE_KINDS[source.kind].reader)
+    return reader
+
+
+def file_place(written: str) -> Place:
+    """Returns the place of an image that is a file. Raises SampleError `missing_file` for an impossible name."""
+    problem = usable_name(written)
+    if problem:
+        raise SampleError("missing_file", f"the name of an image {problem}")
+    return Place(path=written)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingLister:
+    """How recordings of a kind are listed.
+
+    list: the rows that the manifests name. locate: what the files of a task tell of its rows. has_index: `list` takes
+    the cache root too, under which it keeps an index. in_tars: clips are members of tars. lists_tars: the manifests
+    name tars alone, and only `locate` knows their rows.
+    """
+
+    list: Callable[..., Manifest]
+    locate: Callable[[LocateTask], Located]
+    has_index: bool = False
+    in_tars: bool = False
+    lists_tars: bool = False
+
+    def needs(self, task: LocateTask, *, is_hashed: bool) -> Sequence[str]:
+        """Returns the files that a task opens: a tar unless its index alone will do, clips of unknown duration.
+
+        is_hashed: and a tar whose hash the node does not know: it is needed soon.
+        """
+        unknown = task.rows.filter(pc.is_nan(task.rows["duration_s"]))
+        if self.in_tars:
+            path = task.paths[task.group]
+            is_enough = not self.lists_tars and not len(unknown) and has_index(path, cache_root=task.cache_root)
+            return [path] if not is_enough or (is_hashed and not is_hash_known(path)) else []
+        return [task.paths[number] for number in pc.unique(unknown["file"]).to_pylist()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocateTask:
+    """The rows of one source file, or a run of rows whose media are files of their own.
+
+    group: its number. name: of the source file. paths: by `file` number, the files to open. rows: columns of ROW_SCHEMA
+    that a kind asks for; empty where only the tar tells the rows. column: that holds the audio of an `hf` source. keep:
+    the fields of `source.keep_columns`, sorted.
+    """
+
+    group: int
+    name: str
+    paths: dict[int, str]
+    rows: pa.Table
+    cache_root: str
+    column: str = ""
+    keep: tuple[str, ...] = ()
+
+    def with_rows(self, rows: pa.Table) -> LocateTask:
+        """Returns the task for other rows."""
+        return replace(self, rows=rows)
+
+    def tar_index(self) -> TarIndex | UnreadableTar:
+        """Returns the index of the task's tar, or why there is none."""
+        return tar_index(self.paths[self.group], cache_root=self.cache_root)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """What a task found. rows: `row` and the columns that are known now, of the rows that are left. failed: the others.
+
+    absent: numbers of files that cannot be opened. unused: rows by field of their JSON that nothing takes.
+    """
+
+    rows: pa.Table
+    failed: pa.Table
+    absent: tuple[int, ...] = ()
+    unused: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Failures:
+    """The rows of a task that cannot be used, gathered one by one: values of REJECTED_SCHEMA."""
+
+    found: list[tuple[int, str, str, str, str]] = field(default_factory=list)
+
+    def add(self, row: int, sample_id: str, reason: str, message: str, *, kind: str = "failed") -> None:
+        """Notes one row."""
+        self.found.append((row, storable(sample_id), kind, reason, storable(message)))
+
+    def table(self) -> pa.Table:
+        """Returns them as a table of REJECTED_SCHEMA."""
+        return table_of(self.found, REJECTED_SCHEMA)

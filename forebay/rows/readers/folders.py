@@ -1,0 +1,339 @@
+"""`kind = "folder"`: recordings or images at any depth below a folder.
+
+Recordings have their texts beside them or in a table. The first folder below names the class of an image.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.config.data import RECORDINGS, TEXT_OF_IMAGE, UNREAD, Reads, SourceConfig
+from forebay.errors import ManifestError, SampleError
+from forebay.rows.manifest import SPAN, Manifest, Unused, require_rows, row_table
+from forebay.rows.meanings.recordings import SEVERAL, locate_files, refuse_differing
+from forebay.rows.named_files import is_picture, manifest_files, path_stem, shown_name
+from forebay.rows.reader import Failures, Piece, Place, Reader, Record, RecordingLister, Sink
+from forebay.rows.readers.json_lines import manifest_lines
+from forebay.rows.readers.tables import open_rows
+from forebay.store.layout import Array
+from forebay.store.memo import SIZE
+from forebay.store.remote.raw.sources import at_hand, files_below, is_folder, place_of, walk
+from forebay.store.source_files import SourceFile
+
+IMAGES_PER_PART = 16_384
+MAX_TEXT_BYTES = 1 << 20
+"""The most that the text beside an image may have."""
+
+HIDDEN, NO_IMAGE, NO_OWNER = "(hidden files)", "(files that are no images)", "(texts without an image)"
+_LISTS = ".trans.txt"
+"""LibriSpeech's lists: a line for each recording of their folder, its name and its text."""
+_BESIDE = (".txt", ".lab", ".normalized.txt")
+_NO_RECORDING = "(texts without a recording)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recordings:
+    """The recordings of a listing in their order. names: relative to their entry of `source.manifest`, with slashes."""
+
+    numbers: list[int]
+    names: list[str]
+
+
+def list_folder(source: SourceConfig) -> Manifest:
+    """Returns the recordings below folders: `.wav`, `.flac`, `.ogg`, `.opus`, `.mp3`, `.aiff`, in the order of paths.
+
+    Id: the path below the folder without its extension. Text: that of `NAME.txt`, else `NAME.lab`, else
+    `NAME.normalized.txt` beside it, else of its line in a `*.trans.txt` of its folder; with `source.texts` that of its
+    row in the table, and nothing else. Text files that belong to no recording are counted. A text that is not UTF-8
+    fails as `bad_text`. Language: with `languages_from_folders` the first folder below the manifest's, else of the
+    table. Raises ManifestError for two recordings that a row of the table may mean.
+    """
+    files = manifest_files(source)
+    recordings = _recordings(files)
+    require_rows(len(recordings.numbers), files)
+    failures, unused = Failures(), Unused()
+    columns: dict[str, Any] = {"text": None}
+    kept: dict[str, Any] = {}
+    if source.texts is None:
+        columns["text"] = pa.array(list(_texts(files, recordings, failures, unused)), pa.large_string())
+    else:
+        columns, kept = read_texts(source, files, recordings.names, failures, unused)
+    if source.languages_from_folders:
+        folders = [name.partition("/")[0] if "/" in name else None for name in recordings.names]
+        columns["language"] = pa.array(folders, pa.large_string())
+    rows = row_table({**_places(files, recordings), **columns}, num_rows=len(recordings.names), kept=kept)
+    bad = np.isin(np.arange(len(rows)), [row for row, *_ in failures.found])
+    return Manifest(
+        files=tuple(files), rows=rows.filter(pa.array(~bad)), rejected=failures.table(), unused=unused.counts
+    )
+
+
+def _recordings(files: Sequence[SourceFile]) -> Recordings:
+    """A recording of a form that is not read is one where no other of its name is beside it."""
+    numbers = [n for n, file in enumerate(files) if file.path.name.lower().endswith(RECORDINGS)]
+    read = {path_stem(str(files[number].path)) for number in numbers}
+    unread = [n for n, file in enumerate(files) if file.path.name.lower().endswith(UNREAD)]
+    numbers = sorted([*numbers, *(n for n in unread if path_stem(str(files[n].path)) not in read)])
+    return Recordings(numbers=numbers, names=[shown_name(files[number]) for number in numbers])
+
+
+def _places(files: Sequence[SourceFile], recordings: Recordings) -> dict[str, Any]:
+    """Returns where the recordings are; each entry of `source.manifest` is cut into shards by itself."""
+    first: dict[int, int] = {}
+    for number in recordings.numbers:
+        first.setdefault(files[number].entry, number)
+    stats = [files[number].stat for number in recordings.numbers]
+    return {
+        "sample_id": pa.array([path_stem(name) for name in recordings.names], pa.large_string()),
+        "group": pa.array([first[files[number].entry] for number in recordings.numbers], pa.int32()),
+        "file": pa.array(recordings.numbers, pa.int32()),
+        "member": pa.array(recordings.names, pa.large_string()),
+        "size": pa.array([0 if stat is None else stat[SIZE] for stat in stats], pa.int64()),
+    }
+
+
+def _texts(
+    files: Sequence[SourceFile], recordings: Recordings, failures: Failures, unused: Unused
+) -> Iterator[str | None]:
+    """Yields the text of every recording, from the files beside it."""
+    taken = set(recordings.numbers)
+    others = {
+        str(file.path): file
+        for number, file in enumerate(files)
+        if number not in taken and not file.path.name.lower().endswith(UNREAD)
+    }
+    listed = _listed_texts([file for file in others.values() if file.path.name.endswith(_LISTS)])
+    beside = {path: file for path, file in others.items() if not path.endswith(_LISTS)}
+    used = set()
+    for row, number in enumerate(recordings.numbers):
+        stem = path_stem(str(files[number].path))
+        found = next((path for ending in _BESIDE if (path := stem + ending) in beside), None)
+        if found is None:
+            yield listed.pop(stem, None)
+            continue
+        used.add(found)
+        try:
+            yield _text(beside[found].path)
+        except UnicodeDecodeError as err:
+            message = f"{found} is not UTF-8: {err}; save it as UTF-8"
+            failures.add(row, path_stem(recordings.names[row]), "bad_text", message)
+            yield None
+    unused.merge({_NO_RECORDING: len(beside) - len(used) + len(listed)})
+
+
+def _text(path: Path) -> str:
+    """Returns the text of a file. Raises UnicodeDecodeError, ManifestError where it cannot be read."""
+    try:
+        with at_hand(path) as local:
+            return local.read_bytes().decode("utf-8-sig").strip()
+    except OSError as err:
+        raise ManifestError(
+            f"cannot read {path}: {err.strerror}; check its permissions, or remove it", code="FB201"
+        ) from err
+
+
+def _listed_texts(lists: Sequence[SourceFile]) -> dict[str, str]:
+    """Returns the texts of `*.trans.txt` by the path of their recording without its extension."""
+    texts: dict[str, str] = {}
+    for file in lists:
+        for number, line in manifest_lines(file.path):
+            try:
+                name, _, text = line.decode("utf-8").strip().partition(" ")
+            except UnicodeDecodeError as err:
+                raise ManifestError(
+                    f"{file.path}, line {number}: is not UTF-8: {err}; correct the line", code="FB203"
+                ) from err
+            texts[str(file.path.parent / name)] = text.strip()
+    return texts
+
+
+class _Pictures(NamedTuple):
+    """Some images of one entry of `source.manifest`. texts: files beside them, by path without extension.
+
+    others: what of the entry is no image, counted by what it is.
+    """
+
+    images: Sequence[SourceFile]
+    texts: Mapping[str, SourceFile]
+    others: Mapping[str, int]
+
+
+def _picture_pieces(whole: Piece, files: Sequence[SourceFile]) -> Iterator[Piece]:
+    """Yields the images of each entry in the order of their paths, up to 16384 a piece; all of an entry are one group.
+
+    Texts are among the files where they are read, see `SourceKind.files_of`.
+    """
+    for entry, written in enumerate(whole.source.manifests):
+        own = [(number, file) for number, file in enumerate(files) if file.entry == entry]
+        images = [(number, file) for number, file in own if is_picture(file)]
+        if not images:
+            raise ManifestError(f"{written}: no images; add them, or correct source.manifest", code="FB204")
+        texts = {path_stem(str(file.path)): file for _, file in own if file.path.name.lower().endswith(TEXT_OF_IMAGE)}
+        others = _others(Path(written), {str(file.path) for _, file in own})
+        if lonely := texts.keys() - {path_stem(str(file.path)) for _, file in images}:
+            others[NO_OWNER] = len(lonely)
+        group, first = images[0]
+        for start in range(0, len(images), IMAGES_PER_PART):
+            chosen = tuple(file for _, file in images[start : start + IMAGES_PER_PART])
+            stems = {path_stem(str(file.path)) for file in chosen}
+            pictures = _Pictures(chosen, {stem: texts[stem] for stem in stems & texts.keys()}, others)
+            yield replace(whole, group=group, name=shown_name(first), path=str(first.path), files=pictures)
+            others = {}
+
+
+def _read_pictures(piece: Piece, rows: Sink) -> None:
+    """Gives a row an image. Its id is the path below the folder without its extension, with it where that is taken.
+
+    Its class is the first folder below that of `source.manifest`, as torchvision's ImageFolder has it; an image beside
+    the folders has none. Its text is that of `NAME.txt` beside it, in UTF-8.
+    """
+    pictures: _Pictures = piece.files
+    for image in pictures.images:
+        name = shown_name(image)
+        record = partial(_picture, image, name, piece.reads, pictures.texts.get(path_stem(str(image.path))))
+        rows.take(record, where=name, stem=path_stem(name))
+    rows.unused.merge(pictures.others)
+
+
+def _picture(image: SourceFile, name: str, reads: Reads, beside: SourceFile | None) -> Record:
+    fields = {}
+    if reads == "labels" and "/" in name:
+        fields["label"] = name.partition("/")[0]
+    if reads == "texts" and beside is not None:
+        fields["text"] = _text_of_picture(beside)
+    # A size, also of a whole file: a listed file without one is a table of images.
+    size = 0 if image.stat is None else image.stat[SIZE]
+    return Record(fields, [Place(path=str(image.path), size=size)])
+
+
+def _text_of_picture(file: SourceFile) -> str:
+    if file.stat is not None and file.stat[SIZE] > MAX_TEXT_BYTES:
+        raise SampleError(
+            "too_large", f"{shown_name(file)} has {file.stat[SIZE]} bytes, wanted at most {MAX_TEXT_BYTES}"
+        )
+    try:
+        return _text(file.path)
+    except UnicodeDecodeError as err:
+        raise SampleError("bad_text", f"{shown_name(file)} is not UTF-8: {err}; save it as UTF-8") from err
+
+
+def _others(folder: Path, listed: Set[str]) -> dict[str, int]:
+    """Returns how many files of a folder are hidden, and how many of the rest nothing reads. listed: paths."""
+    if not is_folder(folder):
+        return {}
+    found: Counter[str] = Counter()
+    for name in _names_below(folder):
+        if any(part.startswith(".") for part in name.split("/")):
+            found[HIDDEN] += 1
+        elif f"{folder}/{name}" not in listed:
+            found[NO_IMAGE] += 1
+    return dict(found)
+
+
+def _names_below(folder: Path) -> Iterator[str]:
+    if place_of(folder) is not None:
+        yield from (path.relative_to(folder).as_posix() for path in files_below(folder, lambda _: True))
+        return
+    for base, _, names in walk(folder):
+        yield from (os.path.relpath(f"{base}/{name}", folder) for name in names)
+
+
+READER = Reader(
+    read=_read_pictures,
+    pieces=_picture_pieces,
+    recordings=RecordingLister(list=list_folder, locate=locate_files),
+    lists_media=True,
+)
+
+
+_NO_ROW = -1
+
+
+def read_texts(
+    source: SourceConfig, files: Sequence[SourceFile], names: Sequence[str], failures: Failures, unused: Unused
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the columns of `source.texts`, and those that are kept, by recording; null where no row means one.
+
+    names: of the recordings, relative to their folder. Rows that mean no recording, or one that an earlier row means,
+    have failed, behind the recordings. Raises ManifestError where a row may mean several recordings.
+    """
+    number = next(n for n, file in enumerate(files) if file.path == Path(source.texts or ""))
+    table = open_rows(files[number], number, source)
+    columns, kept = table.values()
+    paths = table.paths().to_pylist()
+    unused.add(table.unused, rows=len(paths))
+    matched = _Matched(names, files[number].path, len(paths))
+    for row, (written, sample_id) in enumerate(zip(paths, columns["sample_id"].to_pylist(), strict=True)):
+        if (problem := table.problems.get(row) or matched.problem(row, written)) is not None:
+            failures.add(len(names) + row, sample_id, *problem)
+    meant = matched.meant != _NO_ROW
+    spans = {name: column for name, column in columns.items() if name.startswith(SPAN)}
+    rows = {"file": pa.array(matched.meant), "sample_id": columns["sample_id"], "text": columns["text"], **spans}
+    of_table = row_table(rows, num_rows=len(paths)).filter(pa.array(meant))
+    of_table = refuse_differing(of_table, lambda recording, _: f"{files[number].path}: {names[recording]}")
+    if SEVERAL in of_table.column_names:
+        columns[SEVERAL] = pa.array(np.isin(np.arange(len(paths)), of_table["row"].filter(of_table[SEVERAL])))
+    places = pa.array(matched.rows, mask=matched.rows == _NO_ROW)
+    found = {name: column.take(places) for name, column in columns.items() if column is not None}
+    if (given_s := found.get("duration_s")) is not None:
+        found["duration_s"] = pc.fill_null(given_s, float("nan"))
+    stems = pa.array([path_stem(name) for name in names], pa.large_string())
+    explicit = found.pop("explicit_id", None)
+    if explicit is None:
+        del found["sample_id"]
+    else:
+        found["explicit_id"] = pc.fill_null(explicit, fill_value=False)
+        found["sample_id"] = pc.if_else(found["explicit_id"], found["sample_id"], stems)
+    return found, {name: column.take(places) for name, column in kept.items()}
+
+
+class _Matched:
+    """The row of every recording. rows: int64 [recordings], `_NO_ROW` where there is none. meant: the other way."""
+
+    def __init__(self, names: Sequence[str], table: Path, num_rows: int) -> None:
+        self._names, self._table = names, table
+        self.meant: Array = np.full(num_rows, _NO_ROW, np.int64)
+        self.rows: Array = np.full(len(names), _NO_ROW, np.int64)
+        self._known: list[dict[str, list[int]]] = [{}, {}, {}, {}]
+        for number, name in enumerate(names):
+            for known, form in zip(self._known, _forms(name), strict=True):
+                known.setdefault(form, []).append(number)
+
+    def problem(self, row: int, written: str | None) -> tuple[str, str] | None:
+        """Returns why a row gives no recording its text, as reason and message; None where it does."""
+        where = f"{self._table}, row {row + 1}"
+        if not written:
+            return "missing_file", f"{where}: it names no recording; correct the row"
+        name = written.removeprefix("./")
+        # A path goes before the bare name of a file, and a name with its extension before one without.
+        found = next((numbers for known in self._known if (numbers := known.get(name)) is not None), None)
+        if found is None:
+            return "missing_file", f"{where}: no recording is {written!r}; correct the row or add the file"
+        if len(found) > 1:
+            one, other = (self._names[number] for number in found[:2])
+            raise ManifestError(
+                f"{where}: {written!r} may be {one!r} or {other!r}; write the path below source.manifest in the table",
+                code="FB203",
+            )
+        self.meant[row] = found[0]
+        if self.rows[found[0]] != _NO_ROW:
+            first = int(self.rows[found[0]]) + 1
+            return "repeated_row", f"{where}: row {first} is of the same recording, {written!r}; keep one of them"
+        self.rows[found[0]] = row
+        return None
+
+
+def _forms(name: str) -> Iterator[str]:
+    """Yields how a table may call a recording: path, path without extension, file name, file name without extension."""
+    bare = name.rpartition("/")[2]
+    yield from (name, path_stem(name), bare, path_stem(bare))

@@ -1,0 +1,300 @@
+"""Images in tables, typed or of text, with a row a conversation, or an image with a class, with a text or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.config.data import COLUMNS_READ, TABLE_FILES, Reads, SourceColumns
+from forebay.errors import ManifestError
+from forebay.rows.kept_columns import require_columns
+from forebay.rows.manifest import WHOLE_FILE
+from forebay.rows.meanings.conversation import IDS, MESSAGES, REFUSED_OF_ROW
+from forebay.rows.meanings.image_class import declared_classes, named_labels, written_label
+from forebay.rows.reader import Piece, Place, Record, Sink, one_a_file
+from forebay.rows.readers.arrow_files import (
+    DEFAULTS,
+    HfFile,
+    damaged,
+    holds_media,
+    is_bytes,
+    is_list,
+    is_text,
+    list_place,
+)
+from forebay.rows.readers.csv_tables import Wanted, read_csv
+from forebay.rows.readers.jsonl import line_runs, read_lines
+
+_TEXTS, _LINES, _TYPED = (".csv", ".tsv"), (".jsonl", ".json"), (".parquet", ".arrow")
+
+_ROWS_PER_PART = 16_384
+
+_ROWS_PER_BATCH = 4096
+
+_IMAGES_PER_BATCH = 32
+"""Rows that are held at once where their images are read with them."""
+
+_IDS = tuple(sorted(IDS, reverse=True))
+
+_HELD = {"system", *REFUSED_OF_ROW}
+"""Columns that are looked at for whether a row has a value, beside those of texts."""
+
+
+def table_runs(path: Path) -> Iterator[tuple[int, int, int]]:
+    """Yields the runs of a table: a CSV as a whole, JSON lines and row groups in runs.
+
+    Raises ManifestError for other names.
+    """
+    ending = path.suffix.lower()
+    if ending not in (*_TEXTS, *_LINES, *_TYPED):
+        wanted = ", ".join(name[1:] for name in TABLE_FILES)
+        raise ManifestError(f"{path}: the name of a table ends in {wanted}; rename it", code="FB205")
+    runs = line_runs if ending in _LINES else file_runs if ending in _TYPED else one_a_file
+    yield from runs(path)
+
+
+def read_table(piece: Piece, rows: Sink) -> None:
+    """Gives the rows of a piece of a table.
+
+    The image column holds a path relative to the table, in a CSV also a JSON list of paths; of parquet and arrow bytes
+    too, as in `hf`. Text by `source.columns.messages` (in a CSV as JSON), else `source.columns.question` and
+    `source.columns.answer`; optional `system`. Or `source.columns.label`, in a CSV one value or a JSON list, or
+    `source.columns.text`, by what is read. An empty value of a CSV is none. Rows that cannot be used have their
+    reasons, `bad_row` and `bad_text` of a CSV among them. Raises ManifestError for a file that is no such table.
+    """
+    ending = Path(piece.path).suffix.lower()
+    if ending in _TYPED:
+        read_typed(piece, rows)
+    elif ending in _LINES:
+        read_lines(piece, rows, renamed=lambda fields: _renamed(fields, piece.source.columns, piece.reads))
+    else:
+        _read_csv(piece, rows)
+
+
+def _renamed(fields: Mapping[str, Any], columns: SourceColumns, reads: Reads) -> dict[str, Any]:
+    """Returns the fields of a line under the names that rows have."""
+    names = COLUMNS_READ[reads]
+    given = {name: column for name in names if (column := getattr(columns, name)) not in (None, name)}
+    rest = {name: value for name, value in fields.items() if name not in given and name not in given.values()}
+    return rest | {name: fields[column] for name, column in given.items() if column in fields}
+
+
+def _read_csv(piece: Piece, rows: Sink) -> None:
+    source, columns = piece.source, piece.source.columns
+    named = {name: getattr(columns, name) or name for name in COLUMNS_READ[piece.reads]}
+    if piece.reads == "conversations":
+        named["system"] = "system"
+    if columns.id is None:
+        named |= {name: name for name in IDS}
+    table = read_csv(Path(piece.path), Wanted(frozenset((*named.values(), *source.keep_columns)), columns.image))
+    names: list[str] = table.schema.names
+    _require_named(piece, names)
+    require_columns(source.keep_columns, names, where=piece.path)
+    found = {name: table.values[column].to_pylist() for name, column in named.items() if column in names}
+    kept = {name: table.part(name).to_pylist() for name in source.keep_columns}
+    for row in range(len(table)):
+        if (problem := table.problems.get(row)) is not None:
+            rows.reject(None, *problem)
+            continue
+        fields = {name: value for name, values in found.items() if (value := values[row]) is not None}
+        if "label" in fields:
+            fields["label"] = written_label(fields["label"])
+        record = Record(fields, None, {name: values[row] for name, values in kept.items()}, ("messages", "image"))
+        rows.take(record, where=f"{piece.name}, row {row + 1}", number=row + 1)
+    rows.unused.add({*names} - {*named.values(), *source.keep_columns}, rows=len(table))
+
+
+def _require_named(piece: Piece, names: Sequence[str]) -> None:
+    """Raises ManifestError where a table lacks what is read of it, or a column by another name than its default."""
+    columns, reads = piece.source.columns, piece.reads
+    for name in COLUMNS_READ[reads]:
+        column = getattr(columns, name)
+        if column is not None and column not in names and column != getattr(DEFAULTS, name):
+            raise _no_column(piece, f"{column} (source.columns.{name})", names)
+    if _lacks_text(reads, {name for name in COLUMNS_READ[reads] if getattr(columns, name) in names}):
+        raise _no_column(piece, _wanted_text(columns, reads), names)
+
+
+def file_runs(path: Path) -> Iterator[tuple[int, int, int]]:
+    """Yields (first row group or record batch, end, first row) of runs of a data file."""
+    starts = HfFile(path).part_starts()
+    start = 0
+    while start < len(starts) - 1:
+        last = int(np.searchsorted(starts, starts[start] + _ROWS_PER_PART, side="right")) - 1
+        stop = max(start + 1, last)
+        yield start, stop, starts[start]
+        start = stop
+
+
+def read_typed(piece: Piece, rows: Sink) -> None:
+    """Gives the rows of some row groups or record batches of a data file.
+
+    The image column is `Image()` (bytes, path or both), binary, strings (paths relative to the data file), or a list of
+    one of these; null is no image. Text by `source.columns.messages` (a list, or its JSON; left at its default also
+    `conversations`), else `source.columns.question` and `source.columns.answer`; optional `sample_id` or `id`,
+    `system`. Or `source.columns.label` (a ClassLabel is its names) or `source.columns.text`, by what is read. Other
+    columns are counted by name, or refused row by row as `canonical` does. No image is read where parquet's statistics
+    say that all are there. Raises ManifestError for missing columns and other types.
+    """
+    file = HfFile(Path(piece.path))
+    images = _ImageColumn(file, piece)
+    text = _text_columns(file, piece)
+    require_columns(piece.source.keep_columns, file.schema.names, where=piece.path)
+    text |= {name: name for name in piece.source.keep_columns}
+    taken = {*text.values(), piece.source.columns.image}
+    held = [name for name in file.schema.names if name in _HELD - taken] if piece.reads == "conversations" else []
+    classes = declared_classes(file.schema, text["label"]) if "label" in text else None
+    columns = list(dict.fromkeys([*text.values(), *held, *images.leaves]))
+    is_large = any(map(_holds_bytes, (file.schema.field(name).type for name in held)))
+    batch_rows = _IMAGES_PER_BATCH if is_large else images.batch_rows
+    number = piece.first
+    parts = range(piece.start, piece.stop)
+    try:
+        starts = np.asarray(file.part_starts())
+        for batch in file.batches(parts, columns, batch_rows=batch_rows):
+            runs = np.searchsorted(starts, np.arange(number, number + len(batch)), side="right")
+            values = {name: batch[column].to_pylist() for name, column in text.items()}
+            values |= {name: _values(batch[name]) for name in held}
+            if classes is not None:
+                values["label"] = [*named_labels(values["label"], classes)]
+            for position, places in enumerate(images.places(batch, number, runs.tolist())):
+                record = Record({name: c[position] for name, c in values.items()}, places, nested=("messages",))
+                row = number + position + 1
+                rows.take(record, where=f"{piece.name}, row {row}", number=row)
+            number += len(batch)
+    except (OSError, pa.ArrowException) as err:
+        raise damaged(piece.path, err) from err
+    rows.unused.add(set(file.schema.names) - taken - {*held}, rows=number - piece.first)
+    rows.classes = classes
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """The values of a column; of one that holds encoded media whether each row has any, as True or None."""
+    if not _holds_bytes(column.type):
+        values: list[Any] = column.to_pylist()
+        return values
+    is_there = column.is_valid()
+    if is_list(column.type):
+        is_there = pc.fill_null(pc.greater(pc.list_value_length(column), 0), fill_value=False)
+    return [found or None for found in is_there.to_pylist()]
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    if is_list(kind):
+        return _holds_bytes(kind.value_type)
+    if pa.types.is_struct(kind):
+        return any(_holds_bytes(child.type) for child in kind)
+    return is_bytes(kind)
+
+
+def _text_columns(file: HfFile, piece: Piece) -> dict[str, str]:
+    """The columns of texts and ids by their names in a row. Raises ManifestError where there are none."""
+    columns, names = piece.source.columns, file.schema.names
+    wanted = {name: getattr(columns, name) for name in COLUMNS_READ[piece.reads] if name not in ("image", "id")}
+    found = {name: column for name, column in wanted.items() if column in names}
+    if piece.reads == "conversations" and "messages" not in found and columns.messages == MESSAGES[0]:
+        found |= {"messages": MESSAGES[1]} if MESSAGES[1] in names else {}
+    ids = {name: name for name in _IDS if name in names} if columns.id is None else {"id": columns.id}
+    for name, column in {**wanted, **ids}.items():
+        if column not in names and column != getattr(DEFAULTS, name):
+            raise _no_column(piece, f"{column} (source.columns.{name})", names)
+    if _lacks_text(piece.reads, found):
+        raise _no_column(piece, _wanted_text(columns, piece.reads), names)
+    return found | ids
+
+
+def _lacks_text(reads: Reads, found: Collection[str]) -> bool:
+    """Says whether a table with these of the columns of `[source.columns]` does not hold what rows are read as."""
+    if reads == "conversations":
+        return "messages" not in found and not {"question", "answer"} <= {*found}
+    return reads != "images" and {"labels": "label", "texts": "text"}[reads] not in found
+
+
+def _wanted_text(columns: SourceColumns, reads: Reads) -> str:
+    """Returns what to call the columns that rows are read from, beside the image's."""
+    if reads == "conversations":
+        return f"{columns.messages}, nor {columns.question} and {columns.answer}"
+    return columns.label if reads == "labels" else columns.text
+
+
+def _no_column(piece: Piece, what: str, names: Sequence[str]) -> ManifestError:
+    """Returns the error for a table without a column that is read."""
+    *others, last = (name for name in COLUMNS_READ[piece.reads] if name != "id")
+    listed = f"{', '.join(others)} or {last}" if others else last
+    return ManifestError(
+        f"{piece.path}: no column {what}; it has {', '.join(names)}; set {listed} under [source.columns]", code="FB202"
+    )
+
+
+class _ImageColumn:
+    """The image column of a data file: what of it has to be read to know which rows have how many images, and where."""
+
+    def __init__(self, file: HfFile, piece: Piece) -> None:
+        self._name = name = piece.source.columns.image
+        if name not in file.schema.names:
+            raise _no_column(piece, f"{name} (source.columns.image)", file.schema.names)
+        kind = file.schema.field(name).type
+        self._is_list = is_list(kind)
+        element = kind.value_type if self._is_list else kind
+        if not holds_media(element):
+            raise ManifestError(
+                f"{piece.path}: column {name} is {kind}, wanted images as bytes or path, or a list of them",
+                code="FB203",
+            )
+        children = {field.name for field in element} if pa.types.is_struct(element) else set()
+        self.leaves, self._all_inside = [name], False
+        has_bytes = "bytes" in children or is_bytes(element)
+        inside = next((p for p in file.leaves(name) if is_bytes(element) or p.endswith(".bytes")), name)
+        if has_bytes and file.is_filled(inside):
+            paths = [path for path in file.leaves(name) if children and path.endswith(".path")]
+            if paths or not self._is_list:
+                self.leaves, self._all_inside = paths, True
+        reads_images = has_bytes and not self._all_inside
+        self.batch_rows = _IMAGES_PER_BATCH if reads_images else _ROWS_PER_BATCH
+
+    def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Sequence[Place | str | None]]:
+        """Yields the images of each row: a place in the file, a path, or None if there are neither bytes nor a path."""
+        if not self.leaves:
+            yield from ([_inside(first + row, 0, run)] for row, run in enumerate(runs))
+            return
+        column = batch[self._name]
+        elements = column.flatten() if self._is_list else column.drop_null()
+        lengths = (
+            pc.fill_null(pc.list_value_length(column), 0) if self._is_list else pc.cast(column.is_valid(), "int32")
+        )
+        inside, paths = self._contents(elements)
+        start = 0
+        for row, (count, run) in enumerate(zip(lengths.to_pylist(), runs, strict=True)):
+            yield [
+                _inside(first + row, position, run) if inside[start + position] else paths[start + position]
+                for position in range(count)
+            ]
+            start += count
+
+    def _contents(self, elements: pa.Array) -> tuple[list[bool], list[str | None]]:
+        """Whether each image has its bytes in the file, and its path."""
+        nothing: list[str | None] = [None] * len(elements)
+        if is_text(elements.type):
+            return [False] * len(elements), elements.to_pylist()
+        if is_bytes(elements.type):
+            return elements.is_valid().to_pylist(), nothing
+        children = {field.name for field in elements.type}
+        paths = pc.struct_field(elements, "path").to_pylist() if "path" in children else nothing
+        if self._all_inside:
+            return [True] * len(elements), paths
+        inside = (
+            pc.struct_field(elements, "bytes").is_valid().to_pylist()
+            if "bytes" in children
+            else [False] * len(elements)
+        )
+        return inside, paths
+
+
+def _inside(row: int, position: int, run: int) -> Place:
+    member = f"row {row + 1}, image {position + 1}" if position else ""
+    return Place(None, member, list_place(row, position), WHOLE_FILE, run)

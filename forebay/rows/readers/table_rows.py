@@ -1,0 +1,369 @@
+"""One table of recordings, whatever its form: what `kind = "hf"` and `kind = "table"` share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.config.data import SourceColumns, SourceConfig
+from forebay.errors import ManifestError
+from forebay.rows.kept_columns import require_columns
+from forebay.rows.manifest import joined, rejections, row_table
+from forebay.rows.meanings.conversation import IDS
+from forebay.rows.meanings.recordings import SPANS, duration_of, fill_durations, locate_files, located, spans_of
+from forebay.rows.named_files import NamedFiles, path_stem, usable_name
+from forebay.rows.reader import Failures, Located, LocateTask
+from forebay.rows.readers.arrow_files import (
+    DEFAULTS,
+    HfFile,
+    class_names,
+    holds_media,
+    holds_numbers,
+    is_bytes,
+    is_list,
+    is_text,
+)
+from forebay.rows.readers.tar_members import member_stems
+from forebay.steps.audio.given import HOP_S, matrix_of, num_valid
+from forebay.store.layout import Array
+from forebay.store.source_files import SourceFile
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of one manifest file; `path` names it in messages. unused: the names of those that were not read."""
+
+    table: pa.Table
+    path: Path
+    unused: frozenset[str] = frozenset()
+
+    def strings(self, name: str, *, nullable: bool) -> pa.ChunkedArray | None:
+        """Returns a column as large_string, None if it is missing. Raises ManifestError for other types, bad UTF-8."""
+        column = self._column(name)
+        if column is None:
+            return None
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        if not (is_text(kind) or (pa.types.is_null(kind) and nullable)):
+            raise self.wrong(name, f"is {column.type}, wanted string")
+        if not nullable and column.null_count:
+            raise self.wrong(name, "is null, wanted a string", row=first(pc.is_null(column)))
+        try:
+            column = pc.cast(column, pa.large_string())
+            column.validate(full=True)
+        except pa.ArrowInvalid as err:
+            raise self.wrong(name, f"is not UTF-8 text: {err}") from err
+        return column
+
+    def seconds(self, name: str) -> pa.ChunkedArray | None:
+        """Returns a column of durations as float64 with NaN for null, None where it is missing.
+
+        Any integer, float or decimal type is taken; other types raise ManifestError.
+        """
+        column = self._column(name)
+        if column is None:
+            return None
+        kind = column.type
+        if not (
+            pa.types.is_integer(kind)
+            or pa.types.is_floating(kind)
+            or pa.types.is_decimal(kind)
+            or pa.types.is_null(kind)
+        ):
+            raise self.wrong(name, f"is {kind}, wanted seconds as a number")
+        return pc.fill_null(pc.cast(column, pa.float64(), safe=False), float("nan"))
+
+    def ids(self, name: str) -> pa.ChunkedArray:
+        """Returns a column of lists of integers as large_string: the numbers in decimal, parted by spaces."""
+        column = self.table[name]
+        if not is_list(column.type) or not pa.types.is_integer(column.type.value_type):
+            raise self.wrong(name, f"is {column.type}, wanted lists of token ids")
+        column = pc.cast(column, pa.large_list(column.type.value_type))
+        column = pc.cast(column, pa.large_list(pa.large_string()))
+        return pc.binary_join(column, pa.scalar(" ", pa.large_string()))
+
+    def wrong(self, name: str, problem: str, *, row: int | None = None) -> ManifestError:
+        """Returns the error that names file, column and, counted from 1, row."""
+        where = f"{self.path}, row {row + 1}" if row is not None else f"{self.path}"
+        return ManifestError(f"{where}: column {name} {problem}; correct the manifest", code="FB203")
+
+    def _column(self, name: str) -> pa.ChunkedArray | None:
+        if name not in self.table.column_names:
+            return None
+        if self.table.column_names.count(name) > 1:
+            raise self.wrong(name, "occurs more than once, wanted it once")
+        return self.table[name]
+
+
+def first(mask: Any) -> int:
+    """Returns the position of the first true value."""
+    return int(np.argmax(np.asarray(mask)))
+
+
+Problems = dict[int, tuple[str, str]]
+"""Reason and message by row, of rows that cannot be used."""
+
+
+class Table(Protocol):
+    """One table whose columns are read by name. `HfFile` is one."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The names and types of all columns."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def columns(self, names: list[str]) -> pa.Table:
+        """Returns whole columns by name; `media.path` is a field of a struct, returned as column `path`."""
+        ...
+
+    def has_values(self, name: str) -> Array:
+        """Returns bool [rows], whether a column has a value."""
+        ...
+
+    def part(self, name: str) -> pa.ChunkedArray:
+        """Returns a column as it may be kept, see `kept.part_of`."""
+        ...
+
+
+class TableRows:
+    """The rows of one table."""
+
+    def __init__(
+        self,
+        manifest: SourceFile,
+        number: int,
+        source: SourceConfig,
+        table: Table,
+        *,
+        durations: tuple[str, ...] = (),
+        problems: Mapping[int, tuple[str, str]] | None = None,
+    ) -> None:
+        """number: of the file. durations: columns that hold durations where `source.columns` names none.
+
+        problems: rows that are known to be bad. Raises ManifestError for columns that are missing or of other types,
+        ConfigError for a missing one of `source.keep_columns`.
+        """
+        self._manifest, self._number = manifest, number
+        self._source, self._columns = source, source.columns
+        self._table = table
+        self._bad: Problems = dict(problems or {})
+        self._names: list[str] = table.schema.names
+        named = self._columns.duration
+        self._durations = () if self._columns.features is not None else durations if named is None else (named,)
+        self._audio_kind = self._checked_audio_kind()
+        require_columns(source.keep_columns, self._names, where=str(manifest.path))
+
+    @property
+    def unused(self) -> set[str]:
+        """The columns that nothing takes."""
+        return set(self._names) - taken_columns(self._source, durations=self._durations)
+
+    def rows(self, files: NamedFiles, start: int) -> tuple[pa.Table, pa.Table]:
+        """Returns the rows, numbered from `start`, and those that cannot be used."""
+        inside, paths = self._audio()
+        count = len(self._table)
+        numbers, problems = self._numbers(files, inside, paths)
+        table = row_table(
+            {
+                "row": pa.array(np.arange(start, start + count)),
+                "group": pa.array(np.full(count, self._number, np.int32)),
+                "file": pa.array(numbers),
+                "member": pc.fill_null(paths, ""),
+                "offset": pa.array(np.where(inside, np.arange(count), 0)),
+                **self._values(paths),
+            },
+            num_rows=count,
+            kept=self._kept(),
+        )
+        bad = np.zeros(count, bool)
+        bad[list(problems)] = True
+        gone = table.filter(pa.array(bad))
+        found = [problems[row] for row in sorted(problems)]
+        failed = rejections(
+            gone["row"],
+            gone["sample_id"],
+            kind="failed",
+            reason=[reason for reason, _ in found],
+            message=pa.array([message for _, message in found], pa.large_string()),
+        )
+        return table.filter(pa.array(~bad)), failed
+
+    def paths(self) -> Any:
+        """Returns the paths of the audio column, null where a row has none."""
+        return self._audio()[1]
+
+    @property
+    def problems(self) -> Mapping[int, tuple[str, str]]:
+        """Reason and message of the rows that are known to be bad."""
+        return self._bad
+
+    def values(self) -> tuple[dict[str, Any], dict[str, pa.ChunkedArray]]:
+        """Returns what the table says of its rows beside the places of the audio, and the columns that are kept."""
+        return self._values(self.paths()), self._kept()
+
+    def _values(self, paths: Any) -> dict[str, Any]:
+        columns = Columns(self._plain_columns(), self._manifest.path)
+        ids, explicit = self._ids(columns, paths)
+        return {
+            "sample_id": ids,
+            "explicit_id": explicit,
+            "duration_s": next((c for n in self._durations if (c := columns.seconds(n)) is not None), None),
+            "language": self._language(columns),
+            "prompt": columns.strings("prompt", nullable=True),
+            "text": self._text(columns),
+            **self._spans(),
+        }
+
+    def _spans(self) -> dict[str, Any]:
+        names = [name for name in self._names if name in SPANS and self._names.count(name) == 1]
+        return {} if self._columns.features is not None or not names else spans_of(self._table.columns(names))
+
+    def _kept(self) -> dict[str, pa.ChunkedArray]:
+        return {name: self._table.part(name) for name in self._source.keep_columns}
+
+    def _checked_audio_kind(self) -> Any:
+        named = self._columns
+        name, is_given = named.media, named.features is not None
+        for setting in ("features" if is_given else "audio", "text", "language", "id", "duration", "labels"):
+            column, is_needed = getattr(named, setting), setting in ("audio", "features")
+            if column not in self._names and (is_needed or column != getattr(DEFAULTS, setting)):
+                near = difflib.get_close_matches(column, self._names, n=1)
+                raise ManifestError(
+                    f"{self._manifest.path}: no column {column} (source.columns.{setting}); "
+                    f"it has {', '.join(self._names)}{f'; did you mean {near[0]}?' if near else ''}",
+                    code="FB202",
+                )
+        kind = self._table.schema.field(name).type
+        if is_given and not holds_numbers(kind):
+            raise ManifestError(
+                f"{self._manifest.path}: column {name} is {kind}, wanted features as a matrix of floats "
+                "[n_mels, 3000] a row; of an extractor's batch of one, save input_features[0]",
+                code="FB203",
+            )
+        if not is_given and not holds_media(kind):
+            raise ManifestError(
+                f"{self._manifest.path}: column {name} is {kind}, wanted audio as bytes or path", code="FB203"
+            )
+        return kind
+
+    def _audio(self) -> tuple[Array, Any]:
+        """bool [rows], bytes are in the row; the paths, null where there is none."""
+        name, kind, count = self._columns.media, self._audio_kind, len(self._table)
+        no_paths = pa.nulls(count, pa.large_string())
+        if is_bytes(kind) or holds_numbers(kind):
+            return self._table.has_values(name), no_paths
+        if is_text(kind):
+            return np.zeros(count, bool), Columns(self._table.columns([name]), self._manifest.path).strings(
+                name, nullable=True
+            )
+        children = {field.name for field in kind}
+        inside = self._table.has_values(f"{name}.bytes") if "bytes" in children else np.zeros(count, bool)
+        if "path" not in children:
+            return inside, no_paths
+        paths = Columns(self._table.columns([f"{name}.path"]), self._manifest.path)
+        return inside, paths.strings("path", nullable=True)
+
+    def _numbers(self, files: NamedFiles, inside: Array, paths: Any) -> tuple[Array, Problems]:
+        """The file of each row; why a row cannot be used, by row."""
+        numbers = np.full(len(self._table), self._number, np.int32)
+        problems = dict(self._bad)
+        reason = "missing_file" if self._columns.features is None else "missing_features"
+        outside = np.flatnonzero(~inside)
+        for row, written in zip(outside.tolist(), paths.take(pa.array(outside)).to_pylist(), strict=True):
+            if row in problems:
+                continue
+            nothing = "is null" if holds_numbers(self._audio_kind) else "has neither bytes nor a path"
+            problem = nothing if written is None else usable_name(written)
+            if problem:
+                where = f"{self._manifest.path}, row {row + 1}: column {self._columns.media} {problem}"
+                problems[row] = (reason, where)
+            else:
+                numbers[row] = files.number(written, manifest=self._manifest)
+        return numbers, problems
+
+    def _taken(self) -> frozenset[str]:
+        return taken_columns(self._source, durations=self._durations) - {self._columns.media}
+
+    def _text(self, columns: Columns) -> Any:
+        labels = self._columns.labels
+        return columns.strings(self._columns.text, nullable=True) if labels is None else columns.ids(labels)
+
+    def _plain_columns(self) -> pa.Table:
+        wanted = self._taken()
+        return self._table.columns([name for name in self._names if name in wanted])
+
+    def _ids(self, columns: Columns, paths: Any) -> tuple[Any, Any]:
+        derived = joined(path_stem(self._manifest.path.name), "/", pa.array(np.arange(len(self._table))))
+        named = member_stems(paths)
+        derived = pc.coalesce(pc.if_else(pc.equal(named, ""), pa.scalar(None, pa.large_string()), named), derived)
+        name = next((name for name in _id_names(self._columns) if name in columns.table.column_names), None)
+        if name is None:
+            return derived, None
+        if pa.types.is_integer(columns.table[name].type):
+            given = pc.cast(columns.table[name], pa.large_string())
+        else:
+            given = columns.strings(name, nullable=True)
+        return pc.coalesce(given, derived), pc.is_valid(given)
+
+    def _language(self, columns: Columns) -> Any:
+        name = self._columns.language
+        if name not in columns.table.column_names or not pa.types.is_integer(columns.table[name].type):
+            return columns.strings(name, nullable=True)
+        names = class_names(self._table.schema, name)
+        if names is None:
+            raise columns.wrong(name, f"is {columns.table[name].type}, wanted string or a ClassLabel")
+        codes = pc.cast(columns.table[name], pa.int64())
+        known = pc.and_(pc.greater_equal(codes, 0), pc.less(codes, len(names)))
+        return pa.array(names, pa.large_string()).take(pc.if_else(known, codes, pa.scalar(None, pa.int64())))
+
+
+def taken_columns(source: SourceConfig, *, durations: tuple[str, ...] = ()) -> frozenset[str]:
+    """Returns the names of all columns that a table is asked for, as far as it has them."""
+    columns = source.columns
+    text = columns.text if columns.labels is None else columns.labels
+    named = durations if columns.duration is None else (columns.duration,)
+    others = (*_id_names(columns), *named, *source.keep_columns)
+    return frozenset((columns.media, text, columns.language, "prompt", *others))
+
+
+def _id_names(columns: SourceColumns) -> tuple[str, ...]:
+    return IDS if columns.id is None else (columns.id,)
+
+
+def locate_rows(task: LocateTask) -> Located:
+    """Returns the durations of a task's rows: from the header of the bytes in the row, or of the file that it names."""
+    inside = pc.equal(task.rows["file"], task.group)
+    own = task.with_rows(task.rows.filter(inside))
+    unknown = np.flatnonzero(np.isnan(own.rows["duration_s"].to_numpy()))
+    file = HfFile(Path(task.paths[task.group])) if len(unknown) else None
+
+    def duration_s(position: int) -> float:
+        assert file is not None
+        return _duration_s(file, own.rows["offset"][position].as_py(), task.column)
+
+    failures = Failures()
+    durations = fill_durations(own, unknown, duration_s, failures)
+    found = located(own, {"duration_s": pa.array(durations)}, failures)
+    if len(own.rows) == len(task.rows):
+        return found
+    named = locate_files(task.with_rows(task.rows.filter(pc.invert(inside))))
+    return Located(
+        rows=pa.concat_tables([found.rows, named.rows]).sort_by("row"),
+        failed=pa.concat_tables([found.failed, named.failed]),
+        absent=named.absent,
+    )
+
+
+def _duration_s(file: HfFile, row: int, column: str) -> float:
+    data = file.encoded(row, column) or b""
+    if holds_numbers(file.schema.field(column).type):
+        return num_valid(matrix_of(data)) * HOP_S
+    return duration_of(lambda start, count: data[start : start + count], len(data))

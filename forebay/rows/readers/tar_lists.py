@@ -1,0 +1,369 @@
+"""Lists of clips in tars: `kind = "tar"`, parquet, and `kind = "filelist"`, TSV; only what they list is eligible."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pc_csv
+import pyarrow.parquet as pq
+
+from forebay.config.data import SourceConfig
+from forebay.errors import DecodeError, ManifestError
+from forebay.rows.kept_columns import concatenated, part_of, require_columns
+from forebay.rows.manifest import (
+    UNLOCATED,
+    Manifest,
+    Unused,
+    columns_of,
+    constant,
+    grouped,
+    require_rows,
+    row_table,
+    storable,
+)
+from forebay.rows.meanings.recordings import (
+    BOUNDS,
+    all_failed,
+    fill_durations,
+    header_duration_s,
+    located,
+    no_duration,
+    spans_of,
+)
+from forebay.rows.media_reader import opened
+from forebay.rows.named_files import NamedFiles, manifest_files, usable_name
+from forebay.rows.reader import Failures, Located, LocateTask, Reader, RecordingLister
+from forebay.rows.readers.json_lines import JsonError, decoded
+from forebay.rows.readers.table_rows import Columns, first
+from forebay.rows.readers.tar_members import (
+    NOT_FOUND,
+    Members,
+    Sidecar,
+    UnreadableTar,
+    find_rows,
+    member_stems,
+    members_of,
+    missing_reason,
+    name_array,
+    sidecar_of,
+    take_or_zero,
+    without_dot,
+)
+from forebay.rows.readers.webdataset import clip_duration_s
+from forebay.store.remote.raw.sources import at_hand
+from forebay.store.source_files import SourceFile
+from forebay.tar.members import TarIndex
+
+REQUIRED = ("tar_path", "tar_member_name", "transcript", "language", "duration_s")
+
+OPTIONAL = ("prompt", "sample_id")
+
+
+def list_tar(source: SourceConfig) -> Manifest:
+    """Returns the rows of parquet manifests, media not looked up yet.
+
+    Columns: `tar_path` (relative to the manifest), `tar_member_name`, `transcript`, `language`, `duration_s` (null:
+    read from the header), optional `prompt` and `sample_id`; others are counted by name. An id left out is the member's
+    name without its extension. Raises ManifestError for missing columns, other types and nulls in the first two.
+    """
+    manifests = manifest_files(source)
+    files = NamedFiles(manifests, source)
+    unused = Unused()
+    tables = [_read(manifest, files, unused, keep=source.keep_columns) for manifest in manifests]
+    rows = grouped(concatenated(tables))
+    require_rows(len(rows), manifests)
+    return Manifest(files=tuple(files.files), rows=rows, unused=unused.counts)
+
+
+def locate_tar(task: LocateTask) -> Located:
+    """Returns offset, size and duration of a task's rows; what the tar does not have has failed."""
+    index = task.tar_index()
+    if isinstance(index, UnreadableTar):
+        return all_failed(task, index)
+    members = task.rows["member"].combine_chunks()
+    found = find_rows(members, name_array(index))
+    failures = Failures()
+    fail_missing(task, index, found, members=members, failures=failures)
+    unknown = np.flatnonzero(np.isnan(task.rows["duration_s"].to_numpy()) & (found != NOT_FOUND))
+    with opened(index.path) if len(unknown) else contextlib.nullcontext(-1) as descriptor:
+
+        def duration_s(position: int) -> float:
+            row = found[position]
+            return header_duration_s(descriptor, offset=int(index.offsets[row]), size=int(index.sizes[row]))
+
+        durations = fill_durations(task, unknown, duration_s, failures)
+    columns = {
+        "offset": pa.array(take_or_zero(index.offsets, found)),
+        "size": pa.array(take_or_zero(index.sizes, found)),
+        "duration_s": pa.array(durations),
+    }
+    return located(task, columns, failures)
+
+
+def fail_missing(task: LocateTask, index: TarIndex, found: Any, *, members: Any, failures: Failures) -> None:
+    """Adds the rows whose member was not found to `failures`, with the reason that the tar's index gives."""
+    for position in np.flatnonzero(found == NOT_FOUND).tolist():
+        sample_id = task.rows["sample_id"][position].as_py()
+        reason, message = missing_reason(index, members[position].as_py(), task.name)
+        failures.add(task.rows["row"][position].as_py(), sample_id, reason, message)
+
+
+def read_columns(path: Path, required: Sequence[str], optional: Sequence[str], keep: Sequence[str] = ()) -> Columns:
+    """Returns the named columns of a parquet file. keep: those of `source.keep_columns`.
+
+    Raises ManifestError where it cannot be read or a required column is missing, ConfigError where a kept one is.
+    """
+    try:
+        with at_hand(path) as local, pq.ParquetFile(local) as file:
+            names = file.schema_arrow.names
+            _require_columns(path, names, required)
+            require_columns(keep, names, where=str(path))
+            wanted = {*required, *optional, *keep}
+            return Columns(file.read(columns=[n for n in names if n in wanted]), path, frozenset(names) - wanted)
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as err:  # UnicodeDecodeError: of a damaged column name
+        raise ManifestError(f"{path} cannot be read as parquet: {err}; name a parquet manifest", code="FB205") from err
+
+
+def _read(manifest: SourceFile, files: NamedFiles, unused: Unused, *, keep: Sequence[str]) -> pa.Table:
+    columns = read_columns(manifest.path, REQUIRED, (*OPTIONAL, *BOUNDS), keep)
+    spans = spans_of(columns.table.drop_columns("duration_s"))
+    unused.add(columns.unused | BOUNDS.intersection(columns.table.column_names) - {*keep}, rows=len(columns.table))
+    members = without_dot(columns.strings("tar_member_name", nullable=False))
+    ids, explicit = _sample_ids(columns, members)
+    paths = columns.strings("tar_path", nullable=False)
+    numbers = _tar_numbers(
+        paths, manifest, files, lambda problem, rows: columns.wrong("tar_path", problem, row=first(rows))
+    )
+    count = len(columns.table)
+    return row_table(
+        {
+            "sample_id": ids,
+            "explicit_id": explicit,
+            "group": numbers,
+            "file": numbers,
+            "member": members,
+            "size": constant(UNLOCATED, count, pa.int64()),
+            "duration_s": columns.seconds("duration_s"),
+            "language": columns.strings("language", nullable=True),
+            "prompt": columns.strings("prompt", nullable=True),
+            "text": columns.strings("transcript", nullable=True),
+            **spans,
+        },
+        num_rows=count,
+        kept={name: part_of(columns.table[name], name, where=str(manifest.path)) for name in keep},
+    )
+
+
+def _sample_ids(columns: Columns, members: Any) -> tuple[Any, Any]:
+    given = columns.strings("sample_id", nullable=True)
+    if given is None:
+        return member_stems(members), None
+    empty = pc.fill_null(pc.equal(given, ""), fill_value=False)
+    if pc.any(empty).as_py():
+        raise columns.wrong("sample_id", "is empty, wanted an id or null", row=first(empty))
+    if not given.null_count:
+        return given, pc.is_valid(given)
+    return pc.coalesce(given, member_stems(members)), pc.is_valid(given)
+
+
+def _tar_numbers(
+    paths: Any, manifest: SourceFile, files: NamedFiles, wrong: Callable[[str, Any], ManifestError]
+) -> pa.Array:
+    """Returns the tar of every row, by its number. wrong: (problem, bool [rows]) -> the error for what is no name."""
+    encoded = paths.combine_chunks().dictionary_encode()
+    numbers = []
+    for code, written in enumerate(encoded.dictionary.to_pylist()):
+        if (problem := usable_name(written)) is not None:
+            raise wrong(problem, pc.equal(encoded.indices, code))
+        numbers.append(files.number(written, manifest=manifest))
+    return pa.array(np.asarray(numbers, np.int32)[encoded.indices.to_numpy()])
+
+
+def _require_columns(path: Path, names: Sequence[str], required: Sequence[str]) -> None:
+    """Raises ManifestError where a table does not have all the required columns."""
+    missing = [name for name in required if name not in names]
+    if missing:
+        raise ManifestError(
+            f"{path}: no column {', '.join(missing)}; it has {', '.join(names) or 'none'}; wanted "
+            f"{', '.join(required)}",
+            code="FB202",
+        )
+
+
+READER = Reader(recordings=RecordingLister(list=list_tar, locate=locate_tar, in_tars=True))
+
+
+COLUMNS = ("shard path", "sample id", "language", "duration in seconds")
+_FOUND = {
+    "member": pa.large_string(),
+    **dict.fromkeys(("offset", "size"), pa.int64()),
+    **dict.fromkeys(("stated_s", "duration_s"), pa.float64()),
+    **dict.fromkeys(("language", "prompt", "text"), pa.large_string()),
+}
+
+
+def list_filelist(source: SourceConfig) -> Manifest:
+    """Returns the rows of TSV files without header, media not looked up yet.
+
+    Columns: shard path (relative to the file), sample id (the member's name without extension), language, duration in
+    seconds; the last two may be empty. Nothing is quoted; blank lines are passed over.
+    Raises ManifestError, with the line, for other numbers of columns and durations that are no number.
+    """
+    manifests = manifest_files(source)
+    files = NamedFiles(manifests, source)
+    rows = grouped(pa.concat_tables([_read_list(manifest, files) for manifest in manifests]))
+    require_rows(len(rows), manifests)
+    return Manifest(files=tuple(files.files), rows=rows)
+
+
+def locate_filelist(task: LocateTask) -> Located:
+    """Returns place, duration, text and language of a task's rows; the text is that of `{id}.json` or `{id}.txt`.
+
+    An id without folders finds a member in a folder where only one has that name.
+    """
+    index = task.tar_index()
+    if isinstance(index, UnreadableTar):
+        return all_failed(task, index)
+    members = members_of(index)
+    finder = _Finder(members)
+    failures, unused = Failures(), Unused()
+    columns = [task.rows[name].to_pylist() for name in ("row", "sample_id", "member", "language", "duration_s")]
+    found: list[tuple[Any, ...]] = []
+    with opened(index.path) as descriptor:
+        for row, sample_id, written, language, duration_s in zip(*columns, strict=True):
+            stem = finder.stem(written)
+            values: tuple[Any, ...] = ("", 0, 0, None, math.nan, None, None, None)
+            if stem is None:
+                failures.add(row, sample_id, *_missing(index, written, task.name))
+            else:
+                try:
+                    values = _values(descriptor, index, members, stem, duration_s, unused)
+                except JsonError as err:
+                    reason = err.reason or "bad_metadata"
+                    failures.add(row, sample_id, reason, f"{task.name}: {err}; write the tar again")
+                except DecodeError as err:
+                    failures.add(row, sample_id, *no_duration(task.name, sample_id, err))
+            found.append((*values[:5], language or values[5], *values[6:]))
+    return dataclasses.replace(located(task, columns_of(found, _FOUND), failures), unused=unused.counts)
+
+
+class _Finder:
+    """Sample id to stem."""
+
+    def __init__(self, members: Members) -> None:
+        self._audio = members.audio
+        self._by_name: dict[str, str | None] | None = None
+
+    def stem(self, written: str) -> str | None:
+        written = written.removeprefix("./")
+        if written in self._audio:
+            return written
+        if self._by_name is None:
+            self._by_name = {}
+            for stem in self._audio:
+                name = stem.rpartition("/")[2]
+                self._by_name[name] = None if name in self._by_name else stem
+        return self._by_name.get(written)
+
+
+def _values(
+    descriptor: int, index: TarIndex, members: Members, stem: str, duration_s: float, unused: Unused
+) -> tuple[Any, ...]:
+    row, _ = clip = members.audio[stem]
+    sidecar: Sidecar = sidecar_of(descriptor, index, members, (stem,))
+    stated_s = sidecar.duration_s if math.isnan(duration_s) else duration_s
+    unused.add(sidecar.unused)
+    if math.isnan(duration_s):
+        duration_s = clip_duration_s(descriptor, index, clip, stated_s=stated_s)
+    place = (storable(index.names[row]), index.offsets[row], index.sizes[row])
+    return *place, stated_s, duration_s, sidecar.language, sidecar.prompt, sidecar.text
+
+
+def _missing(index: TarIndex, written: str, tar_name: str) -> tuple[str, str]:
+    for refused in index.refused:
+        if refused.name.rpartition(".")[0] == written:
+            return missing_reason(index, refused.name, tar_name)
+    return "missing_member", f"{tar_name} has no audio member {written}.*; correct the manifest or the tar"
+
+
+def _read_list(manifest: SourceFile, files: NamedFiles) -> pa.Table:
+    names = [*"abcd"]
+    try:
+        with at_hand(manifest.path) as local:
+            table = _table(local, names)
+        seconds = pc.if_else(pc.equal(table["d"], ""), "nan", table["d"])
+        durations = pc.cast(seconds, pa.float64())
+    except OSError as err:
+        raise ManifestError(
+            f"cannot read manifest {manifest.path}: {err}; check the path and its permissions", code="FB201"
+        ) from err
+    except pa.ArrowInvalid as err:
+        raise _first_problem(manifest, err) from err
+    if pc.any(pc.equal(table["b"], "")).as_py():
+        raise _first_problem(manifest, None)
+    numbers = _tar_numbers(table["a"], manifest, files, lambda *_: _first_problem(manifest, None))
+    return row_table(
+        {
+            "sample_id": table["b"],
+            "member": table["b"],  # as it is written: the id may yet become another, to be unique
+            "group": numbers,
+            "file": numbers,
+            "size": constant(UNLOCATED, len(table), pa.int64()),
+            "duration_s": durations,
+            "language": table["c"],
+        },
+        num_rows=len(table),
+    )
+
+
+def _table(path: Path, names: list[str]) -> pa.Table:
+    return pc_csv.read_csv(
+        path,
+        # One thread: several would split the lines among themselves in another order than they stand in.
+        read_options=pc_csv.ReadOptions(column_names=names, use_threads=False),
+        parse_options=pc_csv.ParseOptions(delimiter="\t", quote_char=False, escape_char=False),
+        convert_options=pc_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.large_string()), strings_can_be_null=False
+        ),
+    )
+
+
+def _first_problem(manifest: SourceFile, err: Exception | None) -> ManifestError:
+    """What is wrong and where: looked for line by line, which the fast way cannot tell."""
+    with at_hand(manifest.path) as local:
+        data = local.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    for number, line in enumerate(re.split(rb"\r\n|\n|\r", data), 1):
+        problem = _line_problem(decoded(line, manifest.path, number)) if line else None
+        if problem:
+            return ManifestError(f"{manifest.path}, line {number}: {problem}; correct the manifest", code="FB203")
+    return ManifestError(
+        f"{manifest.path}: {err or 'no rows'}; wanted tab-separated {', '.join(COLUMNS)}", code="FB203"
+    )
+
+
+def _line_problem(line: str) -> str | None:
+    fields = line.split("\t")
+    if len(fields) != len(COLUMNS):
+        return f"{len(fields)} columns, wanted {len(COLUMNS)}: {', '.join(COLUMNS)}, separated by tabs"
+    if problem := usable_name(fields[0]):
+        return f"column {COLUMNS[0]} {problem}"
+    if not fields[1]:
+        return f"column {COLUMNS[1]} is empty, wanted the member's name without extension"
+    try:
+        if fields[3]:
+            pc.cast(pa.scalar(fields[3]), pa.float64())
+    except pa.ArrowInvalid:
+        return f"column {COLUMNS[3]} is {fields[3]!r}, wanted a number (the file has no header line)"
+    return None
+
+
+FILELIST_READER = Reader(recordings=RecordingLister(list=list_filelist, locate=locate_filelist, in_tars=True))

@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.errors import TextError
+from forebay.rows.meanings.conversation import canonical, identifier, image_names
+from tests.strategies import transcripts
+
+IMAGE = {"type": "image"}
+
+
+def text(value: str) -> dict[str, str]:
+    return {"type": "text", "text": value}
+
+
+def turns(*contents: list[dict[str, str]]) -> list[dict[str, Any]]:
+    return [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "images", "expected", "used"),
+    [
+        ({"question": "q", "answer": "a"}, ["x"], turns([IMAGE, text("q")], [text("a")]), "x"),
+        ({"question": "q", "answer": "a"}, ["x", "y"], turns([IMAGE, IMAGE, text("q")], [text("a")]), "xy"),
+        ({"question": "q", "answer": "<image>"}, [], turns([text("q")], [text("<image>")]), ""),
+        ({"question": "a <image>\nb", "answer": ""}, ["x"], turns([text("a "), IMAGE, text("b")], []), "x"),
+        (
+            {"conversations": [{"from": "human", "value": "<image>\nq"}, {"from": "gpt", "value": "a\n\nb"}]},
+            ["x"],
+            turns([IMAGE, text("q")], [text("a\n\nb")]),
+            "x",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "<image><image> both"}, {"role": "assistant", "content": "a"}]},
+            ["x", "y"],
+            turns([IMAGE, IMAGE, text(" both")], [text("a")]),
+            "xy",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image", "text": None, "image": None}, text("<image>")]},
+                    {"role": "assistant", "content": [{"type": "image", "image": "named"}]},
+                    {"role": "user", "content": [IMAGE]},
+                ]
+            },
+            ["x", "y"],
+            turns([IMAGE, text("<image>")], [IMAGE], [IMAGE]),
+            ["x", "named", "y"],
+        ),
+    ],
+)
+def test_every_form_has_one_canonical_form(
+    fields: dict[str, Any], images: list[str], expected: list[Any], used: str | list[str]
+) -> None:
+    document, found = canonical(fields, images)
+    assert document == json.dumps(expected, ensure_ascii=False, separators=(",", ":"))
+    assert found == list(used)
+
+
+@given(
+    st.lists(st.tuples(transcripts().filter(lambda t: "<image>" not in t), st.integers(0, 3)), min_size=1, max_size=4)
+)
+def test_the_canonical_form_of_the_canonical_form_is_itself(messages: list[tuple[str, int]]) -> None:
+    parts = turns(*([*[IMAGE] * count, *([text(words)] if words else [])] for words, count in messages))
+    images = [*range(sum(count for _, count in messages))]
+    once, used = canonical({"messages": parts}, images)
+    assert used == images
+    assert json.loads(once) == parts
+    assert canonical({"messages": json.loads(once)}, images) == (once, images)
+
+
+@pytest.mark.parametrize(
+    ("fields", "images", "numbers"),
+    [
+        ({"question": "<image> <image>", "answer": "a"}, ["x"], "2 image tags for 1 images"),
+        ({"question": "<image>", "answer": "a"}, ["x", "y"], "1 image tags for 2 images"),
+        ({"messages": [{"role": "user", "content": "no tag"}]}, ["x"], "0 image tags for 1 images"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "image": "a"}]}]}, ["a"], "0 image tags for 1"),
+    ],
+)
+def test_tags_and_images_must_be_equally_many(fields: dict[str, Any], images: list[str], numbers: str) -> None:
+    with pytest.raises(TextError, match=numbers) as caught:
+        canonical(fields, images)
+    assert caught.value.reason == "image_count_mismatch"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "neither messages nor a question"),
+        ({"question": "q"}, "has no field answer"),
+        ({"question": 3, "answer": "a"}, "field question is a number"),
+        ({"question": "\udc00", "answer": "a"}, "half of a surrogate pair"),
+        ({"messages": []}, "wanted a list of messages"),
+        ({"messages": {"role": "user"}}, "wanted a list of messages"),
+        ({"messages": ["hello"]}, "message 1 is 'hello', wanted an object"),
+        ({"messages": [{"content": "q"}]}, "message 1: role is 'None', wanted one of system"),
+        ({"messages": [{"role": "critic", "content": "q"}]}, "message 1: role is 'critic'"),
+        ({"messages": [{"role": ["user"], "content": "q"}]}, "message 1: role is "),
+        ({"messages": [{"role": "user"}]}, "no field message 1 content"),
+        ({"messages": [{"role": "user", "content": 3}]}, "field message 1 content is a number"),
+        ({"messages": [{"role": "user", "content": ["q"]}]}, "part 'q', wanted one of type text or image"),
+        ({"messages": [{"role": "user", "content": [{"type": "box"}]}]}, "wanted one of type text or image"),
+        ({"question": "q", "answer": "a", "system": 3}, "field system content is a number"),
+        ({"messages": [{"role": "user", "content": [{"type": ["text"]}]}]}, "wanted one of type text or image"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "has no field text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "image": 1}]}]}, "field image is a number"),
+    ],
+)
+def test_what_is_no_conversation_says_why(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(TextError, match=message) as caught:
+        canonical(fields, [])
+    assert caught.value.reason == "bad_conversation"
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just("<image>"),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(
+                ["role", "content", "type", "text", "image", "from", "value", "loss", "weight", "tool_calls"]
+            ),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=6,
+)
+
+_NAMES = ["messages", "question", "answer", "id", "image", "images", "system", "tools", "videos", "objects", "split"]
+
+_REASONS = {
+    *("bad_conversation", "image_count_mismatch", "two_conversations", "two_system_messages", "loss_weight"),
+    *("has_tools", "has_reasoning", "has_video", "has_audio", "has_boxes", "preference_data", "image_pixel_limits"),
+}
+
+
+@given(st.dictionaries(st.sampled_from(_NAMES), _json, max_size=4))
+def test_any_object_is_a_conversation_or_a_counted_failure(fields: dict[str, Any]) -> None:
+    reason = None
+    try:
+        identifier(fields)
+        unknown: set[str] = set()
+        document, used = canonical(fields, image_names(fields), unknown=unknown)
+    except TextError as err:
+        reason = err.reason
+    if reason is None:
+        assert ("split" in unknown) == (fields.get("split") is not None)
+        parts = [part for message in json.loads(document) for part in message["content"]]
+        assert len(used) == sum(part == IMAGE for part in parts)
+    else:
+        assert reason in _REASONS
+
+
+def test_ids_may_be_numbers() -> None:
+    assert [identifier({"id": 7}), identifier({"sample_id": "a", "id": "b"}), identifier({"id": None})] == [
+        "7",
+        "a",
+        None,
+    ]
+    for wrong in ("", True, 1.5, [1], 10**40):
+        with pytest.raises(TextError, match="field id is"):
+            identifier({"id": wrong})
+
+
+QUESTION: dict[str, Any] = {"question": "q", "answer": "a"}
+
+
+def said(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A row of messages; each is changed by a dictionary, the first is the user's."""
+    roles = ("user", "assistant")
+    made = [{"role": roles[n % 2], "content": roles[n % 2], **message} for n, message in enumerate(messages)]
+    return {"messages": made, **fields}
+
+
+def pictured(**fields: Any) -> dict[str, Any]:
+    return said({"content": [{"type": "image", **fields}]}, {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "named"),
+    [
+        ({**QUESTION, "tools": [{"name": "f"}]}, "has_tools", "field tools is given"),
+        ({**QUESTION, "functions": "f"}, "has_tools", "field functions"),
+        (said({}, {"tool_calls": [{"id": 1}]}), "has_tools", "message 2: field tool_calls"),
+        (said({}, {"function_call": {"name": "f"}}), "has_tools", "message 2: field function_call"),
+        (said({}, {}, {"role": "tool"}), "has_tools", "message 3: role is 'tool'"),
+        (said({}, {}, {"role": "observation"}), "has_tools", "message 3: role is 'observation'"),
+        (said({}, {"reasoning_content": "because"}), "has_reasoning", "message 2: field reasoning_content"),
+        ({**QUESTION, "videos": ["v.mp4"]}, "has_video", "field videos"),
+        ({**QUESTION, "video": "v.mp4"}, "has_video", "field video"),
+        ({**QUESTION, "question": "<video>What?"}, "has_video", "field question has the tag <video>"),
+        (
+            said({"content": "a <video> b"}, {}),
+            "has_video",
+            "message 1 has the tag <video>, and videos .* into a part of type text",
+        ),
+        (
+            said({"content": [{"type": "video", "video": "v.mp4"}]}, {}),
+            "has_video",
+            "message 1: a part is of type video",
+        ),
+        ({**QUESTION, "audios": ["a.wav"]}, "has_audio", "field audios"),
+        (
+            said({"content": [{"type": "audio", "audio": "a.wav"}]}, {}),
+            "has_audio",
+            "message 1: a part is of type audio",
+        ),
+        ({**QUESTION, "objects": {"ref": ["cat"], "bbox": [[1, 2, 3, 4]]}}, "has_boxes", "field objects"),
+        (said({"content": "where is <ref-object>?"}, {"content": "<bbox>"}), "has_boxes", "has the tag <ref-object>"),
+        (said({}, {"content": "at <bbox>"}), "has_boxes", "message 2 has the tag <bbox>"),
+        (said({}, {}, rejected_response="no"), "preference_data", "field rejected_response"),
+        ({**QUESTION, "rejected": "no"}, "preference_data", "field rejected"),
+        ({**QUESTION, "chosen": [{"role": "user"}]}, "preference_data", "field chosen"),
+        (pictured(max_pixels=1), "image_pixel_limits", "message 1: part image: field max_pixels"),
+        (pictured(min_pixels=1), "image_pixel_limits", "message 1: part image: field min_pixels"),
+        (pictured(resized_height=28, resized_width=28), "image_pixel_limits", "part image: field resized_height"),
+        ({**said({}, {}), "question": "q"}, "two_conversations", "has both messages and question"),
+        (
+            {**said({}, {}), "conversations": [{"from": "gpt"}]},
+            "two_conversations",
+            "has both messages and conversations",
+        ),
+        ({"conversations": [{"from": "gpt"}], **QUESTION}, "two_conversations", "has both conversations and question"),
+        (
+            {"messages": [{"role": "user"}], "conversations": [], **QUESTION},
+            "two_conversations",
+            "has both messages and question",
+        ),
+        (said({"role": "system"}, {}, system="s"), "two_system_messages", "field system is given beside a message"),
+        (said({}, {"weight": 0.5}), "loss_weight", "message 2: field weight is '0.5'"),
+        (said({}, {"weight": "0"}), "loss_weight", "message 2: field weight is '0'"),
+        (said({}, {"loss": "false"}), "loss_weight", "message 2: field loss is 'false'"),
+        (said({}, {"weight": float("nan")}), "loss_weight", "message 2: field weight is 'nan'"),
+        (said({}, {"loss": True, "weight": 0}), "loss_weight", "message 2: fields loss and weight contradict"),
+        (said({"loss": True}, {}), "loss_weight", "message 1: loss would have a message of role user learnt"),
+        (said({"role": "system", "weight": 1}, {}), "loss_weight", "weight would have a message of role system"),
+    ],
+)
+def test_what_would_change_the_meaning_is_refused_by_name(fields: dict[str, Any], reason: str, named: str) -> None:
+    with pytest.raises(TextError, match=named) as caught:
+        canonical(fields, [])
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("empty", [None, "", [], {}, [None], {"ref": [], "bbox": None}])
+def test_fields_that_hold_nothing_are_not_there(empty: Any) -> None:
+    row = dict.fromkeys(("tools", "videos", "objects", "rejected_response", "system", "chosen"), empty)
+    message = dict.fromkeys(("tool_calls", "reasoning_content", "function_call"), empty)
+    part = {"type": "image", "max_pixels": empty, "resized_height": empty}
+    unknown: set[str] = set()
+    document, _ = canonical(said({"content": [part], **message}, message, **row), ["x"], unknown=unknown)
+    assert document == canonical(said({"content": [IMAGE]}, {}), ["x"])[0]
+    assert not unknown
+
+
+def test_a_row_s_system_message_comes_first() -> None:
+    for fields in (said({}, {}), QUESTION):
+        plain = json.loads(canonical(fields, [])[0])
+        for system in ("Be kind.", [text("Be kind.")]):
+            found = json.loads(canonical({**fields, "system": system}, [])[0])
+            assert found == [{"role": "system", "content": [text("Be kind.")]}, *plain]
+    document, used = canonical({**QUESTION, "question": "<image>q", "system": "<image>like this"}, ["x", "y"])
+    assert [m["content"][0] for m in json.loads(document)[:2]] == [IMAGE, IMAGE]
+    assert used == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    "no", [{"loss": False}, {"weight": 0}, {"weight": 0.0}, {"loss": 0, "weight": 0}, {"loss": None, "weight": 0}]
+)
+@pytest.mark.parametrize("yes", [{}, {"loss": True}, {"weight": 1}, {"weight": 1.0, "loss": True}, {"loss": None}])
+def test_messages_say_whether_they_are_learnt(no: dict[str, Any], yes: dict[str, Any]) -> None:
+    document, _ = canonical(said({"weight": 0}, no, {"loss": False}, yes), [])
+    assert [message.get("loss") for message in json.loads(document)] == [None, False, None, None]
+    again = canonical({"messages": json.loads(document)}, [])[0]
+    assert again == document
+
+
+def test_every_other_field_is_named_where_it_stands() -> None:
+    part = {"type": "image", "detail": "high", "text": None}
+    row = said(
+        {"content": [part, {**text("q"), "cache": True}], "name": "Ann"}, {"name": "Bob"}, split="train", answer="a"
+    )
+    unknown: set[str] = set()
+    canonical(
+        {**row, "id": 1, "sample_id": "b", "images": ["x"], "image": "y", "nothing": None}, ["x"], unknown=unknown
+    )
+    assert unknown == {
+        "split",
+        "answer",
+        "image",
+        "messages.name",
+        "messages.content.detail",
+        "messages.content.cache",
+    }
+    canonical({"conversations": [{"from": "human", "value": "q", "model": "m"}], "id": "x"}, [], unknown=unknown)
+    assert "conversations.model" in unknown
+
+
+def test_a_tag_in_a_text_part_or_an_answer_is_text() -> None:
+    document, _ = canonical(said({"content": [text("<video> is HTML")]}, {}), [])
+    assert json.loads(document)[0]["content"] == [text("<video> is HTML")]
+    assert json.loads(canonical({"question": "q", "answer": "<bbox>"}, [])[0])[1]["content"] == [text("<bbox>")]

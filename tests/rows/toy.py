@@ -1,0 +1,20 @@
+"""A kind of source that forebay does not have: tab-separated lines of a file's name, and a text or two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forebay.rows.reader import Piece, Reader, Record, Sink
+from forebay.rows.readers.json_lines import manifest_lines
+
+
+def read(piece: Piece, rows: Sink) -> None:
+    is_heard = rows.reads == "recordings"
+    names = ("audio", "text") if is_heard else ("image", "question", "answer")
+    for number, line in manifest_lines(Path(piece.path)):
+        fields = dict(zip(names, line.decode().split("\t"), strict=True))
+        record = Record({**fields, "sample_id": fields[names[0]]})
+        rows.take(record, where=f"{piece.name}, line {number}", number=number)
+
+
+READER = Reader(read=read)
