@@ -33,7 +33,7 @@ def _judged(found: Measured, limits: Limits) -> Iterator[Finding]:
         yield from _sound(found, limits)
     if "file_rate_hz" in found.facts:
         yield from _rates(found, limits)
-    if "seconds" in found.facts:
+    if "seconds" in found.facts and "chars" in found.facts:
         yield from _speed(found, limits)
         yield from _annotations(found, limits)
     if "chars" in found.facts:

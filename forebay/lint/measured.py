@@ -69,13 +69,13 @@ class Measured:
 
     name: str
     is_raw: bool
-    rate_hz: int | None
     ids: pa.ChunkedArray
     places: Ints
     files: Sequence[str]
     file_of: Ints
     languages: Sequence[str]
     language_of: Ints
+    rate_hz: int | None = None
     facts: Mapping[str, Array] = field(default_factory=dict)
     content: Mapping[str, Ints] = field(default_factory=dict)
     refused: Sequence[Refused] = ()

@@ -31,7 +31,7 @@ def contents(found: Measured, limits: Limits) -> dict[str, Ints]:
     usable = found.usable()
     if kinds != ["text"] and "loudest_dbfs" in found.facts:
         usable &= ~(found.facts["loudest_dbfs"] < limits.quiet_dbfs)
-    return {name: np.where(usable, found.content[name], 0) for name in kinds}
+    return {name: np.where(usable, found.content.get(name, 0), 0) for name in kinds}
 
 
 def _conversations(texts: Ints, images: ImageFacts) -> Ints:
