@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from forebay.preprocess.groups import GROUPS
 from forebay.store.key import digest
-from forebay.store.layout import FieldSpec, Group
+from forebay.store.layout import TEXT, FieldSpec, Group
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
 
@@ -61,11 +60,13 @@ def make_cache(
     key = digest({"recipe": recipe, "seed": seed, "rows": len(rows)})
     folder = root / f"prompts-train-{key[:16]}"
     scratch = root / ".building" / key[:16]
-    shards = {group: _shards(scratch, fields, rows, group, rows_per_shard) for group in GROUPS}
+    groups = sorted({field.group for field in fields}, key=lambda group: (group == TEXT, group))
+    shards = {group: _shards(scratch, fields, rows, group, rows_per_shard) for group in groups}
     document = _document(rows, recipe, key, rows_per_shard=rows_per_shard, shards=shards)
     contents = Contents(
         fields=fields,
         shards=shards,
+        items={},
         arrays=_arrays(rows, rows_per_shard, frames_field=fields[0].name if features != "none" else None),
         files={"rejected.jsonl": _rejected(rows)},
         document={**document, **(metadata or {})},
@@ -75,27 +76,26 @@ def make_cache(
 
 
 def _fields(features: Features, *, keep_waveform: bool, tokens: bool) -> tuple[FieldSpec, ...]:
-    media = {
+    audio = {
         "log_mel": [
-            FieldSpec(name="input_features", dtype="float16", shape=(80,)),
-            FieldSpec(name="pad_value", dtype="float32"),
+            FieldSpec(name="input_features", dtype="float16", shape=(80,), group="audio"),
+            FieldSpec(name="pad_value", dtype="float32", group="audio"),
         ],
-        "qwen3_asr": [FieldSpec(name="input_features", dtype="float16", shape=(128,))],
-        "w2v_bert": [FieldSpec(name="fbanks", dtype="float32", shape=(80,))],
-        "waveform": [FieldSpec(name="waveform", dtype="int16")],
+        "qwen3_asr": [FieldSpec(name="input_features", dtype="float16", shape=(128,), group="audio")],
+        "w2v_bert": [FieldSpec(name="fbanks", dtype="float32", shape=(80,), group="audio")],
+        "waveform": [FieldSpec(name="waveform", dtype="int16", group="audio")],
         "none": [],
     }[features]
     if keep_waveform:
-        media.append(FieldSpec(name="waveform", dtype="int16"))
-    media.append(FieldSpec(name="sample_id", dtype="str", role="table"))
+        audio.append(FieldSpec(name="waveform", dtype="int16", group="audio"))
     if features != "none":
-        media.append(FieldSpec(name="num_audio_samples", dtype="int64", role="table"))
-    text = [FieldSpec(name=name, dtype="int32", group="text") for name in ("input_ids", "prefix_len")] if tokens else []
+        audio.append(FieldSpec(name="num_audio_samples", dtype="int64", group="audio", role="table"))
+    text = [FieldSpec(name=name, dtype="int32", group=TEXT) for name in ("input_ids", "prefix_len")] if tokens else []
     table = [
-        FieldSpec(name=name, dtype="str", group="text", role="table")
-        for name in ("text", "language", "prompt", "source")
+        FieldSpec(name=name, dtype="str", group=TEXT, role="table")
+        for name in ("sample_id", "text", "language", "prompt", "source")
     ]
-    return (*media, *text, *table)
+    return (*audio, *text, *table)
 
 
 def _row(
@@ -148,12 +148,11 @@ def _shards(
 def _arrays(rows: Sequence[Row], rows_per_shard: int, *, frames_field: str | None) -> dict[str, Array]:
     kept = [index for index, row in enumerate(rows) if "failure" not in row]
     slots = [index // rows_per_shard << 32 | index % rows_per_shard for index in kept]
-    lengths = [
-        [int(rows[index]["num_audio_samples"]) if frames_field else 0 for index in kept],
-        [len(rows[index][frames_field]) if frames_field else 0 for index in kept],
-        [len(rows[index]["input_ids"]) for index in kept],
-    ]
-    return {"slots.npy": np.array(slots, "<i8"), "lengths.npy": np.array(lengths, "<i4").reshape(3, -1)}
+    lengths = [[len(rows[index]["input_ids"]) for index in kept]]
+    if frames_field is not None:
+        heard = [int(rows[index]["num_audio_samples"]) for index in kept]
+        lengths = [heard, [len(rows[index][frames_field]) for index in kept], *lengths]
+    return {"slots.npy": np.array(slots, "<i8"), "lengths.npy": np.array(lengths, "<i4").reshape(len(lengths), -1)}
 
 
 def _rejected(rows: Sequence[Row]) -> bytes:
@@ -194,12 +193,12 @@ def _document(
         "recipe_key": digest(recipe),
         "recipe": recipe,
         "num_samples": len(kept),
-        "length_names": ["num_audio_samples", "num_frames", "num_tokens"],
+        "length_names": [*(["num_audio_samples", "num_frames"] if recipe["audio"] else []), "num_tokens"],
         "rows_per_shard": rows_per_shard,
-        "probe": {"media": "0" * 32, "text": "0" * 32},
+        "probe": dict.fromkeys(shards, "0" * 32),
         "constants": {
             "features": (recipe["audio"] or {"features": "none"})["features"],
-            "sample_rate_hz": RATE_HZ,
+            **({"sample_rate_hz": RATE_HZ} if recipe["audio"] else {}),
             "prompt": "plain",
         },
         "excluded": {},
@@ -208,6 +207,6 @@ def _document(
         "clipped": 0,
         "longer": 0,
         "languages": languages,
-        "size_bytes": sum(entry.size_bytes for group in GROUPS for _, entry in shards[group]),
+        "size_bytes": sum(entry.size_bytes for entries in shards.values() for _, entry in entries),
         "made_with": {"forebay": "0.1.0", "numpy": "2.0.0", "python": "3.11.0"},
     }

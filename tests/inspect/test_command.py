@@ -66,7 +66,7 @@ def test_json_is_one_document_with_the_fields_of_the_interface(
     assert document["fields"]["input_features"] == {
         "dtype": "float16",
         "shape": ["frames", 80],
-        "group": "media",
+        "group": "audio",
         "role": "tensor",
     }
     assert document["failed"] == {"corrupt_audio": 1}
@@ -106,7 +106,7 @@ def test_damage_ends_with_1_and_the_list_and_nothing_is_written(
     code, out, _ = inspect(capsys, folder, "--verify", "--no-progress", *targets)
     assert code == 1
     assert "\nverify: 1 problems, " in out
-    assert f"  {folder}/media/00000.tdz: stored xxh3-128 " in out.splitlines()[-1]
+    assert f"  {folder}/audio/00000.tdz: stored xxh3-128 " in out.splitlines()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["caches"]
     code, out, _ = inspect(capsys, folder, "--verify", "--no-progress", "--json")
     document = json.loads(out)
@@ -279,7 +279,7 @@ def test_verify_takes_a_folder_however_it_is_named(
 def test_verify_names_what_is_foreign_in_a_folder_that_is_named_relatively(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "media" / "notes.txt").write_text("mine")
+    (folder / "audio" / "notes.txt").write_text("mine")
     monkeypatch.chdir(folder.parent)
     code, out, _ = inspect(capsys, folder.name, "--verify", "--no-progress")
     assert code == 1

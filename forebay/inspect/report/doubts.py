@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 import xxhash
 
 from forebay.inspect.report.columns import LABEL, Columns
-from forebay.inspect.sample import holds_images
 from forebay.steps.text.pace import Misfits, misfits
 from forebay.store.cache import Cache
-from forebay.store.layout import Array
+from forebay.store.chunked import no_such_row
+from forebay.store.layout import Array, Group
+from forebay.store.row_table import by_shard
 
 NEAR_S = 0.02
 """Share of their length by which two recordings with one text may differ and are called near duplicates."""
@@ -69,35 +70,33 @@ def doubts_of(columns: Columns, *, kept: Array | None = None) -> Doubts:
 
 
 def content_codes(cache: Cache) -> Array:
-    """Returns int64 [num_samples], equal for samples whose stored media are equal: of texts alone whose tokens are.
+    """Returns int64 [num_samples], equal for samples whose stored values are equal.
 
-    By the hashes that the shards hold: of a recording that of its features and waveform, of a conversation that of its
-    images' bytes and its text's tokens.
+    By the hashes that the shards hold: of a recording that of its features and waveform, else that of the text's
+    tokens; and of the items that a sample lists those of their bytes, in their order.
     """
-    codes, group, is_said = np.zeros(len(cache), np.int64), cache.groups[0], holds_images(cache)
+    codes = np.zeros(len(cache), np.int64)
+    own = next(group for group in cache.groups if group not in cache.listed)  # the text, where there is no other
     for number, samples, rows in cache.by_shard():
-        shard = cache.shard(group, number)
-        codes[samples] = (_conversations(cache, number) if is_said else shard.hashes)[rows]
+        shard = cache.shard(own, number)
+        codes[samples] = shard.hashes[rows]
         shard.drop_pages()
+    for group in cache.listed:
+        listed = cache.items(group)
+        known = _item_codes(cache, group, listed.slots) + _places(listed.offsets)
+        codes = _mixed(codes.astype(np.uint64) + _sums(_mixed(known), listed.offsets)).astype(np.int64)
     return codes
 
 
-def _conversations(cache: Cache, number: int) -> Array:
-    """Returns int64 [rows]: the hash of each row's values, mixed with those of its images in their order."""
-    text, media = cache.shard("text", number), cache.shard("media", number)
-    columns = {name: (values, np.asarray(offsets, np.int64)) for name, values, offsets in text.tensors}
-    images, starts = columns[cache.metadata["media_rows"]]
-    names = [name.encode("utf-8", "surrogateescape") for name in media.strings("image_hash")]
-    known = np.array([xxhash.xxh3_64_intdigest(name) for name in names] or [0], np.uint64)
-    mixed = _mixed(known[np.clip(images, 0, len(known) - 1)] + _places(starts))
-    own = _sums(mixed, starts)
-    for name in sorted(columns.keys() - {cache.metadata["media_rows"]}):
-        values, offsets = columns[name]
-        flat, offsets = values.reshape(-1), offsets * math.prod(values.shape[1:])
-        whole = flat.view(f"u{flat.itemsize}") if flat.dtype.kind == "f" else flat
-        own = _mixed(own + _sums(_mixed(whole.astype(np.uint64) + (_places(offsets) << np.uint64(32))), offsets))
-    text.drop_pages()
-    return own.astype(np.int64)
+def _item_codes(cache: Cache, group: Group, slots: Array) -> Array:
+    """Returns uint64 [items], equal for items of equal bytes."""
+    codes = np.zeros(len(slots), np.uint64)
+    lost = partial(no_such_row, cache.folder)
+    for number, places, rows in by_shard(slots, cache.unit_count(group), no_such_row=lost):
+        names = cache.shard(group, number).strings(f"{group}_hash")
+        known = [xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogateescape")) for name in names]
+        codes[places] = np.array(known, np.uint64)[rows]
+    return codes
 
 
 def _places(offsets: Array) -> Array:
