@@ -27,8 +27,8 @@ _TALE = (
     "somebody reads yesterday news aloud before lunch with great care for detail of old towns near rivers"
 )
 FIELDS = (
-    FieldSpec(name="input_features", dtype="float16", shape=(80,)),
-    FieldSpec(name="waveform", dtype="int16"),
+    FieldSpec(name="input_features", dtype="float16", shape=(80,), group="audio"),
+    FieldSpec(name="waveform", dtype="int16", group="audio"),
     FieldSpec(name="input_ids", dtype="int32", group="text"),
     FieldSpec(name="prefix_len", dtype="int32", group="text"),
     *(FieldSpec(name=n, dtype="str", group="text", role="table") for n in ("sample_id", "text", "language", "source")),
@@ -44,10 +44,10 @@ def made_cache(root: Path, *, num_shards: int) -> Path:
     in 1,000 its recording too.
     """
     root.mkdir(parents=True)
-    shards: dict[Group, list[tuple[Path, ShardEntry]]] = {"media": [], "text": []}
+    shards: dict[Group, list[tuple[Path, ShardEntry]]] = {"audio": [], "text": []}
     for number in range(num_shards):
         indices = np.arange(number * ROWS, (number + 1) * ROWS)
-        for group, rows in (("media", _media(indices)), ("text", _texts(indices))):
+        for group, rows in (("audio", _clips(indices)), ("text", _texts(indices))):
             path = root / f"{group}-{number}.tdz"
             failing = [row if place < ROWS - 1 else "format" for place, row in enumerate(rows)]
             entry = write_shard(path, shard_fields(FIELDS, group), failing, key=digest([group, number]))  # type: ignore[arg-type]
@@ -60,6 +60,7 @@ def made_cache(root: Path, *, num_shards: int) -> Path:
     contents = Contents(
         fields=FIELDS,
         shards=shards,
+        items={},
         arrays={"slots.npy": ((index // ROWS) << ROW_BITS) | index % ROWS, "lengths.npy": lengths},
         files={"rejected.jsonl": "".join(f"{json.dumps(each)}\n" for each in refused).encode("ascii")},
         document=_document(index, float(seconds.sum()) / 3600, failed=num_shards),
@@ -77,7 +78,7 @@ def _id(index: int) -> str:
     return f"speaker-{index % 977:04d}-clip-{index:07d}"
 
 
-def _media(indices: Any) -> Iterator[Row]:
+def _clips(indices: Any) -> Iterator[Row]:
     noise = np.random.default_rng(0).integers(-3000, 3000, 1 << 20, np.int16)
     for index in indices.tolist():
         start = (_of(index) if index % 1000 == 499 else index) * 3 % (len(noise) - _STORED)

@@ -48,13 +48,17 @@ def measure_raw(config: Config, recipe: Recipe, limits: Limits, *, name: str, pr
         counts = {group.name: (len(listing.items[group.name].table), _ITEMS, group.unit) for group in groups.items}
         counts[TEXT] = (len(manifest.rows), _TEXTS, groups.text.unit)
         found = {
-            group: walk.columns(pool, measure_rows, _tasks(config, listing, group, limits), count, size=size, unit=unit)
+            group: walk.columns(
+                pool, measure_rows, tasks_of(config, listing, group, limits), count, size=size, unit=unit
+            )
             for group, (count, size, unit) in counts.items()
         }
     return _measured(config, listing, found, name=name)
 
 
-def _tasks(config: Config, listing: Listing, group: Group, limits: Limits) -> Callable[[int, int], RawTask]:
+def tasks_of(config: Config, listing: Listing, group: Group, limits: Limits) -> Callable[[int, int], RawTask]:
+    """Returns what gives a task of rows [start, stop) of a group."""
+
     def task(start: int, stop: int) -> RawTask:
         cut = Cut(group=group, index=0, start=start, stop=stop, key="")
         files, rows = listing.groups.task_rows(listing, cut)
