@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from forebay.inspect.command import show as show
     from forebay.inspect.export import write_table as write_table
     from forebay.inspect.facts import cache_facts as cache_facts
-    from forebay.inspect.sample import ImageSample as ImageSample
     from forebay.inspect.sample import Sample as Sample
     from forebay.inspect.sample import read_sample as read_sample
     from forebay.inspect.usage import usage_facts as usage_facts
@@ -25,7 +24,7 @@ __getattr__, __dir__, __all__ = face(
         "command": "InspectOptions show",
         "export": "write_table",
         "facts": "cache_facts",
-        "sample": "ImageSample Sample read_sample",
+        "sample": "Sample read_sample",
         "usage": "usage_facts",
     },
 )

@@ -15,11 +15,9 @@ from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
 from forebay.inspect.export import CONFIG_NAME, Places, bucket_manifests, write_table, write_wav
 from forebay.inspect.facts import cache_facts, unreadable_facts
-from forebay.inspect.pictures import pictures_of
 from forebay.inspect.plans import Pack, pack_bytes, read_pack, read_plan
-from forebay.inspect.processed import ProcessedSample, read_any
 from forebay.inspect.report.spectrum import hop_s
-from forebay.inspect.sample import ImageSample, Sample, Sounds, holds_images, sample_index
+from forebay.inspect.sample import Sample, Sounds, read_sample, sample_index
 from forebay.inspect.terminal.plan import plan_report_lines
 from forebay.inspect.terminal.report import report_lines, verify_lines
 from forebay.inspect.terminal.sample import pack_lines, sample_lines
@@ -32,7 +30,6 @@ from forebay.store.metadata import check_description, foreign_values
 from forebay.store.output import check_output
 from forebay.store.remote.mirror import cache_folder
 from forebay.store.remote.root import RemoteRoot
-from forebay.store.source import has_audio
 from forebay.store.verify import VerifyReport, verify_folder
 from forebay.terminal import print_json, print_lines, wrapped
 from forebay.visible import printable
@@ -155,7 +152,7 @@ def _damaged(folder: Path, plan_roots: list[Path]) -> dict[str, Any]:
 def _read(cache: Cache, wanted: str, config: Config | None) -> Sample:
     check_description(cache.folder, cache.metadata)
     with foreign_values(cache.folder):
-        return read_any(cache, sample_index(cache, wanted), config=config)
+        return read_sample(cache, sample_index(cache, wanted), config=config)
 
 
 def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, config: Config | None) -> list[str]:
@@ -175,10 +172,10 @@ def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, conf
 def _write_png(cache: Cache, sample: Sample, path: Path, *, config: Config | None) -> None:
     from forebay.inspect.picture import draw, draw_tiles, sample_title, tiles_of, write_figure
 
-    if isinstance(sample, ImageSample | ProcessedSample):
-        tiles = tiles_of(pictures_of(sample, config=config))
+    if sample.items:
+        tiles = tiles_of([item.picture(config) for item in sample.shown])
         write_figure(draw_tiles(tiles, title=sample_title(sample)), path)
-    elif has_audio(cache):
+    elif "audio" in cache.groups:
         rate_hz, seconds = cache.constants["sample_rate_hz"], hop_s(cache.constants)
         write_figure(draw(sample.tensors, sample.row, sample_rate_hz=rate_hz, hop_s=seconds), path)
     else:
@@ -223,7 +220,7 @@ def _show_plan(folder: Path, options: InspectOptions) -> int:
     facts = {**facts, "cache": None if cache is None else cache.place}
     if cache is not None:
         check_description(cache.folder, cache.metadata)
-        facts = pack_bytes(cache, facts) if holds_images(cache) else facts
+        facts = pack_bytes(cache, facts)
     pack = None if options.sample is None else _pack(cache, plan, options.sample, searched)
     written = [] if pack is None or options.png is None else [_draw(pack, folder, options.png)]
     lines = [*(plan_report_lines(facts) if pack is None else pack_lines(pack)), *([""] if options.verify else [])]
@@ -280,6 +277,7 @@ def _pack(cache: Cache | None, plan: dict[str, Any], wanted: str, searched: Sequ
 def _draw(pack: Pack, folder: Path, path: Path) -> str:
     from forebay.inspect.picture import draw_tiles, pack_title, tiles_of, write_figure
 
-    tiles = [tile for i, sample in enumerate(pack.segments) for tile in tiles_of(pictures_of(sample), mark=f"#{i} ")]
+    pictures = [[item.picture(None) for item in sample.shown] for sample in pack.segments]
+    tiles = [tile for i, found in enumerate(pictures) for tile in tiles_of(found, mark=f"#{i} ")]
     write_figure(draw_tiles(tiles, title=pack_title(pack, folder.name)), path)
     return str(path)

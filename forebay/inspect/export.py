@@ -23,6 +23,7 @@ from forebay.store.filter import Filter
 from forebay.store.layout import Array
 from forebay.store.lookup import find_cache, require
 from forebay.store.selection import Selection, filtered, origin
+from forebay.store.source import length_of
 from forebay.tar.json_index import json_path, load_json
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
     """
     import soundfile
 
-    if cache.constants["features"] in ("none", "patches", "images"):
+    if "audio" not in cache.groups:
         raise ConfigError(f"--wav: {cache.place} has no audio (its fields: {', '.join(tensors)}); leave --wav out")
     if "waveform" not in tensors:
         raise ConfigError(
@@ -87,9 +88,10 @@ def bucket_manifests(config: Config, folder: Path, *, seed: int, places: Places)
     Returns the paths as `write_bucket_manifests` does. places: says where the samples of a config lie. Raises
     ConfigError for a plan whose buckets are no ranges of seconds.
     """
-    if config.modality == "vision":
+    recipe = recipe_of(config)
+    if recipe.image is not None and recipe.audio is None:
         raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {config.path} is of images")
-    cache = open_cache(require(config, find_cache(config, recipe_of(config))).folder)
+    cache = open_cache(require(config, find_cache(config, recipe)).folder)
     source = filtered(cache, Filter.of(config.filter)) if config.filter.is_given else cache
     plan = plan_of(config, source).plan
     if not isinstance(plan, BucketPlan):

@@ -17,8 +17,7 @@ from forebay.errors import MissingExtraError
 from forebay.extras import install_line
 from forebay.inspect.pictures import Picture
 from forebay.inspect.plans import Pack
-from forebay.inspect.processed import ProcessedSample
-from forebay.inspect.sample import ImageSample, spoken
+from forebay.inspect.sample import Sample, spoken
 from forebay.store.files import write_bytes
 from forebay.store.layout import Array
 from forebay.visible import printable
@@ -187,7 +186,7 @@ def tiles_of(pictures: Sequence[Picture], *, mark: str = "") -> list[Tile]:
     ]
 
 
-def sample_title(sample: ImageSample | ProcessedSample) -> str:
+def sample_title(sample: Sample) -> str:
     """Returns a sample's id and its conversation, an image at its place, or its text or class, in a few lines."""
     lines = [f"sample {sample.index} · {printable(sample.row['sample_id'])}"]
     if sample.conversation is None:

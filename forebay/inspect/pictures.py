@@ -12,9 +12,6 @@ import xxhash
 from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.errors import SampleError
-from forebay.inspect.processed import ProcessedImage, ProcessedSample
-from forebay.inspect.sample import ImageSample, Sample, StoredImage
-from forebay.inspect.seen import matrix
 from forebay.store.image.pixels import decode_image
 from forebay.store.layout import Array
 
@@ -36,51 +33,18 @@ class Picture:
     merge: int = 1
 
 
-def pictures_of(sample: Sample, *, merge: int = 1, config: Config | None = None) -> list[Picture]:
-    """Returns a picture for each image of a sample, in its order; none of a sample without images.
-
-    merge: patches a side that one token is of, where patches are stored. config: where files are looked for that
-    images were made of, if the order of their patches is not known.
-    """
-    if isinstance(sample, ImageSample):
-        return [_stored(image, merge=merge) for image in sample.images]
-    if isinstance(sample, ProcessedSample):
-        return [_processed(image, config) for image in sample.images]
-    return []
-
-
-def _stored(image: StoredImage, *, merge: int) -> Picture:
-    about = (f"grid {' x '.join(map(str, image.grid))}", f"{image.size} px")
-    return Picture(pixels=image.pixels, name=image.name, about=about, grid=image.grid[1:], merge=merge)
-
-
-def _processed(image: ProcessedImage, config: Config | None) -> Picture:
-    about = image.lines()
-    if (view := image.view) is not None:
-        return Picture(pixels=view.pixels, name=image.name, about=(*about, view.how))
-    main = max(image.arrays.values(), key=lambda array: array.size)
-    if not main.size:
-        return Picture(pixels=matrix(main), name=image.name, about=(*about, "nothing is stored of it"))
-    original = None if config is None else original_of(image, config)
-    if original is not None:
-        why = "the file itself: how its patches lie in it is not known"
-        return Picture(pixels=original, name=image.name, about=(*about, why))
-    why = "its values, a row a patch: how they lie in the image is not known"
-    return Picture(pixels=matrix(main), name=image.name, about=(*about, why))
-
-
-def original_of(image: ProcessedImage, config: Config) -> Array | None:
+def original_of(name: str, content: str, config: Config) -> Array | None:
     """Returns the pixels of the file that an image was made of; None where it is not there, or holds other bytes.
 
-    Images inside of tars and tables are not looked for.
+    content: xxh3-128 of its bytes. Images inside of tars and tables are not looked for.
     """
-    for path in _candidates(image.name, config):
+    for path in _candidates(name, config):
         try:
             if not path.is_file() or path.stat().st_size > _MAX_FILE_BYTES:
                 continue
             data = path.read_bytes()
-            if xxhash.xxh3_128_hexdigest(data) == image.hash:
-                return np.asarray(decode_image(data, max_pixels=_MAX_PIXELS, sample_id=image.name))
+            if xxhash.xxh3_128_hexdigest(data) == content:
+                return np.asarray(decode_image(data, max_pixels=_MAX_PIXELS, sample_id=name))
         except (OSError, ValueError, SampleError):
             continue
     return None

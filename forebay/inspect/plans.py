@@ -12,16 +12,8 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, ConfigError
-from forebay.inspect.sample import (
-    ImageSample,
-    StoredImage,
-    check_index,
-    float32_bytes,
-    image_settings_of,
-    number_of,
-    read_image_sample,
-    sample_index,
-)
+from forebay.inspect.items import Item, PatchItem, float32_bytes, image_settings_of
+from forebay.inspect.sample import Sample, check_index, number_of, read_sample, sample_index
 from forebay.plan.disk import METADATA, cache_key_of, planned_samples, read_metadata, read_statistics
 from forebay.plan.names import PLANS
 from forebay.store.cache import Cache
@@ -30,6 +22,9 @@ from forebay.store.metadata import load_array
 from forebay.store.selection import origin
 
 logger = logging.getLogger(__name__)
+
+HELD = ("samples", "tokens", "patches", "images")
+"""What the statistics of packs count."""
 
 _NO_LENGTHS = "0-1 tokens"
 """The only bucket of images without texts."""
@@ -113,7 +108,7 @@ def pack_bytes(cache: Cache, plan: Mapping[str, Any]) -> dict[str, Any]:
     `float32_bytes_per_pack` is what one pack's `pixel_values` take: its images as often as its samples use them.
     """
     patches = plan["statistics"].get("patches")
-    if plan["kind"] != "pack" or not plan["num_packs"] or patches is None:
+    if plan["kind"] != "pack" or not plan["num_packs"] or patches is None or "image" not in cache.constants:
         return dict(plan)
     return {
         **plan,
@@ -130,7 +125,7 @@ class Pack:
     num_packs: int
     seq_len: int
     max_patches: int | None
-    segments: tuple[ImageSample, ...]
+    segments: tuple[Sample, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -138,9 +133,9 @@ class Pack:
         return sum(_tokens(sample) for sample in self.segments)
 
     @property
-    def images(self) -> list[StoredImage]:
+    def images(self) -> list[Item]:
         """The images of all segments; one that two segments use is there twice."""
-        return [image for sample in self.segments for image in sample.images]
+        return [image for sample in self.segments for image in sample.shown]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the `pack` part of `forebay inspect PLAN --sample I --json`."""
@@ -156,7 +151,7 @@ class Pack:
             "seq_len": self.seq_len,
             "fill": self.num_tokens / self.seq_len,
             "pad_tokens": self.seq_len - self.num_tokens,
-            "num_patches": sum(image.num_patches for image in self.images),
+            "num_patches": sum(image.num_patches for image in self.images if isinstance(image, PatchItem)),
             "max_patches": self.max_patches,
             "num_images": len(self.images),
             "stored_bytes": sum(image.stored_bytes for image in self.images),
@@ -198,7 +193,7 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
         num_packs=plan["num_packs"],
         seq_len=plan["settings"]["seq_len"],
         max_patches=plan["settings"]["max_patches"],
-        segments=tuple(read_image_sample(cache, member, config=None) for member in members),
+        segments=tuple(read_sample(cache, member, config=None) for member in members),
     )
 
 
@@ -212,5 +207,5 @@ def _pack_of(sample: int, wanted: str, folder: Path, arrays: Mapping[str, Array]
     return int(np.searchsorted(arrays["offsets"], found[0], side="right")) - 1
 
 
-def _tokens(sample: ImageSample) -> int:
+def _tokens(sample: Sample) -> int:
     return len(sample.tensors["input_ids"])

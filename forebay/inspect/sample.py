@@ -1,14 +1,11 @@
-"""One sample of a cache: its row, tensors and labels, which the tokenizer of a config turns into text again.
-
-A sample of a cache of images has its conversation and images, too.
-"""
+"""One sample of a cache: its row, tensors, items and labels, which the tokenizer of a config turns into text again."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,81 +14,81 @@ import numpy as np
 from forebay.config.digest import tokenizer_digest
 from forebay.config.tree import Config
 from forebay.errors import CacheError, ConfigError
+from forebay.inspect.items import Item
+from forebay.inspect.listed_groups import listed_groups
 from forebay.pretrained import from_folder
 from forebay.store.cache import Cache
-from forebay.store.image.codec import FIELDS
-from forebay.store.image.pixels import unpatchify
-from forebay.store.image.settings import ImageSettings
-from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, Array, FieldSpec
+from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
 from forebay.store.schema import TEXT, list_of, record
 from forebay.store.shard import Shard
-from forebay.store.source import has_audio
 
 Sounds = Callable[[Config, Cache], Callable[[Mapping[str, Any]], Array | None]]
 """Of a config and its cache: gives the waveform of a row from its source, None where that is not there, or changed.
 
 Only `preprocess` reads sources, which is not known here."""
 
-_FLOAT32_BYTES = 4
 _CONVERSATION = list_of(record({"role": TEXT, "content": list_of(record({"type": TEXT}, {"text": TEXT}))}))
-
-
-def holds_images(cache: Cache) -> bool:
-    """Whether a cache's media rows are images."""
-    return "media_rows" in cache.metadata
-
-
-def image_settings_of(cache: Cache) -> ImageSettings:
-    """Returns the processor's settings that a cache of images was made with."""
-    return ImageSettings.from_json(cache.constants["image"])
-
-
-def float32_bytes(num_patches: float, settings: ImageSettings) -> float:
-    """Returns the bytes of float32 `pixel_values` [num_patches, temporal_patch_size * 3 * patch_size^2]."""
-    return num_patches * settings.temporal_patch_size * settings.patch_bytes * _FLOAT32_BYTES
-
-
-def image_counts(cache: Cache, *, stored: int) -> dict[str, int]:
-    """Returns how many images a cache has: `stored` (each once a shard), `distinct` (of the listed rows), `used`."""
-    used = int(cache.lengths["num_images"].sum(dtype=np.int64))
-    return {"stored": stored, "distinct": cache.metadata["num_images"], "used": used}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """One sample as it is stored.
 
-    row: table fields, `duration_s`, `shard` and `shard_row`. tensors: read-only views [n, *shape] by field name.
-    labels: of `labels_of`.
+    row: table fields, `shard` and `shard_row`; `duration_s` of a recording, lengths where it lists items. tensors:
+    read-only views [n, *shape] by field name; of a field of items the values of all. labels: of `labels_of` or
+    `learnt_of`. items: by the group that lists them. conversation: messages in canonical form, if the text is one.
     """
 
     index: int
     row: Mapping[str, Any]
     tensors: Mapping[str, Array]
     labels: Mapping[str, Any] | None
+    items: Mapping[Group, tuple[Item, ...]] = field(default_factory=dict)
+    conversation: list[dict[str, Any]] | None = None
+
+    @property
+    def shown(self) -> list[Item]:
+        """The items of all groups."""
+        return [item for items in self.items.values() for item in items]
+
+    @property
+    def num_learnt(self) -> int:
+        """Tokens that are targets."""
+        return int(np.count_nonzero(self.tensors["label_mask"]))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the `sample` part of `forebay inspect --json`; what is not a number in JSON (NaN) is null."""
-        return {"index": self.index, "row": dict(self.row), "fields": _fields(self.tensors), "labels": self.labels}
+        own = {"index": self.index, "row": dict(self.row), "fields": _fields(self.tensors), "labels": self.labels}
+        if not self.items:
+            return own
+        listed = {f"{group}s": [item.to_json() for item in items] for group, items in self.items.items()}
+        return {**own, "conversation": self.conversation, **listed}
 
 
 def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample:
-    """Returns one sample, its bytes checked against their hash; of a cache of images with its images rebuilt.
+    """Returns one sample, its bytes checked against their hash, with the items that it lists.
 
     config: names the tokenizer by which labels are decoded.
     Raises CacheError for an index that the cache does not have, CacheCorruptError where bytes are not those that were
     written.
     """
-    if holds_images(cache):
-        return read_image_sample(cache, index, config=config)
-    tensors = read_tensors(cache, index)
-    return Sample(index=index, row=read_row(cache, index), tensors=tensors, labels=labels_of(cache, config, tensors))
-
-
-def read_tensors(cache: Cache, index: int) -> dict[str, Any]:
-    """Returns what `Cache.read` gives of a sample. Raises CacheError for an index that the cache does not have."""
     check_index(index, len(cache), what=f"{cache.place} has {len(cache)} samples")
-    return cache.read(index)
+    read, row, groups = cache.read(index), read_row(cache, index), listed_groups(cache)
+    tensors: dict[str, Any] = read
+    for group in groups.values():
+        tensors = group.stored.joined(tensors)
+    return Sample(
+        index=index,
+        row=row,
+        tensors=tensors,
+        labels=learnt_of(cache, config, read) if _is_masked(read) else labels_of(cache, config, read),
+        items={name: group.items(index, read, row[f"{name}s"]) for name, group in groups.items()},
+        conversation=told_conversation(row["text"]) if groups else None,
+    )
+
+
+def _is_masked(tensors: Mapping[str, Any]) -> bool:
+    return "input_ids" in tensors and "label_mask" in tensors and "prefix_len" not in tensors
 
 
 def check_index(index: int, count: int, *, what: str) -> None:
@@ -150,16 +147,16 @@ def read_row(cache: Cache, index: int) -> dict[str, Any]:
     """Returns a row of the row table, from the sample's own shards: `cache.samples` would read those of all."""
     slot = int(cache.slots[index])
     number, position = slot >> ROW_BITS, slot & ROW_MASK
-    shards = [cache.shard(group, number) for group in (("text",) if holds_images(cache) else cache.groups)]
+    shards = [cache.shard(group, number) for group in reversed(cache.groups) if group not in cache.listed]
     row = {
         spec.name: _cell(shard, spec, position)
         for shard in shards
         for spec in shard.fields
         if spec.role == "table" and spec.name != "failure"
     }
-    if holds_images(cache):
+    if cache.listed:
         row |= {name: int(values[index]) for name, values in cache.lengths.items()}
-    elif has_audio(cache):
+    if "num_audio_samples" in cache.lengths:
         row["duration_s"] = int(cache.lengths["num_audio_samples"][index]) / cache.constants["sample_rate_hz"]
     return {**row, "shard": number, "shard_row": position}
 
@@ -191,88 +188,6 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredImage:
-    """One image of a sample. pixels: uint8 [height, width, 3], rebuilt from the patches that are stored.
-
-    name: of the file or member, as the row calls it. hash: xxh3-128 of the source's bytes. media_row: its row in the
-    sample's shard. stored_bytes: by the cache's codec; float32_bytes: of its `pixel_values`.
-    """
-
-    name: str
-    hash: str
-    media_row: int
-    grid: tuple[int, int, int]
-    pixels: Array
-    stored_bytes: int
-    float32_bytes: int
-
-    @property
-    def num_patches(self) -> int:
-        """Rows of `pixel_values`."""
-        return self.grid[1] * self.grid[2]
-
-    @property
-    def size(self) -> str:
-        """Width and height in pixels: `320 x 256`."""
-        return f"{self.pixels.shape[1]} x {self.pixels.shape[0]}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns an entry of `images` in `forebay inspect --json`."""
-        return {
-            "name": self.name,
-            "hash": self.hash,
-            "media_row": self.media_row,
-            "grid": list(self.grid),
-            "width": self.pixels.shape[1],
-            "height": self.pixels.shape[0],
-            "num_patches": self.num_patches,
-            "stored_bytes": self.stored_bytes,
-            "float32_bytes": self.float32_bytes,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageSample(Sample):
-    """One sample of a cache of images as it is stored.
-
-    row: has lengths instead of `duration_s`. conversation: messages in canonical form. tensors: input_ids int32 [n],
-    label_mask uint8 [n], image_grid_thw int32 [k, 3], patches uint8 [all, 3 * patch_size^2]. labels: of `learnt_of`.
-    """
-
-    conversation: list[dict[str, Any]]
-    images: tuple[StoredImage, ...]
-    labels: Mapping[str, Any]
-
-    @property
-    def num_learnt(self) -> int:
-        """Tokens that are targets."""
-        return int(np.count_nonzero(self.tensors["label_mask"]))
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the `sample` part of `forebay inspect --json`."""
-        images = [image.to_json() for image in self.images]
-        return {**super().to_json(), "conversation": self.conversation, "images": images}
-
-
-def read_image_sample(cache: Cache, index: int, *, config: Config | None) -> ImageSample:
-    """Returns one sample of a cache of images; see `read_sample`."""
-    tensors = read_tensors(cache, index)
-    row = read_row(cache, index)
-    conversation = json.loads(row["text"])
-    _CONVERSATION(conversation, "the conversation")
-    images = _images(cache, row, tensors)
-    no_patches = np.zeros((0, image_settings_of(cache).patch_bytes), np.uint8)
-    return ImageSample(
-        index=index,
-        row=row,
-        conversation=conversation,
-        images=images,
-        tensors={**tensors, "patches": np.concatenate([no_patches, *tensors["patches"]])},
-        labels=learnt_of(cache, config, tensors),
-    )
-
-
 def told_conversation(text: str) -> list[dict[str, Any]] | None:
     """Returns the messages of a row's text; None where it is no conversation: a caption, a label, nothing."""
     try:
@@ -298,34 +213,13 @@ def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return found
 
 
-def _images(cache: Cache, row: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[StoredImage, ...]:
-    settings, field = image_settings_of(cache), FIELDS[cache.metadata["codec"]]
-    names = json.loads(row["images"])
-    list_of(TEXT)(names, "the images")
-    media = cache.shard("media", row["shard"])
-    used = cache.shard("text", row["shard"]).row(row["shard_row"])[cache.metadata["media_rows"]].tolist()
-    grids = [(int(t), int(h), int(w)) for t, h, w in tensors["image_grid_thw"]]
-    return tuple(
-        StoredImage(
-            name=name,
-            hash=media.string("image_hash", place),
-            media_row=place,
-            grid=grid,
-            pixels=unpatchify(patches, grid, settings),
-            stored_bytes=media.row(place)[field].nbytes,
-            float32_bytes=int(float32_bytes(len(patches), settings)),
-        )
-        for name, place, grid, patches in zip(names, used, grids, tensors["patches"], strict=True)
-    )
-
-
 def labels_of(cache: Cache, config: Config | None, sample: Mapping[str, Array]) -> dict[str, Any] | None:
-    """Returns a sample's ids and, where the recipe's tokenizer is at hand, their text; None for a recipe without text.
+    """Returns a sample's ids and, where the recipe's tokenizer is at hand, their text; None where none is learnt.
 
     `ids` and `prefix_len` are as stored; `text` is what follows the prefix, without special tokens;
     `with_special_tokens` is all of it. Where they are None, `note` says why.
     """
-    if "input_ids" not in sample:
+    if "input_ids" not in sample or "prefix_len" not in sample:
         return None
     ids, prefix_len = sample["input_ids"].tolist(), int(sample["prefix_len"][0])
     tokenizer, note = _tokenizer_of(cache, config)

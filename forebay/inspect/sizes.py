@@ -12,11 +12,12 @@ from forebay.errors import CacheError
 from forebay.inspect.histogram import count_histogram
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.store.cache import Cache
-from forebay.store.image.arrays import StoredArrays, shape_name
+from forebay.store.image.arrays import shape_name
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array
 
 _PLANES = 3
 """Axes of an image: channels, height, width in one order or the other."""
+_GROUP = "image"
 _MAX_DRAWN = 4096
 """Samples of which padding is estimated."""
 
@@ -34,7 +35,8 @@ def size_facts(cache: Cache) -> dict[str, Any] | None:
     if None not in fixed:
         return {"fixed": [fixed[1], fixed[0]], "longest": None, "shortest": None}
     try:
-        found = [sizes for number in range(cache.num_shards) if len(sizes := _of_shard(cache, field, number))]
+        count = cache.unit_count(_GROUP)
+        found = [sizes for number in range(count) if len(sizes := _of_shard(cache, field, number))]
     except CacheError:
         return None
     if not found:
@@ -68,7 +70,7 @@ def pixel_padding(cache: Cache, groups: Sequence[Array], batch_sizes: Sequence[i
 
 def _sided(cache: Cache) -> FieldForm | None:
     """Returns the field of the pixels where an array is one image with two sides."""
-    if cache.mirror is not None:
+    if cache.mirror is not None or _GROUP not in cache.listed or "form" not in cache.constants:
         return None
     try:
         field = BatchForm.from_json(cache.constants["form"]).pixels
@@ -85,7 +87,7 @@ def _sides(field: FieldForm) -> list[int]:
 
 def _of_shard(cache: Cache, field: FieldForm, number: int) -> Array:
     """Returns int64 [images, 2], (height, width) of a shard's images, without those that failed."""
-    name, shard = shape_name(field.name), cache.shard("media", number)
+    name, shard = shape_name(field.name), cache.shard(_GROUP, number)
     if name in cache.fields:
         return np.asarray(shard.column(name)[0].reshape(-1, _PLANES)[:, _sides(field)].astype(np.int64))
     grown = shard.lengths(field.name)
@@ -95,19 +97,12 @@ def _of_shard(cache: Cache, field: FieldForm, number: int) -> Array:
 
 def _of_samples(cache: Cache, field: FieldForm, samples: Array) -> Array:
     """Returns int64 [images, 2] of the images of some samples."""
-    rows_field = StoredArrays.of(cache.metadata, folder=cache.folder).rows_field
-    found = []
-    for slot in cache.slots[samples].tolist():
-        number, row = slot >> ROW_BITS, slot & ROW_MASK
-        found += [
-            _row_size(cache, field, number, place)
-            for place in cache.shard("text", number).row(row)[rows_field].tolist()
-        ]
+    found = [_item_size(cache, field, slot) for index in samples.tolist() for slot in cache.items_of(_GROUP, index)]
     return np.stack(found) if found else np.zeros((0, 2), np.int64)
 
 
-def _row_size(cache: Cache, field: FieldForm, number: int, row: int) -> Array:
-    name, values = shape_name(field.name), cache.shard("media", number).row(row)
+def _item_size(cache: Cache, field: FieldForm, slot: int) -> Array:
+    name, values = shape_name(field.name), cache.shard(_GROUP, slot >> ROW_BITS).row(slot & ROW_MASK)
     if name in values:
         return np.asarray(values[name].astype(np.int64)[_sides(field)])
     grown = [len(values[field.name]) if length is None else length for length in field.shape]

@@ -24,6 +24,7 @@ from forebay.steps.recipe import load_config, recipe_of
 from forebay.steps.text.language.script import scripts_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import write_bytes
+from forebay.store.layout import TEXT
 from forebay.store.lookup import find_cache
 from forebay.store.metadata import check_description, foreign_values
 from forebay.store.output import check_output
@@ -150,16 +151,12 @@ def _of_cache(cache: Cache, target: Target, options: LintOptions) -> Measured:
 
 def _keeps_enough(cache: Cache) -> bool:
     """Whether a cache keeps recordings or texts as the checks want them; of images it keeps no sizes."""
-    return "waveform" in cache.fields or ("media" not in cache.groups and cache.metadata.get("codec") is None)
+    return "waveform" in cache.fields or cache.groups == (TEXT,)
 
 
 def _checks_left_out(found: Measured) -> dict[str, str]:
     """Returns why checks were not made, by their names."""
-    return {
-        check.name: found.left_out[check.needs]
-        for check in CHECKS
-        if check.needs in found.left_out and check.modality in (found.modality, "both")
-    }
+    return {check.name: found.left_out[check.needs] for check in CHECKS if check.needs in found.left_out}
 
 
 def _notes(found: Measured) -> list[str]:

@@ -33,7 +33,7 @@ def _judged(found: Measured, limits: Limits) -> Iterator[Finding]:
         yield from _sound(found, limits)
     if "file_rate_hz" in found.facts:
         yield from _rates(found, limits)
-    if "seconds" in found.facts:
+    if "seconds" in found.facts and "chars" in found.facts:
         yield from _speed(found, limits)
         yield from _annotations(found, limits)
     if "chars" in found.facts:
@@ -225,15 +225,17 @@ def _repeats(found: Measured, limits: Limits) -> Iterator[Finding]:
         if row not in refused:
             yield finding(found, row, "empty_text", "its text is empty", value=0, limit=1)
     hashes = np.where(usable & (chars >= limits.repeated_min_chars), found.content["text"], 0)
-    values, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
-    times = np.where(values == 0, 0, counts)[inverse.reshape(-1)]
-    for row in _rows(times >= limits.repeated_texts):
+    values, counts = np.unique(hashes, return_counts=True)
+    often = (values != 0) & (counts >= limits.repeated_texts)
+    times = dict(zip(values[often].tolist(), counts[often].tolist(), strict=True))
+    for row in _rows(np.isin(hashes, values[often])):
+        count = times[int(hashes[row])]
         yield finding(
             found,
             row,
             "repeated_text",
-            f"{times[row]} samples have its text, the limit is {limits.repeated_texts:g}",
-            value=int(times[row]),
+            f"{count} samples have its text, the limit is {limits.repeated_texts:g}",
+            value=count,
             limit=limits.repeated_texts,
         )
 

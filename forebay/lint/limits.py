@@ -96,41 +96,40 @@ class Check:
     name: str
     severity: Severity
     says: str
-    needs: Literal["media", "file", "seconds", "text", "listing", "content", "sizes", "classes", "length"]
+    needs: Literal["sound", "file", "seconds", "text", "pixels", "content", "sizes", "classes", "length"]
     limits: tuple[str, ...] = ()
-    modality: Literal["speech", "vision", "both"] = "speech"
 
 
 CHECKS = (
     Check(
-        name="silent", severity="error", says="no piece of the clip is louder", needs="media", limits=("quiet_dbfs",)
+        name="silent", severity="error", says="no piece of the clip is louder", needs="sound", limits=("quiet_dbfs",)
     ),
     Check(
         name="mostly_silent",
         severity="warning",
         says="most pieces of the clip are quiet",
-        needs="media",
+        needs="sound",
         limits=("quiet_dbfs", "quiet_share"),
     ),
     Check(
         name="clipping",
         severity="error",
         says="much of the clip is at full scale",
-        needs="media",
+        needs="sound",
         limits=("full_scale", "badly_clipped_share"),
     ),
     Check(
         name="some_clipping",
         severity="warning",
         says="some of the clip is at full scale",
-        needs="media",
+        needs="sound",
         limits=("full_scale", "clipped_share", "badly_clipped_share"),
     ),
     Check(
         name="dc_offset",
         severity="warning",
         says="the clip's mean is not zero: its recorder adds a constant, which is no sound",
-        needs="media",
+        needs="sound",
         limits=("dc_offset",),
     ),
     Check(
@@ -143,7 +142,7 @@ CHECKS = (
         name="narrow_band",
         severity="info",
         says="nothing is in the upper half of the band: the clip was upsampled, or is of a telephone",
-        needs="media",
+        needs="sound",
         limits=("band_db",),
     ),
     Check(
@@ -164,28 +163,24 @@ CHECKS = (
         severity="warning",
         says="the same content and text as another sample",
         needs="content",
-        modality="both",
     ),
     Check(
         name="contradiction",
         severity="error",
         says="the same recording or image as another sample, under another text or class: one of the two is wrong",
         needs="content",
-        modality="both",
     ),
     Check(
         name="leak",
         severity="error",
         says="the same content as a sample of a set that is evaluated on, or of --against",
         needs="content",
-        modality="both",
     ),
     Check(
         name="shared_image",
         severity="warning",
         says="an image of a set that is evaluated on, or of --against, under another conversation",
         needs="content",
-        modality="vision",
     ),
     Check(
         name="too_many_chars",
@@ -228,7 +223,7 @@ CHECKS = (
         says="a word mixes Latin, Cyrillic or Greek letters, which look alike",
         needs="text",
     ),
-    Check(name="empty_text", severity="warning", says="the text is empty", needs="text", modality="both"),
+    Check(name="empty_text", severity="warning", says="the text is empty", needs="text"),
     Check(
         name="repeated_text",
         severity="warning",
@@ -249,14 +244,12 @@ CHECKS = (
         says="the same words stand in a row again and again",
         needs="text",
         limits=("loops",),
-        modality="both",
     ),
     Check(
         name="cut_text",
         severity="warning",
         says="the text beside an image is longer than text.max_length, and its end is cut off",
         needs="length",
-        modality="vision",
     ),
     Check(
         name="tiny_image",
@@ -264,29 +257,25 @@ CHECKS = (
         says="an image of few pixels, which the processor makes larger",
         needs="sizes",
         limits=("min_image_side",),
-        modality="vision",
     ),
     Check(
         name="blank_image",
         severity="warning",
         says="an image of one colour",
-        needs="media",
+        needs="pixels",
         limits=("blank_range",),
-        modality="vision",
     ),
     Check(
         name="single_class",
         severity="warning",
         says="all samples have one class: there is nothing to tell apart",
         needs="classes",
-        modality="vision",
     ),
     Check(
         name="empty_class",
         severity="warning",
         says="a class, or a folder of one, has no sample",
         needs="classes",
-        modality="vision",
     ),
     Check(
         name="small_class",
@@ -294,7 +283,6 @@ CHECKS = (
         says="a class has too few samples to be learnt, or to stand in training and test data",
         needs="classes",
         limits=("min_class_samples",),
-        modality="vision",
     ),
     Check(
         name="uneven_classes",
@@ -302,14 +290,12 @@ CHECKS = (
         says="the largest class has many times the samples of the smallest",
         needs="classes",
         limits=("class_ratio", "min_class_samples"),
-        modality="vision",
     ),
     Check(
         name="kills_decoder",
         severity="error",
         says="decoding it ends the process",
-        needs="media",
-        modality="both",
+        needs="sound",
     ),
 )
 """What a build itself refuses comes beside them, under the build's own reasons: `truncated_audio`, `header_mismatch`,

@@ -59,7 +59,7 @@ class Measured:
     """A set of samples. Columns are [samples]; a fact that is not known is NaN, of a hash 0.
 
     name: of the set, in messages. is_raw: whether it was read from raw data. ids: large_string. places: where a sample
-    stands in its listing or cache. files: the source file of each. languages: "" where none is known. texts: as given.
+    stands in its listing or cache. files: the source file of each. languages: "" where none is known.
     facts: fields of `TextFacts` and `Sound`, `band_db`, `seconds`, `stated_s`, `file_rate_hz`. content: hashes by what
     they are of; those of one name may be compared between sets. rate_hz: of the config; None where there is no sound.
     longer: which samples have more audio than was stated. dropped: which `[filter]` leaves out. left_out: why checks
@@ -68,16 +68,14 @@ class Measured:
     """
 
     name: str
-    modality: str
     is_raw: bool
-    rate_hz: int | None
     ids: pa.ChunkedArray
     places: Ints
     files: Sequence[str]
     file_of: Ints
     languages: Sequence[str]
     language_of: Ints
-    texts: pa.ChunkedArray
+    rate_hz: int | None = None
     facts: Mapping[str, Array] = field(default_factory=dict)
     content: Mapping[str, Ints] = field(default_factory=dict)
     refused: Sequence[Refused] = ()

@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from forebay.config.data import SOURCE_KINDS
 from forebay.config.tree import Config
-from forebay.lint.clips import TEXT_FACTS, Bad, Clips, ClipTask, measure_clips
+from forebay.lint.items import RawTask, measure_rows
 from forebay.lint.limits import Limits
 from forebay.lint.measured import Classes, ImageFacts, Measured, Refused
-from forebay.lint.pictures import PictureTask, Said, classes_in, measure_images, measure_texts
-from forebay.lint.spans import Done, SpanTask, cut, run_spans
+from forebay.lint.text import classes_in, kind_of
+from forebay.lint.walk import Bad, Columns, Walk
+from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.coded import Coder
-from forebay.preprocess.group import narrow
-from forebay.preprocess.modality import modality_of
-from forebay.preprocess.pool import Pool
-from forebay.preprocess.speech.modality import Speech
-from forebay.preprocess.vision.headers import conversation_rows, images_of
-from forebay.preprocess.vision.modality import Vision
-from forebay.progress import Progress
-from forebay.rows.image_facts import Images
+from forebay.preprocess.cut import Cut
+from forebay.preprocess.group import ItemGroup, Items
+from forebay.preprocess.groups import Groups
+from forebay.preprocess.listing import Listing, listed
 from forebay.rows.manifest import Manifest
-from forebay.rows.meanings.conversation import image_names
 from forebay.rows.meanings.image_class import empty_classes, labels_of
 from forebay.rows.named_files import shown_name
-from forebay.rows.shared_images import flattened
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.normal.table import code_in
-from forebay.store.layout import Array, Ints
+from forebay.store.layout import TEXT, Array, Group, Ints
 from forebay.store.remote.raw.sources import naming_urls
 
-_CLIPS, _TEXTS, _IMAGES = 64, 4096, 64
+_ITEMS, _TEXTS = 64, 4096
 """Rows of a task: enough to be worth its sending, few enough that the last one does not keep all waiting."""
-
-_CLIP_COLUMNS = ("sample_id", "file", "offset", "size", "text", "language", "prompt")
 
 
 def measure_raw(config: Config, recipe: Recipe, limits: Limits, *, name: str, progress: bool) -> Measured:
@@ -49,16 +40,84 @@ def measure_raw(config: Config, recipe: Recipe, limits: Limits, *, name: str, pr
     Raises ConfigError or ManifestError where the config or its manifest cannot be used, TarError or OSError where a
     file as a whole cannot be read.
     """
-    modality = modality_of(config, recipe.without_code())
-    work = _Work(config, limits, progress=progress)
-    with naming_urls(), work.pool() as pool:
-        manifest = modality.manifest(config, map_=pool.map)
-        if isinstance(modality, Speech):
-            found = _speech(work, pool, manifest, modality, name=name)
-            return replace(found, notes=[*found.notes, *_not_run(config)])
-        if isinstance(modality, Vision | Images):
-            return _vision(work, pool, manifest, modality, name=name)
-    raise TypeError(f"there is no lint of {type(modality).__name__}")
+    groups = Groups.of(config, recipe.without_code())
+    walk = Walk(workers=config.run.num_workers, progress=progress)
+    with naming_urls(), walk.pool() as pool:
+        manifest = listed(config, groups, map_=pool.map)
+        listing = Listing(groups=groups.keeping(manifest.rows).as_raw(), manifest=manifest, key="")
+        counts = {group.name: (len(listing.items[group.name].table), _ITEMS, group.unit) for group in groups.items}
+        counts[TEXT] = (len(manifest.rows), _TEXTS, groups.text.unit)
+        found = {
+            group: walk.columns(
+                pool, measure_rows, tasks_of(config, listing, group, limits), count, size=size, unit=unit
+            )
+            for group, (count, size, unit) in counts.items()
+        }
+    return _measured(config, listing, found, name=name)
+
+
+def tasks_of(config: Config, listing: Listing, group: Group, limits: Limits) -> Callable[[int, int], RawTask]:
+    """Returns what gives a task of rows [start, stop) of a group."""
+
+    def task(start: int, stop: int) -> RawTask:
+        cut = Cut(group=group, index=0, start=start, stop=stop, key="")
+        files, rows = listing.groups.task_rows(listing, cut)
+        return RawTask(
+            start=start,
+            rows=rows,
+            files=files,
+            groups=listing.groups,
+            group=group,
+            limits=limits,
+            max_open_tars=config.run.max_open_tars,
+        )
+
+    return task
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """What the items of a group say of the samples: fields of `Measured`, of which facts and content of all are joined.
+
+    late: rows that are left out for what was decoded.
+    """
+
+    facts: Mapping[str, Array] = field(default_factory=dict)
+    content: Mapping[str, Ints] = field(default_factory=dict)
+    late: Sequence[Bad] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _measured(config: Config, listing: Listing, found: Mapping[Group, Columns], *, name: str) -> Measured:
+    rows, manifest, text, said = listing.rows, listing.manifest, listing.groups.text, found[TEXT]
+    bad = [*said.bad, *_dead(said, lambda row: f"sample {rows['sample_id'][row].as_py()}")]
+    known = [_Known(facts=said.facts, content=said.content)]
+    for group in listing.groups.items:
+        bad += _of_rows(listing.items[group.name], _bad_items(listing, group, found[group.name]))
+        known += [_KNOWN[group.name](listing, group, found[group.name])] if group.name in _KNOWN else []
+    refused = {row for row, _, _ in bad}
+    bad += [each for one in known for each in one.late if each[0] not in refused]
+    fields = {key: value for one in known for key, value in one.fields.items()}
+    is_class = kind_of(text.steps.step.name, lists=bool(text.listed)) == "class"
+    languages, language_of = languages_of(rows)
+    return Measured(
+        name=name,
+        is_raw=True,
+        ids=rows["sample_id"],
+        places=rows["row"].to_numpy(),
+        files=[shown_name(file) for file in manifest.files],
+        file_of=_file_of(config, listing),
+        languages=languages,
+        language_of=language_of,
+        facts={key: column for one in known for key, column in one.facts.items()},
+        content={key: column for one in known for key, column in one.content.items()},
+        refused=_refused(bad, rows, manifest),
+        classes=_classes(config, rows) if is_class else None,
+        left_out={} if text.listed else _lacks(said, is_sound="rate_hz" in fields),
+        excluded=manifest.counts()["excluded"],
+        notes=_not_run(config),
+        **fields,
+    )
 
 
 def _not_run(config: Config) -> list[str]:
@@ -66,141 +125,99 @@ def _not_run(config: Config) -> list[str]:
     return [f"{entry} was not run: lint runs no code, so labels are judged as they are without it" for entry in code]
 
 
-class _Work:
-    """What the runs over one config share."""
-
-    def __init__(self, config: Config, limits: Limits, *, progress: bool) -> None:
-        self.config, self.limits, self.progress = config, limits, progress
-
-    def pool(self) -> Pool:
-        return Pool(self.config.run.num_workers or os.cpu_count() or 1, shows=self.progress)
-
-    def run(
-        self, pool: Pool, function: Callable[[Any], Any], make: Callable[[int, int], SpanTask], count: int, **how: Any
-    ) -> Done[Any]:
-        """Returns what a function gives for `count` rows. how: `size` of a task in rows, `unit` of the bar."""
-        with Progress(count, desc="lint", unit=how["unit"], is_shown=self.progress) as bar:
-            spans = cut(count, how["size"])
-            return run_spans(pool, function, make, spans, new_pool=self.pool, done=bar.update)
-
-
-def _speech(work: _Work, pool: Pool, manifest: Manifest, modality: Speech, *, name: str) -> Measured:
-    rows, config, recipe = manifest.rows, work.config, modality.recipe
-    has_media = recipe.has_audio and SOURCE_KINDS[config.source.kind].has_audio
-    is_sound = has_media and recipe.features.reads_sound
-
-    def task(start: int, stop: int) -> ClipTask:
-        files, part = narrow(rows.select(_CLIP_COLUMNS).slice(start, stop - start), manifest.files)
-        return ClipTask(
-            start=start,
-            rows=part,
-            files=files,
-            modality=modality,
-            limits=work.limits,
-            max_open_tars=config.run.max_open_tars,
-            is_heard=has_media,
-        )
-
-    size, unit = (_CLIPS, "clip") if has_media else (_TEXTS, "text")
-    done = work.run(pool, measure_clips, task, len(rows), size=size, unit=unit)
-    found = joined(done, len(rows))
-    stated_s = rows["stated_s"].to_numpy(zero_copy_only=False).astype(np.float64)
-    bad = [*found.bad, *_died(done, rows)]
-    heard = found.num_samples > 0
-    facts = found.facts | {"stated_s": stated_s, "seconds": _seconds(found, modality)}
-    longer = modality.limits.longer(found.num_samples, stated_s) & heard
-    bad += _by_duration(modality, rows, found, stated_s, {row for row, _, _ in bad})
-    languages, language_of = coded(rows["language"])
-    return Measured(
-        name=name,
-        modality="speech",
-        is_raw=True,
-        rate_hz=recipe.decode.sample_rate_hz if is_sound else None,
-        ids=rows["sample_id"],
-        places=rows["row"].to_numpy(),
-        files=[shown_name(file) for file in manifest.files],
-        file_of=rows["file"].to_numpy(),
-        languages=languages,
-        language_of=language_of,
-        texts=rows["text"],
-        facts=facts | {key: np.array(values, object) for key, values in found.strings.items()},
-        content=found.content,
-        refused=_refused(bad, rows, manifest),
-        longer=longer,
-        left_out=_left_out(is_sound=is_sound, has_text=bool(np.any(found.facts["chars"] > 0))),
-        excluded=manifest.counts()["excluded"],
-    )
-
-
-def _left_out(*, is_sound: bool, has_text: bool) -> dict[str, str]:
-    lacks = {} if is_sound else dict.fromkeys(("media", "file", "seconds"), "the samples have no sound")
+def _lacks(said: Columns, *, is_sound: bool) -> dict[str, str]:
+    """Returns what a set of recordings, or of texts alone, does not have."""
+    has_text = bool(np.any(said.facts.get("chars", np.zeros(0)) > 0))
+    lacks = {} if is_sound else dict.fromkeys(("sound", "file", "seconds"), "the samples have no sound")
     return lacks | ({} if has_text else dict.fromkeys(("text", "seconds"), "the samples have no texts"))
 
 
-def joined(done: Done[Clips], count: int) -> Clips:
-    """Returns the parts as one; rows that killed their worker keep what is not known."""
-    # Where there is no row, or every row killed its worker, no part says which columns there are.
-    facts: dict[str, Array] = {name: np.full(count, np.nan) for name in TEXT_FACTS}
-    content: dict[str, Array] = {"text": np.zeros(count, np.int64)}
-    strings: dict[str, list[str]] = {"script": [""] * count, "word": [""] * count}
-    num_samples = np.zeros(count, np.int64)
-    bad: list[Bad] = []
-    for start, part in done.parts.items():
-        rows = slice(start, start + len(part.num_samples))
-        num_samples[rows] = part.num_samples
-        for name, values in part.facts.items():
-            facts.setdefault(name, np.full(count, np.nan))[rows] = values
-        for name, values in part.content.items():
-            content.setdefault(name, np.zeros(count, np.int64))[rows] = values
-        for name, texts in part.strings.items():
-            strings.setdefault(name, [""] * count)[rows] = texts
-        bad += [(start + row, reason, message) for row, reason, message in part.bad]
-    return Clips(num_samples=num_samples, facts=facts, strings=strings, content=content, bad=bad)
-
-
-def _died(done: Done[Any], rows: pa.Table) -> list[Bad]:
+def _dead(found: Columns, name: Callable[[int], str]) -> list[Bad]:
     return [
-        (
-            row,
-            "kills_decoder",
-            f"sample {rows['sample_id'][row].as_py()}: reading it ended the process twice; write it again",
-        )
-        for row in done.deaths
+        (row, "kills_decoder", f"{name(row)}: reading it ended the process twice; write it again")
+        for row in found.deaths
     ]
 
 
-def _seconds(found: Clips, modality: Speech) -> Array:
-    """Returns how long clips are: as decoded; of one that is cut as its header says."""
-    limits = modality.limits
-    seconds = np.where(found.num_samples > 0, found.num_samples / limits.sample_rate_hz, np.nan)
-    if limits.clip_s is None or "file_s" not in found.facts:
-        return np.asarray(seconds)
-    return np.where(found.num_samples >= round(limits.clip_s * limits.sample_rate_hz), found.facts["file_s"], seconds)
+def _bad_items(listing: Listing, group: ItemGroup, found: Columns) -> list[Bad]:
+    table, label = listing.items[group.name].table, "sample " if group.lists is None else ""
+
+    def name(item: int) -> str:
+        return label + str(group.task_rows(table.slice(item, 1), listing.files)["sample_id"][0].as_py())
+
+    return [*found.bad, *_dead(found, name)]
 
 
-def _by_duration(modality: Speech, rows: pa.Table, found: Clips, stated_s: Array, bad: set[int]) -> list[Bad]:
-    """What a build leaves out by what it decoded: `duration_mismatch`, `too_long`, `too_short`."""
-    reasons = Coder()
-    codes = modality.limits.refused(found.num_samples, stated_s, reasons)
-    codes[found.num_samples == 0] = 0
+def _of_rows(items: Items, bad: Sequence[Bad]) -> list[Bad]:
+    """Returns what is bad of items as what is bad of the rows that have them."""
+    if items.offsets is None:
+        return list(bad)
+    owners = np.repeat(np.arange(len(items.offsets) - 1), np.diff(items.offsets))
+    why = {item: (reason, message) for item, reason, message in bad}
+    uses = np.flatnonzero(np.isin(items.places, list(why)))
+    return [(int(owners[use]), *why[int(items.places[use])]) for use in uses]
+
+
+def _of_clips(listing: Listing, group: AudioItems, found: Columns) -> _Known:
+    """Seconds: as decoded; of a clip that is cut as its header says."""
+    limits, rows, facts = group.limits, listing.rows, {**found.facts}
+    num_samples = facts.pop("num_samples", np.zeros(len(rows), np.int64))
+    seconds = np.where(num_samples > 0, num_samples / limits.sample_rate_hz, np.nan)
+    if limits.clip_s is not None and "file_s" in facts:
+        is_cut = num_samples >= round(limits.clip_s * limits.sample_rate_hz)
+        seconds = np.where(is_cut, facts["file_s"], seconds)
+    stated_s = rows["stated_s"].to_numpy(zero_copy_only=False).astype(np.float64)
+    longer = limits.longer(num_samples, stated_s) & (num_samples > 0)
+    rate = {"rate_hz": limits.sample_rate_hz} if group.steps.features.reads_sound else {}
+    return _Known(
+        facts={**facts, "stated_s": stated_s, "seconds": seconds},
+        content=found.content,
+        late=list(_by_duration(group, rows, num_samples, stated_s)),
+        fields={"longer": longer, **rate},
+    )
+
+
+def _by_duration(group: AudioItems, rows: pa.Table, num_samples: Array, stated_s: Array) -> Iterator[Bad]:
+    """Yields what a build leaves out by what it decoded: `duration_mismatch`, `too_long`, `too_short`."""
+    reasons, limits = Coder(), group.limits
+    codes = limits.refused(num_samples, stated_s, reasons)
+    codes[num_samples == 0] = 0
     names = reasons.coded(codes).names
-    late = []
     for row in np.flatnonzero(codes).tolist():
-        reason, sample_id = names[codes[row]], rows["sample_id"][row].as_py()
-        seconds = found.num_samples[row] / modality.limits.sample_rate_hz
+        reason, sample_id, count = names[codes[row]], rows["sample_id"][row].as_py(), int(num_samples[row])
+        seconds = count / limits.sample_rate_hz
         message = f"sample {sample_id}: {seconds:.2f} s of audio, which the duration filters leave out"
         if reason == "duration_mismatch":
-            message = modality.limits.message(sample_id, int(found.num_samples[row]), float(stated_s[row]))
-        if row not in bad:
-            late.append((row, reason, message))
-    return late
+            message = limits.message(sample_id, count, float(stated_s[row]))
+        yield row, reason, message
+
+
+def _of_images(listing: Listing, group: ItemGroup, found: Columns) -> _Known:
+    items = listing.items[group.name]
+    images = ImageFacts(
+        names=group.task_rows(items.table, listing.files)["sample_id"].to_pylist(),
+        hashes=items.table["hash"].to_pylist(),
+        width=items.table["width"].to_numpy(),
+        height=items.table["height"].to_numpy(),
+        range=found.facts.get("range", np.full(found.count, np.nan)),
+        starts=np.zeros(1, np.int64) if items.offsets is None else items.offsets,
+        flat=items.places,
+    )
+    return _Known(fields={"images": images})
+
+
+_KNOWN: Mapping[Group, Callable[[Listing, Any, Columns], _Known]] = {"audio": _of_clips, "image": _of_images}
+"""What is said of samples by the items of a group."""
+
+
+def languages_of(rows: pa.Table) -> tuple[list[str], Ints]:
+    """Returns the different languages of rows behind "", and which one each row has."""
+    return coded(rows["language"]) if "language" in rows.column_names else ([""], np.zeros(len(rows), np.int64))
 
 
 def coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
     """Returns the different strings of a column behind "", and which one each row has; null is ""."""
-    encoded = column.combine_chunks().dictionary_encode() if len(column) else pa.array([], pa.large_string())
-    if not len(column):
-        return [""], np.zeros(0, np.int64)
+    encoded = column.dictionary_encode().combine_chunks()
     indices = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     return ["", *encoded.dictionary.to_pylist()], indices + 1
 
@@ -212,103 +229,25 @@ def _refused(bad: Sequence[Bad], rows: pa.Table, manifest: Manifest) -> list[Ref
         sample_id, place = rows["sample_id"][row].as_py(), rows["row"][row].as_py()
         known = Refused(sample_id=sample_id, reason=reason, message=message, row=row, place=place)
         first.setdefault(row, known)
-    listed = [
-        Refused(sample_id=each["sample_id"], reason=each["reason"], message=each["message"], place=each["row"])
-        for each in manifest.rejected.to_pylist()
-        if each["kind"] == "failed"
-    ]
-    return [*first.values(), *listed]
-
-
-def _vision(work: _Work, pool: Pool, manifest: Manifest, modality: Vision | Images, *, name: str) -> Measured:
-    rows, images = manifest.rows, images_of(manifest)
-    # Which classes there are, the listing says.
-    raw = modality.keeping(rows).with_codec("raw") if isinstance(modality, Images) else modality.with_codec("raw")
-    numbers = np.arange(len(images))
-    names = image_names(manifest, numbers)
-
-    def task(files_and_rows: tuple[Any, pa.Table], start: int) -> PictureTask:
-        files, part = files_and_rows
-        return PictureTask(
-            start=start, rows=part, files=files, modality=raw, max_open_tars=work.config.run.max_open_tars
-        )
-
-    def image_task(start: int, stop: int) -> PictureTask:
-        part = images.slice(start, stop - start).append_column(
-            "sample_id", pa.array(names[start:stop], pa.large_string())
-        )
-        return task(narrow(part, manifest.files), start)
-
-    def text_task(start: int, stop: int) -> PictureTask:
-        part = conversation_rows(manifest, rows.slice(start, stop - start))
-        return task(narrow(part, manifest.files), start)
-
-    seen = work.run(pool, measure_images, image_task, len(images), size=_IMAGES, unit="image")
-    said = work.run(pool, measure_texts, text_task, len(rows), size=_TEXTS, unit="text")
-    starts, flat = flattened(rows["images"])
-    ranges, bad_images = np.full(len(images), np.nan), dict(_dead_images(seen, names))
-    for start, (values, bad) in seen.parts.items():
-        ranges[start : start + len(values)] = values
-        bad_images |= {start + row: (reason, message) for row, reason, message in bad}
-    bad_rows: list[Bad] = _died(said, rows)
-    for start, (_, bad) in said.parts.items():
-        bad_rows += [(start + row, reason, message) for row, reason, message in bad]
-    texts = joined_texts({start: part for start, (part, _) in said.parts.items()}, len(rows))
-    of_images = [
-        (row, *bad_images[image])
-        for row in range(len(rows))
-        for image in flat[starts[row] : starts[row + 1]].tolist()
-        if image in bad_images
-    ]
-    return Measured(
-        name=name,
-        modality="vision",
-        is_raw=True,
-        rate_hz=None,
-        ids=rows["sample_id"],
-        places=rows["row"].to_numpy(),
-        files=[shown_name(file) for file in manifest.files],
-        file_of=_file_of(work.config, rows, images, flat),
-        languages=[""],
-        language_of=np.zeros(len(rows), np.int64),
-        texts=rows["text"],
-        facts={**texts.facts, **{key: np.array(values, object) for key, values in texts.strings.items()}},
-        content={"text": texts.hashes},
-        refused=_refused([*bad_rows, *of_images], rows, manifest),
-        images=ImageFacts(
-            names=names,
-            hashes=images["hash"].to_pylist(),
-            width=images["width"].to_numpy(),
-            height=images["height"].to_numpy(),
-            range=ranges,
-            starts=starts,
-            flat=flat,
+    return [
+        *first.values(),
+        *(
+            Refused(sample_id=each["sample_id"], reason=each["reason"], message=each["message"], place=each["row"])
+            for each in manifest.rejected.to_pylist()
+            if each["kind"] == "failed"
         ),
-        classes=_classes(work.config, rows) if work.config.reads == "labels" else None,
-        excluded=manifest.counts()["excluded"],
-    )
+    ]
 
 
-def _file_of(config: Config, rows: pa.Table, images: pa.Table, flat: Array) -> Array:
-    """Returns the file of each row: its manifest, or where images are listed themselves its image."""
-    if config.source.kind == "folder" and len(flat) == len(rows):
-        return np.asarray(images["file"].to_numpy()[flat])
+def _file_of(config: Config, listing: Listing) -> Array:
+    """Returns the file of each row: the one that holds its media, where images are listed themselves, or lists it."""
+    rows = listing.rows
+    if "file" in rows.column_names:
+        return np.asarray(rows["file"].to_numpy())
+    (items, *_) = listing.items.values()
+    if config.source.kind == "folder" and len(items.places) == len(rows):
+        return np.asarray(items.table["file"].to_numpy()[items.places])
     return np.asarray(rows["group"].to_numpy())
-
-
-def joined_texts(parts: Mapping[int, Said], count: int) -> Said:
-    """Returns the parts of what was measured of `count` texts as one; where a task died, nothing is known."""
-    facts: dict[str, Array] = {}
-    strings: dict[str, list[str]] = {}
-    hashes = np.zeros(count, np.int64)
-    for start, part in parts.items():
-        stop = start + len(part.hashes)
-        hashes[start:stop] = part.hashes
-        for name, values in part.facts.items():
-            facts.setdefault(name, np.full(count, np.nan))[start:stop] = values
-        for name, texts in part.strings.items():
-            strings.setdefault(name, [""] * count)[start:stop] = texts
-    return Said(facts=facts, strings=strings, hashes=hashes)
 
 
 def _classes(config: Config, rows: pa.Table) -> Classes:
@@ -321,10 +260,3 @@ def _classes(config: Config, rows: pa.Table) -> Classes:
         known=tuple(map(str, known or ())),
         folders=empty_classes(config.source),
     )
-
-
-def _dead_images(seen: Done[Any], names: Sequence[str]) -> list[tuple[int, tuple[str, str]]]:
-    return [
-        (image, ("kills_decoder", f"{names[image]}: decoding it ended the process twice; write it again"))
-        for image in seen.deaths
-    ]

@@ -22,16 +22,16 @@ def contents(found: Measured, limits: Limits) -> dict[str, Ints]:
 
     Silent clips are left out: all of one length are the same, and are told of as silent.
     """
-    if found.images is not None and found.classes is not None:
-        return {"image": _conversations(np.zeros(len(found), np.int64), found.images)}
-    if found.images is not None:
-        return {"conversation": _conversations(found.content["text"], found.images)}
     kinds = [name for name in found.content if name in _OF_SOUND or name.startswith("stored")]
+    if found.images is not None:
+        names = [*kinds[-1:], *(["text"] if found.classes is None else [])]
+        said = sum((found.content[name] for name in names), np.zeros(len(found), np.int64))
+        return {"image" if not names else "conversation": _conversations(said, found.images)}
     kinds = kinds if any(found.content[name].any() for name in kinds) else ["text"]
     usable = found.usable()
     if kinds != ["text"] and "loudest_dbfs" in found.facts:
         usable &= ~(found.facts["loudest_dbfs"] < limits.quiet_dbfs)
-    return {name: np.where(usable, found.content[name], 0) for name in kinds}
+    return {name: np.where(usable, found.content.get(name, 0), 0) for name in kinds}
 
 
 def _conversations(texts: Ints, images: ImageFacts) -> Ints:
@@ -78,9 +78,9 @@ def _groups(hashes: Ints) -> Iterator[list[int]]:
     order = order[hashes[order] != 0]
     if not len(order):
         return
-    borders = np.flatnonzero(np.diff(hashes[order])) + 1
-    groups = [part.tolist() for part in np.split(order, borders) if len(part) > 1]
-    yield from sorted(groups)
+    borders = np.concatenate([[0], np.flatnonzero(np.diff(hashes[order])) + 1, [len(order)]])
+    many = np.flatnonzero(np.diff(borders) > 1)
+    yield from sorted(order[borders[i] : borders[i + 1]].tolist() for i in many.tolist())
 
 
 def leaks(found: Measured, other: Measured, limits: Limits, *, first: int | None = None) -> Iterator[Finding]:

@@ -46,20 +46,23 @@ def run_spans(
     *,
     new_pool: Callable[[], Pool],
     done: Callable[[int], object],
+    keep: Callable[[int, R], object] | None = None,
 ) -> Done[R]:
     """Returns `function(make(start, stop))` of every run of rows; a task is made when a worker is free for it.
 
     pool: whose workers begin. new_pool: makes another one behind a death, whose neighbours' tasks are lost with it.
-    done: is called with the number of rows that were done.
+    done: is called with the number of rows that were done. keep: takes each result, with its first row, as it comes;
+    None: they are in `parts`.
     """
     parts: dict[int, R] = {}
     deaths: list[int] = []
+    keep = keep or parts.__setitem__
     waiting = dict(spans)
     with contextlib.ExitStack() as stack:
         while waiting:
             try:
                 for task, result in pool.run(function, (make(*span) for span in list(waiting.items()))):
-                    parts[task.start] = result
+                    keep(task.start, result)
                     done(waiting.pop(task.start) - task.start)
             except WorkerDied as err:
                 start = err.task.start

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
 from forebay.lint.script import foreign_share, mixed_word
+from forebay.lint.walk import Part
 from forebay.steps.text.annotation import digit_share
 from forebay.steps.text.language.script import letters_of, scripts_of
 
@@ -38,6 +39,40 @@ class TextFacts(NamedTuple):
     hash: int
 
 
+_STRINGS = ("script", "word")
+_NUMBERS = tuple(name for name in TextFacts._fields if name not in (*_STRINGS, "hash"))
+_KINDS = {"chat": "conversation", "label": "class", "none": "nothing", None: "nothing"}
+
+
+def kind_of(prompt: str | None, *, lists: bool) -> str:
+    """Returns what a row's text is under a prompt: `conversation`, `text`, `class` or `nothing`.
+
+    lists: whether rows list items, beside which a text may be nothing.
+    """
+    found = _KINDS.get(prompt, "text")
+    return "text" if found == "nothing" and not lists else found
+
+
+def said_of(texts: Sequence[str], languages: Sequence[str], kind: str) -> Part:
+    """Returns what is measured of texts. kind: of `kind_of`."""
+    if kind == "conversation":
+        talks = [conversation_facts(text) for text in texts]
+        facts = {"loops": np.array([each[0] for each in talks], np.float64)}
+        return Part(facts, {"text": np.array([each[1] for each in talks], np.int64)})
+    if kind != "text":
+        hashes = [_hash(text) if kind == "class" else 0 for text in texts]
+        return Part({}, {"text": np.array(hashes, np.int64)})
+    known = [text_facts(*each) for each in zip(texts, languages, strict=True)]
+    numbers = {name: np.array([getattr(each, name) for each in known], np.float64) for name in _NUMBERS}
+    strings = {name: np.array([getattr(each, name) for each in known], object) for name in _STRINGS}
+    return Part({**numbers, **strings}, {"text": np.array([each.hash for each in known], np.int64)})
+
+
+def classes_in(texts: Sequence[str], *, is_multi: bool) -> list[list[str]]:
+    """Returns the classes of each row by its text. is_multi: texts are JSON lists."""
+    return [[str(each) for each in json.loads(text)] if is_multi else [text] for text in texts]
+
+
 def text_facts(text: str, language: str) -> TextFacts:
     """Returns what a text is like. language: its code, "" where none is known."""
     words = text.split()
@@ -60,7 +95,11 @@ def text_facts(text: str, language: str) -> TextFacts:
 
 def folded_hash(words: list[str]) -> int:
     """Returns the xxh3-64 of words without their case, as a signed number; 0 where there are none."""
-    return signed(xxhash.xxh3_64_intdigest(" ".join(words).casefold().encode("utf-8", "surrogatepass"))) if words else 0
+    return _hash(" ".join(words).casefold()) if words else 0
+
+
+def _hash(text: str) -> int:
+    return signed(xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")))
 
 
 def signed(number: int) -> int:
@@ -84,6 +123,16 @@ def loops(words: list[str]) -> int:
         run = int((np.diff(np.append(-1, ends)) - 1).max())
         most = max(most, run // size + 1)
     return most
+
+
+def conversation_facts(text: str) -> tuple[int, int]:
+    """Returns how often the assistant says the same words in a row, and a hash of who says what."""
+    said = [message["role"] + " " + _text(message) for message in json.loads(text)]
+    return max((loops(answer.split()) for answer in answers(text)), default=1), folded_hash("\n".join(said).split())
+
+
+def _text(message: dict[str, Any]) -> str:
+    return "".join(part.get("text", "\0") for part in message["content"])
 
 
 def answers(conversation: str) -> Iterator[str]:

@@ -382,6 +382,15 @@ class Cache(ByHand):
         """int64 [num_samples]: where each sample lies, `shard << 32 | row`; all of them checked."""
         return self._slots.whole()
 
+    def by_shard(self, most: int | None = None) -> Iterator[tuple[int, Ints, Ints]]:
+        """Yields each shard that has samples: its number, which these are, and their rows in it.
+
+        most: of the first samples only, so many.
+        """
+        from forebay.store.row_table import by_shard
+
+        yield from by_shard(self.slots[:most], self.num_shards, no_such_row=partial(no_such_row, self.folder))
+
     @cached_property
     def samples(self) -> pa.Table:
         """The row table, a row a sample: every table field, duration and lengths. Built once, about 1 us a cell."""

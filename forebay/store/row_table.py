@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from forebay.errors import CacheCorruptError
-from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
+from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, Array, FieldSpec, Group, Ints
 from forebay.store.shard import Shard
 
 
@@ -33,30 +33,45 @@ class SampleColumns:
     shard: Callable[[Group, int], Shard]
     no_such_row: Callable[[int, int], CacheCorruptError]
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        """Returns a field of every sample. Bytes of a string that are no UTF-8 are written as escapes (`\\xff`)."""
-        return self.stored(name).take(self.order)
+    def column(self, name: str, made: Callable[[pa.Array], pa.Array] = lambda chunk: chunk) -> pa.ChunkedArray:
+        """Returns a field of every sample. Bytes of a string that are no UTF-8 are written as escapes (`\\xff`).
 
-    def stored(self, name: str) -> pa.ChunkedArray:
-        """Returns a field of every row of all shards, those that failed too."""
+        made: what is kept of the samples of a shard; beside it a single shard is in memory.
+        """
         field = self.fields[name]
         convert = (_nullable_strings if field.nullable else _strings) if field.dtype == "str" else _numbers
-        chunks = [convert(*self.shard(field.group, index).column(name)) for index in range(self.num_shards)]
         kind = pa.large_string() if field.dtype == "str" else pa.from_numpy_dtype(field.numpy_dtype)
-        return pa.chunked_array(chunks, type=kind)
+        chunks, order = [], [np.zeros(0, np.int64)]
+        for number, samples, rows in by_shard(self.slots, self.num_shards, no_such_row=self.no_such_row):
+            shard = self.shard(field.group, number)
+            if (is_lost := rows >= shard.entry.rows).any():
+                index = int(samples[np.argmax(is_lost)])
+                raise self.no_such_row(index, int(self.slots[index]))
+            chunks.append(made(convert(*shard.column(name)).take(pa.array(rows))))
+            shard.drop_pages()
+            order.append(samples)
+        found, places = pa.chunked_array(chunks, made(pa.array([], kind)).type).combine_chunks(), np.concatenate(order)
+        del chunks
+        pa.default_memory_pool().release_unused()  # as much as the column
+        is_sorted = bool((np.diff(places) > 0).all())
+        return pa.chunked_array([found if is_sorted else found.take(pa.array(np.argsort(places)))])
 
-    @cached_property
-    def order(self) -> pa.Array:
-        """Where each sample stands in the concatenation of all shards."""
-        rows = np.array([self.shard("text", index).entry.rows for index in range(self.num_shards)], np.int64)
-        starts = np.cumsum(rows) - rows
-        shards, places = self.slots >> ROW_BITS, self.slots & ROW_MASK
-        is_there = (shards >= 0) & (shards < len(rows))
-        is_there[is_there] &= places[is_there] < rows[shards[is_there]]
-        if not is_there.all():
-            index = int(np.argmin(is_there))
-            raise self.no_such_row(index, int(self.slots[index]))
-        return pa.array(starts[shards] + places)
+
+def by_shard(
+    slots: Array, num_shards: int, *, no_such_row: Callable[[int, int], CacheCorruptError]
+) -> Iterator[tuple[int, Ints, Ints]]:
+    """Yields each shard that has samples: its number, which these are, and their rows in it.
+
+    no_such_row: of `SampleColumns`, for a slot of a shard that there is not.
+    """
+    shards = slots >> ROW_BITS
+    order = np.argsort(shards, kind="stable")
+    bounds = np.searchsorted(shards[order], np.arange(num_shards + 1))
+    if lost := [*order[: bounds[0]].tolist(), *order[bounds[-1] :].tolist()]:
+        raise no_such_row(min(lost), int(slots[min(lost)]))
+    for number in np.flatnonzero(np.diff(bounds)).tolist():
+        own = order[bounds[number] : bounds[number + 1]]
+        yield number, own, slots[own] & ROW_MASK
 
 
 def row_table(columns: Mapping[str, Callable[[], Any]], names: Collection[str] | None = None) -> pa.Table:
@@ -101,8 +116,8 @@ def categories(columns: SampleColumns, name: str) -> tuple[list[str], Array] | N
     """
     if name not in columns.fields:
         return None
-    column = as_texts(columns.stored(name)).dictionary_encode().combine_chunks()
-    return sorted_categories(column.dictionary.to_pylist(), column.indices.take(columns.order).to_numpy())
+    column = columns.column(name, lambda chunk: as_texts(chunk).dictionary_encode()).combine_chunks()
+    return sorted_categories(column.dictionary.to_pylist(), column.indices.to_numpy())
 
 
 def as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -217,6 +217,10 @@ class Shard:
                 continue
             self._mapping.madvise(mmap.MADV_WILLNEED, start, last - start)
 
+    def drop_pages(self) -> None:
+        """Takes the pages of the file out of this process's memory; what is read again is mapped again."""
+        self._mapping.madvise(mmap.MADV_DONTNEED)
+
     def check_row(self, index: int, row: Mapping[str, Array]) -> None:
         """Raises CacheCorruptError where the row's bytes are not those that were hashed."""
         computed = sample_hash(list(row.values()))

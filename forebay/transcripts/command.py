@@ -14,12 +14,14 @@ import pyarrow.compute as pc
 from forebay.config.data import SOURCE_KINDS
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
-from forebay.preprocess.modality import modality_of
+from forebay.preprocess.groups import Groups
+from forebay.preprocess.listing import listed
 from forebay.preprocess.pool import Pool
 from forebay.progress import Progress
 from forebay.rows.manifest import Manifest, storable
 from forebay.rows.named_files import shown_name
 from forebay.steps.recipe import Recipe, recipe_of
+from forebay.steps.text.transcript import Transcript
 from forebay.store.layout import Array
 from forebay.store.remote.raw.sources import naming_urls
 from forebay.transcripts.look import Asked, Look, Looker
@@ -48,24 +50,25 @@ class _Opened:
     @classmethod
     def of(cls, config: Config) -> _Opened:
         recipe = recipe_of(config)
-        if not isinstance(recipe, Recipe):
-            raise ConfigError(
-                f"{config.path} has [vision], and forebay text shows transcripts; for conversations: "
-                f"forebay inspect {from_here(config.path)} --sample 0"
-            )
-        if recipe.tokens is None or config.text is None:
+        step = recipe.text.step
+        if not isinstance(step, Transcript) or config.text is None:
+            if config.vision is not None:
+                raise ConfigError(
+                    f"{config.path} has [vision], and forebay text shows transcripts; for conversations: "
+                    f"forebay inspect {from_here(config.path)} --sample 0"
+                )
             raise ConfigError(
                 f"{config.path} has no [text] section, so nothing becomes of texts; add it: [text] tokenizer = ..."
             )
         needs_text = SOURCE_KINDS[config.source.kind].needs_text
-        looker = Looker(recipe.tokens, Path(config.text.tokenizer), needs_text=needs_text)
+        looker = Looker(step, Path(config.text.tokenizer), needs_text=needs_text)
         return cls(config, recipe, looker, Pieces(looker.encoder.vocabulary))
 
     def manifest(self, *, progress: bool) -> Manifest:
         """Returns the listing of the source; no recording is decoded."""
-        modality = modality_of(self.config, self.recipe)
+        groups = Groups.of(self.config, self.recipe)
         with naming_urls(), Pool(self.config.run.num_workers or os.cpu_count() or 1, shows=progress) as pool:
-            return modality.manifest(self.config, map_=pool.map if self.recipe.has_audio else map)
+            return listed(self.config, groups, map_=pool.map if groups.items else map)
 
     def view(self, look: Look, *, is_diff: bool, source: str = "", row: int | None = None) -> TextView:
         return TextView(
@@ -183,7 +186,7 @@ def _asked(rows: pa.Table) -> list[Asked]:
 
 def _seconds(recipe: Recipe, rows: pa.Table) -> Array | None:
     """Returns how long the recordings are as manifest or headers say, NaN where neither does; None without audio."""
-    return rows["duration_s"].to_numpy().astype(np.float64) if recipe.has_audio else None
+    return rows["duration_s"].to_numpy().astype(np.float64) if recipe.audio is not None else None
 
 
 def _durations(rows: pa.Table, seconds: Array | None) -> str:

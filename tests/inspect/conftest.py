@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from forebay.plan.make import plan_of
-from forebay.preprocess.groups import GROUPS
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS, Codec, encode
 from forebay.store.image.pixels import unpatchify
@@ -38,41 +37,41 @@ class Built:
     def with_codec(self, root: Path, codec: Codec) -> Path:
         """Makes the same cache with another codec under `root`, without a build, and returns its folder."""
         cache = open_cache(self.folder)
-        image = FieldSpec(name=FIELDS[codec], dtype="uint8", shape=(768,) if codec == "raw" else ())
+        image = FieldSpec(name=FIELDS[codec], dtype="uint8", shape=(768,) if codec == "raw" else (), group="image")
         fields = (image, *(spec for name, spec in cache.fields.items() if name != "patches"))
         scratch = root / ".building"
-        media = []
-        for number in range(cache.num_shards):
+        images = []
+        for number in range(cache.unit_count("image")):
             path = scratch / f"{number}.tdz"
             path.parent.mkdir(parents=True, exist_ok=True)
             rows = [
-                encoded_row(cache, self.corpus, number, row, codec) for row in range(len(media_rows(cache, number)))
+                encoded_row(cache, self.corpus, number, row, codec) for row in range(len(image_hashes(cache, number)))
             ]
-            media.append((path, write_shard(path, shard_fields(fields, "media"), rows, key=f"{number:064}")))
+            images.append((path, write_shard(path, shard_fields(fields, "image"), rows, key=f"{number:064}")))
         kept = {name: value for name, value in cache.metadata.items() if name not in ("checksum", "files", "fields")}
-        sizes = sum(entry.size_bytes for _, entry in [*media, *cache.shard_entries("text")])
+        sizes = sum(entry.size_bytes for _, entry in [*images, *cache.shard_entries("text")])
         folder = root / f"{self.folder.name}.{codec}"
         contents = Contents(
             fields=fields,
-            shards={"media": media, "text": cache.shard_entries("text")},
+            shards={"image": images, "text": cache.shard_entries("text")},
+            items={"image": cache.items("image")},
             arrays={"slots.npy": cache.slots, "lengths.npy": np.load(self.folder / "lengths.npy")},
             files={"rejected.jsonl": (self.folder / "rejected.jsonl").read_bytes()},
             document={**kept, "codec": codec, "size_bytes": sizes},
         )
-        assert tuple(contents.shards) == GROUPS
         seal(folder, contents, scratch=scratch)
         return folder
 
 
-def media_rows(cache: Cache, number: int) -> list[str]:
+def image_hashes(cache: Cache, number: int) -> list[str]:
     """The hashes of a shard's images."""
-    return cache.shard("media", number).strings("image_hash")
+    return cache.shard("image", number).strings("image_hash")
 
 
 def encoded_row(cache: Cache, corpus: PhotoCorpus, number: int, row: int, codec: Codec) -> dict[str, object]:
-    """A media row of a raw cache, stored by another codec."""
-    shard = cache.shard("media", number)
-    values, digest = shard.row(row), media_rows(cache, number)[row]
+    """An image of a raw cache, stored by another codec."""
+    shard = cache.shard("image", number)
+    values, digest = shard.row(row), image_hashes(cache, number)[row]
     if not len(values["patches"]):
         return {"image_hash": digest, "failure": shard.string("failure", row)}
     grid = tuple(values["image_grid_thw"][0].tolist())

@@ -66,7 +66,7 @@ def test_json_is_one_document_with_the_fields_of_the_interface(
     assert document["fields"]["input_features"] == {
         "dtype": "float16",
         "shape": ["frames", 80],
-        "group": "media",
+        "group": "audio",
         "role": "tensor",
     }
     assert document["failed"] == {"corrupt_audio": 1}
@@ -101,19 +101,19 @@ def test_verify_is_part_of_the_report_and_of_the_document(folder: Path, capsys: 
 def test_damage_ends_with_1_and_the_list_and_nothing_is_written(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flip(folder / "media/00000.tdz", 5000)
+    flip(folder / "audio/00000.tdz", 5000)
     targets = ("--sample", 1, "--wav", tmp_path / "a.wav", "--export", tmp_path / "a.parquet")
     code, out, _ = inspect(capsys, folder, "--verify", "--no-progress", *targets)
     assert code == 1
     assert "\nverify: 1 problems, " in out
-    assert f"  {folder}/media/00000.tdz: stored xxh3-128 " in out.splitlines()[-1]
+    assert f"  {folder}/audio/00000.tdz: stored xxh3-128 " in out.splitlines()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["caches"]
     code, out, _ = inspect(capsys, folder, "--verify", "--no-progress", "--json")
     document = json.loads(out)
     assert (code, document["num_samples"], document["verify"]["ok"]) == (1, 9, False)
 
 
-@pytest.mark.parametrize("name", ["metadata.json", "media.npy", "lengths.npy"])
+@pytest.mark.parametrize("name", ["metadata.json", "audio.npy", "lengths.npy"])
 def test_a_cache_that_cannot_be_opened_is_reported_in_the_same_form(
     folder: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -261,7 +261,7 @@ def test_a_config_and_its_folder_give_one_report(built: Path, capsys: pytest.Cap
     assert by_config == inspected_json(capsys, by_config["folder"])
 
 
-@pytest.mark.parametrize("start", [".", "elsewhere", "caches", "caches/{name}", "caches/{name}/media"])
+@pytest.mark.parametrize("start", [".", "elsewhere", "caches", "caches/{name}", "caches/{name}/audio"])
 @pytest.mark.parametrize("suffix", ["", "/", "/."])
 def test_verify_takes_a_folder_however_it_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, suffix: str
@@ -279,9 +279,9 @@ def test_verify_takes_a_folder_however_it_is_named(
 def test_verify_names_what_is_foreign_in_a_folder_that_is_named_relatively(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "media" / "notes.txt").write_text("mine")
+    (folder / "audio" / "notes.txt").write_text("mine")
     monkeypatch.chdir(folder.parent)
     code, out, _ = inspect(capsys, folder.name, "--verify", "--no-progress")
     assert code == 1
-    assert f"{folder / 'media' / 'notes.txt'} does not belong to this cache" in out
+    assert f"{folder / 'audio' / 'notes.txt'} does not belong to this cache" in out
     assert out.count("does not belong") == 1

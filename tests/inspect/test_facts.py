@@ -24,7 +24,7 @@ def test_counts_hours_and_sizes_are_those_of_the_samples(tmp_path: Path) -> None
     shards = sum(path.stat().st_size for path in folder.rglob("*.tdz"))
     rows = cache.samples.to_pylist()
     assert facts.keys() > set(INTERFACE)
-    assert (facts["key"], facts["format_version"], facts["num_samples"]) == (cache.key, 1, 11)
+    assert (facts["key"], facts["format_version"], facts["num_samples"]) == (cache.key, 4, 11)
     assert facts["hours"] == pytest.approx(sum(row["num_audio_samples"] for row in rows) / RATE_HZ / 3600)
     assert facts["size_bytes"] == shards == sum(group["size_bytes"] for group in facts["groups"].values())
     assert facts["bytes_per_hour"] == pytest.approx(shards / facts["hours"])

@@ -75,8 +75,8 @@ def test_a_damaged_sample_is_not_shown(tmp_path: Path) -> None:
     folder = make_cache(tmp_path)
     cache = open_cache(folder)
     sample = cache.read(0)["input_features"]
-    flip(folder / "media/00000.tdz", (folder / "media/00000.tdz").read_bytes().index(sample.tobytes()[:64]))
-    with pytest.raises(CacheCorruptError, match=r"media/00000\.tdz row 0 .* stored xxh3-64"):
+    flip(folder / "audio/00000.tdz", (folder / "audio/00000.tdz").read_bytes().index(sample.tobytes()[:64]))
+    with pytest.raises(CacheCorruptError, match=r"audio/00000\.tdz row 0 .* stored xxh3-64"):
         read_sample(open_cache(folder), 0, config=None)
 
 

@@ -10,8 +10,7 @@ import PIL.Image
 import pytest
 
 from forebay import load_config
-from forebay.inspect.pictures import pictures_of
-from forebay.inspect.processed import ProcessedImage, ProcessedSample
+from forebay.inspect.items import Item
 from forebay.inspect.seen import View, view_of
 from forebay.steps.form import BatchForm, FieldForm, Promise, Table
 from forebay.steps.image.levels import is_padding, levels_of
@@ -108,7 +107,7 @@ def test_of_patches_in_an_unknown_order_the_file_is_shown_if_it_is_still_that_on
     config = load_config(tmp_path / "config.toml")
 
     def shown(name: str) -> Any:
-        image = ProcessedImage(
+        image = Item(
             name=name,
             hash=known,
             media_row=0,
@@ -117,8 +116,7 @@ def test_of_patches_in_an_unknown_order_the_file_is_shown_if_it_is_still_that_on
             float32_bytes=1,
             form=form((8, 36)),
         )
-        sample = ProcessedSample(index=0, row={}, tensors={}, labels=None, conversation=None, images=(image,))
-        return pictures_of(sample, config=config)[0]
+        return image.picture(config)
 
     known = hash_file(path)
     assert np.array_equal(shown("a.png").pixels, IMAGE)

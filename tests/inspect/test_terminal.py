@@ -37,7 +37,7 @@ def test_the_report_names_the_cache_and_its_keys(tmp_path: Path) -> None:
         f"  key         {cache.key}",
         f"  recipe key  {cache.recipe_key}",
     ]
-    assert "2 media + 2 text, at most 4 rows each" in "\n".join(head)
+    assert "2 audio + 2 text, at most 4 rows each" in "\n".join(head)
 
 
 def test_no_line_is_wider_than_a_terminal_but_for_paths(tmp_path: Path) -> None:

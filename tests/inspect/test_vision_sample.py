@@ -13,9 +13,9 @@ from PIL import Image
 
 from forebay.errors import CacheError
 from forebay.inspect.histogram import count_histogram
+from forebay.inspect.items import PatchItem
 from forebay.inspect.picture import Tile, draw_tiles, rows_of, sample_title, tiles_of
-from forebay.inspect.pictures import pictures_of
-from forebay.inspect.sample import read_image_sample, spoken
+from forebay.inspect.sample import Sample, read_sample, spoken
 from forebay.inspect.terminal.report import count_lines
 from forebay.store.cache import open_cache
 from forebay.store.image.codec import Codec
@@ -29,13 +29,17 @@ def index_of(photos: Built, sample_id: str) -> int:
     return int(open_cache(photos.folder).samples["sample_id"].to_pylist().index(sample_id))
 
 
+def images_of(sample: Sample) -> list[PatchItem]:
+    return [item for item in sample.shown if isinstance(item, PatchItem)]
+
+
 @pytest.mark.parametrize("codec", ["raw", "zstd", "webp", "source"])
 def test_images_are_those_of_the_source_resized_whatever_the_codec(photos: Built, tmp_path: Path, codec: Codec) -> None:
     cache = open_cache(photos.folder if codec == "raw" else photos.with_codec(tmp_path, codec))
     settings = ImageSettings.from_json(cache.constants["image"])
-    sample = read_image_sample(cache, index_of(photos, "both"), config=None)
-    assert [image.name for image in sample.images] == ["dogs.jpg", "bird.jpg"]
-    for image in sample.images:
+    sample = read_sample(cache, index_of(photos, "both"), config=None)
+    assert [image.name for image in sample.shown] == ["dogs.jpg", "bird.jpg"]
+    for image in images_of(sample):
         path = photos.corpus.folder / image.name
         decoded = decode_image(path.read_bytes(), max_pixels=1 << 26, sample_id="x")
         assert np.array_equal(image.pixels, resized(decoded, settings))
@@ -51,12 +55,14 @@ def test_images_are_those_of_the_source_resized_whatever_the_codec(photos: Built
 def test_the_row_is_that_of_the_row_table(photos: Built) -> None:
     cache = open_cache(photos.folder)
     for index, wanted in enumerate(cache.samples.to_pylist()):
-        sample = read_image_sample(cache, index, config=None)
+        sample = read_sample(cache, index, config=None)
         place = {name: sample.row[name] for name in ("shard", "shard_row")}
         assert {"index": index, **sample.row} == {**wanted, **place}
         assert place["shard"] << 32 | place["shard_row"] == int(cache.slots[index])
         assert (
-            sum(image.num_patches for image in sample.images) == len(sample.tensors["patches"]) == wanted["num_patches"]
+            sum(image.num_patches for image in images_of(sample))
+            == len(sample.tensors["patches"])
+            == wanted["num_patches"]
         )
 
 
@@ -91,7 +97,7 @@ def test_without_a_config_texts_are_shown_and_nothing_is_decoded(
 
 def test_an_index_outside_is_named_with_the_range(photos: Built) -> None:
     with pytest.raises(CacheError, match=r"--sample 8: .* has 8 samples \(0 to 7\)"):
-        read_image_sample(open_cache(photos.folder), 8, config=None)
+        read_sample(open_cache(photos.folder), 8, config=None)
 
 
 def test_an_image_is_said_where_it_was_shown() -> None:
@@ -116,23 +122,23 @@ def test_the_picture_shows_the_images_as_rebuilt(
     with Image.open(path) as image:
         assert image.format == "PNG"
         assert image.width < 1440  # nothing is white beside two photos
-    sample = read_image_sample(open_cache(photos.folder), index, config=None)
-    figure = draw_tiles(tiles_of(pictures_of(sample)), title=sample_title(sample))
-    for axes, shown in zip(figure.axes, sample.images, strict=True):
+    sample = read_sample(open_cache(photos.folder), index, config=None)
+    figure = draw_tiles(tiles_of([image.picture(None) for image in sample.shown]), title=sample_title(sample))
+    for axes, shown in zip(figure.axes, images_of(sample), strict=True):
         assert np.array_equal(np.asarray(axes.images[0].get_array()), shown.pixels)
         box = axes.get_window_extent()
         assert box.width / box.height == pytest.approx(shown.pixels.shape[1] / shown.pixels.shape[0])
     title, *captions = [text.get_text() for text in figure.texts]
     assert title.split("\n")[0] == f"sample {index} · both"
     assert "Which costs $5 or less?" in title
-    for caption, shown in zip(captions, sample.images, strict=True):
+    for caption, shown in zip(captions, images_of(sample), strict=True):
         _, rows, columns = shown.grid
         assert caption.split("\n") == [shown.name, f"grid 1 x {rows} x {columns}", f"{columns * 16} x {rows * 16} px"]
 
 
 def test_a_picture_of_no_images_says_so(photos: Built) -> None:
-    sample = read_image_sample(open_cache(photos.folder), index_of(photos, "text-only"), config=None)
-    figure = draw_tiles(tiles_of(pictures_of(sample)), title=sample_title(sample))
+    sample = read_sample(open_cache(photos.folder), index_of(photos, "text-only"), config=None)
+    figure = draw_tiles(tiles_of([image.picture(None) for image in sample.shown]), title=sample_title(sample))
     assert figure.texts[-1].get_text() == "no images"
 
 

@@ -12,7 +12,7 @@ from tests.lint.planted import Planted
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("raw", "cached"):
+    for room in ("walk",):
         monkeypatch.setattr(f"forebay.lint.{room}.Pool", HerePool)
 
 

@@ -173,8 +173,8 @@ def test_a_finding_is_the_same_with_any_number_of_workers(planted: Planted, monk
     planted.add("again", "fr_digits_50")
     config = planted.config()
     here = linted(config)
-    monkeypatch.setattr("forebay.lint.raw.Pool", Pool)
-    monkeypatch.setattr("forebay.lint.raw._CLIPS", 2)
+    monkeypatch.setattr("forebay.lint.walk.Pool", Pool)
+    monkeypatch.setattr("forebay.lint.raw._ITEMS", 2)
     there = linted(config)
     assert [each.to_json() for each in there.findings] == [each.to_json() for each in here.findings]
     assert found(there) == {("silent", "en_digits_oh"), ("duplicate", "again")}

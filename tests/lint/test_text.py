@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.lint.pictures import conversation_facts
 from forebay.lint.script import foreign_share
-from forebay.lint.text import text_facts
+from forebay.lint.text import conversation_facts, text_facts
 from forebay.steps.text.language.script import letters_of, script_of, scripts_of
 
 

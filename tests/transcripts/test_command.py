@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.here_pool import HerePool
-from forebay.steps.recipe import Recipe, load_config, recipe_of
-from forebay.steps.text.transcript import TextEncoder
+from forebay.steps.recipe import load_config, recipe_of
+from forebay.steps.text.transcript import TextEncoder, Transcript
 from forebay.transcripts.command import print_view, report_texts, view_sample, view_text
 from forebay.visible import VisibleStream
 from tests.commands import run, run_json
@@ -80,11 +80,10 @@ def test_a_sample_is_shown_by_its_row_and_by_its_id(capsys: pytest.CaptureFixtur
 def test_the_report_of_the_demo_is_that_of_plain_loops(capsys: pytest.CaptureFixture[str], demo: list[object]) -> None:
     rows = pq.read_table(ROOT / "demo" / "speech" / "train.parquet").to_pylist()
     config = load_config(DEMO)
-    recipe = recipe_of(config)
-    assert isinstance(recipe, Recipe)
-    assert recipe.tokens is not None
+    step = recipe_of(config).text.step
+    assert isinstance(step, Transcript)
     assert config.text is not None
-    encoder: TextEncoder = recipe.tokens.encoder(Path(config.text.tokenizer))
+    encoder: TextEncoder = step.encoder(Path(config.text.tokenizer))
     tokens: dict[str, Counter[str]] = defaultdict(Counter)
     labels = {}
     vocabulary = encoder.vocabulary

@@ -10,8 +10,7 @@ import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import CacheError
-from forebay.inspect.pictures import Picture, pictures_of
-from forebay.inspect.processed import ProcessedSample, is_of_processor, read_any
+from forebay.inspect.pictures import Picture
 from forebay.inspect.report.choose import Chosen, clipped_share
 from forebay.inspect.report.columns import Columns
 from forebay.inspect.report.markup import data_url, url_size
@@ -19,7 +18,7 @@ from forebay.inspect.report.photos import webp, webps
 from forebay.inspect.report.sound import clips
 from forebay.inspect.report.spectrum import HOP_S, hop_s, picture_of
 from forebay.inspect.report.tokens import Piece, learnt_mask, pieces_of, repeated_ids
-from forebay.inspect.sample import ImageSample, Sample, image_settings_of, spoken
+from forebay.inspect.sample import Sample, read_sample, spoken
 from forebay.store.layout import Array
 
 MAX_IMAGES = 6
@@ -121,40 +120,36 @@ class Reader:
             why=chosen.why,
         )
         try:
-            sample = read_any(self.columns.cache, index, config=None)
+            sample = read_sample(self.columns.cache, index, config=None)
         except CacheError as err:
             return Reading(card=replace(start, problem=str(err)))
         tensors = _with_mask(sample)
         waveform = tensors.get("waveform") if self.sound is None else self.sound(sample.row)
         text = str(sample.row.get("text") or "")
         has_tokens = "input_ids" in tensors
+        apart = {"text", *(f"{group}s" for group in sample.items)}
+        pictures = [item.picture(self.config) for item in sample.shown]
         pieces = self._pieces(tensors) if has_tokens else []
         card = replace(
             start,
-            row={name: value for name, value in sample.row.items() if name not in ("text", "images")},
+            row={name: value for name, value in sample.row.items() if name not in apart},
             facts=self._facts(index, waveform),
             spoken=_spoken(sample, text),
             pieces=tuple(pieces),
             num_tokens=len(tensors["input_ids"]) if has_tokens else 0,
             num_learnt=int(np.count_nonzero(learnt_mask(tensors))) if self.columns.has_targets else None,
         )
-        if isinstance(sample, ImageSample | ProcessedSample):
-            return Reading(card=card, pictures=self._pictures(sample))
         if self.columns.seconds is None:
-            return Reading(card=card)
+            return Reading(card=card, pictures=pictures)
         seconds = hop_s(self.columns.cache.constants)
         why = NO_WAVEFORM if self.sound is None else NO_SOURCE
-        return Reading(card=card, waveform=waveform, tensors=tensors, hop_s=seconds, silence=why)
-
-    def _pictures(self, sample: ImageSample | ProcessedSample) -> list[Picture]:
-        if isinstance(sample, ProcessedSample):
-            return pictures_of(sample, config=self.config)
-        return pictures_of(sample, merge=image_settings_of(self.columns.cache).merge_size)
+        heard = {"waveform": waveform, "tensors": tensors, "hop_s": seconds, "silence": why}
+        return Reading(card=card, pictures=pictures, **heard)
 
     def _pieces(self, tensors: Mapping[str, Any]) -> list[Piece]:
         known = self.columns.cache.constants.get("image_token_id")
         image_ids = [] if known is None else [known]
-        if is_of_processor(self.columns.cache):
+        if known is None and self.columns.cache.listed:
             image_ids += repeated_ids(tensors)
         return pieces_of(tensors, image_ids=image_ids, tokenizer=self.tokenizer)
 
@@ -175,15 +170,14 @@ class Reader:
 def _with_mask(sample: Sample) -> Mapping[str, Array]:
     """Returns a sample's tensors; the text beside an image is given, where nothing says what of it is learnt."""
     tensors = sample.tensors
-    if isinstance(sample, ProcessedSample) and "input_ids" in tensors and "label_mask" not in tensors:
+    if sample.items and "input_ids" in tensors and not tensors.keys() & {"label_mask", "prefix_len"}:
         return {**tensors, "label_mask": np.zeros(len(tensors["input_ids"]), np.uint8)}
     return tensors
 
 
 def _spoken(sample: Sample, text: str) -> tuple[tuple[str, str], ...]:
     """Returns who says what; of a class, a caption or a transcript one text without a name."""
-    talk = sample.conversation if isinstance(sample, ImageSample | ProcessedSample) else None
-    return (("", text),) if talk is None else tuple(spoken(talk))
+    return (("", text),) if sample.conversation is None else tuple(spoken(sample.conversation))
 
 
 def embedded(readings: Sequence[Reading], *, rate_hz: int, budget: int) -> list[Card]:

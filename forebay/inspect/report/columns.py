@@ -13,32 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.inspect.processed import is_of_processor
-from forebay.inspect.sample import holds_images
+from forebay.inspect.facts import durations_of
 from forebay.store.cache import Cache
 from forebay.store.layout import Array
-from forebay.store.source import has_audio, length_of
 
 LABEL = "label"
 """The prompt of images that have classes."""
 
-_KNOWN = frozenset(
-    (
-        "index",
-        "sample_id",
-        "text",
-        "images",
-        "language",
-        "prompt",
-        "source",
-        "duration_s",
-        "num_audio_samples",
-        "num_frames",
-        "num_tokens",
-        "num_patches",
-        "num_images",
-    )
-)
+OWN_LENGTHS = ("num_audio_samples", "num_frames", "num_tokens")
+"""Lengths of a sample itself; others are sums over the items that it lists."""
+
+_KNOWN = frozenset(("index", "sample_id", "text", "language", "prompt", "source", "duration_s"))
 
 
 @dataclass(frozen=True)
@@ -85,9 +70,7 @@ class Columns:
     @cached_property
     def seconds(self) -> Array | None:
         """float64; None for a cache without audio."""
-        if holds_images(self.cache) or not has_audio(self.cache):
-            return None
-        return np.asarray(length_of(self.cache, "num_audio_samples") / self.cache.constants.get("sample_rate_hz", 1))
+        return durations_of(self.cache)
 
     @cached_property
     def tokens(self) -> Array:
@@ -102,7 +85,7 @@ class Columns:
     @property
     def has_targets(self) -> bool:
         """Whether some tokens are learnt and others given: of a caption beside an image none is a target."""
-        return self.has_tokens and (not is_of_processor(self.cache) or "label_mask" in self.cache.fields)
+        return self.has_tokens and (not self.cache.listed or "label_mask" in self.cache.fields)
 
     @cached_property
     def characters(self) -> Array:
@@ -131,7 +114,8 @@ class Columns:
     @cached_property
     def kept(self) -> list[str]:
         """The names of the columns that the config asked to keep."""
-        return [name for name in self.cache.column_names if name not in _KNOWN]
+        known = _KNOWN.union(self.cache.lengths, (f"{group}s" for group in self.cache.listed))
+        return [name for name in self.cache.column_names if name not in known]
 
     @cached_property
     def kept_table(self) -> pa.Table:

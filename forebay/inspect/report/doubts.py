@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
 from forebay.inspect.report.columns import LABEL, Columns
-from forebay.inspect.sample import holds_images
 from forebay.steps.text.pace import Misfits, misfits
 from forebay.store.cache import Cache
-from forebay.store.layout import ROW_BITS, ROW_MASK, Array
+from forebay.store.chunked import no_such_row
+from forebay.store.layout import Array, Group
+from forebay.store.row_table import by_shard
 
 NEAR_S = 0.02
 """Share of their length by which two recordings with one text may differ and are called near duplicates."""
+
+_TEXTS = 4_096
+"""Texts that are hashed together."""
 
 _LEAST_TEXT = 12
 """Characters that a text needs to say something: `yes` is said by many."""
@@ -65,46 +70,33 @@ def doubts_of(columns: Columns, *, kept: Array | None = None) -> Doubts:
 
 
 def content_codes(cache: Cache) -> Array:
-    """Returns int64 [num_samples], equal for samples whose stored media are equal: of texts alone whose tokens are.
+    """Returns int64 [num_samples], equal for samples whose stored values are equal.
 
-    By the hashes that the shards hold: of a recording that of its features and waveform, of a conversation that of its
-    images' bytes and its text's tokens.
+    By the hashes that the shards hold: of a recording that of its features and waveform, else that of the text's
+    tokens; and of the items that a sample lists those of their bytes, in their order.
     """
-    slots = cache.slots
-    shards, rows = slots >> ROW_BITS, slots & ROW_MASK
-    codes = np.zeros(len(slots), np.int64)
-    order = np.argsort(shards, kind="stable")
-    bounds = np.searchsorted(shards[order], np.arange(cache.num_shards + 1))
-    codes_of = _codes_of(cache)
-    for number in range(cache.num_shards):
-        own = order[bounds[number] : bounds[number + 1]]
-        if len(own):
-            codes[own] = codes_of(number)[rows[own]]
+    codes = np.zeros(len(cache), np.int64)
+    own = next(group for group in cache.groups if group not in cache.listed)  # the text, where there is no other
+    for number, samples, rows in cache.by_shard():
+        shard = cache.shard(own, number)
+        codes[samples] = shard.hashes[rows]
+        shard.drop_pages()
+    for group in cache.listed:
+        listed = cache.items(group)
+        known = _item_codes(cache, group, listed.slots) + _places(listed.offsets)
+        codes = _mixed(codes.astype(np.uint64) + _sums(_mixed(known), listed.offsets)).astype(np.int64)
     return codes
 
 
-def _codes_of(cache: Cache) -> Callable[[int], Array]:
-    if holds_images(cache):
-        return lambda number: _conversations(cache, number)
-    group = cache.groups[0]
-    return lambda number: np.asarray(cache.shard(group, number).hashes)
-
-
-def _conversations(cache: Cache, number: int) -> Array:
-    """Returns int64 [rows]: the hash of each row's values, mixed with those of its images in their order."""
-    text, media = cache.shard("text", number), cache.shard("media", number)
-    columns = {name: (values, np.asarray(offsets, np.int64)) for name, values, offsets in text.tensors}
-    images, starts = columns[cache.metadata["media_rows"]]
-    names = [name.encode("utf-8", "surrogateescape") for name in media.strings("image_hash")]
-    known = np.array([xxhash.xxh3_64_intdigest(name) for name in names] or [0], np.uint64)
-    mixed = _mixed(known[np.clip(images, 0, len(known) - 1)] + _places(starts))
-    own = _sums(mixed, starts)
-    for name in sorted(columns.keys() - {cache.metadata["media_rows"]}):
-        values, offsets = columns[name]
-        flat, offsets = values.reshape(-1), offsets * math.prod(values.shape[1:])
-        whole = flat.view(f"u{flat.itemsize}") if flat.dtype.kind == "f" else flat
-        own = _mixed(own + _sums(_mixed(whole.astype(np.uint64) + (_places(offsets) << np.uint64(32))), offsets))
-    return own.astype(np.int64)
+def _item_codes(cache: Cache, group: Group, slots: Array) -> Array:
+    """Returns uint64 [items], equal for items of equal bytes."""
+    codes = np.zeros(len(slots), np.uint64)
+    lost = partial(no_such_row, cache.folder)
+    for number, places, rows in by_shard(slots, cache.unit_count(group), no_such_row=lost):
+        names = cache.shard(group, number).strings(f"{group}_hash")
+        known = [xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogateescape")) for name in names]
+        codes[places] = np.array(known, np.uint64)[rows]
+    return codes
 
 
 def _places(offsets: Array) -> Array:
@@ -134,8 +126,7 @@ def _near_codes(columns: Columns, exact: Array) -> Array:
     Near are samples with one text (whatever its case and the spaces around it) whose lengths differ by no more than
     `NEAR_S`, one from the next, and whose stored values differ.
     """
-    texts = pc.utf8_lower(pc.utf8_trim_whitespace(columns.texts)).dictionary_encode().combine_chunks()
-    codes = np.asarray(texts.indices.to_numpy(zero_copy_only=False), np.int64)
+    codes = _text_codes(columns.texts)
     length = columns.length
     order = np.lexsort((length, codes))
     held, text = length[order], codes[order]
@@ -147,10 +138,22 @@ def _near_codes(columns: Columns, exact: Array) -> Array:
     if columns.cache.constants.get("prompt") == LABEL:
         short[:] = True  # a class is no text: it is said of many images
     # A group of equal samples is no group of near ones: of each content one stands for all.
-    _, first = np.unique(np.stack([found, exact]), axis=1, return_index=True)
-    stands = np.zeros(len(order), bool)
-    stands[first] = True
-    return np.where(short | ~stands, -1 - np.arange(len(order)), found)
+    order = np.lexsort((exact, found))
+    repeats = (np.diff(found[order]) == 0) & (np.diff(exact[order]) == 0)
+    short[order[1:][repeats]] = True
+    return np.where(short, -1 - np.arange(len(order)), found)
+
+
+def _text_codes(texts: pa.ChunkedArray) -> Array:
+    """Returns int64 [num_samples]: the first sample with each text, whatever its case and the spaces around it."""
+    hashes = np.zeros(len(texts), np.uint64)
+    start = 0
+    for part in pa.table([texts], ["text"]).to_batches(max_chunksize=_TEXTS):
+        said = pc.utf8_lower(pc.utf8_trim_whitespace(part["text"])).to_pylist()
+        hashes[start : start + len(said)] = [xxhash.xxh3_64_intdigest(text.encode()) for text in said]
+        start += len(said)
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    return np.asarray(first[inverse.reshape(-1)])
 
 
 _MAX_GROUPS, _MAX_MEMBERS = 40, 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from forebay.inspect.processed import form_rows
+from forebay.inspect.listed_groups import form_rows
 from forebay.inspect.report import charts
 from forebay.inspect.report.markup import Html, tag
 from forebay.inspect.report.plan_page import chart_panel, table

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forebay.inspect.plans import bucket_range, has_lengths, shown_settings
+from forebay.inspect.plans import HELD, bucket_range, has_lengths, shown_settings
 from forebay.inspect.report import charts
 from forebay.inspect.report.markup import Html, joined, tag
 from forebay.inspect.report.overview import Overview
@@ -71,7 +71,7 @@ def _packs(view: PlanView) -> Html | None:
     statistics = view.facts["statistics"]
     unplaced = ", ".join(f"{reason} {count:,}" for reason, count in statistics["unplaced"].items() if count)
     text = f"Left out of every pack: {unplaced}." if unplaced else "Every sample is in a pack."
-    held = {name: statistics[name] for name in ("samples", "tokens", "patches", "images") if name in statistics}
+    held = {name: statistics[name] for name in HELD if name in statistics}
     rows = [
         tag(
             "tr",

@@ -15,7 +15,6 @@ from forebay.config.plan import PlanConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, PlanError
 from forebay.inspect.plans import bucket_range, plans_of
-from forebay.inspect.processed import is_of_processor
 from forebay.inspect.report.columns import Columns
 from forebay.inspect.sizes import pixel_padding
 from forebay.plan.disk import planned_samples, read_metadata
@@ -155,7 +154,7 @@ def _view(
         return PlanView(facts=facts, is_wanted=is_wanted, is_kept=is_kept, drawn=drawn, fills=fills)
     drawn = _batches(columns, facts, arrays) if columns.length.any() else []
     padding = _padding(columns.length, members, offsets)
-    pixels = _pixel_padding(columns.cache, arrays) if is_of_processor(columns.cache) else None
+    pixels = _pixel_padding(columns.cache, arrays)
     return PlanView(
         facts=facts, is_wanted=is_wanted, is_kept=is_kept, drawn=drawn, padding=padding, pixel_padding=pixels
     )

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.inspect.report.columns import Columns
+from forebay.inspect.report.columns import OWN_LENGTHS, Columns
 from forebay.inspect.report.doubts import Doubts
 from forebay.inspect.report.words import shortened
-from forebay.inspect.sample import holds_images, spoken
+from forebay.inspect.sample import spoken
 from forebay.store.layout import Array
 from forebay.visible import printable
 
@@ -56,9 +56,8 @@ class Rows:
         numbers: list[tuple[str, Array, int]] = [("tokens", columns.tokens, 0)] if columns.has_tokens else []
         if columns.seconds is not None:
             numbers.insert(0, ("seconds", columns.seconds, 2))
-        if holds_images(columns.cache):
-            lengths = columns.cache.lengths
-            numbers += [(n, lengths[f"num_{n}"], 0) for n in ("patches", "images") if f"num_{n}" in lengths]
+        listed = [found for found in columns.cache.lengths.items() if found[0] not in OWN_LENGTHS]
+        numbers += [(name.removeprefix("num_"), values, 0) for name, values in reversed(listed)]
         if columns.rate is not None and self.doubts.z is not None:
             numbers += [("characters/s", columns.rate, 1), ("fit", self.doubts.z, 1)]
         return [
@@ -104,7 +103,7 @@ class Rows:
 
     def _said(self, where: Array) -> list[str]:
         texts = self.columns.texts.take(where).to_pylist()
-        if not holds_images(self.columns.cache):
+        if not self.columns.cache.listed:
             return [_safe(text, _TEXT) for text in texts]
         return [_safe(_conversation(text), _TEXT) for text in texts]
 

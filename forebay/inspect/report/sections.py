@@ -70,7 +70,7 @@ def _figures(overview: Overview) -> Iterable[tuple[str, str]]:
     yield "samples", f"{facts['num_samples']:,}"
     if columns.seconds is not None:
         yield "of sound", time_text(facts["hours"] * 3600)
-    if "images" in facts:
+    if _has_images(overview):
         yield "images", f"{facts['images']['distinct']:,}"
     if columns.has_tokens:
         yield "tokens", f"{facts['num_tokens']:,}"
@@ -185,7 +185,7 @@ _LEGEND = (("learnt", "learnt"), ("given", "given"), ("image", "image"))
 
 
 def _has_images(overview: Overview) -> bool:
-    return "images" in overview.facts
+    return "histograms" in overview.facts
 
 
 def doubts(overview: Overview, link: Any) -> Html:

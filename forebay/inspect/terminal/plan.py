@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forebay.inspect.terminal.report import beside_float32, count_lines, plan_lines
+from forebay.inspect.items import beside_float32
+from forebay.inspect.plans import HELD
+from forebay.inspect.terminal.report import count_lines, plan_lines
 from forebay.terminal import entry, human_share, settings_text, table, wrapped
 from forebay.visible import printable
-
-_HELD = ("samples", "tokens", "patches", "images")
 
 
 def plan_report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -45,7 +45,7 @@ def _packs(facts: Mapping[str, Any]) -> Iterator[str]:
         yield entry("a pack", held)
     yield from wrapped(entry("settings", ""), settings_text(facts["settings"]))
     yield ""
-    held_of = {name: statistics[name] for name in _HELD if name in statistics}
+    held_of = {name: statistics[name] for name in HELD if name in statistics}
     rows = [[n, f"{found['mean']:,.1f}", f"{found['min']:,}", f"{found['max']:,}"] for n, found in held_of.items()]
     yield from table(["of a pack", "mean", "least", "most"], rows, left=1)
     yield ""

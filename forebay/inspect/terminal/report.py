@@ -9,8 +9,9 @@ from typing import Any
 
 from forebay.inspect.classes import class_lines
 from forebay.inspect.histogram import range_text
+from forebay.inspect.items import beside_float32
+from forebay.inspect.listed_groups import form_rows
 from forebay.inspect.plans import bucket_range, has_lengths, is_without_sound, shown_settings
-from forebay.inspect.processed import form_rows
 from forebay.terminal import (
     LABEL,
     bars,
@@ -32,11 +33,19 @@ _MAX_IDS = 48
 def report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields the report on an opened cache; `facts` is the document of `cache_facts`."""
     yield from _identity(facts)
-    spoken = (_languages,) if facts["detection"] is None else (_languages, detection_lines)
-    about = (images_lines, _fields, histogram_lines) if "images" in facts else (*spoken, _fields, _durations)
-    about = (*about, form_lines) if "form" in facts else about
-    about = (*about, class_lines) if "classes" in facts else about
-    for section in (*about, _plans, _skipped, _recipe):
+    has_items = "histograms" in facts
+    is_own = facts["histogram"] is not None or not has_items
+    sections = {
+        images_lines: has_items,
+        _languages: is_own,
+        detection_lines: is_own and facts["detection"] is not None,
+        _fields: True,
+        _durations: is_own,
+        histogram_lines: has_items,
+        form_lines: "form" in facts,
+        class_lines: "classes" in facts,
+    }
+    for section in (*(section for section, is_said in sections.items() if is_said), _plans, _skipped, _recipe):
         yield ""
         yield from section(facts)
 
@@ -77,7 +86,7 @@ def _identity(facts: Mapping[str, Any]) -> Iterator[str]:
 def _held(facts: Mapping[str, Any]) -> Iterator[str]:
     if facts["histogram"] is not None:
         yield f"{human_hours(facts['hours'])} hours"
-    elif "images" not in facts:
+    elif "histograms" not in facts:
         yield f"{facts['num_tokens']:,} tokens, no audio"
     elif facts["num_tokens"] or "form" not in facts:
         yield f"{facts['num_tokens']:,} tokens"
@@ -242,7 +251,7 @@ def images_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields how many images there are and how large; `facts` is the document of `cache_facts`."""
     images = facts["images"]
     yield "images"
-    yield entry("stored", f"{images['stored']:,}, each once a shard; {images['distinct']:,} different ones")
+    yield entry("stored", f"{images['stored']:,}, each once a source file; {images['distinct']:,} different ones")
     yield entry("used", f"{images['used']:,} times in {facts['num_samples']:,} samples")
     if "processor" in facts:
         yield entry("processor", printable(facts["processor"]["made_by"]))
@@ -299,11 +308,3 @@ def _bins(edges: Sequence[int], counts: Sequence[int], *, is_exact: bool) -> Ite
             low, high = edges[group[0]], edges[group[-1] + 1]
             name = range_text(low, high, is_exact=is_exact and edges[1] - edges[0] == 1)
             yield name, counts[group[0]]
-
-
-def beside_float32(stored: float, as_float32: float | None, *, where: str = "stored") -> str:
-    """Returns bytes as stored, `where` says where, beside what float32 `pixel_values` would take."""
-    if as_float32 is None:
-        return f"{human_bytes(stored)} {where}; the grids cannot be read (--verify says why)"
-    ratio = f", {as_float32 / stored:.3g} times as much" if stored else ""
-    return f"{human_bytes(stored)} {where}; as float32 pixel_values {human_bytes(as_float32)}{ratio}"

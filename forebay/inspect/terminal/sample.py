@@ -8,15 +8,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from forebay.inspect.items import Item, beside_float32
 from forebay.inspect.plans import Pack
-from forebay.inspect.processed import ProcessedSample
-from forebay.inspect.sample import ImageSample, Sample, StoredImage, spoken, summary
-from forebay.inspect.terminal.report import beside_float32
+from forebay.inspect.sample import Sample, spoken, summary
 from forebay.store.layout import Array
 from forebay.terminal import entry, human_number, human_share, paragraph, table
-from forebay.visible import human_bytes, printable
+from forebay.visible import printable
 
 _SHOWN_IDS = 64
 _REPEATED = re.compile(r"(<\|[^|<>]+\|>)\1{3,}")
@@ -25,26 +22,26 @@ _ROLE = 11
 
 def sample_lines(sample: Sample) -> Iterator[str]:
     """Yields a sample for a terminal."""
-    # These columns of the row are shown as a conversation and a list of images.
-    told = isinstance(sample, ProcessedSample) and sample.conversation is not None
-    apart = {"text", "images"} if isinstance(sample, ImageSample) or told else set()
+    # These columns of the row are shown as a conversation and lists of items.
+    apart = {"text", *(f"{group}s" for group in sample.items)} if sample.conversation is not None else set()
     yield f"sample {sample.index}"
     yield from _row_lines({name: value for name, value in sample.row.items() if name not in apart})
     yield ""
     yield from _tensor_lines(sample.tensors)
-    if isinstance(sample, ImageSample):
+    for group, items in sample.items.items():
         yield ""
-        yield from image_lines(sample.images)
+        yield from _item_lines(group, items)
+    if sample.conversation is not None:
         yield ""
         yield "conversation"
         yield from conversation_lines(sample.conversation)
+    if sample.labels is not None:
         yield ""
-        yield from _learnt_lines(sample.labels, learnt=sample.num_learnt)
-    elif isinstance(sample, ProcessedSample):
-        yield from _processed_lines(sample)
-    elif sample.labels is not None:
-        yield ""
-        yield from _prefix_lines(sample.labels)
+        yield from _prefix_lines(sample.labels) if "prefix_len" in sample.labels else _learnt_lines(sample)
+
+
+def _item_lines(group: str, items: Sequence[Item], *, indent: str = "") -> Iterator[str]:
+    yield from items[0].listed(items, indent=indent) if items else [f"{indent}{group}s: none"]
 
 
 def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:
@@ -80,39 +77,6 @@ def _prefix_lines(labels: Mapping[str, Any]) -> Iterator[str]:
     yield from paragraph("  special  ", printable(labels["with_special_tokens"]))
 
 
-def image_lines(images: Sequence[StoredImage], *, indent: str = "") -> Iterator[str]:
-    """Yields the images of a sample as a table."""
-    if not images:
-        yield f"{indent}images: none"
-        return
-    head = f"{'grid':<14}{'pixels':<13}{'patches':>8}{'stored':>10}{'float32':>10}"
-    yield f"{indent}{'images':<8}{head}  name"
-    for number, image in enumerate(images):
-        sizes = f"{human_bytes(image.stored_bytes):>10}{human_bytes(image.float32_bytes):>10}"
-        cells = f"{list(image.grid)!s:<14}{image.size:<13}{image.num_patches:>8,}{sizes}"
-        yield f"{indent}  {number:<6}{cells}  {printable(image.name)}"
-
-
-def _processed_lines(sample: ProcessedSample) -> Iterator[str]:
-    """Yields the images of a sample as their processor gives them, then the conversation and what of it is learnt."""
-    yield ""
-    if not sample.images:
-        yield "images: none"
-    for number, image in enumerate(sample.images):
-        yield f"image {number}: {printable(image.name)}"
-        yield entry("bytes", beside_float32(image.stored_bytes, image.float32_bytes))
-        for line in image.lines():
-            yield from paragraph("    ", line)
-    if sample.conversation is not None:
-        yield ""
-        yield "conversation"
-        yield from conversation_lines(sample.conversation)
-    if sample.labels is not None:
-        learnt = int(np.count_nonzero(sample.tensors["label_mask"]))
-        yield ""
-        yield from _learnt_lines(sample.labels, learnt=learnt)
-
-
 def conversation_lines(messages: Sequence[Mapping[str, Any]], *, indent: str = "") -> Iterator[str]:
     """Yields who says what; an image stands where it was shown, by its number."""
     for role, text in spoken(messages):
@@ -122,8 +86,9 @@ def conversation_lines(messages: Sequence[Mapping[str, Any]], *, indent: str = "
             head = " " * len(head)
 
 
-def _learnt_lines(labels: Mapping[str, Any], *, learnt: int) -> Iterator[str]:
-    yield f"labels: {len(labels['ids']):,} tokens, {learnt:,} of them are learnt"
+def _learnt_lines(sample: Sample) -> Iterator[str]:
+    labels = sample.labels or {}
+    yield f"labels: {len(labels['ids']):,} tokens, {sample.num_learnt:,} of them are learnt"
     yield from paragraph("  ids      ", _shown_ids(_grouped(labels["ids"])))
     if labels["note"]:
         yield from paragraph("  text     ", printable(labels["note"]))
@@ -180,8 +145,8 @@ def _segment_table(segments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from table(head, rows, left=1, last_left=True)
 
 
-def _segment(number: int, sample: ImageSample) -> Iterator[str]:
+def _segment(number: int, sample: Sample) -> Iterator[str]:
     yield f"segment {number}: {printable(sample.row['sample_id'])}"
-    if sample.images:
-        yield from image_lines(sample.images, indent="  ")
-    yield from conversation_lines(sample.conversation)
+    for group, items in sample.items.items():
+        yield from _item_lines(group, items, indent="  ") if items else ()
+    yield from conversation_lines(sample.conversation or [])

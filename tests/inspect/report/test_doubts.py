@@ -26,7 +26,7 @@ def test_equal_values_are_found_whatever_their_ids(tmp_path: Path, monkeypatch: 
     columns = columns_of(make_cache(tmp_path, num_samples=9, failed_rows=(2,)))
     codes = content_codes(columns.cache)
     stored = [
-        columns.cache.shard("media", int(slot) >> 32).hashes[int(slot) & 0xFFFFFFFF] for slot in columns.cache.slots
+        columns.cache.shard("audio", int(slot) >> 32).hashes[int(slot) & 0xFFFFFFFF] for slot in columns.cache.slots
     ]
     assert codes.tolist() == [int(found) for found in stored]
     assert doubts_of(columns).exact.num_groups == 0
@@ -89,7 +89,6 @@ def test_the_page_and_lint_judge_transcripts_by_the_same_limits(tmp_path: Path) 
         }
         measured = Measured(
             name="",
-            modality="speech",
             is_raw=False,
             rate_hz=RATE_HZ,
             ids=pa.chunked_array([pa.array(map(str, range(90)))]),
@@ -98,7 +97,6 @@ def test_the_page_and_lint_judge_transcripts_by_the_same_limits(tmp_path: Path) 
             file_of=np.zeros(90, np.int64),
             languages=languages,
             language_of=codes.astype(np.int64),
-            texts=chunked,
             facts=facts,
             dropped=None if kept is None else ~kept,
         )

@@ -124,8 +124,8 @@ def test_chosen_samples_come_first_and_say_why(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_damaged_sample_is_named_on_its_card(tmp_path: Path) -> None:
     folder = make_cache(tmp_path, num_samples=4, keep_waveform=True)
-    offset = open_cache(folder).shard_entries("media")[0][1].spans[0][0]
-    with open(folder / "media" / "00000.tdz", "r+b") as file:
+    offset = open_cache(folder).shard_entries("audio")[0][1].spans[0][0]
+    with open(folder / "audio" / "00000.tdz", "r+b") as file:
         file.seek(offset + 3)
         byte = file.read(1)
         file.seek(offset + 3)

@@ -145,7 +145,7 @@ def test_head_is_get_without_a_body(client: Client) -> None:
         "/image/0/0.webp",
         "/spectrum/7.png",
         "/metadata.json",
-        "/media/00000.tdz",
+        "/audio/00000.tdz",
         "/é",
         "/\udcff",
     ],
@@ -276,9 +276,9 @@ def test_more_connections_than_threads_are_told_to_come_again(client: Client) ->
 
 def test_a_damaged_sample_is_named_and_the_others_are_served(tmp_path: Path) -> None:
     folder = make_cache(tmp_path, num_samples=4, keep_waveform=True)
-    shard = folder / "media" / "00000.tdz"
+    shard = folder / "audio" / "00000.tdz"
     cache = open_cache(folder)
-    offset = cache.shard_entries("media")[0][1].spans[0][0]
+    offset = cache.shard_entries("audio")[0][1].spans[0][0]
     with open(shard, "r+b") as file:
         file.seek(offset)
         byte = file.read(1)

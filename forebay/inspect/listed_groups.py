@@ -1,0 +1,310 @@
+"""The groups whose items samples list, read for people: the items of a sample, and all of them in figures."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from forebay.errors import CacheError
+from forebay.inspect.histogram import count_histogram
+from forebay.inspect.items import FLOAT32_BYTES, Item, PatchItem, float32_bytes, image_settings_of
+from forebay.inspect.sizes import size_facts
+from forebay.steps.form import BatchForm
+from forebay.store.cache import Cache
+from forebay.store.image.arrays import StoredArrays, StoredFields, StoredItems, shape_name, stored_items
+from forebay.store.image.codec import FIELDS, StoredImages
+from forebay.store.image.pixels import unpatchify
+from forebay.store.image.settings import ImageSettings
+from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group
+from forebay.store.shard import shard_fields
+from forebay.store.source import length_of
+
+logger = logging.getLogger(__name__)
+
+
+class ListedGroup:
+    """A group whose items samples list, read for people. Here its fields are as samples have them."""
+
+    counted: ClassVar[tuple[str, ...]] = ("tokens",)
+
+    def __init__(self, cache: Cache, group: Group, stored: Any) -> None:
+        self.cache, self.group, self.stored = cache, group, stored
+
+    def items(self, index: int, sample: Mapping[str, Any], names: str) -> tuple[Item, ...]:
+        """Returns the items of a sample. sample: of `Cache.read`. names: what its row calls them, JSON."""
+        found = []
+        called = [str(name) for name in json.loads(names)]
+        for number, (name, slot) in enumerate(zip(called, self.cache.items_of(self.group, index), strict=True)):
+            shard, row = self.cache.shard(self.group, slot >> ROW_BITS), slot & ROW_MASK
+            about = {
+                "name": name,
+                "hash": shard.string(f"{self.group}_hash", row),
+                "media_row": row,
+                "arrays": {field: sample[field][number] for field in self.fields},
+                "stored_bytes": sum(value.nbytes for value in self.kept(shard.row(row))),
+            }
+            found.append(self.item(about))
+        return tuple(found)
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields of an item, as a sample has them."""
+        return [field.name for field in self.stored.fields]
+
+    def kept(self, row: Mapping[str, Array]) -> list[Array]:
+        """Returns what counts as stored of an item. row: of its shard."""
+        return list(row.values())
+
+    def item(self, about: dict[str, Any]) -> Item:
+        """Returns an item. about: what all kinds have."""
+        return Item(**about, float32_bytes=about["stored_bytes"])
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the part of `forebay inspect --json` that only a cache with such items has.
+
+        codec; images: `stored` (each once a source file), `distinct` (of the listed rows), `used` (in all samples together);
+        bytes_per_image: mean of what is stored of an image; float32_bytes_per_image: of the same images as the
+        processor's `pixel_values`, null where a shard cannot be read; histograms: of the tokens, images and patches a
+        sample, as far as they are counted.
+        """
+        cache, number = self.cache, self.num_stored
+        size_bytes = sum(self.count(name) * self.value_bytes(name) for name in self.stored_fields)
+        as_float32 = self.float32_bytes()
+        used = int(length_of(cache, f"num_{self.group}s").sum(dtype=np.int64))
+        distinct = cache.metadata.get(f"num_{self.group}s", number)
+        return {
+            "codec": cache.metadata.get("codec"),
+            f"{self.group}s": {"stored": number, "distinct": distinct, "used": used},
+            f"bytes_per_{self.group}": size_bytes / number if number else None,
+            f"float32_bytes_per_{self.group}": as_float32 / number if number and as_float32 is not None else None,
+            "histograms": {name: count_histogram(cache.lengths[f"num_{name}"]) for name in self.histograms()},
+        }
+
+    def histograms(self) -> list[str]:
+        """Returns what is counted a sample."""
+        return list(self.counted)
+
+    @property
+    def num_stored(self) -> int:
+        """How many items are stored: from the shard table, no shard is opened."""
+        return sum(entry.rows for _, entry in self.cache.shard_entries(self.group))
+
+    @property
+    def stored_fields(self) -> list[str]:
+        """The fields whose bytes count."""
+        fields = self.cache.fields.values()
+        return [spec.name for spec in fields if (spec.group, spec.role) == (self.group, "tensor")]
+
+    def float32_bytes(self) -> float | None:
+        """Returns what all items take as the floats of a batch; None where only the shards know it."""
+        return None
+
+    def count(self, name: str) -> int:
+        """Returns the values [n, *shape] of a field in all shards."""
+        place = [field.name for field in shard_fields(list(self.cache.fields.values()), self.group)].index(name)
+        return sum(entry.spans[place][1] for _, entry in self.cache.shard_entries(self.group))
+
+    def value_bytes(self, name: str) -> int:
+        """Returns the bytes of one of these values."""
+        spec = self.cache.fields[name]
+        return spec.numpy_dtype.itemsize * math.prod(spec.shape)
+
+    def columns(self, name: str) -> list[Array] | None:
+        """Returns the values of a field, an array a shard; None where they cannot be read, or would be downloaded."""
+        if self.cache.mirror is not None:
+            return None
+        try:
+            count = self.cache.unit_count(self.group)
+            return [self.cache.shard(self.group, number).column(name)[0].astype(np.int64) for number in range(count)]
+        except CacheError as err:
+            logger.warning("the %ss of %s are not counted as float32: %s", self.group, self.cache.place, err)
+            return None
+
+
+class PatchGroup(ListedGroup):
+    """Images that are stored as patches."""
+
+    counted = ("tokens", "patches")
+
+    @cached_property
+    def _settings(self) -> ImageSettings:
+        return image_settings_of(self.cache)
+
+    @property
+    def stored_fields(self) -> list[str]:
+        """See `ListedGroup`."""
+        return [FIELDS[self.stored.codec]]
+
+    @property
+    def fields(self) -> list[str]:
+        """See `ListedGroup`."""
+        return [FIELDS["raw"], "image_grid_thw"]
+
+    def kept(self, row: Mapping[str, Array]) -> list[Array]:
+        """See `ListedGroup`."""
+        return [row[FIELDS[self.stored.codec]]]
+
+    def item(self, about: dict[str, Any]) -> PatchItem:
+        """See `ListedGroup`."""
+        patches, thw = (about["arrays"][name] for name in self.fields)
+        grid = (int(thw[0]), int(thw[1]), int(thw[2]))
+        return PatchItem(
+            **about,
+            grid=grid,
+            pixels=unpatchify(patches, grid, self._settings),
+            merge=self._settings.merge_size,
+            float32_bytes=int(float32_bytes(len(patches), self._settings)),
+        )
+
+    @property
+    def num_stored(self) -> int:
+        """See `ListedGroup`."""
+        return self.count("image_grid_thw")
+
+    def float32_bytes(self) -> float | None:
+        """See `ListedGroup`."""
+        if self.stored.codec == "raw":
+            return float32_bytes(self.count(FIELDS["raw"]), self._settings)
+        grids = self.columns("image_grid_thw")
+        return None if grids is None else float32_bytes(sum(int(g.prod(axis=1).sum()) for g in grids), self._settings)
+
+
+class ArrayGroup(ListedGroup):
+    """Images as their processor gives them."""
+
+    counted = ("tokens", "images", "patches")
+
+    def item(self, about: dict[str, Any]) -> Item:
+        """See `ListedGroup`."""
+        arrays = about["arrays"]
+        size = sum(arrays[name].size for name in self._floats)
+        return Item(**about, float32_bytes=size * FLOAT32_BYTES, form=self._form)
+
+    @cached_property
+    def _form(self) -> BatchForm | None:
+        """The form that the cache declares; None for a foreign one, of which arrays are read nevertheless."""
+        try:
+            return BatchForm.from_json(self.cache.constants["form"])
+        except ValueError:
+            return None
+
+    @property
+    def _floats(self) -> list[str]:
+        """The fields of the form that are floats in a batch."""
+        fields = self.cache.constants["form"]["fields"]
+        return [field["name"] for field in fields if field["dtype"] == "float32" and not field.get("mask_of")]
+
+    def facts(self) -> dict[str, Any]:
+        """See `ListedGroup`.
+
+        processor: the class that made the images, and what is promised of its batches. form: the declared fields of
+        batches, of a table how many values it has. image_sizes: see `size_facts`.
+        """
+        constants = self.cache.constants
+        forms = [constants[name]["fields"] for name in ("form", "text_form") if name in constants]
+        return {
+            **super().facts(),
+            "processor": {name: constants["form"][name] for name in ("made_by", "promise")},
+            "form": [_declared(field) for fields in forms for field in fields],
+            "image_sizes": size_facts(self.cache),
+        }
+
+    def histograms(self) -> list[str]:
+        """See `ListedGroup`."""
+        lengths = self.cache.lengths
+        return [name for name in self.counted if f"num_{name}" in lengths and lengths[f"num_{name}"].any()]
+
+    @property
+    def num_stored(self) -> int:
+        """See `ListedGroup`.
+
+        Where the arrays of all fields grow, what failed cannot be told from what is stored, and counts too.
+        """
+        for field in self.stored.fields:
+            if field.has_shape:
+                return self.count(shape_name(field.name)) // len(field.shape)
+            if not field.grows and not field.is_packed:
+                return self.count(field.name) // ((field.shape or (1,))[0] or 1)
+        return super().num_stored
+
+    def float32_bytes(self) -> float | None:
+        """See `ListedGroup`."""
+        total = 0
+        for field in self.stored.fields:
+            if field.name not in self._floats:
+                continue
+            if not field.grows:
+                total += self.num_stored * math.prod(length or 1 for length in field.shape)
+            elif not field.is_packed:
+                total += self.count(field.name) * math.prod(field.inner)
+            elif (shapes := self.columns(shape_name(field.name))) is None:
+                return None
+            else:
+                total += sum(int(shape.reshape(-1, len(field.shape)).prod(axis=1).sum()) for shape in shapes)
+        return total * FLOAT32_BYTES
+
+
+_GROUPS: Mapping[type[Any], type[ListedGroup]] = {
+    StoredImages: PatchGroup,
+    StoredArrays: ArrayGroup,
+    StoredFields: ListedGroup,
+}
+"""How items are read for people, by how they are stored."""
+
+
+def listed_groups(cache: Cache) -> dict[Group, ListedGroup]:
+    """Returns the groups of a cache whose items samples list."""
+    stored: Mapping[Group, StoredItems] = stored_items(cache.metadata, folder=cache.folder)
+    return {group: _GROUPS[type(found)](cache, group, found) for group, found in stored.items()}
+
+
+def _declared(field: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a declared field without the values of its table."""
+    table = field.get("table")
+    shown = None if table is None else {"channels": len(table["values"]), "values": len(table["values"][0])}
+    return {**field, **({} if shown is None else {"table": shown})}
+
+
+def form_rows(facts: Mapping[str, Any]) -> list[list[str]]:
+    """Returns a row a declared field: its name, dtype and shape in a batch, how it is stored, what else is declared."""
+    return [
+        [
+            field["name"],
+            field["dtype"],
+            f"[{', '.join('n' if length is None else str(length) for length in field['shape'])}]",
+            _as_stored(field),
+            "; ".join(_rules(field)),
+        ]
+        for field in facts["form"]
+    ]
+
+
+def _as_stored(field: Mapping[str, Any]) -> str:
+    if field.get("mask_of"):
+        return "not stored"
+    table = field.get("table")
+    return str(field["stored_dtype"]) + (
+        "" if table is None else f", a table of {table['channels']} x {table['values']}"
+    )
+
+
+def _rules(field: Mapping[str, Any]) -> Iterator[str]:
+    if field.get("mask_of"):
+        yield f"1 where {field['mask_of']} is, 0 in its padding"
+    elif None in field["shape"] and field.get("join", "stack") != "cat":
+        pad = field.get("pad", 0.0)
+        yield "arrays of one shape alone" if pad is None else f"padded with {pad:g} on the {field.get('side', 'right')}"
+        if field.get("length") is not None:
+            yield f"to {field['length']}"
+        elif field.get("multiple", 1) > 1:
+            yield f"to a multiple of {field['multiple']}"
+    if field.get("join") == "cat":
+        yield "one behind the other"
+    if field.get("join") == "nest":
+        yield "those of a sample in a row"
