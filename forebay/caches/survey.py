@@ -18,7 +18,7 @@ from forebay.caches.root import FOLDER, Root
 from forebay.errors import CacheCorruptError, CacheError
 from forebay.store.cold.mark import ROOT as COLD
 from forebay.store.held import ORIGIN
-from forebay.rows.readers.line_index import FOLDER as INPUTS
+from forebay.store.inputs import FOLDER as INPUTS
 from forebay.store.inputs import SAMPLES
 from forebay.store.last_use import NOTES, Use, uses_of
 from forebay.store.layout import FORMAT_VERSION

@@ -16,17 +16,17 @@ import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.init.columns import NAMES
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.coded import Coded, Coder
 from forebay.preprocess.cut import Cut, cut_rows
 from forebay.preprocess.group import Finished, ItemGroup, Items, Read, Values, narrow, with_group
 from forebay.preprocess.image_group import ImageItems
-from forebay.preprocess.text_group import TOLD, TextItems
+from forebay.preprocess.text_group import NAMES, TOLD, TextItems
 from forebay.preprocess.workspace import Failure
 from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest
 from forebay.steps.recipe import Recipe
+from forebay.store.image.codec import Codec
 from forebay.store.key import digest
 from forebay.store.layout import FORMAT_VERSION, ROW_BITS, TEXT, Array, FieldSpec, Group, ListedItems
 from forebay.store.shard import Shard, shard_fields
@@ -131,9 +131,9 @@ class Groups:
         recipe = replace(self.recipe, groups=(*self.recipe.groups[:-1], text.steps))
         return replace(self, recipe=recipe, text=text, kept=fields_of(rows))
 
-    def as_raw(self) -> Self:
-        """Returns the groups that compress nothing, as samples are made on the fly."""
-        return replace(self, items=tuple(group.as_raw() for group in self.items))
+    def under(self, codec: Codec) -> Self:
+        """Returns the groups whose items are stored by a codec: "raw" is how samples are made on the fly."""
+        return replace(self, items=tuple(group.under(codec) for group in self.items))
 
     def measured(self, constants: Mapping[str, Any]) -> Self:
         """Returns the groups that know their constants: what a worker found need not be found again."""
