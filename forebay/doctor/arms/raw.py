@@ -33,7 +33,7 @@ def find(bench: Bench, seconds: float) -> Opened:  # noqa: ARG001  it takes what
         num_samples=len(source),
         hours=float(lengths.sum()) / rate / 3600 if rate and lengths is not None else None,
         size_bytes=sum(int(cache.metadata.get("size_bytes", 0)) for cache in caches),
-        num_shards=sum(int(cache.metadata.get("num_shards", 0)) for cache in caches),
+        num_shards=sum(cache.num_shards for cache in caches),
     )
 
 
