@@ -162,9 +162,9 @@ def _edges(config: Config) -> str:
     return "plan.edges" if getattr(config.plan, "edges", None) else "plan.edges_s"
 
 
-def _codec(found: Measured, config: Config) -> Iterator[Advice]:  # noqa: ARG001  as all of them
+def _codec(found: Measured, config: Config) -> Iterator[Advice]:
     codecs, training = found.codecs, found.training
-    if codecs is None:
+    if codecs is None or not isinstance(config.plan, PackConfig):
         return
     own_bytes, own_ms = codecs.bytes_a_sample[codecs.own], codecs.read_ms[codecs.own]
     step_ms = None

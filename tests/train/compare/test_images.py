@@ -18,6 +18,7 @@ from forebay.train.compare.arms import arms_of
 from forebay.train.compare.plain_collators import ProcessorCollator, agreement
 from forebay.train.compare.report import _agreement
 from forebay.train.select import make_loader
+from forebay.train.uncached.plain import PlainSamples
 from tests.images.test_families import corpus
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, class_folders
