@@ -23,7 +23,7 @@ from forebay.plan.make import opened_packs
 from forebay.plan.names import PLANS
 from forebay.steps.batch import IGNORED
 from forebay.steps.image.qwen2_vl import Patches
-from forebay.steps.recipe import recipe_of
+from forebay.steps.recipe import image_step_of
 from forebay.steps.step import Allocate
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS
@@ -62,7 +62,7 @@ def build_vl_dataloader(
     the fly after one warning that names the command to run, unless `loader.cache` says otherwise. Raises as
     `make_loader`, and ConfigError for a config of another kind.
     """
-    has_images = recipe_of(config).image is not None
+    has_images = image_step_of(config) is not None
     if not has_images or config.plan is None or config.plan.kind != "pack":
         found = f"plan.kind = {config.plan and config.plan.kind!r}" if has_images else "no [vision]"
         raise ConfigError(

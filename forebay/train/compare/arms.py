@@ -9,7 +9,7 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.steps.recipe import recipe_of
+from forebay.steps.recipe import audio_step_of, image_step_of
 from forebay.steps.table import is_own
 from forebay.train.select import as_stored
 
@@ -108,13 +108,13 @@ def _require_of_transformers(config: Config) -> None:
             f"--against names hf, but audio.features of {config.path} is {config.audio.features}, which no extractor "
             "of transformers makes; give --against uncached,unbucketed"
         )
-    recipe = recipe_of(config)
-    if recipe.image is not None and not recipe.image.step.is_of_transformers:
+    audio, image = audio_step_of(config), image_step_of(config)
+    if image is not None and not image.is_of_transformers:
         raise ConfigError(
             f"--against names hf, but {config.path} stores patches, and that way is one of recordings and of images as "
             "their processor gives them; give --against uncached,unbucketed"
         )
-    if recipe.image is None and (recipe.audio is None or not recipe.audio.features.reads_sound):
+    if image is None and (audio is None or not audio.reads_sound):
         raise ConfigError(
             f"--against names hf, but {config.path} has no sound for an extractor; give --against uncached,unbucketed"
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.steps.recipe import recipe_of
+from forebay.steps.recipe import audio_step_of, image_step_of
 from forebay.train.models.arguments import has_loss
 from forebay.visible import printable
 
@@ -33,7 +33,7 @@ _OF_GROUP = {
     "image": ("ZERO_SHOT_IMAGE_CLASSIFICATION",),
     "text": ("CAUSAL_LM",),
 }
-"""By the first group of a recipe; images beside a text are pairs, unless its prompt says more."""
+"""By the first group of a config; images beside a text are pairs, unless its prompt says more."""
 _BARE = ("PRETRAINING",)
 _OF_PROMPT = {
     ("image", "label"): ("IMAGE_CLASSIFICATION",),
@@ -54,9 +54,10 @@ def tasks_of(config: Config | None) -> tuple[str, ...]:
     """Returns the tables in which a model for what a config makes is looked for; all where there is no config."""
     if config is None:
         return TASKS
-    recipe = recipe_of(config)
-    group = recipe.groups[0].name
-    return _OF_PROMPT.get((group, recipe.text.step.name), _OF_GROUP[group])
+    steps = {"audio": audio_step_of(config), "image": image_step_of(config)}
+    group = next((name for name, step in steps.items() if step is not None), "text")
+    prompt = "none" if config.text is None else config.text.prompt
+    return _OF_PROMPT.get((group, prompt), _OF_GROUP[group])
 
 
 def choose(config: Any, *, path: Path, tasks: Sequence[str]) -> Choice:

@@ -14,7 +14,7 @@ from forebay.config.digest import hub_advice
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.pretrained import from_folder
-from forebay.steps.recipe import recipe_of
+from forebay.steps.recipe import audio_step_of, image_step_of
 from forebay.steps.sections import features_of
 from forebay.steps.table import text_step
 from forebay.train.models import generic
@@ -50,10 +50,8 @@ def model_facts(folder: Path, config: Config | None = None) -> ModelFacts:
 
 def _makes_no_packs(facts: ModelFacts, config: Config | None) -> bool:
     """Returns whether a config makes images as a processor gives them, for a model that also takes packs."""
-    if not facts.takes_packs or config is None:
-        return False
-    image = recipe_of(config).image
-    return image is not None and image.step.is_of_transformers
+    image = None if config is None else image_step_of(config)
+    return facts.takes_packs and image is not None and image.is_of_transformers
 
 
 def _transformers_config(folder: Path) -> Any:
@@ -226,8 +224,7 @@ def check_config(facts: ModelFacts, config: Config) -> None:
     if facts.own_loss is not None:
         generic.check_config(facts, config)
         return
-    recipe = recipe_of(config)
-    if facts.takes_packs != (recipe.image is not None):
+    if facts.takes_packs != (image_step_of(config) is not None):
         takes, has = ("packs of images and text", "no") if facts.takes_packs else ("audio", "a")
         raise ConfigError(
             f"train.model: {facts.folder} is {an(facts.model_type)} model and takes {takes}, but {config.path} "
@@ -237,7 +234,7 @@ def check_config(facts: ModelFacts, config: Config) -> None:
     if facts.takes_packs:
         return
     prompt = None if config.text is None else config.text.prompt
-    if facts.text_prompt is not None and recipe.audio is None:
+    if facts.text_prompt is not None and audio_step_of(config) is None:
         _check_prompt(facts, prompt, facts.text_prompt)
         return
     wanted, step = facts.constants["features"], features_of(config)
