@@ -57,7 +57,8 @@ CLIPS: Any = SimpleNamespace(counted="audio", unit="clip", text=SimpleNamespace(
 
 
 def task(group: str, rows: int) -> Any:
-    return SimpleNamespace(group=group, rows=pa.table({"duration_s": [1800.0] * rows}))
+    name, value = ("text", "a text") if group == "text" else ("duration_s", 1800.0)
+    return SimpleNamespace(group=group, rows=pa.table({name: [value] * rows}))
 
 
 def test_a_terminal_has_a_bar_with_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
