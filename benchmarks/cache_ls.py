@@ -33,7 +33,6 @@ from forebay.caches.listing import ListReport, UsageReport
 from forebay.caches.prune import Rules, decide
 from forebay.caches.root import opened_root
 from forebay.caches.survey import survey
-from forebay.preprocess.groups import GROUPS
 from forebay.store.key import digest
 from forebay.store.last_use import note
 from forebay.store.layout import ROW_BITS, FieldSpec, Group
@@ -44,8 +43,8 @@ from forebay.store.shard import shard_fields, write_shard
 SHARDS, ROWS = 4, 16
 TARGET_S = 0.5
 FIELDS = (
-    FieldSpec(name="input_features", dtype="float16", shape=(80,)),
-    FieldSpec(name="pad_value", dtype="float32"),
+    FieldSpec(name="input_features", dtype="float16", shape=(80,), group="audio"),
+    FieldSpec(name="pad_value", dtype="float32", group="audio"),
     FieldSpec(name="input_ids", dtype="int32", group="text"),
     FieldSpec(name="prefix_len", dtype="int32", group="text"),
 )
@@ -72,7 +71,7 @@ def document_of(number: int) -> dict[str, Any]:
         "constants": {"features": "log_mel", "n_mels": 80, "sample_rate_hz": 16_000, "prompt": "whisper"},
         "excluded": {},
         "failed": {},
-        "probe": {"media": "bb" * 16, "text": "0e" * 16},
+        "probe": {"audio": "bb" * 16, "text": "0e" * 16},
         "made_with": {"forebay": "0", "numpy": "0", "python": "0"},
         "size_bytes": 3_000_000,
         "rows_per_shard": ROWS,
@@ -81,9 +80,9 @@ def document_of(number: int) -> dict[str, Any]:
 
 def first_cache(root: Path) -> Path:
     """Seals one cache and returns its folder."""
-    shards: dict[Group, Any] = {group: [] for group in GROUPS}
+    shards: dict[Group, Any] = {"audio": [], "text": []}
     rng = np.random.default_rng(0)
-    for group in GROUPS:
+    for group in shards:
         for number in range(SHARDS):
             path = root / f"{group}-{number}.tdz"
             rows = [_row(group, rng) for _ in range(ROWS)]
@@ -94,7 +93,7 @@ def first_cache(root: Path) -> Path:
     files = {"hashes.memo": b"m" * 272, "rejected.jsonl": b"", "sources.parquet": b"s" * 1800}
     seal(
         root / "bench-0000",
-        Contents(fields=FIELDS, shards=shards, arrays=arrays, files=files, document=document_of(0)),
+        Contents(fields=FIELDS, shards=shards, items={}, arrays=arrays, files=files, document=document_of(0)),
         scratch=root,
     )
     for path in root.glob("*.tdz"):
@@ -103,7 +102,7 @@ def first_cache(root: Path) -> Path:
 
 
 def _row(group: Group, rng: np.random.Generator) -> dict[str, Any]:
-    if group == "media":
+    if group == "audio":
         return {"input_features": rng.random((9, 80)).astype(np.float16), "pad_value": np.zeros(1, np.float32)}
     return {"input_ids": np.arange(7, dtype=np.int32), "prefix_len": np.ones(1, np.int32)}
 

@@ -23,7 +23,6 @@ import soundfile as sf
 from benchmarks.plan import SAMPLE_RATE_HZ, usual_durations
 from forebay import load_config
 from forebay.config import Config
-from forebay.preprocess.groups import GROUPS
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.shard_task import ShardTask
 from forebay.steps.recipe import recipe_of
@@ -81,23 +80,22 @@ class Corpus:
 def shard_tasks(config: Config, map_: Map) -> list[ShardTask]:
     """Returns the tasks of a build of a config, in its order, for folders to be named (`dataclasses.replace`)."""
     listing = resolve(config, Memo(config.cache_root), map_, recipe=recipe_of(config))
-    modality = listing.modality
-    cuts = modality.cuts(listing, probe=dict.fromkeys(GROUPS, ""), rows_per_shard=config.layout.rows_per_shard)
+    groups = listing.groups
+    cuts = groups.cuts(listing, probe=dict.fromkeys(groups.names, ""), rows_per_shard=config.layout.rows_per_shard)
     tasks = []
-    for cut in cuts:
-        for group in GROUPS:
-            files, rows = modality.task_rows(listing, cut, group)
-            tasks.append(
-                ShardTask(
-                    group=group,
-                    key=f"{group}-{cut.start:08d}",
-                    folder=config.cache_root,
-                    rows=rows,
-                    files=files,
-                    modality=modality,
-                    max_open_tars=config.run.max_open_tars,
-                )
+    for cut in sorted(cuts, key=lambda cut: cut.index):  # recordings with their texts
+        files, rows = groups.task_rows(listing, cut)
+        tasks.append(
+            ShardTask(
+                group=cut.group,
+                key=f"{cut.group}-{cut.start:08d}",
+                folder=config.cache_root,
+                rows=rows,
+                files=files,
+                groups=groups,
+                max_open_tars=config.run.max_open_tars,
             )
+        )
     return tasks
 
 

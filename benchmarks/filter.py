@@ -25,7 +25,6 @@ from benchmarks.report import Cost, arguments, machine, median, ratio, show, tim
 from forebay import load_config
 from forebay.config import Config
 from forebay.config.filter import FilterConfig
-from forebay.preprocess.groups import GROUPS
 from forebay.store.cache import Cache, open_cache
 from forebay.store.filter import Filter
 from forebay.store.key import digest
@@ -38,8 +37,8 @@ RATE_HZ = 16_000
 LANGUAGES = ("hi", "ta", "te", "bn", "mr")
 DROPPED = "filter.where=language != 'mr'"
 FIELDS = (
-    FieldSpec(name="waveform", dtype="int16"),
-    FieldSpec(name="sample_id", dtype="str", role="table"),
+    FieldSpec(name="waveform", dtype="int16", group="audio"),
+    FieldSpec(name="sample_id", dtype="str", group="text", role="table"),
     FieldSpec(name="language", dtype="str", group="text", role="table"),
     FieldSpec(name="source", dtype="str", group="text", role="table"),
 )
@@ -50,9 +49,9 @@ Row = dict[str, Any]
 def table_cache(root: Path, *, num_shards: int, rows: int) -> Path:
     """Makes a cache whose samples have ids, languages and a source, and returns its folder."""
     count, scratch = num_shards * rows, root / ".building"
-    shards: dict[Group, Any] = {group: [] for group in GROUPS}
+    shards: dict[Group, Any] = {"audio": [], "text": []}
     for number in range(num_shards):
-        for group in GROUPS:
+        for group in shards:
             path = scratch / shard_name(group, number)
             path.parent.mkdir(parents=True, exist_ok=True)
             made = list(_rows(group, range(number * rows, (number + 1) * rows)))
@@ -63,6 +62,7 @@ def table_cache(root: Path, *, num_shards: int, rows: int) -> Path:
     contents = Contents(
         fields=FIELDS,
         shards=shards,
+        items={},
         arrays={
             "slots.npy": ((index // rows) << ROW_BITS) | index % rows,
             "lengths.npy": np.stack([durations, np.ones_like(durations), np.zeros_like(durations)]),
@@ -77,11 +77,12 @@ def table_cache(root: Path, *, num_shards: int, rows: int) -> Path:
 
 def _rows(group: Group, numbers: range) -> Iterator[Row]:
     for number in numbers:
-        if group == "media":
-            values = np.zeros(2, np.int16)
-            yield {"waveform": values, "sample_id": f"corpus/speaker-{number % 977:04d}/{number:08d}.flac"}
+        if group == "audio":
+            yield {"waveform": np.zeros(2, np.int16)}
         else:
-            yield {"language": LANGUAGES[number % 5], "source": f"train-{number // 4096:05d}.tar"}
+            name = f"corpus/speaker-{number % 977:04d}/{number:08d}.flac"
+            source = f"train-{number // 4096:05d}.tar"
+            yield {"sample_id": name, "language": LANGUAGES[number % 5], "source": source}
 
 
 def _document(count: int) -> dict[str, Any]:

@@ -37,8 +37,8 @@ RATE_HZ = 16_000
 TARGET_S, TARGET_BYTES = 10.0, 10_000_000
 LANGUAGES = ("de", "en", "hi", "ta")
 FIELDS = (
-    FieldSpec(name="input_features", dtype="float16", shape=(80,)),
-    FieldSpec(name="waveform", dtype="int16"),
+    FieldSpec(name="input_features", dtype="float16", shape=(80,), group="audio"),
+    FieldSpec(name="waveform", dtype="int16", group="audio"),
     FieldSpec(name="input_ids", dtype="int32", group="text"),
     FieldSpec(name="prefix_len", dtype="int32", group="text"),
     *(FieldSpec(name=name, dtype="str", group="text", role="table") for name in ("sample_id", "text", "language")),
@@ -50,15 +50,16 @@ Row = dict[str, Any]
 def made_cache(root: Path, *, num_shards: int) -> Path:
     """Makes a cache of `num_shards` x 1,000 samples of 2 s whose media are links to one shard; returns its folder."""
     root.mkdir()
-    media = root / "media.tdz"
-    entry = write_shard(media, shard_fields(FIELDS, "media"), _media(), key=digest("media"))
+    media = root / "audio.tdz"
+    entry = write_shard(media, shard_fields(FIELDS, "audio"), _media(), key=digest("audio"))
     text = [_text_shard(root / f"text-{number}.tdz", number) for number in range(num_shards)]
     count = num_shards * ROWS
     index = np.arange(count, dtype=np.int64)
     lengths = np.stack([np.full(count, 2 * RATE_HZ), np.full(count, 200), np.full(count, 8)]).astype("<i4")
     contents = Contents(
         fields=FIELDS,
-        shards={"media": [(media, entry)] * num_shards, "text": text},
+        shards={"audio": [(media, entry)] * num_shards, "text": text},
+        items={},
         arrays={"slots.npy": ((index // ROWS) << ROW_BITS) | index % ROWS, "lengths.npy": lengths},
         files={"rejected.jsonl": b""},
         document=_document(count),

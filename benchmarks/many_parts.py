@@ -32,11 +32,10 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from forebay.preprocess.modality import MODALITIES
 
 from benchmarks.here_pool import HerePool
 from benchmarks.report import Cost, arguments, machine, median, show, timed
-from benchmarks.scale import _BLOCK, FREE, _resident, _tar_blocks, _write_config, write_source
+from benchmarks.scale import _BLOCK, _resident, _tar_blocks, _write_config, free, write_source
 from forebay import load_config
 from forebay.config.tree import Config
 from forebay.preprocess.cut import Cut
@@ -84,7 +83,7 @@ def prepare_cost(path: Path) -> Cost:
     """Returns what preparing costs this process and its workers."""
     config = load_config(path, overrides=[f"run.cache_root={path.parent / 'caches'}"])
     before = _children_s()
-    with mock.patch.dict(MODALITIES, FREE):
+    with free():
         cost = timed(lambda: prepare(config, QUIET))
     return Cost(cost.wall_s, cost.cpu_s + _children_s() - before)
 
@@ -172,7 +171,7 @@ def together(folder: Path, *, num_parts: int, is_prepared: bool) -> dict[str, An
     with (
         mock.patch.object(memo, "hash_now", noting),
         mock.patch("forebay.preprocess.pipeline.Pool", HerePool),
-        mock.patch.dict(MODALITIES, FREE),
+        free(),
     ):
         if is_prepared:
             prepare(config, QUIET)
@@ -227,19 +226,14 @@ def large_build(folder: Path, *, num_shards: int, num_parts: int) -> Config:
     path = write_tars(folder / f"status-{num_shards}", num_tars=1, clips=4)
     config = load_config(path, overrides=[f"run.cache_root={path.parent / 'caches'}"])
     recipe = recipe_of(config)
-    with mock.patch.dict(MODALITIES, FREE):
+    with free():
         prepare(config, QUIET)
     prepared = folder_of(config, recipe)
     document = json.loads((prepared / "prepared.json").read_bytes())
     keys = [f"{number:032x}" for number in range(2 * num_shards)]
     cuts = [
-        Cut(
-            index=i,
-            start=512 * i,
-            stop=512 * i + 512,
-            num_media=512,
-            keys={"media": keys[i], "text": keys[i + num_shards]},
-        )
+        Cut(group=group, index=i, start=512 * i, stop=512 * i + 512, key=keys[i + first])
+        for group, first in (("audio", 0), ("text", num_shards))
         for i in range(num_shards)
     ]
     table = _cuts_table(cuts).cast(_CUTS_SCHEMA)
@@ -248,13 +242,12 @@ def large_build(folder: Path, *, num_shards: int, num_parts: int) -> Config:
     document["files"]["cuts.arrow"] = _sums(prepared / "cuts.arrow")
     (prepared / "prepared.json").write_text(json.dumps(document))
     workspace = workspace_folder(config, document["key"])
-    for group in ("media", "text"):
+    for group in ("audio", "text"):
         (workspace / group).mkdir(parents=True)
     (workspace / ORIGIN).write_text(origin_of(config, recipe.key))
-    for cut in cuts[: num_shards // 2]:
-        for group, key in cut.keys.items():
-            for ending in ("tdz", "json", "lock"):
-                os.close(os.open(workspace / group / f"{key}.{ending}", os.O_CREAT | os.O_WRONLY))
+    for cut in cuts:
+        for ending in ("tdz", "json", "lock") if cut.index < num_shards // 2 else ():
+            os.close(os.open(workspace / cut.group / f"{cut.key}.{ending}", os.O_CREAT | os.O_WRONLY))
     _records(workspace, num_parts=num_parts, num_shards=num_shards)
     return config
 
@@ -267,7 +260,7 @@ def _records(workspace: Path, *, num_parts: int, num_shards: int) -> None:
     for part in range(num_parts):
         record = PartRecord(
             runner="slurm", host=f"node{part}", place="ffffffff", pid=1, started=now - 4000, last_sign=now,
-            part=(part, num_parts), job=f"77_{part}", shards=num_shards, groups=("media", "text"),
+            part=(part, num_parts), job=f"77_{part}", shards=num_shards, groups=("audio", "text"),
             to_make=2 * num_shards // num_parts, made=num_shards // num_parts,
             history=tuple((now - 15.0 * i, 1000 - i, 512 * (1000 - i)) for i in range(40, -1, -1)),
         )  # fmt: skip
@@ -295,16 +288,16 @@ def statuses(folder: Path, sizes: Sequence[int], *, rounds: int) -> list[dict[st
 def seals(folder: Path, *, num_shards: int, size_bytes: int) -> list[dict[str, Any]]:
     """Returns seconds of finding finished shards whole, one by one and in two workers."""
     space = Workspace(folder / "seal")
-    (space.folder / "media").mkdir(parents=True)
+    (space.folder / "audio").mkdir(parents=True)
     data = np.random.default_rng(0).bytes(size_bytes)
     keys = [f"{number:032x}" for number in range(num_shards)]
     for key in keys:
-        path = space.path("media", key)
+        path = space.path("audio", key)
         path.write_bytes(data)
         digest = hash_file(path)
         entry = ShardEntry(key=key, size_bytes=size_bytes, xxh3_128=digest, rows=1, hash_offset=0, spans=())
         save_receipt(path, Receipt(entry=entry, failures=()))
-    named: list[Any] = [("media", key) for key in keys]
+    named: list[Any] = [("audio", key) for key in keys]
     found = []
     with Pool(2) as pool:
         pool.map(abs, [1, 2])

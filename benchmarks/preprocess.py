@@ -63,7 +63,7 @@ def ours(tasks: Sequence[ShardTask]) -> Cost:
 
 def bare(tasks: Sequence[ShardTask]) -> Cost:
     """Returns what the libraries alone cost on the media of these shards."""
-    return timed(lambda: [None for task in tasks if task.group == "media" for _ in frames(task)])
+    return timed(lambda: [None for task in tasks if task.group == "audio" for _ in frames(task)])
 
 
 def bare_stored(tasks: Sequence[ShardTask]) -> Cost:
@@ -71,7 +71,7 @@ def bare_stored(tasks: Sequence[ShardTask]) -> Cost:
 
     def work(path: Path) -> None:
         for task in tasks:
-            if task.group == "media":
+            if task.group == "audio":
                 with open(path, "wb", buffering=0) as file:
                     file.write(np.concatenate(list(frames(task))).data)
                     os.fsync(file.fileno())
@@ -84,15 +84,17 @@ def frames(task: ShardTask) -> Iterator[Any]:
     """Yields the features of a shard's clips, from soundfile and the feature engine in blocks."""
     import soundfile
 
+    audio = task.groups.recipe.audio
+    assert audio is not None
     places = zip(task.rows["offset"].to_pylist(), task.rows["size"].to_pylist(), strict=True)
     with open(task.files[0].path, "rb") as file:
         block: list[Any] = []
         for offset, size in places:
             block.append(soundfile.read(io.BytesIO(os.pread(file.fileno(), size, offset)), dtype="float32")[0])
             if sum(map(len, block)) >= BLOCK_SAMPLES:
-                yield from (fields["input_features"] for fields in task.modality.recipe.features.compute(block))
+                yield from (fields["input_features"] for fields in audio.features.compute(block))
                 block = []
-        yield from (fields["input_features"] for fields in task.modality.recipe.features.compute(block))
+        yield from (fields["input_features"] for fields in audio.features.compute(block))
 
 
 def plain(clips: Sequence[Clip]) -> Cost:
@@ -161,7 +163,7 @@ def difference(task: ShardTask) -> float:
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder, opened(clips) as read:
         here = replace(task, folder=Path(folder))
         entry = make_shard(here)[0].entry
-        made = Shard(here.path, entry, shard_fields(task.modality.fields(), "media"))
+        made = Shard(here.path, entry, shard_fields(task.groups.fields(), "audio"))
         for index, clip in enumerate(clips):
             wanted = extractor(read(clip), sampling_rate=SAMPLE_RATE_HZ, return_tensors="np")["input_features"][0]
             batch = LogMel.batch(Stored("", {}, {})).collate([made.row(index)], dtype=torch.float32, allocate=fresh)
@@ -183,7 +185,7 @@ def shares(data: Corpus, tasks: Sequence[ShardTask], *, count: int) -> list[Shar
         found.append(
             Share(
                 tasks=mine,
-                tasks_s=sum(float(task.rows["duration_s"].to_numpy().sum()) for task in mine if task.group == "media"),
+                tasks_s=sum(float(task.rows["duration_s"].to_numpy().sum()) for task in mine if task.group == "audio"),
                 clips=clips,
                 clips_s=sum(rows[i]["duration_s"] for i in part.tolist()),
             )

@@ -24,7 +24,6 @@ from typing import Any
 
 from benchmarks.data import BENCH_DATA, corpus, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, ratio, show, timed
-from forebay.preprocess.groups import GROUPS
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.runner.cluster import imported
 from forebay.preprocess.runner.driver import sole_driver
@@ -84,7 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rounds = 1 if options.tiny else options.rounds or 4
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as root, Pool(1) as pool:
         tasks = shard_tasks(data.config(cache_root=Path(root)), pool.map)
-        probe = {group: pool.map(tasks[0].modality.probe, [group])[0] for group in GROUPS}
+        groups = tasks[0].groups
+        probe = {group: pool.map(groups.probe, [group])[0] for group in groups.names}
         pool.map(bare, [tasks[:2]])  # loads the libraries
         costs, starts = _measured(pool, tasks, probe, rounds)
     document = {
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measured(
-    pool: Pool, tasks: Sequence[ShardTask], probe: dict[Any, str], rounds: int
+    pool: Pool, tasks: list[ShardTask], probe: dict[Any, str], rounds: int
 ) -> tuple[list[tuple[int, Cost, Cost, float]], list[dict[str, Any]]]:
     """Returns shards and both costs of every round, with the CPU seconds of the cluster alone in a second; starts."""
     costs = []
@@ -113,7 +113,7 @@ def _measured(
         warm = on_ray(ray, tasks[:2], probe)
         idle = tree_timed(lambda: time.sleep(_IDLE_S))
         for number in range(rounds):
-            share = tasks[2 * number :: 2 * rounds] + tasks[2 * number + 1 :: 2 * rounds]  # media with their text
+            share = tasks[2 * number :: 2 * rounds] + tasks[2 * number + 1 :: 2 * rounds]  # recordings with their texts
             plain = pool.map(bare, [share])[0]
             costs.append((len(share), plain, on_ray(ray, share, probe), idle.cpu_s / idle.wall_s))
     starts = [

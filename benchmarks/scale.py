@@ -34,18 +34,18 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from forebay.preprocess.modality import MODALITIES
-from forebay.preprocess.speech.modality import Speech
 
 from benchmarks.data import BENCH_DATA, SPEECH, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, show, timed
 from forebay import load_config
+from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.group import Read, Values
+from forebay.preprocess.groups import GROUPS
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.shard_task import ShardTask, make_shard
-from forebay.steps.recipe import AnyRecipe, Recipe
+from forebay.preprocess.text_group import TextItems
 from forebay.store.layout import Group
 
 CLIPS_PER_TAR = 1000
@@ -71,46 +71,55 @@ num_workers = 2
 Array = np.ndarray[Any, Any]
 
 
-class FreeSpeech(Speech):
-    """Speech whose samples cost nothing: no media is read, no token made."""
+class FreeAudio(AudioItems):
+    """Recordings that cost nothing: none is read."""
 
     __slots__ = ()
 
-    def media_samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:  # noqa: ARG002
+    def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:  # noqa: ARG002
         """Yields one frame a row."""
         frame = np.zeros((1, 80), np.float16)
         silence = np.zeros(1, np.float32)
-        for sample_id in rows["sample_id"].to_pylist():
-            yield {
-                "sample_id": sample_id,
-                "num_audio_samples": np.int64(320),
-                "input_features": frame,
-                "pad_value": silence,
-            }
+        for _ in range(len(rows)):
+            yield {"num_audio_samples": np.int64(320), "input_features": frame, "pad_value": silence}
 
-    def text_samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
-        """Yields two tokens a row."""
-        tokens = {"input_ids": np.zeros(2, np.int32), "label_mask": np.ones(2, np.uint8)}
-        for row in rows.select(["file", "text", "language"]).to_pylist():
-            yield {
-                "text": row["text"],
-                "language": row["language"],
-                "prompt": "",
-                "source": names[row["file"]],
-                **tokens,
-            }
-
-    def probe(self, group: Group) -> str:
+    def probe(self) -> str:
         """Returns no digest of anything."""
-        return f"free {group}"
+        return "free audio"
 
     def constants(self) -> dict[str, Any]:
         """Returns nothing: no loader reads such a cache."""
         return {}
 
 
-FREE: dict[type[AnyRecipe], str] = {Recipe: "benchmarks.scale:FreeSpeech"}
-"""What stands in MODALITIES while a free build runs."""
+class FreeText(TextItems):
+    """Texts that cost nothing: no token is made."""
+
+    __slots__ = ()
+
+    def samples(self, rows: pa.Table, names: Sequence[str]) -> Iterator[Values]:
+        """Yields two tokens a row."""
+        tokens = {"input_ids": np.zeros(2, np.int32), "label_mask": np.ones(2, np.uint8)}
+        for row in rows.select(["sample_id", "text", "language", "file"]).to_pylist():
+            yield {**row, "prompt": "", "source": names[row.pop("file")], **tokens}
+
+    def probe(self, told: Sequence[Any]) -> str:  # noqa: ARG002
+        """Returns no digest of anything."""
+        return "free text"
+
+    def constants(self) -> dict[str, Any]:
+        """Returns nothing: no loader reads such a cache."""
+        return {}
+
+
+@contextmanager
+def free() -> Iterator[None]:
+    """Until the block ends, builds make samples that cost nothing."""
+    with (
+        mock.patch.dict(GROUPS, {"audio": FreeAudio.of}),  # type: ignore[arg-type]  # it is a dict
+        mock.patch("forebay.preprocess.groups.TextItems", FreeText),
+    ):
+        yield
 
 
 def write_source(folder: Path, *, num_rows: int) -> Path:
@@ -196,7 +205,7 @@ def _free_build(path: Path) -> tuple[int, Cost]:
     reports: list[BuildReport] = []
     with (
         tempfile.TemporaryDirectory(dir=path.parent) as root,
-        mock.patch.dict(MODALITIES, FREE),
+        free(),
     ):
         config = load_config(path, overrides=[f"run.cache_root={root}"])
         cost = timed(lambda: reports.append(build(config, Options(progress=False))))
@@ -282,7 +291,7 @@ def workers(folder: Path, *, num_clips: int, rounds: int) -> list[dict[str, Any]
             tasks = shard_tasks(config, pool.map)
             costs = [pool.map(shard_costs, [tasks])[0] for _ in range(rounds + 1)][1:]  # the first loads libraries
         row: dict[str, Any] = {"clips of": f"{duration_s:g} s", "features": features}
-        for group in ("media", "text"):
+        for group in ("audio", "text"):
             row[f"{group}_ms_a_clip"] = median(cost[group] for cost in costs) / num_clips * 1e3
         found.append(row)
     return found
@@ -290,7 +299,7 @@ def workers(folder: Path, *, num_clips: int, rounds: int) -> list[dict[str, Any]
 
 def shard_costs(tasks: Sequence[ShardTask]) -> dict[Group, float]:
     """Returns CPU seconds of making these shards, by group."""
-    costs: dict[Group, float] = {"media": 0.0, "text": 0.0}
+    costs: dict[Group, float] = {"audio": 0.0, "text": 0.0}
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as folder:
         for task in tasks:
             here = replace(task, folder=Path(folder))

@@ -30,7 +30,7 @@ import xxhash
 
 from benchmarks.data import BENCH_DATA, corpus, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, show, timed
-from forebay.inspect.report.sections import samples
+from forebay.preprocess import audio_group
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.rows.media_reader import MediaReader
@@ -83,7 +83,7 @@ def clocked() -> Iterator[Clock]:
     with contextlib.ExitStack() as stack:
         for owner, name, stage in (
             (MediaReader, "__call__", "read"),
-            (samples, "decode_audio", "decode"),
+            (audio_group, "decode_audio", "decode"),
             (soxr, "resample", "resample"),
             (AudioStep, "compute", "features"),
             (TextEncoder, "encode", "tokens"),

@@ -260,12 +260,11 @@ def arms(config: Path, few: Path, *, is_all: bool) -> Iterator[tuple[list[Arm], 
 
 def _warm(path: str) -> int:
     """Loads the tokenizer of a config, in a worker."""
-    from forebay.preprocess.modality import modality_of
-
+    from forebay.preprocess.groups import Groups
     from forebay.steps.recipe import recipe_of
 
     config = load_config(path)
-    return len(modality_of(config, recipe_of(config)).constants())
+    return len(Groups.of(config, recipe_of(config)).constants())
 
 
 def measured(parts: Sequence[Arm], wanted: Sequence[Sequence[int]], *, rounds: int) -> dict[str, list[Cost]]:

@@ -308,7 +308,7 @@ def stored_bytes(corpus: Corpus, num_packs: int) -> dict[str, float]:
     found = {}
     for codec in corpus.codecs:
         cache = open_cache(make_loader(corpus.config(f"vision.codec={codec}")).source.folder)  # type: ignore[attr-defined]
-        shards = [entry.size_bytes for group in ("media", "text") for _, entry in cache.shard_entries(group)]
+        shards = [entry.size_bytes for group in cache.groups for _, entry in cache.shard_entries(group)]
         found[f"cache {codec}, uint8"] = sum(shards) / num_packs
     found[FLOAT32] = sum(path.stat().st_size for path in (corpus.folder / "packs").rglob("*.npy")) / num_packs
     found[ONLINE] = sum(path.stat().st_size for path in corpus.folder.glob("*.jpg")) / num_packs

@@ -44,7 +44,7 @@ FIELDS = shard_fields(
         FieldSpec(name="sample_id", dtype="str", role="table"),
         FieldSpec(name="num_audio_samples", dtype="int64", role="table"),
     ),
-    "media",
+    "",
 )
 
 Row = Mapping[str, Any]

@@ -47,7 +47,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.cold.hierarchy import arrays_of
 from forebay.store.cold.pull import pull_any
 from forebay.store.cold.push import push_zarr
-from forebay.store.layout import Array
+from forebay.store.layout import ROW_BITS, Array, Group, ListedItems
 from forebay.store.seal import Contents, seal
 
 Row = dict[str, Any]
@@ -75,6 +75,7 @@ def demo_cache(root: Path, name: str, *, megabytes: float) -> Cache:
     contents = Contents(
         fields=tuple(cache.fields.values()),
         shards={group: cache.shard_entries(group) * times for group in cache.groups},
+        items={group: _repeated(cache, group, times) for group in cache.listed},
         arrays={"slots.npy": slots, "lengths.npy": lengths},
         files={},
         document={**document, "num_samples": len(slots)},
@@ -84,9 +85,19 @@ def demo_cache(root: Path, name: str, *, megabytes: float) -> Cache:
     return open_cache(folder)
 
 
+def _repeated(cache: Cache, group: Group, times: int) -> ListedItems:
+    """Returns the items of a cache's samples, these again and again in shards of their own."""
+    items, num_shards = cache.items(group), len(cache.shard_entries(group))
+    counts = np.tile(np.diff(items.offsets), times)
+    slots = [items.slots + (number * num_shards << ROW_BITS) for number in range(times)]
+    return ListedItems(np.concatenate(([0], np.cumsum(counts))), np.concatenate(slots))
+
+
 def codecs(name: str, cache: Cache) -> list[Row]:
     """Returns a row for each codec, of the first 64 MB of the largest field."""
-    (filled,) = [one for one in arrays_of(cache) if one.array.path == f"media/values/{FIELDS[name]}"]
+    (filled,) = [
+        one for one in arrays_of(cache) if one.array.path == f"{cache.fields[FIELDS[name]].group}/values/{FIELDS[name]}"
+    ]
     array = filled.array
     values = filled.read(0, min(array.shape[0], 64_000_000 // array.row_bytes))
     chunks = [values[start : start + array.chunk_rows] for start in range(0, len(values), array.chunk_rows)]
@@ -131,14 +142,15 @@ def one_sample(name: str, cache: Cache, cold: Path) -> tuple[float, float]:
     """Returns microseconds of one random sample's largest field: from the `.tdz`, and by zarr from its form."""
     field = FIELDS[name]
     group = zarr.open_group(cold, mode="r")
-    values, offsets = group[f"media/values/{field}"], np.asarray(group[f"media/offsets/{field}"][:])
+    of = cache.fields[field].group
+    values, offsets = group[f"{of}/values/{field}"], np.asarray(group[f"{of}/offsets/{field}"][:])
     full = np.flatnonzero(np.diff(offsets))
     rows = full[np.random.default_rng(0).integers(0, len(full), 200)]
-    shard_rows = np.asarray(group["media/shard_rows"][:])
+    shard_rows = np.asarray(group[f"{of}/shard_rows"][:])
 
     def by_tdz(row: int) -> Array:
         number = int(np.searchsorted(shard_rows, row, "right")) - 1
-        return cache.shard("media", number).row(row - int(shard_rows[number]))[field].copy()
+        return cache.shard(of, number).row(row - int(shard_rows[number]))[field].copy()
 
     def by_zarr(row: int) -> Array:
         return np.asarray(values[offsets[row] : offsets[row + 1]])

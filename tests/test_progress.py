@@ -52,8 +52,13 @@ def wait_for(stream: io.StringIO, text: str) -> None:
         time.sleep(0.005)
 
 
+CLIPS: Any = SimpleNamespace(counted="audio", unit="clip", text=SimpleNamespace(unit="text"))
+"""Groups of recordings and texts, as far as a bar asks them."""
+
+
 def task(group: str, rows: int) -> Any:
-    return SimpleNamespace(group=group, rows=pa.table({"duration_s": [1800.0] * rows}))
+    name, value = ("text", "a text") if group == "text" else ("duration_s", 1800.0)
+    return SimpleNamespace(group=group, rows=pa.table({name: [value] * rows}))
 
 
 def test_a_terminal_has_a_bar_with_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,12 +186,12 @@ def test_a_duration_has_two_digits_or_so(seconds: float) -> None:
     assert abs(float(number) * per - seconds) <= per * 0.51
 
 
-def test_beside_media_texts_show_by_their_failures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beside_items_texts_show_by_their_failures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
     receipt: Any = SimpleNamespace(failures=("one",))
-    with visible_output(), BuildProgress({"media": 5, "text": 6}, media_unit="clip", shown=True) as bar:
+    with visible_output(), BuildProgress({"audio": 5, "text": 6}, groups=CLIPS, shown=True) as bar:
         bar.shard_done(task("text", 6), receipt)
-        bar.shard_done(task("media", 4), receipt)
+        bar.shard_done(task("audio", 4), receipt)
         wait_for(terminal, "4/5")
     shown = terminal.getvalue()
     assert "clip/s" in shown
@@ -196,10 +201,10 @@ def test_beside_media_texts_show_by_their_failures_alone(monkeypatch: pytest.Mon
 
 def test_a_log_counts_the_rows_of_shards_that_are_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = in_log(monkeypatch)
-    at_work = [(task("media", 9), 3), (task("text", 9), 5), (None, 1)]
-    with BuildProgress({"media": 20, "text": 20}, media_unit="clip", shown=True, at_work=lambda: at_work) as bar:
+    at_work = [(task("audio", 9), 3), (task("text", 9), 5), (None, 1)]
+    with BuildProgress({"audio": 20, "text": 20}, groups=CLIPS, shown=True, at_work=lambda: at_work) as bar:
         wait_for(stream, "3/20 clips, ")
-        bar.shard_done(task("media", 9), SimpleNamespace(failures=()))  # type: ignore[arg-type]
+        bar.shard_done(task("audio", 9), SimpleNamespace(failures=()))  # type: ignore[arg-type]
         wait_for(stream, "12/20 clips, ")
     assert re.search(r"preprocess: 3/20 clips, [\d.,e+]+ clips/s, \d+ s left", stream.getvalue())
 
@@ -218,12 +223,12 @@ def marked(task: int) -> int:
 
 def test_where_only_texts_are_made_they_have_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
-    with BuildProgress({"media": 0, "text": 7}, media_unit="clip", shown=True) as bar:
+    with BuildProgress({"audio": 0, "text": 7}, groups=CLIPS, shown=True) as bar:
         bar.shard_done(task("text", 6), SimpleNamespace(failures=()))  # type: ignore[arg-type]
         wait_for(terminal, "6/7")
     assert "clip" not in terminal.getvalue()
     terminal.truncate(0)
-    with BuildProgress({"media": 4, "text": 6}, media_unit="clip", shown=False) as bar:
+    with BuildProgress({"audio": 4, "text": 6}, groups=CLIPS, shown=False) as bar:
         bar.shard_done(task("text", 6), SimpleNamespace(failures=()))  # type: ignore[arg-type]
     assert not terminal.getvalue()
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.peers.interface import Sample, Workload
-from forebay.preprocess.groups import GROUPS
 from forebay.store.cache import Cache, open_cache
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, FieldSpec, Group
@@ -21,13 +20,14 @@ REQUIRES: tuple[str, ...] = ()
 _SHARDS = ".building"
 _CACHE = "cache"
 FRAME_SAMPLES = 160
+GROUPS = ("audio", "text")
 
 
 def fields(workload: Workload) -> tuple[FieldSpec, ...]:
     """Returns the fields of the cache; what collating needs (`prefix_len`) is stored on top of the workload."""
     return (
-        FieldSpec(name="input_features", dtype=workload.values.dtype.name, shape=(workload.width,)),
-        FieldSpec(name="sample_id", dtype="str", role="table"),
+        FieldSpec(name="input_features", dtype=workload.values.dtype.name, shape=(workload.width,), group="audio"),
+        FieldSpec(name="sample_id", dtype="str", group="text", role="table"),
         FieldSpec(name="input_ids", dtype="int32", group="text"),
         FieldSpec(name="prefix_len", dtype="int32", group="text"),
     )
@@ -42,6 +42,7 @@ def write(folder: Path, workload: Workload) -> None:
     contents = Contents(
         fields=fields(workload),
         shards=shards,
+        items={},
         arrays={
             "slots.npy": ((index // rows) << ROW_BITS) | index % rows,
             "lengths.npy": np.array([frames * FRAME_SAMPLES, frames, tokens], "<i4"),
@@ -82,9 +83,9 @@ def _write_shard(folder: Path, group: Group, workload: Workload, number: int) ->
 
 def _row(workload: Workload, index: int, group: Group) -> dict[str, object]:
     sample = workload[index]
-    if group == "media":
-        return {"input_features": sample["values"], "sample_id": f"clip-{index:06d}"}
-    return {"input_ids": sample["ids"], "prefix_len": np.ones(1, np.int32)}
+    if group == "audio":
+        return {"input_features": sample["values"]}
+    return {"sample_id": f"clip-{index:06d}", "input_ids": sample["ids"], "prefix_len": np.ones(1, np.int32)}
 
 
 def document(count: int) -> dict[str, object]:

@@ -165,7 +165,7 @@ def _encoder(folder: Path) -> ProcessorChatEncoder:
         processor=processor_digest(folder),
         tokenizer_folder=str(folder),
         processor_folder=str(folder),
-    ).encoder()
+    ).opened(folder, merge_size=None)
 
 
 def _tokenizer(special: list[str], attributes: dict[str, str]) -> Any:

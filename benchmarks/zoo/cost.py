@@ -82,7 +82,7 @@ def _stand_together(form: BatchForm, units: Sequence[Mapping[str, Array]]) -> bo
 
 
 def _written(form: BatchForm, units: Sequence[Mapping[str, Array]], path: Path) -> Shard:
-    specs = shard_fields((*form.specs(), FieldSpec(name="sample_id", dtype="str", role="table")), "media")
+    specs = shard_fields((*form.specs(), FieldSpec(name="sample_id", dtype="str", role="table")), "")
     rows = [
         {
             "sample_id": str(index),

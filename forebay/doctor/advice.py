@@ -164,7 +164,7 @@ def _edges(config: Config) -> str:
 
 def _codec(found: Measured, config: Config) -> Iterator[Advice]:
     codecs, training = found.codecs, found.training
-    if codecs is None or config.vision is None:
+    if codecs is None or not isinstance(config.plan, PackConfig):
         return
     own_bytes, own_ms = codecs.bytes_a_sample[codecs.own], codecs.read_ms[codecs.own]
     step_ms = None

@@ -16,10 +16,11 @@ from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.doctor.figures import Listed, Skip
 from forebay.errors import CacheNotFoundError
-from forebay.init.found import Modality
 from forebay.plan.make import Planned, plan_of
 from forebay.plan.names import plan_folder
-from forebay.preprocess.modality import modality_of
+from forebay.preprocess.group import ItemGroup
+from forebay.preprocess.groups import Groups
+from forebay.preprocess.listing import listed
 from forebay.rows.manifest import Manifest
 from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import Recipe, recipe_of
@@ -73,9 +74,9 @@ class Bench:
         return recipe_of(self.config)
 
     @cached_property
-    def modality(self) -> Modality:
-        """What the samples are."""
-        return modality_of(self.raw_config, self.recipe)
+    def groups(self) -> Groups:
+        """What a sample is made of, with what the rows of the raw data decide."""
+        return Groups.of(self.raw_config, self.recipe).keeping(self.manifest.rows)
 
     @cached_property
     def sealed(self) -> SampleSource | None:
@@ -96,7 +97,7 @@ class Bench:
         for folder in ("raw/tar_index",):
             _linked(self.config.cache_root / "tar_index", self.root / folder)
         with naming_urls():
-            found = self.modality.manifest(self.limited(self.task.limit))
+            found = listed(self.limited(self.task.limit), Groups.of(self.raw_config, self.recipe))
         if not len(found.rows):
             raise Skip("no row of the raw data can be used")
         return found
@@ -118,7 +119,7 @@ class Bench:
         """Some rows of the manifest, drawn at random."""
         rows, count = self.manifest.rows, min(len(self.manifest.rows), _MOST_ROWS)
         places = self.random.permutation(len(rows))[:count]
-        if self.config.modality == "vision":  # whose shards are cut by group, and texts name it
+        if self.groups.text.listed:  # items that rows list are stored once a source file, and texts name it
             places = places[np.argsort(rows["group"].to_numpy()[places], kind="stable")]
             return dataclasses.replace(self.manifest, rows=rows.take(pa.array(places)))
         taken = rows.take(pa.array(places))
@@ -137,13 +138,13 @@ class Bench:
         is_whole = self.task.limit is None or len(rows) < self.task.limit
         return Listed(num_rows=len(rows), hours=hours, is_whole=is_whole, seconds=seconds)
 
-    def reader(self) -> MediaReader:
-        """Returns what reads the encoded bytes of the manifest's rows, as a build reads them."""
+    def reader(self, group: ItemGroup) -> MediaReader:
+        """Returns what reads the encoded bytes of a group's items, as a build reads them."""
         return MediaReader(
             self.manifest.files,
             max_open=self.config.run.max_open_tars,
-            max_bytes=self.modality.max_sample_bytes,
-            column=self.modality.media_column,
+            max_bytes=group.max_sample_bytes,
+            column=group.column,
         )
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.doctor.advice import advice
@@ -138,7 +139,7 @@ def _measured(bench: Session, config: Config, options: DoctorOptions, *, cores: 
     for arm in _arms(options):
         if arm == "step" and options.step_s is not None:
             continue
-        if arm == "codecs" and config.vision is None:
+        if arm == "codecs" and not isinstance(config.plan, PackConfig):
             continue
         if (why := _pointless(arm, found, missing)) is not None:
             missing[arm] = why

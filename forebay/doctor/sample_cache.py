@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +14,13 @@ from forebay.doctor.bench import SAMPLE, Bench
 from forebay.doctor.clock import StageClock
 from forebay.doctor.figures import Made, Skip, Stage
 from forebay.preprocess.assemble import assemble
-from forebay.preprocess.groups import GROUPS
-from forebay.preprocess.modality import Listing
+from forebay.preprocess.cut import Cut
+from forebay.preprocess.listing import Listing
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.workspace import Receipt
 from forebay.spans import DECODE, FEATURES, PATCHES, RAW_READ, RESAMPLE, RESIZE, TOKENS
 from forebay.store.key import digest
-from forebay.store.layout import Group
+from forebay.store.layout import TEXT, Group
 from forebay.store.seal import seal
 
 STAGES = (RAW_READ, DECODE, RESAMPLE, RESIZE, PATCHES, FEATURES, TOKENS)
@@ -52,7 +53,7 @@ def make_sample(bench: Bench, seconds: float) -> Made:
 def _make(bench: Bench, seconds: float) -> Made:
     listing = _listing(bench)
     ends, clock = time.perf_counter() + seconds, StageClock()
-    done: Done = {group: [] for group in bench.modality.groups}
+    done: Done = {group: [] for group in bench.groups.names}
     rows = counted = passes = 0
     wall_s = cpu_s = 0.0
     while not passes or (counted < min(_LEAST_MEASURED, len(listing.rows)) and passes < 3):
@@ -98,38 +99,47 @@ def _stages(clock: StageClock, wall_s: float, counted: int) -> tuple[Stage, ...]
 def _listing(bench: Bench) -> Listing:
     """Returns the picked rows as a build has them. Their hashes are made up: no other cache is to know these shards."""
     picked = bench.picked
-    hashes = [digest({"doctor": number})[:32] for number in range(len(picked.files))]
+    files = tuple(
+        dataclasses.replace(file, xxh3_128=digest({"doctor": number})[:32]) for number, file in enumerate(picked.files)
+    )
     key = digest({"doctor": bench.recipe.key})
-    return Listing(recipe=bench.recipe, modality=bench.modality, manifest=picked, hashes=hashes, key=key)
+    return Listing(groups=bench.groups, manifest=dataclasses.replace(picked, files=files), key=key)
 
 
 def _tasks(bench: Bench, listing: Listing, folder: Path) -> Iterator[list[ShardTask]]:
-    """Yields the tasks of each cut: one for each group."""
-    modality = bench.modality
-    probe = dict.fromkeys(GROUPS, "0" * 32)
-    # `shard_rows` of a text-only recipe is a multiple of what it is given.
-    rows_per_shard = max(_ROWS_A_SHARD // modality.shard_rows(1), 1)
-    for cut in modality.cuts(listing, probe=probe, rows_per_shard=rows_per_shard):
-        found = []
-        for group in modality.groups:
-            files, rows = modality.task_rows(listing, cut, group)
-            found.append(
-                ShardTask(
-                    group=group,
-                    key=cut.keys[group],
-                    folder=folder,
-                    rows=rows,
-                    files=files,
-                    modality=modality,
-                    max_open_tars=bench.config.run.max_open_tars,
-                )
-            )
-        yield found
+    """Yields the tasks of each shard of texts: its own, and those of its items that no shard before it has."""
+    groups = listing.groups
+    probe = dict.fromkeys(groups.names, "0" * 32)
+    # `shard_rows` of texts alone is a multiple of what it is given.
+    rows_per_shard = max(_ROWS_A_SHARD // groups.shard_rows(1), 1)
+    left: dict[Group, deque[Cut]] = {name: deque() for name in groups.names}
+    for cut in groups.cuts(listing, probe=probe, rows_per_shard=rows_per_shard):
+        left[cut.group].append(cut)
+    for text in left.pop(TEXT):
+        wanted = []
+        for name, cuts in left.items():
+            last = max(listing.items[name].of_rows(text.start, text.stop)[1], default=-1)
+            while cuts and cuts[0].start <= last:
+                wanted.append(cuts.popleft())
+        yield [_task(bench, listing, cut, folder) for cut in (*wanted, text)]
+
+
+def _task(bench: Bench, listing: Listing, cut: Cut, folder: Path) -> ShardTask:
+    files, rows = listing.groups.task_rows(listing, cut)
+    return ShardTask(
+        group=cut.group,
+        key=cut.key,
+        folder=folder,
+        rows=rows,
+        files=files,
+        groups=listing.groups,
+        max_open_tars=bench.config.run.max_open_tars,
+    )
 
 
 def _rows_of(tasks: list[ShardTask]) -> int:
     """Returns the samples of a cut: the text rows, which every recipe has."""
-    return sum(len(task.rows) for task in tasks if task.group == "text")
+    return sum(len(task.rows) for task in tasks if task.group == TEXT)
 
 
 def _size(done: Done) -> int:
@@ -141,15 +151,15 @@ def _seal(bench: Bench, listing: Listing, done: Done, rows: int) -> int:
     manifest = dataclasses.replace(listing.manifest, rows=listing.rows.slice(0, rows))
     listing = dataclasses.replace(listing, manifest=manifest)
     finished = {group: [(path, receipt.entry) for path, receipt in made] for group, made in done.items()}
-    found = bench.modality.read_rows(finished, listing)
+    found = listing.groups.read_rows(finished, listing)
     config = dataclasses.replace(bench.raw_config, source=dataclasses.replace(bench.config.source, confined=False))
     contents = assemble(
         config,
         listing,
         finished,
         found,
-        probe=dict.fromkeys(bench.modality.groups, "0" * 32),
-        constants=bench.modality.constants(),
+        probe=dict.fromkeys(bench.groups.names, "0" * 32),
+        constants=bench.groups.constants(),
         memo=b"",
         messages={},
     )

@@ -17,11 +17,11 @@ from forebay.init.choose import Choice, Chooser, Wish, written
 from forebay.init.describe import facts, problems
 from forebay.init.draft import Draft
 from forebay.init.found import Found
-from forebay.init.learning import trains
 from forebay.init.model import Model, read_model
 from forebay.init.naming import config_name
 from forebay.init.recognise import recognise
 from forebay.init.settings import draft, mixture, next_commands, why_not_trained
+from forebay.init.subjects import subject_of
 from forebay.init.toml import document_of, text_of
 from forebay.init.trial import tried
 from forebay.rows.list_recordings import check_pieces
@@ -128,7 +128,7 @@ def _wish(model: Model | None) -> Wish | None:
 
 def _weights(model: Model | None, found: Sequence[Found], chooser: Chooser) -> str | None:
     """Returns `train.init` where it has to be said: for a model whose folder holds no weights."""
-    is_trained = model is not None and any(trains(each, model) for each in found)
+    is_trained = model is not None and any(subject_of(each).trains(each, model) for each in found)
     if "weights" in chooser.given or (model is not None and is_trained and not model.has_weights):
         if model is None:
             raise ConfigError("--weights is of a model: give --model DIR too")
@@ -145,8 +145,8 @@ def _drafts(found: Sequence[Found], *, name: str, out: Path, model: Model | None
     """Returns the config to train with, and behind it, where the data is of several kinds, one of each kind."""
     if len(found) == 1:
         return [draft(found[0], name=name, out=out, model=model, weights=weights)]
-    if any(each.modality == "vision" for each in found):
-        kinds = ", ".join(f"{each.modality} ({each.kind})" for each in found)
+    if any(subject_of(each).is_alone for each in found):
+        kinds = ", ".join(f"{subject_of(each).name} ({each.kind})" for each in found)
         raise ConfigError(
             f"the data is {kinds}, and a cache of images is of one kind; run forebay init on each, "
             "or write all conversations as JSON lines of one form"
@@ -156,10 +156,10 @@ def _drafts(found: Sequence[Found], *, name: str, out: Path, model: Model | None
         part = f"{name}-{each.kind if sum(e.kind == each.kind for e in found) == 1 else f'{each.kind}{number}'}"
         place = out.with_name(f"{out.stem}{part.removeprefix(name)}{out.suffix}")
         parts.append(draft(each, name=part, out=place, model=model, weights=weights))
-    first = next((each for each in found if each.modality == "speech"), found[0])
+    first = next((each for each in found if not subject_of(each).mixed), found[0])
     whole = draft(first, name=name, out=out, model=model, weights=weights)
     whole.head = ["Several sources, each with a config and a cache of its own; this one mixes them.", whole.head[-1]]
-    if any(each.modality == "text" for each in found) and first.modality == "speech":
+    if any(subject_of(each).mixed for each in found):
         plan = next(section for section in whole.sections if section.name == "plan")
         if any(setting == "batch_seconds" for setting, *_ in plan.lines):
             plan.add("batch_tokens", 4096, "padded tokens a batch of texts")
@@ -185,7 +185,7 @@ def _checked(made: Draft, chooser: Chooser) -> str:
     text = text_of(made.sections, head=made.head)
     config = _config(made, text)
     recipe_of(config)
-    if made.found.modality == "speech" and made.found.kind in _TABLES and made.found.count <= _MOST_LISTED:
+    if made.found.sounds is not None and made.found.kind in _TABLES and made.found.count <= _MOST_LISTED:
         check_pieces(config)
     return text
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forebay.init.found import Found
-from forebay.init.learning import trains
 from forebay.init.model import Model
+from forebay.init.subjects import subject_of
 from forebay.init.toml import Section
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -36,4 +36,4 @@ class Draft:
     @property
     def trains(self) -> bool:
         """Whether `forebay train` can train on it."""
-        return self.model is not None and trains(self.found, self.model)
+        return self.model is not None and subject_of(self.found).trains(self.found, self.model)

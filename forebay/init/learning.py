@@ -1,4 +1,4 @@
-"""Whether `forebay train` learns what was found with a model, and if not, what is missing."""
+"""How the classes that were found stand to those of a model, and what to do where they are others."""
 
 from __future__ import annotations
 
@@ -7,27 +7,14 @@ import shlex
 
 from forebay.init.found import Found
 from forebay.init.model import Model
-from forebay.init.tasks import OF_SOUND
-from forebay.visible import an, from_here
+from forebay.visible import from_here
 
 _SHOWN = 3
 _MOST_NAMES = 20
 
 
-def trains(found: Found, model: Model) -> bool:
-    """Returns whether `forebay train` can train a model on what was found, as far as config.json says it."""
-    if found.modality == "vision":
-        packs = model.trains and model.images is not None and found.prompt == "chat"
-        return packs or (_is_of_task(found, model) and class_problem(found, model) is None)
-    if not found.has_text and found.modality == "speech":
-        return False
-    if model.trains:
-        return model.audio.get("features") != "extractor"
-    is_of_sound = model.task is not None and model.task.name in OF_SOUND
-    return found.modality == "speech" and is_of_sound and model.prompt is not None and bool(model.audio)
-
-
-def _is_of_task(found: Found, model: Model) -> bool:
+def is_of_task(found: Found, model: Model) -> bool:
+    """Returns whether a model is trained on what rows of images were read as."""
     return model.task is not None and model.task.name == found.prompt
 
 
@@ -58,30 +45,14 @@ def _shown(names: list[str], count: int | None = None) -> str:
 def classes_setting(found: Found, model: Model) -> tuple[str, ...] | None:
     """Returns `text.classes`, where the model's classes have other numbers than the sorted names of the data."""
     names = model.class_names
-    if found.prompt != "label" or not names or not _is_of_task(found, model) or class_problem(found, model) is not None:
+    if found.prompt != "label" or not names or not is_of_task(found, model) or class_problem(found, model) is not None:
         return None
     met = tuple(sorted(found.classes))
     is_numbers = all(name.isdecimal() for name in met)
     return None if is_numbers or (found.has_all_classes and met == names) else names
 
 
-def not_learnt(found: Found, model: Model) -> str:
-    """Returns why `forebay train` does not train a model on what was found, and what to do."""
-    if found.modality == "vision" and _is_of_task(found, model) and (problem := class_problem(found, model)):
-        return f"not trained yet: {problem}; {_new_head(found, model)}"
-    if model.task is not None and found.modality == "vision":
-        return f"not trained: the model is for another task ({model.task.why}); your own loop takes the batches"
-    if not model.model_type:
-        return f"forebay train needs the model itself: its config.json in {from_here(model.folder)}"
-    if found.modality == "speech" and model.task is not None and model.prompt is None:
-        return f"forebay train needs a tokenizer: put its tokenizer.json into {from_here(model.folder)}"
-    return (
-        f"init knows no task of {an(model.model_type)} for this data; if transformers has a class of it that "
-        "learns this, name the folder as train.model (docs/any-model.md)"
-    )
-
-
-def _new_head(found: Found, model: Model) -> str:
+def new_head(found: Found, model: Model) -> str:
     """Returns the command that makes a model of the classes that were found."""
     names = dict(enumerate(sorted(found.classes)))
     folder = from_here(model.folder)

@@ -20,6 +20,7 @@ from forebay.init.readings.pictures import picture_reading
 from forebay.init.readings.tables import table_readings
 from forebay.init.readings.tars import tar_readings
 from forebay.init.readings.texts import is_packed_text, packed_reading, text_reading
+from forebay.init.subjects import subject_of
 from forebay.init.table import read_table
 from forebay.init.tree import MAX_TABLES, TABLES, Tree, walk
 from forebay.init.unread import unread_texts
@@ -99,7 +100,7 @@ def _settled(paths: list[Path], chooser: Chooser) -> Found:
         found.notes.append("The folder holds more than was looked at, so numbers are too low.")
     if place is not None and any(reading.kind == "table" or "texts" in found.source for reading in readings):
         chooser.used.add("audio-dir")
-    if found.modality == "speech" and not found.has_text and "kind" not in chooser.given:
+    if subject_of(found).may_miss and not found.has_text and "kind" not in chooser.given:
         unread = [*found.unread, *(unread_texts(tree, found) if tree is not None else [])]
         _refuse_unread(paths[0], unread, found, problems)
     if not found.has_text:

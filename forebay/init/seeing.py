@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from forebay.init import plan
-from forebay.init.draft import Draft
 from forebay.init.learning import classes_setting
 from forebay.init.model import Model
 from forebay.init.reads import NOUNS, WHAT
 from forebay.init.toml import Section
+
+if TYPE_CHECKING:
+    from forebay.init.draft import Draft
 
 
 def vision(made: Draft) -> list[Section]:

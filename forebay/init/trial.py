@@ -16,7 +16,8 @@ from forebay.steps.audio.extractor.probe import noise
 from forebay.steps.audio.extractor.step import Extractor
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.image.processor.outputs import UnstorableError
-from forebay.steps.recipe import ImagesRecipe, Recipe
+from forebay.steps.image.processor.step import Processed
+from forebay.steps.recipe import Recipe, TextGroup
 from forebay.visible import from_here, printable
 
 _LIMITS_S = (30.0, 10.0)
@@ -31,10 +32,10 @@ def tried(made: Draft, recipe: Recipe) -> bool:
     Comments say what was found. Raises ConfigError where nothing helps.
     """
     try:
-        if isinstance(recipe, ImagesRecipe):
-            return _images(made, recipe)
-        if isinstance(recipe, Recipe) and isinstance(recipe.features, Extractor):
-            return _sound(made, recipe.features)
+        if recipe.image is not None and isinstance(recipe.image.step, Processed):
+            return _images(made, recipe.image.step, recipe.text)
+        if recipe.audio is not None and isinstance(recipe.audio.features, Extractor):
+            return _sound(made, recipe.audio.features)
     except OutputError as err:
         if err.is_drawn:
             raise _with_folder(made, err) from err
@@ -73,14 +74,14 @@ def _problem(step: Extractor, seconds: float) -> str | None:
     return None
 
 
-def _images(made: Draft, recipe: ImagesRecipe) -> bool:
-    form, plan = recipe.images.opened().form, _section(made, "plan")
+def _images(made: Draft, step: Processed, text: TextGroup) -> bool:
+    form, plan = step.opened(None).form, _section(made, "plan")
     _note(made, "vision", form)
     if any(map(_has_no_room, form.stored)) and ("batch_size", 1, _ALONE) not in plan.lines:
         plan.lines = [("batch_size", 1, _ALONE) if line[0] == "batch_size" else line for line in plan.lines]
         return False
     try:
-        recipe.text.encoder()
+        text.step.opened(Path(text.folder), merge_size=None)
     except ConfigError as err:
         raise _again(f"{err}; to store the images without their texts, give --prompt none", err) from err
     return True

@@ -18,6 +18,7 @@ from forebay.preprocess.coded import Coder
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
 from forebay.rows.shared_images import flattened
+from forebay.store.image.codec import Codec
 from forebay.store.layout import Array, FieldSpec, Group, Ints
 from forebay.store.shard import Shard, ShardEntry
 from forebay.store.source_files import SourceFile
@@ -152,8 +153,8 @@ class ItemGroup(Protocol):
         """Returns a manifest with what the group knows of its items, without rows whose items it refuses."""
         ...
 
-    def as_raw(self) -> Self:
-        """Returns the group that compresses nothing, as samples are made on the fly."""
+    def under(self, codec: Codec) -> Self:
+        """Returns the group whose items are stored by a codec, where there are several."""
         ...
 
     def measured(self, constants: Mapping[str, Any]) -> Self:

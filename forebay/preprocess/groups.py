@@ -26,6 +26,7 @@ from forebay.preprocess.workspace import Failure
 from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest
 from forebay.steps.recipe import Recipe
+from forebay.store.image.codec import Codec
 from forebay.store.key import digest
 from forebay.store.layout import FORMAT_VERSION, ROW_BITS, TEXT, Array, FieldSpec, Group, ListedItems
 from forebay.store.shard import Shard, shard_fields
@@ -126,13 +127,12 @@ class Groups:
     def keeping(self, rows: pa.Table) -> Self:
         """Returns the groups whose samples have the kept columns of a listing's rows, and what these rows decide."""
         step = self.text.steps.step.of_rows(rows, partial(_different, rows))
-        text = self.text.with_step(step)
-        recipe = replace(self.recipe, groups=(*self.recipe.groups[:-1], text.steps))
-        return replace(self, recipe=recipe, text=text, kept=fields_of(rows))
+        # The recipe stays: what it is the key of holds for other rows too.
+        return replace(self, text=self.text.with_step(step), kept=fields_of(rows))
 
-    def as_raw(self) -> Self:
-        """Returns the groups that compress nothing, as samples are made on the fly."""
-        return replace(self, items=tuple(group.as_raw() for group in self.items))
+    def under(self, codec: Codec) -> Self:
+        """Returns the groups whose items are stored by a codec: "raw" is how samples are made on the fly."""
+        return replace(self, items=tuple(group.under(codec) for group in self.items))
 
     def measured(self, constants: Mapping[str, Any]) -> Self:
         """Returns the groups that know their constants: what a worker found need not be found again."""
@@ -176,6 +176,7 @@ class Groups:
         bytes by content, of a text its columns, the source's name, and what prompts are told of the items it lists.
         """
         steps = {group.name: [step.identity() for step in group.steps] for group in self.recipe.groups}
+        steps[TEXT] = [step.identity() for step in self.text.steps.steps]
         names = [file.name for file in listing.files]
         size = self.shard_rows(rows_per_shard)
         for group in self.items:

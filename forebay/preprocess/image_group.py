@@ -335,8 +335,8 @@ class ImageItems:
     def known_columns(self) -> tuple[str, ...]:
         return self.form.columns
 
-    def as_raw(self) -> Self:
-        return replace(self, form=replace(self.form, codec="raw"))
+    def under(self, codec: Codec) -> Self:
+        return replace(self, form=replace(self.form, codec=codec))
 
     @property
     def merge_size(self) -> int | None:

@@ -288,9 +288,19 @@ def recipe_of(config: Config) -> Recipe:
     return Recipe(groups=tuple(filter(None, groups)), source=_source_document(config))
 
 
+def audio_step_of(config: Config) -> type[AudioStep] | None:
+    """Returns the step of a config's recordings; None where the source has none, or its images are wanted alone."""
+    step = audio_step(config.audio.features)
+    return step if config.vision is None and step.has_audio else None
+
+
+def image_step_of(config: Config) -> type[ImageStep] | None:
+    """Returns the step of a config's images; None where the source has none. Reads documents of the processor alone."""
+    return None if config.vision is None else image_step(images_by(config) or "patches")
+
+
 def _audio_group(config: Config) -> AudioGroup | None:
-    """Returns the steps of recordings; None where the source has none, or its images are wanted alone."""
-    if config.vision is not None or not audio_step(config.audio.features).has_audio:
+    if audio_step_of(config) is None:
         return None
     features = features_of(config)
     return AudioGroup(
@@ -306,7 +316,8 @@ def _audio_group(config: Config) -> AudioGroup | None:
 
 
 def _image_group(config: Config, vision: VisionConfig | None) -> ImageGroup | None:
-    if vision is None:
+    cls = image_step_of(config)
+    if vision is None or cls is None:
         return None
     given: dict[str, Any] = {
         "processor": processor_digest(Path(vision.processor)),
@@ -314,7 +325,6 @@ def _image_group(config: Config, vision: VisionConfig | None) -> ImageGroup | No
         "max_pixels": config.source.max_pixels,
         "max_sample_bytes": config.source.max_sample_bytes,
     }
-    cls = image_step(images_by(config) or "patches")
     step = made(cls, vision.settings, **{name: given[name] for name in cls.given})
     return ImageGroup(step=step, folder=vision.processor, codec=vision.codec)
 

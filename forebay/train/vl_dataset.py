@@ -22,6 +22,8 @@ from forebay.plan.disk import METADATA, STATISTICS, cache_key_of, pack_settings,
 from forebay.plan.make import opened_packs
 from forebay.plan.names import PLANS
 from forebay.steps.batch import IGNORED
+from forebay.steps.image.qwen2_vl import Patches
+from forebay.steps.recipe import image_step_of
 from forebay.steps.step import Allocate
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS
@@ -60,8 +62,9 @@ def build_vl_dataloader(
     the fly after one warning that names the command to run, unless `loader.cache` says otherwise. Raises as
     `make_loader`, and ConfigError for a config of another kind.
     """
-    if config.modality == "speech" or config.plan is None or config.plan.kind != "pack":
-        found = "no [vision]" if config.modality == "speech" else f"plan.kind = {config.plan and config.plan.kind!r}"
+    has_images = image_step_of(config) is not None
+    if not has_images or config.plan is None or config.plan.kind != "pack":
+        found = f"plan.kind = {config.plan and config.plan.kind!r}" if has_images else "no [vision]"
         raise ConfigError(
             f'{config.path}: {found}, wanted [vision] and plan.kind = "pack"; use forebay.train.make_loader for other '
             "configs"
@@ -231,10 +234,8 @@ def cache_and_plan_folder(
     if not is_url(place) and (folder / STATISTICS).is_file():
         return _cache_of(folder), folder
     cache = open_cache(place if is_url(place) else folder, remote=remote)
-    if cache.constants.get("features") != "patches":
-        raise ConfigError(
-            f"{cache.place} is no cache of images: features are {cache.constants.get('features')!r}, wanted 'patches'"
-        )
+    if (found := cache.constants.get("features")) != Patches.name:
+        raise ConfigError(f"{cache.place} is no cache of images: features are {found!r}, wanted {Patches.name!r}")
     return cache, _plan_of(cache, name=plan, seq_len=seq_len)
 
 

@@ -158,7 +158,7 @@ def test_a_slow_decoder_is_the_longest_stage(tmp_path: Path, monkeypatch: pytest
         time.sleep(0.1)
         return decode_audio(*args, **named)
 
-    monkeypatch.setattr("forebay.preprocess.speech.samples.decode_audio", slow)
+    monkeypatch.setattr("forebay.preprocess.audio_group.decode_audio", slow)
     made = raw.made(bench_of(tmp_path, SPEECH, "source.max_samples=16"), 0.5)
     ms = {stage.name: stage.ms for stage in made.stages if stage.kind == "raw"}
     assert max(ms, key=lambda name: ms[name]) == "decode"

@@ -86,7 +86,7 @@ def test_an_error_stands_where_its_batch_would_have_stood() -> None:
     def items() -> Iterator[int]:
         yield 1
         yield 2
-        raise CacheCorruptError("media/00000.tdz: stored 1, computed 2")
+        raise CacheCorruptError("audio/00000.tdz: stored 1, computed 2")
 
     found = Ahead(items(), lambda item: lambda: item, depth=2)
     assert [next(found), next(found)] == [1, 2]

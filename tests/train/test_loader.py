@@ -427,7 +427,7 @@ class BrokenSource(FakeSource):
 
     def read(self, index: int) -> dict[str, np.ndarray[Any, Any]]:
         if index == 11:
-            raise CacheCorruptError("media/00000.tdz: stored checksum 1, computed 2")
+            raise CacheCorruptError("audio/00000.tdz: stored checksum 1, computed 2")
         return super().read(index)
 
 

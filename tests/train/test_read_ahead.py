@@ -84,7 +84,7 @@ def test_reading_ahead_brings_pages_back_and_never_fails(tmp_path: Path) -> None
     cache.will_need([0, 3, 5, -1, 99])  # no such sample: whoever reads it is told
     for index, wanted in enumerate(values):
         assert all(np.array_equal(cache.read(index)[name], array) for name, array in wanted.items())
-    (folder / "media" / "00001.tdz").unlink()
+    (folder / "audio" / "00001.tdz").unlink()
     open_cache(folder).will_need(range(6))
 
 

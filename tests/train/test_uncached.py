@@ -135,8 +135,8 @@ def test_nothing_that_can_be_read_is_an_error_at_once(tmp_path: Path) -> None:
 
 def test_other_numerics_than_the_caches_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     corpus = speech_corpus(tmp_path)
-    UncachedSource(corpus.config(), stored_probe={"media": "0" * 32, "text": "0" * 32})
-    assert "the media steps give other values here than where the cache was built" in caplog.text
+    UncachedSource(corpus.config(), stored_probe={"audio": "0" * 32, "text": "0" * 32})
+    assert "the audio steps give other values here than where the cache was built" in caplog.text
 
 
 def test_samples_are_read_only(tmp_path: Path) -> None:

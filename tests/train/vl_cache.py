@@ -7,27 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from forebay.preprocess.vision.headers import MEDIA_ROWS
-from forebay.preprocess.vision.samples import vision_fields
 
 from forebay.config import PackConfig
 from forebay.plan.make import Samples, kept_plan
 from forebay.plan.names import plan_folder
-from forebay.preprocess.groups import GROUPS
+from forebay.preprocess.group import with_group
+from forebay.preprocess.image_group import IMAGE_HASH
 from forebay.steps.image.qwen2_vl import Patches
-from forebay.steps.recipe import VisionRecipe
 from forebay.steps.text.chat.packed import Chat
 from forebay.store.image.codec import Codec, encode
 from forebay.store.image.pixels import unpatchify
 from forebay.store.image.settings import ImageSettings
 from forebay.store.key import digest
-from forebay.store.layout import Group
+from forebay.store.layout import FieldSpec, Group, ListedItems
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
 from tests.train.tiny_vl import CONSTANTS, MERGE_SIZE, PATCH_SIZE, WIDTH, FakeVlSource
 
 HALF = (0.5, 0.5, 0.5)
-RECIPE = VisionRecipe(patches=Patches(processor=""), chat=Chat(tokenizer=""), source={})
 SETTINGS = ImageSettings(
     patch_size=PATCH_SIZE, merge_size=MERGE_SIZE, min_pixels=1024, max_pixels=1 << 20, image_mean=HALF, image_std=HALF
 )
@@ -40,11 +37,17 @@ def make_vl_cache(
     key = digest([sample["input_ids"].tolist() for sample in samples])
     suffix = "" if codec == "raw" else f".{codec}"
     folder, scratch = root / f"tiny-train-{key[:16]}{suffix}", root / ".building" / codec
-    fields = vision_fields(RECIPE, codec, patch_bytes=WIDTH)
-    shards: dict[Group, list[tuple[Path, ShardEntry]]] = {group: [] for group in GROUPS}
+    columns = (FieldSpec(name=name, dtype="str", role="table") for name in ("sample_id", "text", "images", "source"))
+    of_image = (*Patches(processor="").fields(codec, patch_bytes=WIDTH), IMAGE_HASH)
+    of_text = (*Chat(tokenizer="").fields(), *columns)
+    fields = (*with_group(of_image, "image"), *with_group(of_text, "text"))
+    shards: dict[Group, list[tuple[Path, ShardEntry]]] = {"image": [], "text": []}
+    slots: list[int] = []
     for index, start in enumerate(range(0, len(samples), rows_per_shard)):
         part = samples[start : start + rows_per_shard]
-        for group, rows in zip(GROUPS, _rows(part, start, codec), strict=True):
+        made = _rows(part, start, codec)
+        slots += [index << 32 | row for row in range(len(made["image"]))]
+        for group, rows in made.items():
             path = scratch / shard_name(group, index)
             path.parent.mkdir(parents=True, exist_ok=True)
             entry = write_shard(path, shard_fields(fields, group), rows, key=digest([key, codec, group, index]))
@@ -53,6 +56,7 @@ def make_vl_cache(
     contents = Contents(
         fields=fields,
         shards=shards,
+        items={"image": ListedItems(np.concatenate(([0], np.cumsum(lengths["num_images"]))), np.array(slots, "<i8"))},
         arrays={
             "slots.npy": np.array([i // rows_per_shard << 32 | i % rows_per_shard for i in range(len(samples))], "<i8"),
             "lengths.npy": np.stack(list(lengths.values())).astype("<i4"),
@@ -66,7 +70,6 @@ def make_vl_cache(
             "constants": {**CONSTANTS, "image": SETTINGS.to_json(), "max_pixels": 1 << 26, "alpha": "drop"},
             "num_samples": len(samples),
             "length_names": list(lengths),
-            "media_rows": MEDIA_ROWS,
             "codec": codec,
         },
     )
@@ -88,22 +91,20 @@ def make_packs(root: Path, cache_key: str, samples: Sequence[Mapping[str, Any]],
     return folder
 
 
-def _rows(samples: Sequence[Mapping[str, Any]], first: int, codec: Codec) -> tuple[list[Any], list[Any]]:
-    """Media rows, an image each, and text rows of one shard."""
-    media: list[Any] = []
-    text: list[Any] = []
+def _rows(samples: Sequence[Mapping[str, Any]], first: int, codec: Codec) -> dict[Group, list[Any]]:
+    """The rows of one shard of each group: images, and the texts that list them in this order."""
+    images: list[Any] = []
+    texts: list[Any] = []
     for number, sample in enumerate(samples, first):
-        places = range(len(media), len(media) + len(sample["patches"]))
         for patches, grid in zip(sample["patches"], sample["image_grid_thw"], strict=True):
             pixels = unpatchify(patches, tuple(grid.tolist()), SETTINGS)
             name, stored = encode(codec, data=b"", pixels=pixels, patches=patches)
-            media.append({name: stored, "image_grid_thw": grid[None], "image_hash": f"image-{len(media)}"})
-        text.append(
+            images.append({name: stored, "image_grid_thw": grid[None], "image_hash": f"image-{len(images)}"})
+        texts.append(
             {
                 **{name: sample[name] for name in ("input_ids", "label_mask")},
-                MEDIA_ROWS: np.array(places, np.int32),
                 **dict.fromkeys(("text", "images", "source"), ""),
                 "sample_id": f"sample-{number}",
             }
         )
-    return media, text
+    return {"image": images, "text": texts}

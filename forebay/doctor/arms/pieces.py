@@ -16,7 +16,7 @@ from forebay.doctor.cold import dropped
 from forebay.doctor.figures import Pieces, Stage
 from forebay.steps.batch import fresh
 from forebay.store.cache import Cache, open_cache
-from forebay.store.layout import ROW_BITS
+from forebay.store.layout import ROW_BITS, TEXT
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.patches import PatchBatch, moved
 
@@ -97,11 +97,11 @@ def _cold(bench: Bench, *, ends: float) -> tuple[float | None, str]:
 
 
 def _dropped(cache: Cache, index: int) -> str | None:
-    shard = int(np.asarray(cache.slots)[index]) >> ROW_BITS
-    problems = [
-        dropped(str(cache.shard_entries(group)[shard][0]), 0, 0) for group in cache.groups if group != "text"
-    ] or [dropped(str(cache.shard_entries("text")[shard][0]), 0, 0)]
-    return next((problem for problem in problems if problem), None)
+    own = [int(np.asarray(cache.slots)[index])]
+    slots = {group: cache.items_of(group, index) if group in cache.listed else own for group in cache.groups}
+    names = [name for name in cache.groups if name != TEXT] or [TEXT]
+    files = [cache.shard_entries(name)[slot >> ROW_BITS][0] for name in names for slot in slots[name]]
+    return next((problem for file in dict.fromkeys(files) if (problem := dropped(str(file), 0, 0))), None)
 
 
 def _touched(source: SampleSource, index: int) -> float:

@@ -91,7 +91,7 @@ def frames_of(samples: Samples) -> Array:
 def _room_is_fixed(bench: Bench, source: SampleSource) -> bool:
     """Returns whether audio takes as much room in a batch whatever its length, as Whisper's 30 s do."""
     lengths = np.asarray(source.lengths.get("num_frames", np.zeros(1)))
-    if bench.config.modality == "vision" or lengths.min() == lengths.max():
+    if lengths.min() == lengths.max():
         return False
     rooms = []
     for index in (int(lengths.argmin()), int(lengths.argmax())):

@@ -11,7 +11,7 @@ from forebay.doctor.bench import Bench
 from forebay.doctor.cold import dropped
 from forebay.doctor.figures import Listed, Made, Opened, Reads, Skip
 from forebay.doctor.sample_cache import make_sample
-from forebay.preprocess.vision.headers import images_of
+from forebay.preprocess.group import ItemGroup
 from forebay.rows.manifest import WHOLE_FILE
 from forebay.store.cache import Cache
 from forebay.store.remote.raw.sources import is_here
@@ -33,7 +33,7 @@ def find(bench: Bench, seconds: float) -> Opened:  # noqa: ARG001  it takes what
         num_samples=len(source),
         hours=float(lengths.sum()) / rate / 3600 if rate and lengths is not None else None,
         size_bytes=sum(int(cache.metadata.get("size_bytes", 0)) for cache in caches),
-        num_shards=sum(int(cache.metadata.get("num_shards", 0)) for cache in caches),
+        num_shards=sum(cache.num_shards for cache in caches),
     )
 
 
@@ -46,12 +46,13 @@ def listing(bench: Bench, seconds: float) -> Listed:  # noqa: ARG001  its parent
 
 def reads(bench: Bench, seconds: float) -> Reads:
     """Returns what reading an encoded sample takes, out of memory and from the disk."""
-    places = _places(bench)
-    if not places:
+    group = next(iter(bench.groups.items), None)
+    places = [] if group is None else _places(bench, group)
+    if group is None or not places:
         raise Skip("no sample has media to read")
     cold, warm, sizes, why = [], [], [], ""
     ends = time.perf_counter() + seconds
-    with bench.reader() as read:
+    with bench.reader(group) as read:
         for file, offset, size in places:
             path = os.fspath(bench.manifest.files[file].path)
             problem = dropped(path, 0 if size == WHOLE_FILE else offset, 0 if size == WHOLE_FILE else size)
@@ -79,15 +80,11 @@ def _timed(read: Any, file: int, offset: int, size: int) -> tuple[float, int]:
     return time.perf_counter() - began, len(data)
 
 
-def _places(bench: Bench) -> list[tuple[int, int, int]]:
-    """Returns file, offset and size of some encoded samples, those that the listing could place."""
-    picked = bench.picked
-    rows = images_of(picked) if bench.config.modality == "vision" else picked.rows
-    if "media" not in bench.modality.groups or not len(rows):
-        return []
-    order = bench.random.permutation(len(rows))[: 4 * _READS]
-    taken = rows.select(["file", "offset", "size"]).take(order).to_pylist()
-    files = picked.files
+def _places(bench: Bench, group: ItemGroup) -> list[tuple[int, int, int]]:
+    """Returns file, offset and size of some encoded items, those that the listing could place."""
+    items, files = group.table(bench.picked), bench.picked.files
+    order = bench.random.permutation(len(items))[: 4 * _READS]
+    taken = items.select(["file", "offset", "size"]).take(order).to_pylist()
     return [(row["file"], row["offset"], row["size"]) for row in taken if is_here(files[row["file"]].path)][:_READS]
 
 

@@ -128,7 +128,7 @@ class PackCase:
     def batch(self, config: Config, source: SampleSource, size: int) -> Batch:
         """See `Case`: the sample with the most patches again and again, and text where no more of it fits."""
         sample, seq_len = source.read(self.index), size * PACK_UNIT
-        tokens, patches = len(sample["input_ids"]), sum(map(len, sample["patches"]))
+        tokens, patches = len(sample["input_ids"]), int(source.lengths["num_patches"][self.index])
         times = min(seq_len // tokens, self.max_patches(size) // max(patches, 1))
         rest = seq_len - times * tokens
         fill = [_text(sample, min(tokens, rest - start)) for start in range(0, rest, tokens)]
@@ -137,14 +137,10 @@ class PackCase:
 
 
 def _text(sample: Sample, length: int) -> Sample:
-    """Returns a sample of so many tokens, all targets, without an image."""
+    """Returns a sample of so many tokens, all targets, without an item."""
     ids: Array = sample["input_ids"]
-    return {
-        "input_ids": np.full(length, ids[-1], ids.dtype),
-        "label_mask": np.ones(length, np.uint8),
-        "image_grid_thw": sample["image_grid_thw"][:0],
-        "patches": (),
-    }
+    made = {"input_ids": np.full(length, ids[-1], ids.dtype), "label_mask": np.ones(length, np.uint8)}
+    return {name: made.get(name, value[:0]) for name, value in sample.items()}
 
 
 def _packs(config: Config) -> PackConfig:

@@ -9,8 +9,8 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.steps.image.choice import images_by
-from forebay.steps.table import audio_step, is_own
+from forebay.steps.recipe import audio_step_of, image_step_of
+from forebay.steps.table import is_own
 from forebay.train.select import as_stored
 
 OWN = "config"
@@ -93,23 +93,28 @@ def _require_possible(arm: Arm, config: Config) -> None:
             f"--against names {arm.name}, but {config.path} reads several sources by [[mixture.source]], which have no "
             "random batches in common; give --against uncached, or compare a config of one source"
         )
-    step = audio_step(config.audio.features)
-    if arm.is_plain and config.vision is not None and images_by(config) != "processor":
-        raise ConfigError(
-            f"--against names hf, but {config.path} stores patches, and that way is one of recordings and of images as "
-            "their processor gives them; give --against uncached,unbucketed"
-        )
-    if arm.is_plain and config.vision is None and not (step.has_audio and step.reads_sound):
-        raise ConfigError(
-            f"--against names hf, but {config.path} has no sound for an extractor; give --against uncached,unbucketed"
-        )
-    if arm.is_plain and is_own(config.audio.features):
-        raise ConfigError(
-            f"--against names hf, but audio.features of {config.path} is {config.audio.features}, which no extractor "
-            "of transformers makes; give --against uncached,unbucketed"
-        )
+    if arm.is_plain:
+        _require_of_transformers(config)
     if arm.is_uncached and any(entry.cache is not None for entry in config.mixture.source):
         raise ConfigError(
             f"--against names {arm.name}, but {config.path} names the folder of a cache in [[mixture.source]]; name "
             "the source's config there, which says where its raw data is"
+        )
+
+
+def _require_of_transformers(config: Config) -> None:
+    if is_own(config.audio.features):
+        raise ConfigError(
+            f"--against names hf, but audio.features of {config.path} is {config.audio.features}, which no extractor "
+            "of transformers makes; give --against uncached,unbucketed"
+        )
+    audio, image = audio_step_of(config), image_step_of(config)
+    if image is not None and not image.is_of_transformers:
+        raise ConfigError(
+            f"--against names hf, but {config.path} stores patches, and that way is one of recordings and of images as "
+            "their processor gives them; give --against uncached,unbucketed"
+        )
+    if image is None and (audio is None or not audio.reads_sound):
+        raise ConfigError(
+            f"--against names hf, but {config.path} has no sound for an extractor; give --against uncached,unbucketed"
         )

@@ -7,38 +7,28 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from transformers import AutoFeatureExtractor, Trainer, TrainerCallback, TrainingArguments, WhisperFeatureExtractor
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from forebay.config.tree import Config
-from forebay.errors import ConfigError
-from forebay.init.media import Pictures
-from forebay.lint.clips import Clips
-from forebay.pretrained import from_folder
-from forebay.steps.audio.extractor.step import Extractor
-from forebay.steps.batch import fresh
-from forebay.steps.recipe import Recipe, recipe_of
-from forebay.steps.step import Batch, Stored, TextBatch
-from forebay.steps.table import text_step
-from forebay.steps.text.transcript import Transcript
+from forebay.steps.step import Batch
 from forebay.train.compare.machine import device_name
 from forebay.train.compare.measure import BlockClock, Setup, Shapes, Task, count_flops, finish, spread_out
 from forebay.train.compare.own import places_in, release_memory
-from forebay.train.compare.plain_extractor import ExtractorCollator
-from forebay.train.compare.plain_images import PictureCollator, agreement
+from forebay.train.compare.plain_collators import Collating, ProcessorCollator, agreement, sound_collator
 from forebay.train.loop.compiled import set_passes
 from forebay.train.loop.schedule import Schedule
 from forebay.train.loop.trainable import adamw, set_learning_rate, set_trainable
 from forebay.train.models.folder import model_facts
 from forebay.train.models.trainee import new_model
 from forebay.train.select import make_loader
+from forebay.train.uncached.plain import PlainSamples
 
 logger = logging.getLogger(__name__)
 
@@ -52,17 +42,17 @@ def work(task: Task, parent: Connection) -> None:
     """Does the turns that the parent asks for, by their number; None ends them."""
     config = task.arm_config
     began = time.perf_counter()
-    clips = (Clips if config.vision is None else Pictures)(config, list(task.ids.values()))
+    samples = PlainSamples(config, list(task.ids.values()))
     data_s = time.perf_counter() - began
-    collator, agrees, made_s = _collator(config, clips, task)
+    collator, agrees, made_s = _collator(config, samples, task)
     data_s += made_s
     blocks, ids, frames = plain_blocks(task), list(task.ids.values()), [task.frames[index] for index in task.ids]
     acc = max(len(step) for block in blocks for step in block)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, grad_acc=acc))
-    tried = _tried_workers(config, clips, collator, blocks[0], folder=config.train.output_dir)
+    tried = _tried_workers(config, samples, collator, blocks[0], folder=config.train.output_dir)
     best = max(tried, key=lambda number: tried[number])
     logger.info("samples/s by DataLoader workers: %s; taken: %d", tried, best)
-    plain = PlainTrainer(config, clips, collator, workers=best, folder=config.train.output_dir)
+    plain = PlainTrainer(config, samples, collator, workers=best, folder=config.train.output_dir)
     parent.send(Setup(data_s=data_s, model_s=plain.model_s, device=device_name(), workers=tried, agreement=agrees))
 
     def send(block: Batches, clock: BlockClock, room: int) -> None:
@@ -75,38 +65,23 @@ def work(task: Task, parent: Connection) -> None:
     parent.send(finish(plain.counted()))
 
 
-def _collator(config: Config, clips: Clips | Pictures, task: Task) -> tuple[Collating, dict[str, Any] | None, float]:
-    """Returns the collator, of images how batches of the cache compare with what it makes, and its own seconds."""
+def _collator(config: Config, samples: PlainSamples, task: Task) -> tuple[Collating, dict[str, Any] | None, float]:
+    """Returns the collator, how batches of the cache compare with what it makes where it says so, and its seconds."""
     began = time.perf_counter()
-    if isinstance(clips, Clips):
-        return _of_clips(config, clips), None, time.perf_counter() - began
-    clips.write_texts()
+    if samples.groups.recipe.audio is not None:
+        return sound_collator(config, samples), None, time.perf_counter() - began
+    samples.write_texts()
     source = make_loader(config, dp_rank=0, dp_world_size=1).source
     began = time.perf_counter()
-    collator = PictureCollator(config, clips, source)
+    collator = ProcessorCollator(samples, source)
     made_s = time.perf_counter() - began
     numbers = {index: number for number, index in enumerate(task.ids)}
     batches = [[numbers[i] for i in batch] for block in task.blocks for step in block.steps for batch in step.batches]
     places = list(places_in(source, task.ids).values())
-    agrees = agreement(source, clips, collator, places=places, batches=batches)
+    agrees = agreement(source, samples, collator, places=places, batches=batches)
     if not agrees["is_kept"]:
         logger.warning("batches of the cache are not those of the processor: %s", agrees["differences"])
     return collator, agrees, made_s
-
-
-def _of_clips(config: Config, clips: Clips) -> Collating:
-    recipe = recipe_of(config)
-    step = recipe.features if isinstance(recipe, Recipe) else None
-    if isinstance(step, Extractor):
-        return ExtractorCollator(step, _text_of(clips))
-    return PlainCollator(config, clips)
-
-
-def _text_of(clips: Clips) -> TextBatch:
-    """Returns the form of the config's token ids."""
-    step = text_step(str(clips.constants["prompt"]))
-    assert issubclass(step, Transcript)  # the model's check of the config saw to it
-    return step.batch(Stored("raw data", clips.constants, clips.fields))
 
 
 def plain_blocks(task: Task) -> list[Batches]:
@@ -118,67 +93,6 @@ def plain_blocks(task: Task) -> list[Batches]:
     acc = max(1, min([acc, *(len(block.samples) // len(block.steps) for block in task.blocks)]))
     found = [block.shuffled(task.seed_of(number), grad_acc=acc) for number, block in enumerate(task.blocks)]
     return [[[[places[i] for i in batch] for batch in step.batches] for step in block.steps] for block in found]
-
-
-class Collating(Protocol):
-    """Samples of a plain data set to a batch."""
-
-    def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
-        """Returns what the model takes."""
-        ...
-
-    def room(self, batch: Mapping[str, Any]) -> int:
-        """Returns the frames or tokens that a batch has room for."""
-        ...
-
-
-class PlainCollator:
-    """Clips to a batch as usual: the reference extractor on the list of waveforms, labels padded with -100.
-
-    Token ids are those of the config's prompt, so that losses are of the same targets.
-    """
-
-    def __init__(self, config: Config, clips: Clips) -> None:
-        folder = Path(str(config.train.model))
-        try:
-            self._extractor = from_folder(AutoFeatureExtractor, folder)
-        except (OSError, ValueError) as err:
-            raise ConfigError(
-                f"--against hf needs the extractor's preprocessor_config.json in {folder} (train.model): {err}; "
-                "copy it there, or leave hf out"
-            ) from err
-        self._rate = int(clips.constants["sample_rate_hz"])
-        self._text = _text_of(clips)
-
-    def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
-        """Returns what the model takes."""
-        audio = self._extractor(
-            [sample["waveform"] for sample in samples],
-            sampling_rate=self._rate,
-            return_tensors="pt",
-            padding=True if self._has_mask else "max_length",
-            return_attention_mask=self._has_mask,
-        )
-        features: Batch = {"input_features": audio["input_features"]}
-        if self._has_mask:
-            features["input_features_mask"] = mask = audio["attention_mask"]
-            # Prompts with a token for each piece of audio count those of the extractor's own mask.
-            lengths = mask.sum(dim=1).tolist()
-            samples = [
-                {**sample, "input_features": np.empty((length, 0), np.float32)}
-                for sample, length in zip(samples, lengths, strict=True)
-            ]
-        return features | self._text(samples, padding_side="right", allocate=fresh)
-
-    def room(self, batch: Mapping[str, Any]) -> int:
-        """Returns the frames that a batch has room for."""
-        features = batch["input_features"]
-        return int(features.shape[0] * features.shape[-1])
-
-    @property
-    def _has_mask(self) -> bool:
-        """Whether clips are padded to the longest one and a mask says how long each is; Whisper takes 30 s."""
-        return not isinstance(self._extractor, WhisperFeatureExtractor)
 
 
 class _Sampler:
@@ -262,17 +176,17 @@ class PlainTrainer:
     """One Trainer over some blocks, its DataLoader, and the clock of the block at hand."""
 
     def __init__(
-        self, config: Config, clips: Clips | Pictures, collator: Collating, *, workers: int, folder: str
+        self, config: Config, samples: PlainSamples, collator: Collating, *, workers: int, folder: str
     ) -> None:
         began = time.perf_counter()
-        self._config, self._folder, self._clips, self._collator = config, folder, clips, collator
+        self._config, self._folder, self._samples, self._collator = config, folder, samples, collator
         facts = model_facts(Path(str(config.train.model)), config)
         self._model, self.is_asked = new_model(config, facts), facts.own_loss is not None and facts.own_loss.is_asked
         set_trainable(self._model, config.train)
         set_passes(self._model, config.train)
         self.sampler = _Sampler()
         self.loader: Any = DataLoader(
-            clips,  # type: ignore[arg-type]  # has what a DataLoader asks of a data set
+            samples,  # type: ignore[arg-type]  # has what a DataLoader asks of a data set
             batch_sampler=self.sampler,
             collate_fn=collator,
             num_workers=workers,
@@ -353,12 +267,12 @@ class PlainTrainer:
         return {shapes: self._flops_of(self._seen[shapes]) for shapes in spread_out(self._seen)}
 
     def _flops_of(self, batch: list[int]) -> float:
-        inputs = self._collator([self._clips[place] for place in batch])
+        inputs = self._collator([self._samples[place] for place in batch])
         return count_flops(lambda: self._trainer.training_step(self._trainer.model, inputs))
 
 
 def _tried_workers(
-    config: Config, clips: Clips | Pictures, collator: Collating, block: Batches, *, folder: str
+    config: Config, samples: PlainSamples, collator: Collating, block: Batches, *, folder: str
 ) -> dict[int, float]:
     """Returns samples/s of the first block by numbers of workers: none, two, as many as there are cores.
 
@@ -366,7 +280,7 @@ def _tried_workers(
     """
     tried: dict[int, float] = {}
     for number in sorted({0, 2, min(len(os.sched_getaffinity(0)), _MAX_WORKERS)}):
-        plain = PlainTrainer(config, clips, collator, workers=number, folder=folder)
+        plain = PlainTrainer(config, samples, collator, workers=number, folder=folder)
         plain.run(lambda: block, lambda *_: None, num_steps=len(block))
         tried[number] = sum(len(batch) for step in block for batch in step) / plain.clock.seconds
         del plain

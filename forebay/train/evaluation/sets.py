@@ -18,7 +18,7 @@ from forebay.plan.in_order import in_order
 from forebay.plan.make import plan_of
 from forebay.steps.recipe import load_config
 from forebay.store.selection import first_samples
-from forebay.store.source import SampleSource, SourceUnion, has_audio, parts_of
+from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.evaluation.rates import jiwer_module
 from forebay.train.evaluation.texts import languages_of
 from forebay.train.loader import Loader
@@ -129,14 +129,13 @@ def _source(config: Config, entry: EvalConfig, facts: ModelFacts) -> tuple[Confi
 
 
 def _writes(entry: EvalConfig, source: SampleSource) -> bool:
-    """Returns whether a set is speech: not images, and not text alone."""
-    heard = {has_audio(part) for part in parts_of(source)}
+    """Returns whether a set is speech, whose samples are counted in seconds."""
+    heard = {"sample_rate_hz" in part.constants for part in parts_of(source)}
     if len(heard) > 1:
         raise ConfigError(
             f"{_name(entry)}: it holds speech and text without audio, and only speech has a WER; make it two sets"
         )
-    is_speech = source.constants.get("features") not in ("patches", "images")
-    return heard == {True} and is_speech and "prompt" in source.constants
+    return heard == {True} and source.constants.get("prompt") is not None
 
 
 def _check_classes(entry: EvalConfig, found: Mapping[str, Any], trained: Mapping[str, Any]) -> None:

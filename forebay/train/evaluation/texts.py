@@ -55,10 +55,10 @@ def _spellings(path: Path) -> dict[str, str]:
 
 def text_encoder(config: Config) -> TextEncoder:
     """Returns what writes and reads the texts of a speech config. Raises ConfigError without a `[text]` section."""
-    steps = [step for step in recipe_of(config).text_steps if isinstance(step, Transcript)]
-    if not steps or config.text is None:
+    text = recipe_of(config).text
+    if not isinstance(text.step, Transcript):
         raise ConfigError(f"{config.path}: no [text] section, so no evaluation can compare texts; add one")
-    return steps[0].encoder(Path(config.text.tokenizer))
+    return text.step.encoder(Path(text.folder))
 
 
 def languages_of(source: SampleSource) -> list[str]:

@@ -20,12 +20,12 @@ def drawn_by(loader: BatchLoader, config: Config) -> dict[str, Drawn]:
     end, plan = loader.state, loader.plan
     rate_hz = loader.source.constants.get("sample_rate_hz", getattr(plan, "sample_rate_hz", None))
     samples = loader.source.lengths.get("num_audio_samples")
-    has_audio = rate_hz is not None and samples is not None and samples.any()
+    is_timed = rate_hz is not None and samples is not None and samples.any()
     return drawn_classes(
         plan,
         start=LoaderState(plan_key=end.plan_key, seed=end.seed, epoch=0, position=0),
         end=end,
         dp_world_size=loader.dp_world_size,
-        durations_s=samples / rate_hz if has_audio else None,
-        edges_s=config.plan.edges_s if has_audio and isinstance(config.plan, BucketConfig) else (),
+        durations_s=samples / rate_hz if is_timed else None,
+        edges_s=config.plan.edges_s if is_timed and isinstance(config.plan, BucketConfig) else (),
     )

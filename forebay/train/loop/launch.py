@@ -11,6 +11,7 @@ import torch
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.extras import require_module
+from forebay.steps.recipe import audio_step_of
 from forebay.train.loop.trackers import tracker_settings
 
 _logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ def require_extras(config: Config, *, command: str, writes: bool) -> None:
     require_module("accelerate", "train", what=command)
     if config.train.lora is not None:
         require_module("peft", "lora", what="[train.lora]")
-    if config.train.eval and writes and config.modality == "speech" and config.audio.features != "none":
+    if config.train.eval and writes and audio_step_of(config) is not None:
         require_module("jiwer", "train", what="evaluation by WER")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.steps.table import audio_step
+from forebay.steps.recipe import audio_step_of, image_step_of
 from forebay.train.models.arguments import has_loss
 from forebay.visible import printable
 
@@ -28,12 +28,18 @@ TASKS = (
 """The tables of transformers' Auto classes whose models return a loss for what forebay makes, the nearest first."""
 CLASSES = ("AUDIO_CLASSIFICATION", "IMAGE_CLASSIFICATION", "VIDEO_CLASSIFICATION", "SEQUENCE_CLASSIFICATION")
 """The tables of models of classes."""
-_OF_IMAGES = {
-    "label": ("IMAGE_CLASSIFICATION",),
-    "chat": ("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM"),
-    "none": ("PRETRAINING",),
+_OF_GROUP = {
+    "audio": ("CTC", "SPEECH_SEQ_2_SEQ", "MULTIMODAL_LM", "AUDIO_CLASSIFICATION"),
+    "image": ("ZERO_SHOT_IMAGE_CLASSIFICATION",),
+    "text": ("CAUSAL_LM",),
 }
-"""By `text.prompt`; images beside any other text are pairs."""
+"""By the first group of a config; images beside a text are pairs, unless its prompt says more."""
+_BARE = ("PRETRAINING",)
+_OF_PROMPT = {
+    ("image", "label"): ("IMAGE_CLASSIFICATION",),
+    ("image", "chat"): ("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM"),
+    ("image", "none"): _BARE,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,12 +54,10 @@ def tasks_of(config: Config | None) -> tuple[str, ...]:
     """Returns the tables in which a model for what a config makes is looked for; all where there is no config."""
     if config is None:
         return TASKS
-    prompt = None if config.text is None else config.text.prompt
-    if config.modality == "vision":
-        return _OF_IMAGES.get(prompt or "none", ("ZERO_SHOT_IMAGE_CLASSIFICATION",))
-    if not audio_step(config.audio.features).has_audio:
-        return ("CAUSAL_LM",)
-    return ("CTC", "SPEECH_SEQ_2_SEQ", "MULTIMODAL_LM", "AUDIO_CLASSIFICATION")
+    steps = {"audio": audio_step_of(config), "image": image_step_of(config)}
+    group = next((name for name, step in steps.items() if step is not None), "text")
+    prompt = "none" if config.text is None else config.text.prompt
+    return _OF_PROMPT.get((group, prompt), _OF_GROUP[group])
 
 
 def choose(config: Any, *, path: Path, tasks: Sequence[str]) -> Choice:
@@ -63,7 +67,7 @@ def choose(config: Any, *, path: Path, tasks: Sequence[str]) -> Choice:
     none.
     """
     model_type, named = str(config.model_type), named_class(config)
-    bare = tuple(tasks) == _OF_IMAGES["none"]
+    bare = tuple(tasks) == _BARE
     if named is not None and gives_loss(named, of_images_alone=bare):
         return Choice(name=named, why=f"{path.name} names it")
     for task, name in _by_task(model_type, tasks):

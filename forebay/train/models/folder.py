@@ -14,9 +14,9 @@ from forebay.config.digest import hub_advice
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.pretrained import from_folder
-from forebay.steps.image.choice import images_by
+from forebay.steps.recipe import audio_step_of, image_step_of
 from forebay.steps.sections import features_of
-from forebay.steps.table import audio_step, text_step
+from forebay.steps.table import text_step
 from forebay.train.models import generic
 from forebay.train.models.choice import check_model_type, tasks_of
 from forebay.train.models.generic import check_ids
@@ -50,7 +50,8 @@ def model_facts(folder: Path, config: Config | None = None) -> ModelFacts:
 
 def _makes_no_packs(facts: ModelFacts, config: Config | None) -> bool:
     """Returns whether a config makes images as a processor gives them, for a model that also takes packs."""
-    return facts.takes_packs and config is not None and images_by(config) == "processor"
+    image = None if config is None else image_step_of(config)
+    return facts.takes_packs and image is not None and image.is_of_transformers
 
 
 def _transformers_config(folder: Path) -> Any:
@@ -223,7 +224,7 @@ def check_config(facts: ModelFacts, config: Config) -> None:
     if facts.own_loss is not None:
         generic.check_config(facts, config)
         return
-    if facts.takes_packs != (config.modality == "vision"):
+    if facts.takes_packs != (image_step_of(config) is not None):
         takes, has = ("packs of images and text", "no") if facts.takes_packs else ("audio", "a")
         raise ConfigError(
             f"train.model: {facts.folder} is {an(facts.model_type)} model and takes {takes}, but {config.path} "
@@ -233,7 +234,7 @@ def check_config(facts: ModelFacts, config: Config) -> None:
     if facts.takes_packs:
         return
     prompt = None if config.text is None else config.text.prompt
-    if facts.text_prompt is not None and not audio_step(config.audio.features).has_audio:
+    if facts.text_prompt is not None and audio_step_of(config) is None:
         _check_prompt(facts, prompt, facts.text_prompt)
         return
     wanted, step = facts.constants["features"], features_of(config)

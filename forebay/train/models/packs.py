@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from forebay.steps.image.qwen2_vl import Patches
 from forebay.train.models.table import ModelFacts
 
 
@@ -19,7 +20,7 @@ def facts_of_packs(folder: Path, config: Any, *, model_class: str) -> ModelFacts
         model_type=str(config.model_type),
         model_class=model_class,
         constants={
-            "features": "patches",
+            "features": Patches.name,
             "prompt": "chat",
             "patch_size": config.vision_config.patch_size,
             "merge_size": config.vision_config.spatial_merge_size,
@@ -29,6 +30,6 @@ def facts_of_packs(folder: Path, config: Any, *, model_class: str) -> ModelFacts
         vocab_size=config.text_config.vocab_size,
         labels_are_shifted=False,
         # Without the positions the samples of a pack would see each other.
-        value_fields=("patches", "image_grid_thw", "position_ids"),
+        value_fields=(Patches.name, "image_grid_thw", "position_ids"),
         takes_packs=True,
     )

@@ -1,4 +1,4 @@
-"""Samples as a plain data set has them: items decoded when they are asked for, without features; texts with their fields."""
+"""Samples as a plain data set has them: items decoded when they are asked for, texts with their fields."""
 
 from __future__ import annotations
 

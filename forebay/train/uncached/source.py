@@ -61,7 +61,7 @@ class UncachedSource(SampleSource):
         recipe = recipe_of(config)
         recipe.check()
         list_inputs(config)
-        groups = Groups.of(config, recipe).as_raw()
+        groups = Groups.of(config, recipe).under("raw")
         found = counted_rows(config, groups)
         self._groups = groups.keeping(found.rows)
         if not len(found.rows):

@@ -246,9 +246,10 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _check_prompt(facts: ModelFacts, folder: Path, new: NewTokenizer) -> None:
     """Returns where the model's prompt can be written with the tokenizer in `folder`, else raises ConfigError."""
-    step: Any = text_step(facts.constants["prompt"])(tokenizer=tokenizer_digest(folder))
-    more = {"merge_size": facts.constants["merge_size"]} if step.of_images else {}
+    prompt = facts.constants["prompt"]
+    step: Any = text_step(prompt)
     try:
-        assert step.encoder(folder, **more).constants
+        opened = step(tokenizer=tokenizer_digest(folder)).opened(folder, merge_size=facts.constants.get("merge_size"))
+        assert opened.constants
     except ConfigError as err:
         raise ConfigError(f"--tokenizer: {err}".replace(str(folder), str(new.folder))) from err

@@ -438,7 +438,7 @@ def test_damaged_ids_are_not_drawn_by(root: Path, tmp_path: Path) -> None:
     folder = tmp_path / selected.folder.name
     shutil.copytree(selected.folder, folder)
     sample_id = selected.sample_id(0).encode()
-    path = folder / "media" / "00000.tdz"
+    path = folder / "text" / "00000.tdz"
     data = bytearray(path.read_bytes())
     at = data.index(sample_id)
     data[at] ^= 1

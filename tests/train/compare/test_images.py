@@ -13,12 +13,12 @@ from transformers import ViTConfig, ViTImageProcessorPil
 from forebay import load_config
 from forebay.config import BucketConfig, Config
 from forebay.errors import ConfigError
-from forebay.init.media import Pictures
 from forebay.train.compare import plain
 from forebay.train.compare.arms import arms_of
-from forebay.train.compare.plain_images import PictureCollator, agreement
+from forebay.train.compare.plain_collators import ProcessorCollator, agreement
 from forebay.train.compare.report import _agreement
 from forebay.train.select import make_loader
+from forebay.train.uncached.plain import PlainSamples
 from tests.images.test_families import corpus
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, class_folders
@@ -60,13 +60,13 @@ def config_of(root: Path, prompt: str) -> Config:
     return load_config(document)
 
 
-def compared(config: Config) -> tuple[dict[str, Any], PictureCollator, Any]:
+def compared(config: Config) -> tuple[dict[str, Any], ProcessorCollator, Any]:
     """Returns how all samples of a config's cache compare with the processor's, two in a batch."""
     build_here(config)
     source = make_loader(config, dp_rank=0, dp_world_size=1).source
-    pictures = Pictures(config, [source.sample_id(index) for index in range(len(source))])
+    pictures = PlainSamples(config, [source.sample_id(index) for index in range(len(source))])
     pictures.write_texts()
-    collator = PictureCollator(config, pictures, source)
+    collator = ProcessorCollator(pictures, source)
     places = list(range(len(source)))
     batches = [places[start : start + 2] for start in places[::2]]
     found = agreement(source, pictures, collator, places=places, batches=batches)

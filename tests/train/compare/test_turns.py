@@ -15,13 +15,13 @@ import transformers
 import forebay
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError, ManifestError
-from forebay.lint.clips import Clips
-from forebay.train.compare import own, plain
+from forebay.train.compare import own, plain, plain_collators
 from forebay.train.compare.arms import arms_of
 from forebay.train.compare.blocks import Block, Step
 from forebay.train.compare.compare import tasks_of
 from forebay.train.compare.measure import Finish, Setup, Task, Turn
 from forebay.train.select import make_loader
+from forebay.train.uncached.plain import PlainSamples
 from tests.processes import ROOT
 
 pytestmark = [
@@ -148,10 +148,10 @@ def test_a_sample_that_the_raw_data_lacks_is_named(config: Config, tmp_path: Pat
 
 def test_the_extractor_has_to_be_there(config: Config, tmp_path: Path) -> None:
     task = tasks(config, against="hf", steps=1, folder=tmp_path)["hf"]
-    clips = Clips(task.config, list(task.ids.values()))
+    clips = PlainSamples(task.config, list(task.ids.values()))
     bare = dataclasses.replace(task.config, train=dataclasses.replace(task.config.train, model=str(tmp_path)))
     with pytest.raises(ConfigError, match=r"--against hf needs the extractor's preprocessor_config\.json in"):
-        plain.PlainCollator(bare, clips)
+        plain_collators.PlainCollator(bare, clips)
 
 
 def test_a_config_of_any_extractor_has_that_extractor_s_batches(tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_a_config_of_any_extractor_has_that_extractor_s_batches(tmp_path: Path) 
     extractor.save_pretrained(tmp_path)
     audio = ('audio.features="extractor"', f'audio.extractor="{tmp_path}"', 'text.prompt="plain"')
     wanted = forebay.load_config(ROOT / "configs/demo_qwen3_asr.toml", overrides=audio)
-    clips = Clips(wanted, ["en_digits_oh", "en_digits_17"])
-    collator, samples = plain._of_clips(wanted, clips), [clips[0], clips[1]]
+    clips = PlainSamples(wanted, ["en_digits_oh", "en_digits_17"])
+    collator, samples = plain_collators.sound_collator(wanted, clips), [clips[0], clips[1]]
     batch = collator(samples)
     heard = [sample["waveform"] for sample in samples]
     made = extractor(heard, sampling_rate=16_000, padding=True, return_tensors="pt")
@@ -187,7 +187,7 @@ def test_clips_are_the_decoded_recordings_with_the_tokens_of_the_cache(config: C
     loader = make_loader(arms_of("hf", config)[0].config(config, folder=str(tmp_path)), dp_rank=0, dp_world_size=1)
     source = loader.source
     order = [3, 0, 7]
-    clips = Clips(config, [source.sample_id(index) for index in order])
+    clips = PlainSamples(config, [source.sample_id(index) for index in order])
     assert len(clips) == 3
     for place, index in enumerate(order):
         found, stored = clips[place], source.read(index)
@@ -196,4 +196,4 @@ def test_clips_are_the_decoded_recordings_with_the_tokens_of_the_cache(config: C
         for name in ("input_ids", "prefix_len", "audio_index"):
             assert found[name].tolist() == stored[name].tolist()
     with pytest.raises(ManifestError, match=r"sample 'gone' of the cache is not in .*train\.tsv; run: forebay prepro"):
-        Clips(config, ["gone"])
+        PlainSamples(config, ["gone"])
