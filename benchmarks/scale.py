@@ -320,13 +320,11 @@ def looks(folder: Path, sizes: Sequence[int]) -> list[dict[str, Any]]:
     for name in LOOKS:
         smaller: dict[str, Any] = {}
         for cache in caches.values():
-            with Pool(1) as pool:
+            with Pool(1, shows=False) as pool:
                 found = pool.map(look, [(name, warm, cache)])[0]
-            slope = (
-                (found["peak_bytes"] - smaller["peak_bytes"]) / (found["rows"] - smaller["rows"]) if smaller else None
-            )
-            a_row = found["peak_bytes"] / found["rows"]
-            row = {"rows": f"{found['rows']:,}", "peak_bytes_a_row": a_row, "slope": slope, "wall_s": found["wall_s"]}
+            peak, count = found["peak_bytes"], found["rows"]
+            slope = (peak - smaller["peak_bytes"]) / (count - smaller["rows"]) if smaller else None
+            row = {"rows": f"{count:,}", "peak_bytes_a_row": peak / count, "slope": slope, "wall_s": found["wall_s"]}
             rows.append({"command": name, **row})
             smaller = found
     return rows

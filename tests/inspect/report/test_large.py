@@ -88,7 +88,7 @@ def test_near_duplicates_are_those_that_plain_code_finds(tmp_path: Path) -> None
     exact = rng.integers(0, 200, count)
     found = _near_codes(columns, exact)
     assert found.tolist() == plain_near_codes(columns, exact).tolist()
-    assert 50 < (np.unique(found, return_counts=True)[1] > 1).sum()
+    assert (np.unique(found, return_counts=True)[1] > 1).sum() > 50
 
 
 @pytest.mark.parametrize("values", [0, 1, 2, 5, 50, 5000])
