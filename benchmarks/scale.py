@@ -10,12 +10,17 @@ process builds each size.
   A build of 1,000 rows has loaded every library before. `slope` is what one more row adds between the last two sizes.
 - **Bytes a task** is the longest pickle of `(function, task)` that was sent to a worker.
 
-The last table is a worker's own cost for short WAV clips: `make_shard` on real clips, features and text, in one
+The next table is a worker's own cost for short WAV clips: `make_shard` on real clips, features and text, in one
 process.
+
+The last table is `forebay inspect CACHE`, its `--html FILE` and `forebay lint CACHE` on sealed caches of small
+recordings with ids of 25 and texts of about 80 characters (`benchmarks/looked.py`). Memory and slope are as above, of
+the process of the command after it looked at a cache of 999 samples; lint has one worker beside it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import shutil
@@ -36,16 +41,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.data import BENCH_DATA, SPEECH, shard_tasks
+from benchmarks.looked import ROWS, made_cache
 from benchmarks.report import Cost, arguments, machine, median, show, timed
 from forebay import load_config
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.group import Read, Values
 from forebay.preprocess.groups import GROUPS
+from forebay.cli import program
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.text_group import TextItems
+from forebay.store.cache import open_cache
 from forebay.store.layout import Group
 
 CLIPS_PER_TAR = 1000
@@ -307,9 +315,53 @@ def shard_costs(tasks: Sequence[ShardTask]) -> dict[Group, float]:
     return costs
 
 
+LOOKS: dict[str, tuple[str, ...]] = {
+    "inspect": ("inspect",),
+    "inspect --html": ("inspect", "--html", "page.html"),
+    "lint": ("lint", "--workers", "1"),
+}
+
+
+def looks(folder: Path, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Returns a row for every command and size of a cache, and what a further row of a cache adds to memory."""
+    warm = made_cache(folder / "warm", num_shards=1)
+    caches = {size: made_cache(folder / str(size), num_shards=size // ROWS) for size in sizes}
+    rows = []
+    for name in LOOKS:
+        smaller: dict[str, Any] = {}
+        for cache in caches.values():
+            with Pool(1, shows=False) as pool:
+                found = pool.map(look, [(name, warm, cache)])[0]
+            peak, count = found["peak_bytes"], found["rows"]
+            slope = (peak - smaller["peak_bytes"]) / (count - smaller["rows"]) if smaller else None
+            row = {"rows": f"{count:,}", "peak_bytes_a_row": peak / count, "slope": slope, "wall_s": found["wall_s"]}
+            rows.append({"command": name, **row})
+            smaller = found
+    return rows
+
+
+def look(work: tuple[str, Path, Path]) -> dict[str, Any]:
+    """Returns what a command costs its process. work: its name, a cache that it looks at before, the cache."""
+    name, warm, cache = work
+    _look(name, warm)
+    with _resident() as memory:
+        cost = timed(lambda: _look(name, cache))
+    return {"rows": len(open_cache(cache)), "peak_bytes": memory["peak"], "wall_s": cost.wall_s}
+
+
+def _look(name: str, cache: Path) -> None:
+    command, *options = LOOKS[name]
+    outputs = [str(cache.parent / option) if option.endswith(".html") else option for option in options]
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = program.main([command, str(cache), *outputs])
+    if code:
+        raise RuntimeError(f"forebay {command} ended with {code}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(__doc__, argv)
     sizes = (500, 2000) if options.tiny else (10_000, 100_000, 1_000_000)
+    looked = (1000, 2000) if options.tiny else (10_000, 100_000, 300_000)
     BENCH_DATA.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as name:
         folder = Path(name)
@@ -319,6 +371,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "workers": workers(
                 folder, num_clips=64 if options.tiny else 2048, rounds=1 if options.tiny else options.rounds or 5
             ),
+            "looks": looks(folder / "looked", looked),
         }
     show(document, as_json=options.json)
     return 0

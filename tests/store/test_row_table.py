@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError
-from forebay.store.cache import open_cache
+from forebay.store.cache import Cache, open_cache
+from forebay.store.chunked import no_such_row
+from forebay.store.layout import ROW_BITS, Array
+from forebay.store.row_table import SampleColumns, categories
 from tests.store.trees import flip
 from tests.store_factory import LANGUAGES, RATE_HZ, TEXTS, make_cache
 
@@ -81,3 +84,37 @@ def test_a_damaged_text_is_found_though_no_sample_hash_covers_it(tmp_path: Path)
     cache.read(0)
     with pytest.raises(CacheCorruptError, match=r"text/00000\.tdz values/text\.memmap: stored CRC-32 .* computed"):
         _ = cache.samples
+
+
+def columns_at(cache: Cache, slots: Array) -> SampleColumns:
+    return SampleColumns(
+        fields={name: field for name, field in cache.fields.items() if field.role == "table"},
+        num_shards=cache.num_shards,
+        slots=slots,
+        shard=cache.shard,
+        no_such_row=lambda index, slot: no_such_row(cache.folder, index, slot),
+    )
+
+
+def test_samples_in_any_order_have_their_own_columns(tmp_path: Path) -> None:
+    """As in a cache made of caches, whose samples need not follow each other in their shards."""
+    cache = open_cache(make_cache(tmp_path, num_samples=9, failed_rows=(2,), rows_per_shard=4))
+    moved = np.array([7, 0, 3, 3, 5, 1])
+    columns = columns_at(cache, cache.slots[moved])
+    for name in ("sample_id", "text", "language", "source"):
+        whole = cache.table([name])[name]
+        assert columns.column(name).to_pylist() == whole.take(pa.array(moved)).to_pylist()
+        assert columns.column(name).num_chunks == 1
+        found = categories(columns, name)
+        assert found is not None
+        assert [found[0][code] for code in found[1]] == columns.column(name).to_pylist()
+    assert len(columns_at(cache, cache.slots[:0]).column("text")) == 0
+    assert categories(columns_at(cache, cache.slots[:0]), "language") is not None
+
+
+@pytest.mark.parametrize("slot", [-1, 1 << ROW_BITS | 999, 77 << ROW_BITS])
+def test_a_slot_that_leads_nowhere_is_named(slot: int, tmp_path: Path) -> None:
+    cache = open_cache(make_cache(tmp_path, num_samples=9, rows_per_shard=4))
+    slots = np.append(cache.slots[:2], slot)
+    with pytest.raises(CacheCorruptError, match=r"slots\.npy: sample 2 is said to lie in shard"):
+        columns_at(cache, slots).column("text")
