@@ -64,7 +64,10 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Evaluates sets with one model. model: the bare module; autocast: the precision of its forward passes."""
+    """Evaluates sets with one model. model: the bare module; autocast: the precision of its forward passes.
+
+    Every rank holds the whole model meanwhile, see `held_whole`: no pass waits for another rank, so one may fail alone.
+    """
 
     model: Any
     facts: ModelFacts
@@ -78,7 +81,6 @@ class Evaluator:
     """`loader.pixels` of the run, whose dtype the patches of images get."""
     gather: Gather
     objective: Objective
-    is_sharded: bool = False
     mute: list[str] = field(default_factory=list)
     """Why the model writes nothing: of an earlier evaluation, too; filled here."""
 
@@ -93,9 +95,7 @@ class Evaluator:
         try:
             with evaluating(self.model), torch.no_grad(), self.autocast():
                 own: Pass | str = self._pass(each)
-        except Exception as err:
-            if self.is_sharded:
-                raise  # the other ranks wait for this one in a forward pass of all
+        except Exception as err:  # noqa: BLE001  a model may raise anything
             own = _why(err)
         passes: list[Pass | str] = self.gather(own)
         for found in passes:
@@ -182,7 +182,6 @@ class Evaluator:
             facts=self.facts,
             end_ids=self._end_ids(),
             max_tokens=each.settings.generate_max_tokens,
-            synced=self.is_sharded,
         )
 
     def _end_ids(self) -> list[int]:

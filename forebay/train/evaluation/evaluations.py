@@ -21,6 +21,7 @@ from forebay.train.evaluation.rates import worst_lines
 from forebay.train.evaluation.result import EvalResult
 from forebay.train.evaluation.sets import EvalSet, open_sets
 from forebay.train.evaluation.texts import normalizer, text_encoder
+from forebay.train.loop.sharded import held_whole
 from forebay.train.models.lora import base_of
 from forebay.train.models.objective import Objective
 from forebay.train.models.table import ModelFacts
@@ -96,7 +97,8 @@ class Evaluations:
                     _logger.warning("the evaluation failed of %s", self.failed[-1])
 
     def _evaluate(self, each: EvalSet, *, step: int, model: Any) -> Outcome:
-        outcome = self._evaluator(model).evaluate(each, step=step)
+        with held_whole(model):
+            outcome = self._evaluator(model).evaluate(each, step=step)
         if self._accelerator.is_main_process:
             _logger.info("%s", line_of(outcome.result))
             if outcome.result.trap is not None:
@@ -119,7 +121,6 @@ class Evaluations:
             gather=self._gather,
             objective=Objective(self._facts),
             mute=self._mute,
-            is_sharded=self._accelerator.num_processes > 1 and is_sharded(bare),
         )
 
 
@@ -211,10 +212,3 @@ def gather_on_host(num_ranks: int) -> Gather:
         return found
 
     return gather
-
-
-def is_sharded(model: torch.nn.Module) -> bool:
-    """Returns whether ranks hold parts of the model's weights, so that every forward pass is one of all ranks."""
-    from torch.distributed.tensor import DTensor
-
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())

@@ -71,8 +71,6 @@ class Generator:
     """Each of them ends a text; the first fills up what is shorter than the longest text of a batch."""
     max_tokens: int | None
     """Tokens of a text at most; None: as many as the model has positions for, or its generation config says."""
-    synced: bool = False
-    """Whether every rank goes on until all ranks are done: where weights are sharded, a forward pass is collective."""
 
     def write(
         self, inputs: Mapping[str, Any], prompts: Prompts | None, *, encoded: Encoded | None
@@ -104,7 +102,7 @@ class Generator:
             ends = {"eos_token_id": list(self.end_ids), "pad_token_id": self.end_ids[0]}
         written: torch.Tensor = generate(
             **arguments,
-            synced_gpus=self.synced,
+            synced_gpus=False,  # each rank holds the whole model
             # Over what the model's generation config says, so that its own limits and sampling do not count.
             max_new_tokens=self._limit(width),
             max_length=None,

@@ -12,7 +12,6 @@ from forebay.spans import EVALUATION, span
 from forebay.train.evaluation.evaluations import Evaluations
 from forebay.train.evaluation.result import EvalResult
 from forebay.train.loader import Loader
-from forebay.train.loop import sharded
 from forebay.train.loop.board import Board
 from forebay.train.loop.checkpoint import TrainState, run_folder
 from forebay.train.loop.learner import Learner, Outcome
@@ -117,8 +116,7 @@ class AfterStep:
             return []
         with span(EVALUATION):
             self.meter.settle()  # weights that are not finite end the run here, before anything is written by them
-            with sharded.held_whole(self._learner.model):
-                return self._evaluations.after(step, model=self._learner.model, is_last=is_last)
+            return self._evaluations.after(step, model=self._learner.model, is_last=is_last)
 
     def _is_due(self, step: int, every: int) -> bool:
         """Returns whether something happens after `step`: every so many steps (0: never), and after the last step."""

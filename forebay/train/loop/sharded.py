@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from forebay.config.train import TrainConfig
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, ForebayError
 from forebay.train.loop.trainable import adamw
 
 
@@ -78,12 +78,28 @@ def held_whole(model: Any) -> Iterator[None]:
         module.unshard()
     try:
         yield
+    except Exception as err:
+        if modules:
+            _forget(modules[0], err)
+        raise
     finally:
         # torch does not say what it was before. Of the root it may have been false, which saves a gather.
         reshards = os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "true"
         for module in modules:
             module.reshard()
             module.set_reshard_after_forward(reshard_after_forward=reshards, recurse=False)
+
+
+def _forget(root: FSDPModule, err: Exception) -> None:
+    """Makes a sharded model forget the pass that an error ended, so that the next one gathers what other ranks' do."""
+    reset = getattr(root, "reset_iter_state", None)
+    if reset is None:
+        raise ForebayError(
+            f"an evaluation failed under FSDP ({err}), and torch {torch.__version__} cannot go on behind it (it has no "
+            "FSDPModule.reset_iter_state); the checkpoint that was due is written: install torch 2.13 or later, and go "
+            "on with forebay train --resume"
+        ) from err
+    reset()
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

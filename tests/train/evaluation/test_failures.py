@@ -18,6 +18,7 @@ from forebay.train.evaluation.evaluate import Evaluator
 from forebay.train.loop.run import run
 from tests.commands import run as command
 from tests.preprocess.here_pool import build_here
+from tests.processes import torchrun
 from tests.train.evaluation.demo import ROOT, demo_config, make_demo
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -155,3 +156,24 @@ def test_a_run_that_was_stopped_in_an_evaluation_makes_up_for_it(
     whole, stopped = (tmp_path / name / "whisper" for name in ("whole", "stopped"))
     assert (whole / "best.json").read_text() == (stopped / "best.json").read_text()
     assert sorted(path.name for path in whole.iterdir()) == sorted(path.name for path in stopped.iterdir())
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_an_evaluation_that_fails_on_one_rank_fails_on_all_and_the_run_goes_on(
+    untaught: Path, tmp_path: Path, way: str
+) -> None:
+    """In the middle of the model, where FSDP holds gathered weights; the steps behind it are those of a whole run."""
+    sets = SET.replace("max_samples = 3", "max_samples = 5")
+    config = demo_config(untaught, "whisper", sets=sets).path
+    text = Path(config).read_text().replace("max_steps = 4", "max_steps = 3\nrepetition_limit = 1.0")
+    Path(config).write_text(text)
+    outcome = torchrun("tests.train.evaluation.failing_worker", config, tmp_path, way)
+    assert outcome.returncode == 0, outcome.stderr[-4000:]
+    found = json.loads((tmp_path / f"{way}.json").read_text())
+    assert [found[name]["counts"] for name in ("whole", "failing")] == [[3, 3, 0], [3, 2, 1]]
+    why = "dev after step 2: RuntimeError: out of memory"
+    assert found["failing"]["last"] == f"1 of 3 evaluations failed, the last: {why}"
+    assert outcome.stderr.count(f"the evaluation failed of {why}") == 1
+    assert found["failing"]["losses"] == found["whole"]["losses"]
+    whole, failing = (lines_of(tmp_path / name) for name in ("whole", "failing"))
+    assert failing == [line for line in whole if line["step"] != 2]

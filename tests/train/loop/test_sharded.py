@@ -12,12 +12,13 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
+from torch.distributed.fsdp import FSDPModule
 
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, ForebayError
 from forebay.train.loop.checkpoint import load_optimizer
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
-from forebay.train.loop.sharded import prepare
+from forebay.train.loop.sharded import held_whole, prepare
 from tests.processes import python
 from tests.train.sharded_worker import NUM_STEPS, RESUME_AT, config_for, loader_of, losses_with_adapters
 from tests.train.tiny import ListLoader
@@ -160,6 +161,28 @@ def test_ranks_that_hold_the_whole_model_use_it_apart(ways: dict[str, list[dict[
         both = first["passes"] + second["passes"]
         assert both == pytest.approx([both[0]] * len(both), rel=1e-6), name
         assert both[0] == pytest.approx(ways["ddp"][0]["passes"][0], rel=1e-5)
+
+
+class OfAnOldTorch(torch.nn.Linear, FSDPModule):
+    """What an older torch makes of a module: it cannot be begun anew."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> OfAnOldTorch:
+        return object.__new__(cls)
+
+    reset_iter_state = None  # type: ignore[assignment]
+
+    def __getattribute__(self, name: str) -> Any:
+        return (
+            (lambda *_, **__: None)
+            if name in ("set_reshard_after_forward", "unshard", "reshard")
+            else super().__getattribute__(name)
+        )
+
+
+def test_an_older_torch_does_not_go_on_behind_a_pass_that_failed() -> None:
+    said = r"FSDP \(no memory\), and torch .* cannot go on .* forebay train --resume"
+    with pytest.raises(ForebayError, match=said), held_whole(OfAnOldTorch(1, 1)):
+        raise RuntimeError("no memory")
 
 
 def test_first_version_of_fsdp_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
