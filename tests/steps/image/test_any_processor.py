@@ -282,11 +282,16 @@ def test_a_batch_lacks_what_the_processor_gives_of_larger_images_alone(tmp_path:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(tiles))
     opened = Processed(processor="", folder=str(tmp_path)).opened()
     collate_ = ImagesBatch(opened.form.main.name, opened.form, counts_tokens=False).collate
+    processor = opened._processor
     for widths, has_tiles in (((40, 60), False), ((40, 300), True)):
-        rows = [opened.make(encoded(photo().resize((width, 40))), sample_id="x") for width in widths]
+        photos = [photo().resize((width, 40)) for width in widths]
+        rows = [opened.make(encoded(each), sample_id="x") for each in photos]
         stored = [{f.name: (f.array(f.stored(row[f.name])),) for f in opened.form.stored} for row in rows]
         batch = collate_(stored, dtype=torch.float32, allocate=fresh)
-        assert ("pixel_values_local" in batch) == has_tiles
+        own = processor(photos, return_tensors="pt")
+        assert ("pixel_values_local" in batch) == ("pixel_values_local" in own) == has_tiles
+        for name in own:
+            torch.testing.assert_close(batch[name], own[name], rtol=0, atol=0, check_dtype=False)
 
 
 def test_a_folder_of_oneformer_is_read_without_its_names_of_classes(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -110,19 +110,26 @@ def _clips(rate_hz: int) -> list[Array]:
 
 
 def _odd_batches(opened: OpenExtractor) -> list[Batch]:
-    """Returns batches of what no recording of speech is, where rounding is large beside the signal, or beside nothing.
+    """Returns batches of what no recording of speech is: a band that hardly changes is divided by next to nothing.
 
-    Digital silence, full-scale squares and noise of one step of 16 bits, each behind a longer clip of noise.
+    Signals of `ODD`, short and long, each behind a longer clip of noise.
     """
-    size = opened.sample_rate_hz
-    square = np.where(np.arange(size) // 20 % 2, np.float32(-1), np.float32(1)).astype(np.float32)
-    step = np.sign(noise(size, seed=3)) / np.float32(1 << 15)
     found = []
-    for odd in (np.zeros(size, np.float32), square, step):
-        clips = [odd, noise(size * 3 // 2, seed=4)]
+    for odd in (signal for size in (opened.sample_rate_hz // 5, 3 * opened.sample_rate_hz) for signal in _odd(size)):
+        clips = [odd, noise(len(odd) * 3 // 2, seed=4)]
         with contextlib.suppress(DecodeError):  # it makes NaN of silence: such a clip is not stored
             found.append(Batch.of(opened, clips, [opened.alone(clip) for clip in clips], (0, 1)))
     return found
+
+
+def _odd(size: int) -> Iterator[Array]:
+    step, places = np.float32(1 / (1 << 15)), np.arange(size)
+    yield np.zeros(size, np.float32)
+    yield np.full(size, np.float32(0.3))
+    yield np.sin(places * 0.05).astype(np.float32)
+    yield np.where(places // 20 % 2, np.float32(-1), np.float32(1)).astype(np.float32)
+    yield from (np.sign(noise(size, seed=seed)) * step for seed in (3, 5))
+    yield np.sign(noise(size, seed=6)) * step * (1 + places % 3).astype(np.float32)
 
 
 def noise(num_samples: int, *, seed: int) -> Array:

@@ -36,8 +36,8 @@ class Batch:
 def promise_of(form: BatchForm, batches: Sequence[Batch], *, odd: Sequence[Batch] = ()) -> Promise:
     """Returns how batches by the form compare with the extractor's own.
 
-    What an extractor's own mask says is padding does not count. odd: batches of signals in which rounding is large: the
-    promise says so where it does not hold for them.
+    What an extractor's own mask says is padding does not count. odd: batches of signals of `ODD`, in which rounding is
+    large: the promise says so where it does not hold for them, with what was seen; it is no limit there.
     """
     found = _found(form, batches)
     limit = max(max(each.values, each.padding) for each in found)
@@ -48,11 +48,11 @@ def promise_of(form: BatchForm, batches: Sequence[Batch], *, odd: Sequence[Batch
     limit = _rounded_up(limit * _MARGIN) if limit else 0.0
     beyond = max((max(each.values, each.padding) for each in _found(form, odd)), default=0.0)
     if beyond > limit:
-        where += f"{', ' if where else ''}but up to {_rounded_up(beyond * _MARGIN):g} {_ODD}"
+        where += f"{', ' if where else ''}but {_rounded_up(beyond):g} was seen {ODD}"
     return Promise(kind="within" if limit else "exact", limit=limit, why=where)
 
 
-_ODD = "in digital silence, full-scale squares and noise of one step"
+ODD = "in digital silence, constants, steady tones, squares and noise of a few steps"
 
 
 def _found(form: BatchForm, batches: Sequence[Batch]) -> list[_Compared]:
