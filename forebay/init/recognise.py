@@ -98,6 +98,7 @@ def _settled(paths: list[Path], chooser: Chooser) -> Found:
     found = chooser.one(f"what is {from_here(paths[0])}", choices, option="kind").settle(chooser)
     if tree is not None and not tree.is_whole:
         found.notes.append("The folder holds more than was looked at, so numbers are too low.")
+    found.notes += [] if tree is None else tree.cut
     if place is not None and any(reading.kind == "table" or "texts" in found.source for reading in readings):
         chooser.used.add("audio-dir")
     if subject_of(found).may_miss and not found.has_text and "kind" not in chooser.given:
@@ -169,12 +170,23 @@ def _data_files(tree: Tree, problems: list[str]) -> tuple[list[Path], list[Path]
     """Returns the parquet and arrow files that hold media in themselves, and the tables."""
     data: list[Path] = []
     # Many of them are of a recording or an image each.
-    left = frozenset((*_DATA, *([".json"] if tree.counts()[".json"] > MAX_TABLES else [])))
+    left = frozenset((*_DATA, *([".json"] if (count := tree.counts()[".json"]) > MAX_TABLES else [])))
+    if ".json" in left:
+        problems.append(
+            f"{count} .json files, more than {MAX_TABLES}, were not looked into: name those that are tables"
+        )
     tables = [tree.path(name) for name in tree.names(TABLES - left) if name.count("/") <= 3]
     by_folder: dict[Path, list[Path]] = {}
     for name in tree.names(frozenset(_DATA)):
         by_folder.setdefault(tree.path(name).parent, []).append(tree.path(name))
-    for paths in list(by_folder.values())[:MAX_TABLES]:
+    folders = list(by_folder.values())
+    if len(folders) > MAX_TABLES:
+        names = from_here(folders[MAX_TABLES][0].parent)
+        tree.cut.append(
+            f"Of {len(folders)} folders with parquet or arrow files the first {MAX_TABLES} were looked into, and those "
+            f"from {names} on are left out: name them (forebay init FOLDER ...)."
+        )
+    for paths in folders[:MAX_TABLES]:
         try:
             head = read_table(paths[0])
         except ConfigError as err:
@@ -190,7 +202,7 @@ def _nothing(paths: Sequence[Path], tree: Tree | None, problems: Sequence[str]) 
     if tree is not None:
         counts = ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in _most(tree))
         lines.append(f"  seen: {counts or 'no files'}{'' if tree.is_whole else ' (a part of the folder)'}")
-        lines += _hints(tree)
+        lines += [*(f"  {said}" for said in tree.cut), *_hints(tree)]
     lines += [f"  {problem}" for problem in problems[:_MOST_PROBLEMS]]
     return "\n".join([*lines, *(f"  {line}" for line in NEEDS.splitlines())])
 

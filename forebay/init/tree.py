@@ -40,13 +40,15 @@ _PASSED_OVER = frozenset(("__MACOSX", "__pycache__", "node_modules"))
 class Tree:
     """What lies below `root`: `by_extension` has the names, relative to it and sorted, by extension in lower case.
 
-    is_whole: False where the walk ended at its bounds. folders: relative names of those with files.
+    is_whole: False where the walk ended at its bounds. folders: relative names of those with files. cut: which of these
+    files were not looked into because there are many, in sentences; added later.
     """
 
     root: Path
     by_extension: dict[str, list[str]]
     folders: frozenset[str]
     is_whole: bool = True
+    cut: list[str] = field(default_factory=list)
 
     def names(self, extensions: frozenset[str]) -> list[str]:
         """Returns the names with one of the extensions, sorted."""

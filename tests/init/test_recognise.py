@@ -268,3 +268,35 @@ def test_texts_are_found_packed_and_in_a_column(tmp_path: Path, name: str) -> No
         path.write_bytes(path.read_bytes()[:20])
         with pytest.raises(ConfigError, match=rf"{name} cannot be unpacked .* truncated or damaged"):
             one(path)
+
+
+def test_more_tables_than_are_looked_into_are_said_and_named_ones_are_all_taken(tmp_path: Path) -> None:
+    (tmp_path / "a.flac").write_bytes(clips()[0].data)
+    for number in range(510):
+        (tmp_path / f"t{number:03}.csv").write_text("audio,text\na.flac,some words of it\n")
+    found = one(tmp_path, kind="table")
+    assert len(found.manifests) == 500
+    assert found.notes == [
+        "Of 510 tables 500 were looked into, evenly spread from t000.csv to t508.csv, and the others are left out: "
+        "name them (forebay init DIR/*.csv), or a folder with fewer."
+    ]
+    [named] = recognise([*map(os.fspath, sorted(tmp_path.glob("*.csv")))], Chooser())
+    assert (len(named.manifests), named.count, named.notes) == (510, 510, [])
+
+
+def test_more_folders_of_parquet_than_are_looked_into_are_said(tmp_path: Path) -> None:
+    for number in range(26):
+        folder = tmp_path / f"lang{number:02}"
+        folder.mkdir()
+        pq.write_table(pa.table({"audio": [clips()[0].data], "text": ["some words"]}), folder / "part.parquet")
+    found = one(tmp_path)
+    assert len(found.manifests) == 24
+    [note] = [note for note in found.notes if note.startswith("Of 26 folders with parquet or arrow files the first 24")]
+    assert "lang24 on are left out: name them" in note
+
+
+def test_many_json_files_that_are_not_looked_into_are_said(tmp_path: Path) -> None:
+    for number in range(25):
+        (tmp_path / f"{number}.json").write_text('[{"audio_filepath": "a.flac", "text": "t"}]')
+    with pytest.raises(ConfigError, match=r"25 \.json files, more than 24, were not looked into: name those that are"):
+        one(tmp_path)

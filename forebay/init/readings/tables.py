@@ -107,7 +107,14 @@ def _grouped(paths: Sequence[Path], tree: Tree | None, problems: list[str]) -> l
     The name of a table says its split, or that of its folder: `train/metadata.csv` and `test/metadata.csv`.
     """
     groups: dict[tuple[str, ...], dict[str, list[Table]]] = {}
-    for path in spread(paths, MAX_HEADS):
+    looked = list(paths) if tree is None else spread(paths, MAX_HEADS)
+    if tree is not None and len(looked) < len(paths):
+        tree.cut.append(
+            f"Of {len(paths)} tables {len(looked)} were looked into, evenly spread from {looked[0].name} to "
+            f"{looked[-1].name}, and the others are left out: name them (forebay init DIR/*{looked[0].suffix}), or a "
+            "folder with fewer."
+        )
+    for path in looked:
         try:
             table = read_table(path)
         except ConfigError as err:
