@@ -36,8 +36,8 @@ class EpochCost:
     """What a node downloads in an epoch of a global shuffle that it cannot keep.
 
     A use is a step of the node's ranks together and a shard that it needs. Belady's choice, which a loader's is, is
-    played through over the order of two epochs, in the room that is left beside what is downloaded ahead. first: of the
-    first epoch, from an empty node; later: of each that follows.
+    played through over the order of two epochs, with the downloads ahead of it that a step leaves time for. first: of
+    the first epoch, from an empty node; later: of each that follows.
     """
 
     first: float
@@ -98,12 +98,12 @@ def _warn_of_width(shards: RemoteShards, windows: Windows | None) -> None:
 def epoch_cost(shards: RemoteShards, cursor: Cursor, *, ranks: int) -> EpochCost:
     """Returns the price of an epoch for one node of so many ranks, see `EpochCost`."""
     held = int((shards.bound_bytes - shards.kept_bytes) / float(shards.sizes.mean()))
-    ahead = min(ranks * shards.mirrors[0].settings.prefetch_shards, held // 4)
     a_step = float(np.mean([len(step) for step in _needed(shards, cursor, at_once=ranks)]))
     count = min(len(cursor), max(1, int(_MOST_USES / a_step)))
     positions = (np.arange(count)[:, None] * cursor.world + np.arange(ranks)) % cursor.plan.num_batches
     uses = [_uses(shards, cursor, epoch, positions) for epoch in (0, 1)]
-    misses = _missed(np.concatenate(uses), room=max(1, held - ahead))
+    ahead = shards.mirrors[0].settings.prefetch_shards  # one process of a node downloads ahead for all its ranks
+    misses = _missed(np.concatenate(uses), room=max(1, held), ahead=ahead)
     first, later = int(misses[: len(uses[0])].sum()), int(misses[len(uses[0]) :].sum())
     later_whole = later * len(cursor) / count
     return EpochCost(first=later_whole + first - later, later=later_whole)
@@ -117,24 +117,51 @@ def _uses(shards: RemoteShards, cursor: Cursor, epoch: int, positions: Ints) -> 
     return np.concatenate([np.unique(shards.of(step)) for step in steps])
 
 
-def _missed(uses: Ints, *, room: int) -> Array:
-    """Returns bool [uses], which of them a node downloads that gives up the shard whose next use is farthest."""
+def _missed(uses: Ints, *, room: int, ahead: int) -> Array:
+    """Returns bool [uses], which of them a node downloads: the shards that are needed soonest up to `ahead` too early.
+
+    What is downloaded ahead takes its room before its use, so that more is downloaded than by Belady's choice alone.
+    """
     order = np.argsort(uses, kind="stable")
     following = np.full(len(uses), len(uses))
     is_used_again = uses[order[1:]] == uses[order[:-1]]
     following[order[:-1][is_used_again]] = order[1:][is_used_again]
-    held: dict[int, int] = {}
-    farthest: list[tuple[int, int]] = []
-    missed = np.zeros(len(uses), bool)
-    for place, (shard, again) in enumerate(zip(uses.tolist(), following.tolist(), strict=True)):
-        missed[place] = shard not in held
-        while missed[place] and len(held) >= room:
-            distance, victim = heapq.heappop(farthest)
-            if held.get(victim) == -distance:
-                del held[victim]
-        held[shard] = again
-        heapq.heappush(farthest, (-again, shard))
+    node, shards, looked_at = _Node(room), uses.tolist(), 0
+    missed, waiting = np.zeros(len(uses), bool), set[int]()
+    for place, (shard, again) in enumerate(zip(shards, following.tolist(), strict=True)):
+        looked_at = max(looked_at, place)
+        while len(waiting) < ahead and looked_at < len(shards):
+            if shards[looked_at] not in node.held:
+                if not node.hold(shards[looked_at], looked_at, beyond=looked_at):
+                    break
+                missed[looked_at] = True
+                waiting.add(looked_at)
+            looked_at += 1
+        missed[place] |= shard not in node.held
+        waiting.discard(place)
+        node.hold(shard, again)
     return missed
+
+
+class _Node:
+    """Shards that are held, by their next use; the one whose next use is farthest is given up."""
+
+    def __init__(self, room: int) -> None:
+        self._room, self.held = room, dict[int, int]()
+        self._farthest: list[tuple[int, int]] = []
+
+    def hold(self, shard: int, again: int, *, beyond: int = -1) -> bool:
+        """Holds a shard that is used again at a place; whether one that is used beyond another could go for it."""
+        while shard not in self.held and len(self.held) >= self._room:
+            distance, victim = self._farthest[0]
+            if (is_true := self.held.get(victim) == -distance) and -distance <= beyond:
+                return False
+            heapq.heappop(self._farthest)
+            if is_true:
+                del self.held[victim]
+        self.held[shard] = again
+        heapq.heappush(self._farthest, (-again, shard))
+        return True
 
 
 def _times(times: float) -> str:
