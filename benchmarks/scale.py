@@ -44,10 +44,10 @@ from benchmarks.data import BENCH_DATA, SPEECH, shard_tasks
 from benchmarks.looked import ROWS, made_cache
 from benchmarks.report import Cost, arguments, machine, median, show, timed
 from forebay import load_config
+from forebay.cli import program
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.group import Read, Values
 from forebay.preprocess.groups import GROUPS
-from forebay.cli import program
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.report import BuildReport, Options

@@ -21,7 +21,7 @@ from forebay.preprocess.probe_inputs import probe_features, probe_sounds
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
-from forebay.rows.meanings.recordings import allowed_s
+from forebay.rows.meanings.recording_pieces import allowed_s
 from forebay.spans import DECODE, FEATURES, span
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import AudioGroup

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forebay.preprocess.vision.headers import image_names
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ManifestError
-from forebay.preprocess.vision.headers import image_names
 from tests.rows.helpers import SPEECH, audio, described, ids, read, rejected, write_tar
 from tests.rows.pictures import asked, converse, images_of, picture
 from tests.tar.files import END, header, member
