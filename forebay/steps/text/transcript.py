@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from forebay.errors import TextError
-from forebay.steps.step import Fields, Stored, TextBatch, TextStep
+from forebay.steps.step import Fields, RowText, Stored, TextBatch, TextStep
 from forebay.steps.text.line import OpenLine, Prepared, Staged, TextLine
 from forebay.steps.text.normal.step import NOWHERE, Problem
 from forebay.steps.text.normal.table import SIMPLE, made_steps
@@ -112,6 +112,13 @@ class Transcript(TextStep):
     def batch(cls, stored: Stored) -> TextBatch:
         """Returns the form in which batches have the stored tokens."""
         raise NotImplementedError
+
+    @classmethod
+    def row(cls, stored: Stored) -> RowText:
+        """Returns the row that the samples' own batches make one behind the other."""
+        from forebay.steps.batch import BatchesOfOne
+
+        return BatchesOfOne(cls.batch(stored), cls.row_tokens)
 
     def encoder(self, folder: Path) -> TextEncoder:
         """Returns what writes transcripts with the tokenizer of a local folder; loads it (and with it transformers).

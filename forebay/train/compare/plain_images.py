@@ -21,7 +21,7 @@ from forebay.steps.text.caption import CaptionEncoder
 from forebay.steps.text.chat.conversation import with_images
 from forebay.store.source import SampleSource
 from forebay.train.collate.collator import Collator
-from forebay.train.collate.images import ImagesTextBatch
+from forebay.train.collate.forms import DeclaredText
 from forebay.train.uncached.pictures import Pictures
 
 _COMPARED = 8
@@ -43,7 +43,8 @@ class PictureCollator:
         self._folder, self._constants = Path(config.vision.processor), source.constants
         self._encoder = pictures.encoder
         self._image_processor = image_processor_of(self._folder)
-        self._text = ImagesTextBatch.of(Stored("the cache", source.constants, source.fields))
+        stored = Stored("the cache", source.constants, source.fields)
+        self._text = DeclaredText.of(stored) if "text_form" in stored.constants else None
         self._kept = _names(source.constants)
         self._whole: Any = None
         if source.constants.get("prompt") == "chat":
