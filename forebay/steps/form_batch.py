@@ -98,20 +98,30 @@ class _Lines:
         field, is_cat = self._field, self._field.join == "cat"
         out = allocate(field.name, self._shape, dtype=dtype)
         write = _Writer(field, out, allocate=allocate)
-        rows, parts = write.rows, () if is_cat or write.assigns else out.unbind()
+        rows = write.rows
         padding = write.padding([field.pad or 0] if pads is None else pads)
         padding = padding * len(self._lines) if pads is None else padding
+        if write.assigns and not is_cat and field.side == "right":  # most batches, in as few steps as can be
+            for row, line, pad in zip(rows, self._lines, padding, strict=True):
+                row[: len(line)] = line
+                row[len(line) :] = pad
+        else:
+            self._write(write, rows, out, padding)
+        return out.movedim(1, field.grows[0] + 1) if not is_cat and field.grows[0] else out
+
+    def _write(self, write: _Writer, rows: Array, out: torch.Tensor, padding: Sequence[float]) -> None:
+        is_cat = self._field.join == "cat"
+        parts = out.unbind() if write.takes_tensors and not is_cat else ()
         spans = zip(self._lines, self._starts, self._made_lengths, padding, strict=True)
         for index, (line, start, length, pad) in enumerate(spans):
             row, stop = rows if is_cat else rows[index], start + length
-            if write.assigns:
-                row[start:stop] = line
-            else:
+            if write.takes_tensors:
                 write(line, row[start:stop], (out if is_cat else parts[index])[start:stop])
+            else:
+                write(line, row[start:stop], out)
             if not is_cat:
                 row[:start] = pad
                 row[stop:] = pad
-        return out.movedim(1, field.grows[0] + 1) if not is_cat and field.grows[0] else out
 
     def mask(self, mask: FieldForm, *, dtype: torch.dtype, allocate: Allocate) -> torch.Tensor:
         """Returns 1 where the values stand and 0 in the padding, along the axes of the mask."""
@@ -121,6 +131,11 @@ class _Lines:
         # Axes of the batch in memory, as they follow each other in the mask.
         out = allocate(mask.name, tuple(self._shape[axis] for axis in kept), dtype=dtype)
         rows, along = out.numpy(), [axis - (not is_cat) for axis in along]
+        if along == [0] and not is_cat and field.side == "right":
+            for row, length in zip(rows, self._marked, strict=True):
+                row[:length] = 1
+                row[length:] = 0
+            return out
         rows[...] = 0
         for index, (start, length) in enumerate(zip(self._starts, self._marked, strict=True)):
             row = rows if is_cat else rows[index]
@@ -177,7 +192,7 @@ class _Places:
         if sum(array.size for _, array in self.blocks) < out.numel():
             write.rows[...] = write.padding(pads or [self.field.pad or 0])[0]
         for place, array in self.blocks:
-            if write.assigns:
+            if write.assigns:  # of no axis too
                 write.rows[place] = array
             else:
                 write(array, write.rows[place], out[place])
@@ -217,6 +232,7 @@ class _Writer:
     """Makes parts of a tensor of a batch the values of arrays.
 
     rows: its memory as numpy has it. assigns: whether values go there as they are, by numpy's own assignment.
+    takes_tensors: whether a part is to be given as a tensor too.
     """
 
     def __init__(self, field: FieldForm, out: torch.Tensor, *, allocate: Allocate) -> None:
@@ -225,6 +241,7 @@ class _Writer:
         self._is_computed = field.finish is not None or field.scale is not None
         is_same = not out.is_floating_point() or field.stored_dtype == self.rows.dtype
         self.assigns = is_same and field.table is None and not self._is_computed
+        self.takes_tensors = not self.assigns and not (self._is_computed and out.dtype == torch.float32)
         self._kept: dict[str, torch.Tensor] = {}
 
     def padding(self, values: Sequence[float]) -> list[Any]:
@@ -232,8 +249,10 @@ class _Writer:
         return raw_values(values, self._dtype) if self._dtype.is_floating_point else list(values)
 
     def __call__(self, array: Array, rows: Array, target: torch.Tensor) -> None:
-        """Writes one array. rows: the memory of `target`."""
-        if self._field.table is not None:
+        """Writes one array. rows: the memory of `target`, which is any tensor where none is taken."""
+        if self.assigns:
+            rows[...] = array
+        elif self._field.table is not None:
             self._expand(array, target)
         elif self._is_computed:
             self._compute(array, rows, target)
