@@ -312,8 +312,10 @@ class BatchForm:
         return next(growing, self.stored[0])
 
     @property
-    def units(self) -> FieldForm:
+    def units(self) -> FieldForm | None:
         """The field whose rows are the second budget of packs: that with a table, else the one that counts samples."""
+        if not self.stored:
+            return None
         return next((field for field in self.stored if field.table is not None), self.main)
 
     def packed(self) -> BatchForm:
@@ -328,8 +330,7 @@ class BatchForm:
             if len(each.grows) != 1 or each.join != "stack" or each.table is not None:
                 raise ValueError(f"{each.name} {_shown(each.shape)} of {self.made_by} stands not one behind the other")
             shape = tuple(each.shape[axis] for axis in each._to_rows)
-            alone = {"pad_of": None, "multiple": 1, "length": None, "side": "right"}
-            kept.append(replace(each, shape=shape, join="cat", **alone))
+            kept.append(replace(each, shape=shape, join="cat", pad_of=None, multiple=1, length=None, side="right"))
         lengths = [field for field in self.fields if field.lengths_of is not None]
         return replace(self, fields=(*kept, *masks, *(lengths or [self.main.lengths()])))
 

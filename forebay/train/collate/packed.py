@@ -83,7 +83,8 @@ class PackCollator:
         self._pad_token_id = int(stored.constants.get("pad_token_id") or 0)
         self.shapes, self.varlen, self._dtype = shapes, varlen, dtype or torch.float32
         self._is_coded = dtype is None and has_codes(form)
-        self._units = form.units.on_disk if self._is_coded else form.units.name
+        units = form.units
+        self._units = "" if units is None else units.on_disk if self._is_coded else units.name
         self._form = as_codes(form) if self._is_coded else form
 
     has_rows = False

@@ -184,7 +184,7 @@ def test_waveform_input_is_the_same_from_both_dtypes() -> None:
     clip = recordings()[0][1]
     for dtype in ("int16", "float32"):
         (fields,) = Waveform(dtype=dtype).compute([clip])
-        [out] = batch_of(Waveform(dtype=dtype), [fields])["input_values"].numpy()  # type: ignore[arg-type]
+        [out] = batch_of(Waveform(dtype=dtype), [fields])["input_values"].numpy()
         np.testing.assert_array_equal(out, clip)
 
 
