@@ -215,7 +215,8 @@ class FieldForm:
         is_form = isinstance(document, dict) and set(_NEEDED) <= set(document) <= set(_READ)
         require(is_form, f"a field's form of {', '.join(_NEEDED)}", document)
         given = {name: value for name, value in document.items() if value is not None or name in (*_NEEDED, "pad")}
-        values = {name: _READ[name](value, f"the {name} of a field") for name, value in given.items()}
+        named = {name: f"the {name.replace('_', ' ')} of a field" for name in _READ if name in given}
+        values = {name: _READ[name](given[name], what) for name, what in named.items()}
         is_cast = "float" in values["dtype"] and "float" not in values["stored_dtype"]
         is_cut = "float" not in values["dtype"] and "float" in values["stored_dtype"]
         is_wrong = (is_cast and not {"table", "scale"} & set(values)) or is_cut
@@ -434,6 +435,7 @@ def _shape(value: Any, what: str) -> tuple[int | None, ...]:
 
 
 _READ: dict[str, Callable[[Any, str], Any]] = {
+    "name": identifier,
     "dtype": lambda value, what: one_of(value, DTYPES, what),
     "stored_dtype": lambda value, what: one_of(value, _STORED_DTYPES, what),
     "shape": _shape,
@@ -441,7 +443,7 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "side": lambda value, what: one_of(value, get_args(Side), what),
     "join": lambda value, what: one_of(value, get_args(Join), what),
     **dict.fromkeys(("multiple", "length", "hop"), partial(integer, least=1)),
-    **dict.fromkeys(("name", "mask_of", "lengths_of", "of", "used_of", "pad_of"), identifier),
+    **dict.fromkeys(("mask_of", "lengths_of", "of", "used_of", "pad_of"), identifier),
     "scale": number,
     "table": lambda value, _: Table.from_json(value),
     "finish": lambda value, what: one_of(value, tuple(FINISHES), what),

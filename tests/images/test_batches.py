@@ -141,8 +141,9 @@ def test_images_alone_have_no_tokens_to_be_planned_by(corpus: TinyCorpus) -> Non
 def test_what_a_device_makes_of_codes_is_what_the_host_makes(kind: str, dtype: str, tmp_path: Path) -> None:
     config, cache = built(tiny_corpus(tmp_path, kind=kind), f"loader.dtype={dtype}")
     coded, finish = coded_forms(config, cache)
-    assert coded is not None
-    assert finish is not None
+    if coded is None or finish is None:
+        assert kind == "float"
+        return
     samples = [cache.read(i) for i in range(3)]
     codes = coded.collate(samples, allocate=fresh)
     assert (codes["pixel_values"].dtype == torch.uint8) == (kind in ("stack", "cat"))
