@@ -37,6 +37,7 @@ from forebay.steps.audio.log_mel import LogMel
 from forebay.steps.audio.qwen3_asr import Qwen3Asr
 from forebay.steps.audio.w2v_bert import W2vBert
 from forebay.steps.batch import fresh
+from forebay.steps.form_batch import collate
 from forebay.steps.step import AudioStep, Stored
 
 MANIFEST = Path(__file__).parents[1] / "demo" / "speech" / "train.parquet"
@@ -85,7 +86,8 @@ def recordings() -> list[Array]:
 def finished(step: AudioStep, fields: dict[str, Array]) -> Array:
     """Returns what a batch of this clip alone has of its features."""
     form = step.batch(Stored(step.name, {}, {spec.name: spec for spec in step.fields()}))
-    return form.collate([fields], dtype=torch.float32, allocate=fresh)["input_features"][0].numpy()
+    batch = collate(form, [form.items(fields)], dtype=torch.float32, allocate=fresh, are_rows=True)
+    return batch["input_features"][0].numpy()
 
 
 def duels() -> list[Duel]:

@@ -154,6 +154,7 @@ def difference(task: ShardTask) -> float:
 
     from forebay.steps.audio.log_mel import LogMel
     from forebay.steps.batch import fresh
+    from forebay.steps.form_batch import collate
     from forebay.steps.step import Stored
     from forebay.store.shard import Shard, shard_fields
 
@@ -166,7 +167,8 @@ def difference(task: ShardTask) -> float:
         made = Shard(here.path, entry, shard_fields(task.groups.fields(), "audio"))
         for index, clip in enumerate(clips):
             wanted = extractor(read(clip), sampling_rate=SAMPLE_RATE_HZ, return_tensors="np")["input_features"][0]
-            batch = LogMel.batch(Stored("", {}, {})).collate([made.row(index)], dtype=torch.float32, allocate=fresh)
+            form = LogMel.batch(Stored("", {}, {spec.name: spec for spec in LogMel().fields()}))
+            batch = collate(form, [form.items(made.row(index))], dtype=torch.float32, allocate=fresh, are_rows=True)
             found = batch["input_features"][0].numpy()
             allowed = 1e-6 + 2.0**-11 * np.maximum(np.abs(wanted), 2.0**-14)
             worst = max(worst, float((np.abs(found - wanted) / allowed).max()))

@@ -44,10 +44,11 @@ from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import Options
 from forebay.pretrained import from_folder
 from forebay.steps.image.qwen2_vl import load_processor
+from forebay.steps.image.tables import expand_on_device
 from forebay.store.cache import open_cache
 from forebay.train import make_loader
-from forebay.train.collate.packed import mrope_positions
-from forebay.train.collate.patches import PatchBatch, _gather, fields_of, patch_table
+from forebay.train.collate.packed_items import mrope_positions
+from forebay.train.collate.patches import PatchBatch, fields_of
 from forebay.train.loader import Loader
 
 DEMO = Path(__file__).parents[1] / "demo" / "vision"
@@ -238,14 +239,10 @@ def device_twin(packs: Source, table: torch.Tensor, copies: int, *, dtype: torch
     """Returns the batches of `packs`, their patches expanded by the gathers that a device does, here on the CPU."""
 
     def batches() -> Iterator[Batch]:
-        made = torch.empty(0, dtype=dtype)
         for batch in packs():
             patches = batch.pop("patches")
-            shape = (len(patches), copies * patches.shape[1])
-            if made.numel() < shape[0] * shape[1]:
-                made = torch.empty(shape[0] * shape[1] * 5 // 4, dtype=dtype)
-            out = made[: shape[0] * shape[1]].view(shape)
-            _gather(patches, table.to(dtype), out=out, copies=copies)
+            area = patches.shape[1] // len(table)
+            out = expand_on_device(patches, table, 1, dtype=dtype, inner=area, copies=copies)
             yield {**batch, "pixel_values": out}
 
     return batches
@@ -255,7 +252,8 @@ def sources(corpus: Corpus) -> dict[str, Source]:
     """Returns every row's batches by its name; rows that cannot run here are left out."""
     raw = corpus.config()
     loader = make_loader(raw)
-    table, copies = patch_table(loader.source.constants), int(loader.source.constants["temporal_patch_size"])
+    constants = loader.source.constants
+    table, copies = torch.tensor(constants["patch_table"]), int(constants["temporal_patch_size"])
     memmap = Memmap(corpus.folder / "packs", from_loader(corpus.config("loader.pixels=float32"))())
     packs = from_loader(raw)
     found: dict[str, Source] = {"cache raw, uint8": packs, "cache raw, uint8, just opened": first_read(raw)}
@@ -319,7 +317,7 @@ def rows(corpus: Corpus, *, rounds: int) -> list[dict[str, Any]]:
     """Returns one row a way to make the packs."""
     found = sources(corpus)
     first = next(iter(found))
-    table = patch_table(make_loader(corpus.config()).source.constants)
+    table = torch.tensor(make_loader(corpus.config()).source.constants["patch_table"])
     sizes = verify(found, found[first], table)
     num_packs = make_loader(corpus.config()).plan.num_batches
     cpu_s: dict[str, list[float]] = {name: [] for name in found}

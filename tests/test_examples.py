@@ -13,9 +13,9 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig
 
 import forebay
-from forebay.train.collate.patches import expand_patches, patch_table
 from forebay.train.models.folder import load_model
 from tests.processes import python
+from tests.train.tiny_vl import expanded
 
 _ROOT = Path(__file__).parents[1]
 
@@ -118,7 +118,7 @@ def losses_one_by_one(config: forebay.Config, *, num_packs: int) -> list[float]:
     """Returns the mean loss over the learnt tokens of each pack, by forward passes of single samples."""
     model = load_model(Path(str(config.train.model)), seed=config.loader.seed, init=config.train.init)
     loader = forebay.train.make_loader(config)
-    table, image_token_id = patch_table(loader.source.constants), loader.source.constants["image_token_id"]
+    image_token_id = loader.source.constants["image_token_id"]
     found = []
     for indices in loader.plan.order(config.loader.seed, 0).batches(range(num_packs)):
         total, count = 0.0, 0
@@ -129,7 +129,7 @@ def losses_one_by_one(config: forebay.Config, *, num_packs: int) -> list[float]:
             if len(sample["patches"]):
                 patches = torch.from_numpy(np.concatenate(sample["patches"]))
                 grids = torch.from_numpy(sample["image_grid_thw"]).long()
-                images = {"pixel_values": expand_patches(patches, table), "image_grid_thw": grids}
+                images = {"pixel_values": expanded(patches, loader.source.constants), "image_grid_thw": grids}
             with torch.no_grad():
                 types = (ids == image_token_id).int()
                 logits = model(input_ids=ids, mm_token_type_ids=types, use_cache=False, **images).logits[0, :-1]

@@ -130,6 +130,8 @@ class PackConfig:
     """Tokens of a pack."""
     max_patches: int | None = None
     """Image patches of a pack at most, beside its tokens. Left out: any number."""
+    max_frames: int | None = None
+    """The same for recordings: frames, as they are stored, of a pack at most; samples where `waveform` is stored."""
     buffer_size: int = 0
     """Samples along the cache that the packer sees at once, so that a pack's samples lie near each other. 0: all."""
     algorithm: Literal["best_fit", "best_fit_decreasing"] = "best_fit"
@@ -142,14 +144,26 @@ class PackConfig:
     `error`: no plan is made."""
 
     def __post_init__(self) -> None:
-        for name, least in (("seq_len", 1), ("max_patches", 1), ("buffer_size", 0)):
+        for name, least in (("seq_len", 1), ("max_patches", 1), ("max_frames", 1), ("buffer_size", 0)):
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:
                 raise ValueError(f"{name} is {value}, wanted {least} to {2**31 - 1}")
-        if self.algorithm == "best_fit_decreasing" and (self.buffer_size or self.max_patches is not None):
+        if self.max_patches is not None and self.max_frames is not None:
+            raise ValueError("max_patches is of images and max_frames of recordings; give one of them")
+        if self.algorithm == "best_fit_decreasing" and (self.buffer_size or self.most_units is not None):
             raise ValueError(
                 'algorithm = "best_fit_decreasing" packs all samples by tokens: no buffer_size, no max_patches'
             )
+
+    @property
+    def most_units(self) -> int | None:
+        """The second budget: patches or frames of a pack at most, None for any number."""
+        return self.max_patches if self.max_frames is None else self.max_frames
+
+    @property
+    def units(self) -> str:
+        """What the second budget is of."""
+        return "patches" if self.max_frames is None else "frames"
 
 
 LengthsConfig = BucketConfig | WindowConfig

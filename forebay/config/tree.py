@@ -19,7 +19,7 @@ from forebay.config.data import (
 )
 from forebay.config.filter import FilterConfig
 from forebay.config.loader import LoaderConfig, MixtureConfig
-from forebay.config.plan import ByKind, PlanConfig
+from forebay.config.plan import ByKind, PackConfig, PlanConfig
 from forebay.config.remote import RemoteConfig
 from forebay.config.train import RunConfig, TrainConfig
 from forebay.config.url import is_url
@@ -59,10 +59,8 @@ class Config:
             self._check_vision(self.vision)
         elif self.source.rows is not None and self.source.kind != "text":
             raise ValueError('source.rows is only for a config with [vision], and for source.kind = "text"')
-        if self.plan is not None and self.plan.kind == "pack" and self.vision is None:
-            raise ValueError(
-                f'plan.kind is "{self.plan.kind}", wanted "bucket" or "window": packs are of [vision], buckets of audio'
-            )
+        if isinstance(self.plan, PackConfig):
+            self._check_packs(self.plan)
         if self.mixture.source and self.loader.cache_dir is not None:
             raise ValueError(
                 "loader.cache_dir names one cache; with a mixture give each its own: [[mixture.source]] cache"
@@ -72,6 +70,22 @@ class Config:
             raise ValueError(
                 f"run.cache_root is {self.run.cache_root!r}, and a web server lists no folders: name one cache of it "
                 "by loader.cache_dir, or a root in s3://, gs:// or az://"
+            )
+
+    def _check_packs(self, plan: PackConfig) -> None:
+        if self.vision is None and self.text is None:
+            raise ValueError('plan.kind is "pack", and packs are of tokens: add [text], or set plan.kind = "bucket"')
+        if self.vision is None and self.loader.crop_s is not None:
+            raise ValueError('plan.kind is "pack", and crops of loader.crop_s have no text; set plan.kind = "bucket"')
+        if (plan.max_patches if self.vision is None else plan.max_frames) is not None:
+            given, wanted = ("patches", "frames") if self.vision is None else ("frames", "patches")
+            raise ValueError(f"plan.max_{given} is set, and this config has {wanted}: set plan.max_{wanted}")
+        if self.vision is None and self.loader.pack_shapes == "fixed" and plan.max_frames is None:
+            raise ValueError('loader.pack_shapes is "fixed", which needs plan.max_frames, the most that a pack has')
+        if self.mixture.is_given:
+            raise ValueError(
+                'plan.kind is "pack", and mixtures are of plans with buckets; list all data in one manifest, or take '
+                'images as their processor gives them: vision.images = "processor" and plan.kind = "bucket"'
             )
 
     def _check_vision(self, vision: VisionConfig) -> None:
@@ -86,11 +100,6 @@ class Config:
                 raise ValueError(f"source.{name} is only for audio, not for a config with [vision]")
         if self.loader.crop_s is not None:
             raise ValueError("loader.crop_s is only for audio, not for a config with [vision]")
-        if self.mixture.is_given and self.plan is not None and self.plan.kind == "pack":
-            raise ValueError(
-                'plan.kind is "pack", and mixtures are of plans with buckets; list all data in one manifest, or take '
-                'images as their processor gives them: vision.images = "processor" and plan.kind = "bucket"'
-            )
 
     @property
     def modality(self) -> Literal["speech", "vision"]:

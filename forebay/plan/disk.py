@@ -58,7 +58,7 @@ SELECTED = "selected.npy"
 _ARRAY = record({"size_bytes": COUNT, "xxh3_128": TEXT})
 _FILTER = record({"of": TEXT, "key": TEXT, "said": TEXT}, {"selected": _ARRAY})
 _PACKS = all_of(map_of(_ARRAY), record({"members": _ARRAY, "offsets": _ARRAY}))
-_PACK_SETTINGS = record({"seq_len": POSITIVE, "max_patches": or_null(COUNT)})
+_PACK_SETTINGS = record({"seq_len": POSITIVE, "max_patches": or_null(COUNT)}, {"max_frames": COUNT})
 
 
 def _form(counted: str, share: str, *, arrays: Check, settings: Check) -> Check:

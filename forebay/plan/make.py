@@ -25,7 +25,7 @@ from forebay.plan.statistics import batch_statistics, pack_statistics
 from forebay.plan.window import window_plan
 from forebay.progress import during
 from forebay.steps.image.choice import images_by
-from forebay.steps.table import audio_step
+from forebay.steps.table import TEXT, audio_step, text_step
 from forebay.store.key import digest
 from forebay.store.last_use import note
 from forebay.store.layout import ROW_BITS, Array
@@ -78,6 +78,7 @@ class Samples:
     shards: Callable[[], Array] | None = None
     texts: Array | None = None
     are_images: bool = False
+    prompt: str = ""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -185,7 +186,7 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
     if samples.are_images:
         settings = _of_images(samples, settings)
     if isinstance(settings, PackConfig):
-        return pack_plan(_tokens(samples), patches=_asked(samples.patches), settings=settings)
+        return pack_plan(_row_tokens(samples), patches=_asked(samples.patches), settings=settings)
     rate = samples.sample_rate_hz
     if isinstance(settings, WindowConfig):
         return window_plan(_window_lengths(samples, settings), sample_rate_hz=rate, settings=settings)
@@ -233,14 +234,15 @@ def plan_statistics(plan: AnyPlan, samples: Samples) -> dict[str, Any]:
     """Returns the document of packing_stats.json for a plan of `make_plan`."""
     shards = _asked(samples.shards)
     if isinstance(plan, PackPlan):
-        patches, images = _asked(samples.patches), _asked(samples.images)
-        return pack_statistics(plan, _tokens(samples), patches=patches, images=images, shards=shards)
+        images = _asked(samples.images)
+        patches = None if images is None and plan.settings.max_frames is None else _asked(samples.patches)
+        return pack_statistics(plan, _row_tokens(samples), patches=patches, images=images, shards=shards)
     return batch_statistics(plan, samples.lengths, frames=_asked(samples.frames), shards=shards)
 
 
 def samples_of(source: SampleSource) -> Samples:
     """Returns what the plans of a source are made of."""
-    texts = without_seconds(source)
+    texts, lengths = without_seconds(source), source.lengths
     slots, are_images = source.slots, all(map(is_of_images, parts_of(source)))
 
     def column(name: str) -> Callable[[], Array]:
@@ -258,11 +260,13 @@ def samples_of(source: SampleSource) -> Samples:
         sample_rate_hz=int(source.constants.get("sample_rate_hz", 1)),  # nothing may be divided by 0
         frames=frames,
         tokens=column("num_tokens"),
-        patches=column("num_patches"),
-        images=column("num_images"),
+        # The second budget of packs: of recordings frames.
+        patches=column("num_patches" if "num_patches" in lengths else "num_frames"),
+        images=column("num_images") if "num_images" in lengths else None,
         shards=None if slots is None else lambda: (slots >> ROW_BITS).astype(np.int32),
         texts=texts,
         are_images=are_images,
+        prompt=str(source.constants.get("prompt")) if "num_frames" in lengths else "",
     )
 
 
@@ -275,6 +279,15 @@ def _tokens(samples: Samples) -> Array:
     if tokens is None:
         raise PlanError('plan.kind is "pack", and the samples have no tokens; add a [text] section', code="FB504")
     return tokens
+
+
+def _row_tokens(samples: Samples) -> Array:
+    """Returns the tokens that samples have in a pack, where a prompt has a token for pieces of sound too."""
+    tokens = _tokens(samples)
+    if samples.prompt not in TEXT or samples.frames is None:
+        return tokens
+    found: Array = text_step(samples.prompt).row_tokens(tokens, np.asarray(samples.frames()))
+    return found
 
 
 def _window_lengths(samples: Samples, settings: WindowConfig) -> Array:

@@ -29,6 +29,8 @@ def plan_document(cache_key: str, settings: PlanConfig) -> dict[str, Any]:
     """
     described = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
     packer = {"packer_version": PACKER_VERSION} if isinstance(settings, PackConfig) else {}
+    if described.get("max_frames", 0) is None:  # as plans of images have always been named
+        del described["max_frames"]
     if not isinstance(settings, PackConfig) and settings.batch_seconds is not None:
         described["batch_seconds"] = float(settings.batch_seconds)
     if isinstance(settings, BucketConfig):

@@ -119,14 +119,16 @@ def pack_statistics(
 
     tokens, patches, images: integers [num_samples], those that the plan was made from; shards: integers [num_samples],
     the shard of each sample, for `shard_spread`.
-    `fill` is the share of tokens in all packs' `seq_len`, `pad_tokens` the rest, `patch_fill` the share of patches in
-    all packs' `max_patches` (null without). `samples`, `tokens`, `patches` and `images` are of a pack: mean, least,
-    most and a histogram, `counts[i]` packs from `edges[i]` up to below `edges[i + 1]`, the last one included.
+    `fill` is the share of tokens in all packs' `seq_len`, `pad_tokens` the rest, `patch_fill` the share of patches, or
+    frames, in all packs' second budget (null without). `samples`, `tokens`, `patches` (or `frames`) and `images` are of
+    a pack: mean, least, most and a histogram, `counts[i]` packs from `edges[i]` up to below `edges[i + 1]`, the last
+    one included.
     `unplaced` counts the samples in no pack by reason, `dropped` all of them. `worlds` as in `batch_statistics`;
     `mean_displacement` and `shard_spread`: see `Randomness`. O(num_samples) time.
     Raises PlanError for lengths of other samples.
     """
-    given = {"tokens": tokens, "patches": patches, "images": images}
+    units = plan.settings.units
+    given = {"tokens": tokens, units: patches, "images": images}
     _require_samples(plan.num_samples, **given, shards=shards)
     lengths = {name: np.asarray(found) for name, found in given.items() if found is not None}
     order = plan.order(seed, 0)
@@ -142,7 +144,7 @@ def pack_statistics(
         place += len(samples)
     room = len(order) * plan.settings.seq_len
     total = int(held["tokens"].sum())
-    patch_room = len(order) * (plan.settings.max_patches or 0)
+    patch_room = len(order) * (plan.settings.most_units or 0)
     unplaced = {reason: len(found) for reason, found in plan.unplaced.items()}
     return {
         "seed": seed,
@@ -150,7 +152,7 @@ def pack_statistics(
         "total_packs": len(order),
         "fill": round(total / room, 6),
         "pad_tokens": room - total,
-        "patch_fill": round(int(held["patches"].sum()) / patch_room, 6) if patch_room and "patches" in held else None,
+        "patch_fill": round(int(held[units].sum()) / patch_room, 6) if patch_room and units in held else None,
         "samples": _figures(np.diff(plan.offsets)),
         **{name: _figures(found) for name, found in held.items()},
         "unplaced": unplaced,
@@ -378,6 +380,10 @@ FORM: Check = record(
 
 PACK_FORM: Check = record(
     {"worlds": map_of(_WORLD), "pad_tokens": COUNT, "unplaced": map_of(COUNT), "tokens": _PACK_FIGURES},
-    {**_COUNTED, "patch_fill": or_null(NUMBER), **dict.fromkeys(("samples", "patches", "images"), _PACK_FIGURES)},
+    {
+        **_COUNTED,
+        "patch_fill": or_null(NUMBER),
+        **dict.fromkeys(("samples", "patches", "frames", "images"), _PACK_FIGURES),
+    },
 )
 """What a reader needs in the document of `pack_statistics`."""

@@ -8,12 +8,14 @@ step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from forebay.steps.step import Allocate, Batch
+from forebay.steps.step import Allocate, TextBatch
 from forebay.store.layout import Array
+from forebay.store.source import Sample
 
 PIECE = 32_000
 """Elements; torch runs element-wise work of fewer than 32,768 in the calling thread."""
@@ -71,62 +73,6 @@ class _Writable:
         return np.asarray(cls(values))
 
 
-class Rows:
-    """Rows of a batch to be written in float32: its own memory, or for other dtypes one scratch row, then copied."""
-
-    def __init__(self, out: torch.Tensor, shape: tuple[int, ...], *, allocate: Allocate) -> None:
-        self._out, self._shape = out, shape
-        self._is_direct = out.dtype == torch.float32
-        if self._is_direct:
-            self._rows = out.numpy()
-        else:
-            self._row = allocate("row", shape, dtype=torch.float32)
-            self._scratch = allocate("piece", (PIECE,), dtype=torch.float32)
-
-    def array(self, index: int) -> Array:
-        """Returns float32 [*shape] to write row `index` into."""
-        if self._is_direct:
-            row: Array = self._rows[index].reshape(self._shape)
-            return row
-        return self._row.numpy()
-
-    def done(self, index: int) -> None:
-        """Row `index` of the batch now holds what was written."""
-        if not self._is_direct:
-            copy_values(self._row.numpy(), self._out[index], scratch=self._scratch)
-
-
-def moved_frames(
-    stored: Sequence[Array], pads: Sequence[float], *, room: int, dtype: torch.dtype, allocate: Allocate
-) -> torch.Tensor:
-    """Returns [batch, n_mels, room]: each sample's frames [frames, n_mels] and its pad value behind them, transposed.
-
-    The memory stays in the order of the store, [batch, room, n_mels], and the tensor is a transposed view of it: a copy
-    is then one straight pass (10 times as fast as transposing each sample), a transfer to a device still one block, and
-    the model's first convolution brings it into its own order there.
-    """
-    return padded("input_features", stored, pads, room=room, dtype=dtype, allocate=allocate).transpose(1, 2)
-
-
-def padded(
-    name: str, stored: Sequence[Array], pads: Sequence[float], *, room: int, dtype: torch.dtype, allocate: Allocate
-) -> torch.Tensor:
-    """Returns [batch, room, ...]: each sample's values [length, ...] and its pad value behind them."""
-    out = allocate(name, (len(stored), room, *stored[0].shape[1:]), dtype=dtype)
-    rows, raw_pads = raw(out), raw_values(pads, dtype)
-    if stored[0].dtype == rows.dtype:
-        for row, values, pad in zip(rows, stored, raw_pads, strict=True):
-            length = len(values)
-            row[:length] = values
-            row[length:] = pad
-        return out
-    scratch = allocate("piece", (PIECE,), dtype=torch.float32)
-    for out_row, row, values, pad in zip(out.unbind(), rows, stored, raw_pads, strict=True):
-        copy_values(values, out_row[: len(values)], scratch=scratch)
-        row[len(values) :] = pad
-    return out
-
-
 def counted(name: str, values: Sequence[int], *, allocate: Allocate) -> torch.Tensor:
     """Returns int64 [batch]: a number a sample."""
     out = allocate(name, (len(values),), dtype=torch.int64)
@@ -134,50 +80,48 @@ def counted(name: str, values: Sequence[int], *, allocate: Allocate) -> torch.Te
     return out
 
 
-def computed_rows(
-    names: tuple[str, str],
-    stored: Sequence[Array],
-    finish: Callable[[Array, Array, Array], None],
-    *,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    allocate: Allocate,
-) -> Batch:
-    """Returns values [batch, *shape] and their mask int32 [batch, shape[0]], by these names.
-
-    The arithmetic is done in float32, for other dtypes in one row of scratch.
-    finish: called with the stored values of a sample, float16 ones widened, and the rows of values and mask to fill.
-    """
-    mask = allocate(names[1], (len(stored), shape[0]), dtype=torch.int32)
-    out = allocate(names[0], (len(stored), *shape), dtype=dtype)
-    scratch = allocate("piece", (PIECE,), dtype=torch.float32)
-    row = allocate("row", shape, dtype=torch.float32) if dtype != torch.float32 else None
-    rows = list(out.numpy()) if row is None else [row.numpy()] * len(stored)
-    wide = None
-    if stored[0].dtype == np.float16:
-        wide = allocate("wide", max(stored, key=len).shape, dtype=torch.float32)
-    for index, (values, mask_row) in enumerate(zip(stored, mask.numpy(), strict=True)):
-        if wide is not None:
-            copy_values(values, wide[: len(values)], scratch=scratch)
-            values = wide[: len(values)].numpy()
-        finish(values, rows[index], mask_row)
-        if row is not None:
-            copy_values(row.numpy(), out[index], scratch=scratch)
-    return {names[0]: out, names[1]: mask}
-
-
-def ones_mask(name: str, lengths: Sequence[int], room: int, *, allocate: Allocate) -> torch.Tensor:
-    """Returns int32 [batch, room], 1 up to each sample's length and 0 behind it."""
-    mask = allocate(name, (len(lengths), room), dtype=torch.int32)
-    rows = mask.numpy()
-    rows.fill(1)
-    for row, length in zip(rows, lengths, strict=True):
-        row[length:] = 0
-    return mask
-
-
 def filled(name: str, shape: tuple[int, int], value: int, *, allocate: Allocate) -> torch.Tensor:
     """Returns int64 of this shape with one value everywhere."""
     tensor = allocate(name, shape, dtype=torch.int64)
     tensor.numpy().fill(value)
     return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesOfOne:
+    """The row of a pack, made of the batches of its samples alone; their mask says nothing there."""
+
+    text: TextBatch
+    row_tokens: Callable[[int, int], int]
+    """See `TextStep`."""
+
+    def lengths(self, samples: Sequence[Sample]) -> list[int]:
+        """Returns the tokens of each sample."""
+        return [self.row_tokens(len(each["input_ids"]), len(each.get("input_features", ()))) for each in samples]
+
+    def __call__(self, samples: Sequence[Sample]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Returns the fields of tokens, int64, and those of one number a sample."""
+        made = [self.text([sample], padding_side="right", allocate=fresh) for sample in samples]
+        joined = {
+            name: np.concatenate([batch[name].numpy().reshape(-1) for batch in made])
+            for name in made[0]
+            if name != "attention_mask"
+        }
+        tokens = {name for name in joined if made[0][name].ndim == 2}
+        return {name: joined[name] for name in joined if name in tokens}, {
+            name: joined[name] for name in joined if name not in tokens
+        }
+
+
+class MarkedText:
+    """The row of a pack of conversations; labels are the ids that `label_mask` marks."""
+
+    def lengths(self, samples: Sequence[Sample]) -> list[int]:
+        """Returns the tokens of each sample."""
+        return [len(sample["input_ids"]) for sample in samples]
+
+    def __call__(self, samples: Sequence[Sample]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Returns `input_ids` and `labels`."""
+        ids = np.concatenate([sample["input_ids"] for sample in samples])
+        mask = np.concatenate([sample["label_mask"] for sample in samples])
+        return {"input_ids": ids, "labels": np.where(mask != 0, ids, ids.dtype.type(IGNORED))}, {}

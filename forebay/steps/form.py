@@ -7,14 +7,16 @@ A form says of each field how the arrays of a clip or an image lie on disk, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from forebay.errors import FormError
+from forebay.steps.finish import FINISHES
+from forebay.steps.form_values import MAX_RANK, identifier, integer, is_number, number, one_of, require, text
+from forebay.steps.form_values import Table as Table
 from forebay.steps.step import Fields
 from forebay.store.layout import Array, FieldSpec, Group
 
@@ -30,39 +32,7 @@ DTYPES = ("float32", "int64", "int32", "int16", "int8", "uint8", "bool")
 _STORED_DTYPES = ("float16", "float32", "int64", "int32", "int16", "int8", "uint8", "uint16")
 _CODES = {"uint8": 256, "uint16": 65_536}
 """Values that a code can stand for."""
-_MAX_AXIS, _MAX_RANK, _MAX_FIELDS, _MAX_CHANNELS = 1 << 31, 8, 64, 1024
-_MAX_TEXT = 4096
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Table:
-    """The values of codes: `values[channel, code]`, float32 [channels, n].
-
-    axis: of the array, along which channels lie: place i is of channel `i // inner % channels`. One channel is all.
-    """
-
-    axis: int
-    values: npt.NDArray[np.float32]
-    inner: int = 1
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the table as JSON values; a float32 comes back bit for bit."""
-        return {"axis": self.axis, "inner": self.inner, "values": self.values.tolist()}
-
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Returns the table that `to_json` wrote; ValueError for anything else."""
-        _require(isinstance(document, dict) and set(document) == {"axis", "inner", "values"}, "a table", document)
-        rows = document["values"]
-        is_whole = isinstance(rows, list) and 0 < len(rows) <= _MAX_CHANNELS
-        _require(is_whole and all(isinstance(row, list) and row for row in rows), "the values of a table", rows)
-        _require(len({len(row) for row in rows}) == 1, "rows of one length in a table", [len(row) for row in rows])
-        _require(all(_is_number(value) for row in rows for value in row), "numbers in a table", rows)
-        return cls(
-            axis=_integer(document["axis"], "the axis of a table", most=_MAX_RANK),
-            values=np.array(rows, np.float32),
-            inner=_integer(document["inner"], "the places of a channel in a table", least=1),
-        )
+_MAX_FIELDS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +45,7 @@ class FieldForm:
     """
 
     name: str
-    """Of the field, in the cache and in batches."""
+    """Of the field in batches, and in the cache where `of` names no other."""
     dtype: str
     """In a batch, one of `DTYPES`."""
     shape: tuple[int | None, ...]
@@ -97,18 +67,47 @@ class FieldForm:
     mask_of: str | None = None
     """The field whose values this one marks: 1 where they are, 0 in the padding. `shape` says along which of its axes:
     it is the other's without some. Not stored."""
+    lengths_of: str | None = None
+    """The field whose arrays this one counts, int64, one number an array. Not stored."""
     table: Table | None = None
+    of: str | None = None
+    """The field in the cache that the values are made of. None: the one of this name."""
+    used_of: str | None = None
+    """The field in the cache that says how many rows of this one count, int32 [1]. None: all do."""
+    pad_of: str | None = None
+    """The field in the cache that stands in the padding in place of `pad`, float32 [1]."""
+    scale: float | None = None
+    """Integers on disk times this are the floats of a batch, in float32."""
+    finish: str | None = None
+    """The operation of `FINISHES` that makes the values of a batch of the rows on disk. With a `length` shorter arrays
+    are padded to it before, else after it."""
+    hop: int = 1
+    """Audio samples that a row stands for, by which crops are cut."""
+    on_disk: str = field(init=False, repr=False, compare=False)
+    """The name of the field in the cache."""
+    is_of_lines: bool = field(init=False, repr=False, compare=False)
+    """Whether batches hold arrays as they lie on disk, the one axis that grows first: most of them."""
     grows: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """The axes of an array whose length differs."""
     _row: tuple[Any, ...] = field(init=False, repr=False, compare=False)
     """The shape of a value on disk."""
+    _to_rows: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The axes of an array in their order on disk."""
+    order: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Where each axis of an array lies on disk, where the one that grows is the first."""
 
     def __post_init__(self) -> None:
         # Found once, because every sample asks for them.
         grows = tuple(axis for axis, length in enumerate(self.shape) if length is None)
+        object.__setattr__(self, "on_disk", self.of or self.name)
+        is_first = self.join == "cat" and grows == (0,) and self.side == "right"
+        object.__setattr__(self, "is_of_lines", (self.join == "stack" and len(grows) == 1) or is_first)
         rest = () if len(grows) > 1 else (n for axis, n in enumerate(self.shape) if axis != (*grows, 0)[0])
         object.__setattr__(self, "grows", grows)
         object.__setattr__(self, "_row", tuple(rest))
+        axis, last = (*grows, 0)[0], len(self.shape)
+        object.__setattr__(self, "_to_rows", (axis, *(each for each in range(last) if each != axis)))
+        object.__setattr__(self, "order", (*range(1, axis + 1), 0, *range(axis + 1, last)))
         if self.table is None:
             return
         channels, count = self.table.values.shape
@@ -121,14 +120,36 @@ class FieldForm:
                 f"{self.name}: a table of {channels} channels of {inner} along axis {axis} of {list(self.shape)}"
             )
 
+    @classmethod
+    def frames(cls, spec: FieldSpec, *, name: str = "", is_moved: bool = False, **more: Any) -> Self:
+        """Returns the form of rows that grow: floats in a batch. is_moved: frames are the last axis there."""
+        name = name or spec.name
+        shape = (*spec.shape, None) if is_moved else (None, *spec.shape)
+        of = None if name == spec.name else spec.name
+        return cls(name=name, of=of, dtype="float32", shape=shape, stored_dtype=spec.dtype, **more)
+
+    def mask(self, name: str) -> Self:
+        """Returns the form of a mask of this field along the axis that grows, int32 as transformers has it."""
+        return type(self)(name=name, dtype="int32", shape=(None,), stored_dtype="uint8", mask_of=self.name)
+
+    def lengths(self) -> Self:
+        """Returns the form of the lengths of this field, NAME_lengths."""
+        name = f"{self.name}_lengths"
+        return type(self)(name=name, dtype="int64", shape=(), stored_dtype="int64", lengths_of=self.name)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the field lies on disk; masks and lengths are made of others."""
+        return self.mask_of is None and self.lengths_of is None
+
     def specs(self, group: Group = "media") -> tuple[FieldSpec, ...]:
         """Returns the fields on disk; none for a mask."""
-        if self.mask_of is not None:
+        if not self.is_stored:
             return ()
-        main = FieldSpec(name=self.name, dtype=self.stored_dtype, shape=self._row, group=group)
-        if len(self.grows) < 2:
-            return (main,)
-        return (main, FieldSpec(name=self._shape_name, dtype="int32", group=group))
+        shape_name = self._shape_name if len(self.grows) > 1 else None
+        beside = ((shape_name, "int32"), (self.used_of, "int32"), (self.pad_of, "float32"))
+        main = FieldSpec(name=self.on_disk, dtype=self.stored_dtype, shape=self._row, group=group)
+        return (main, *(FieldSpec(name=name, dtype=dtype, group=group) for name, dtype in beside if name))
 
     def stored(self, array: Array) -> Fields:
         """Returns an array as fields of `specs`. Raises ValueError for one of another rank, shape or range.
@@ -142,14 +163,16 @@ class FieldForm:
         values = self._as_stored(array)
         if len(self.grows) > 1:
             shape = np.array(array.shape, np.int32)
-            return {self.name: np.ascontiguousarray(values).reshape(-1), self._shape_name: shape}
-        if self.grows and self.grows[0]:
-            values = np.moveaxis(values, self.grows[0], 0)
-        return {self.name: np.ascontiguousarray(values).reshape(-1, *self._row)}
+            return {self.on_disk: np.ascontiguousarray(values).reshape(-1), self._shape_name: shape}
+        if self.grows:
+            values = self.rows(values)
+        return {self.on_disk: np.ascontiguousarray(values).reshape(-1, *self._row)}
 
     def array(self, sample: Sample | Mapping[str, Array]) -> Array:
         """Returns the array of what `stored` made, a view. Raises ValueError where the fields are of no such array."""
-        values = sample[self.name]
+        values = sample[self.on_disk]
+        if self.used_of is not None:
+            values = values[: sample[self.used_of].item()]
         if len(self.grows) > 1:
             shape = sample[self._shape_name].tolist()
             fits = len(shape) == len(self.shape) and all(
@@ -159,8 +182,12 @@ class FieldForm:
                 raise ValueError(f"{self.name} has {values.size} values and the shape {shape}, {_shown(self.shape)}")
             return values.reshape(shape)
         if self.grows:
-            return np.moveaxis(values, 0, self.grows[0]) if self.grows[0] else values
+            return values.transpose(self.order) if self.grows[0] else values
         return values.reshape([length for length in self.shape if length is not None])
+
+    def rows(self, array: Array) -> Array:
+        """Returns an array as it lies on disk, the one axis that grows first."""
+        return array.transpose(self._to_rows) if self.grows[0] else array
 
     def room(self, longest: int) -> int:
         """Returns how long an axis that grows is in a batch whose longest array has `longest` along it."""
@@ -185,37 +212,15 @@ class FieldForm:
     @classmethod
     def from_json(cls, document: Any) -> Self:
         """Returns the form that `to_json` wrote; ValueError for anything else."""
-        names = {each.name for each in fields(cls) if each.init}
-        is_form = isinstance(document, dict) and set(_NEEDED) <= set(document) <= names
-        _require(is_form, f"a field's form of {', '.join(_NEEDED)}", document)
-        shape = document["shape"]
-        _require(isinstance(shape, list) and len(shape) <= _MAX_RANK, "the shape of a field", shape)
-        values: dict[str, Any] = {
-            "name": _text(document["name"], "the name of a field"),
-            "dtype": _one_of(document["dtype"], DTYPES, "the dtype of a field"),
-            "stored_dtype": _one_of(document["stored_dtype"], _STORED_DTYPES, "the stored dtype of a field"),
-            "shape": tuple(None if n is None else _integer(n, "an axis of a field") for n in shape),
-        }
-        _require(values["name"].isidentifier(), "the name of a field", values["name"])
-        if "pad" in document:
-            pad = document["pad"]
-            _require(pad is None or _is_number(pad), "a padding value", pad)
-            values["pad"] = None if pad is None else float(pad)
-        if "side" in document:
-            values["side"] = _one_of(document["side"], get_args(Side), "the side of padding")
-        if "join" in document:
-            values["join"] = _one_of(document["join"], get_args(Join), "the join of a field")
-        for name in ("multiple", "length"):
-            if document.get(name) is not None:
-                values[name] = _integer(document[name], f"the {name} of a field", least=1)
-        if document.get("mask_of") is not None:
-            values["mask_of"] = _text(document["mask_of"], "the field of a mask")
-        if document.get("table") is not None:
-            values["table"] = Table.from_json(document["table"])
+        is_form = isinstance(document, dict) and set(_NEEDED) <= set(document) <= set(_READ)
+        require(is_form, f"a field's form of {', '.join(_NEEDED)}", document)
+        given = {name: value for name, value in document.items() if value is not None or name in (*_NEEDED, "pad")}
+        named = {name: f"the {name.replace('_', ' ')} of a field" for name in _READ if name in given}
+        values = {name: _READ[name](given[name], what) for name, what in named.items()}
         is_cast = "float" in values["dtype"] and "float" not in values["stored_dtype"]
         is_cut = "float" not in values["dtype"] and "float" in values["stored_dtype"]
-        is_wrong = (is_cast and "table" not in values) or is_cut
-        _require(not is_wrong, f"{values['dtype']} of {values['name']} stored so that its values are kept", document)
+        is_wrong = (is_cast and not {"table", "scale"} & set(values)) or is_cut
+        require(not is_wrong, f"{values['dtype']} of {values['name']} stored so that its values are kept", document)
         return cls(**values)
 
     def marked_axes(self, marked: FieldForm) -> tuple[int, ...]:
@@ -283,7 +288,7 @@ class BatchForm:
     """The fields that are on disk."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stored", tuple(each for each in self.fields if each.mask_of is None))
+        object.__setattr__(self, "stored", tuple(each for each in self.fields if each.is_stored))
         by_name = {field.name: field for field in self.fields}
         on_disk = [spec.name for field in self.fields for spec in field.specs()]
         if len(by_name) != len(self.fields) or len(set(on_disk)) != len(on_disk):
@@ -291,14 +296,44 @@ class BatchForm:
         for each in self.fields:
             if each.mask_of not in (None, *by_name):
                 raise ValueError(f"{each.name} is the mask of {each.mask_of}, which is no field")
+            if each.lengths_of not in (None, *by_name):
+                raise ValueError(f"{each.name} is the lengths of {each.lengths_of}, which is no field")
             if each.mask_of is not None:
                 each.marked_axes(by_name[each.mask_of])
+
+    @classmethod
+    def exact(cls, made_by: str, *forms: FieldForm) -> Self:
+        """Returns the form of a step whose batches are those of the reference."""
+        return cls(made_by=made_by, fields=forms, promise=Promise(kind="exact"))
 
     @property
     def main(self) -> FieldForm:
         """The field by which samples are counted: the first that grows along one axis, else the first."""
         growing = (field for field in self.stored if len(field.grows) == 1)
         return next(growing, self.stored[0])
+
+    @property
+    def units(self) -> FieldForm | None:
+        """The field whose rows are the second budget of packs: that with a table, else the one that counts samples."""
+        if not self.stored:
+            return None
+        return next((field for field in self.stored if field.table is not None), self.main)
+
+    def packed(self) -> BatchForm:
+        """Returns the form in which the arrays of a batch stand one behind the other, and their lengths beside.
+
+        Raises ValueError where an array has several axes that grow, or belongs to others of its sample.
+        """
+        if all(field.join == "cat" for field in self.fields):
+            return self
+        kept, masks = [], [field for field in self.fields if field.mask_of is not None]
+        for each in self.stored:
+            if len(each.grows) != 1 or each.join != "stack" or each.table is not None:
+                raise ValueError(f"{each.name} {_shown(each.shape)} of {self.made_by} stands not one behind the other")
+            shape = tuple(each.shape[axis] for axis in each._to_rows)
+            kept.append(replace(each, shape=shape, join="cat", pad_of=None, multiple=1, length=None, side="right"))
+        lengths = [field for field in self.fields if field.lengths_of is not None]
+        return replace(self, fields=(*kept, *masks, *(lengths or [self.main.lengths()])))
 
     @property
     def pixels(self) -> FieldForm:
@@ -313,6 +348,24 @@ class BatchForm:
         """Returns the arrays of a sample's fields by name, views."""
         return {field.name: field.array(sample) for field in self.stored}
 
+    def items(self, sample: Sample) -> dict[str, Sequence[Array]]:
+        """Returns of each field the arrays of a sample's items: one of a clip, one an image of several images.
+
+        Arrays with one axis that grows are as on disk, where it is the first: `collate` takes them with `are_rows`.
+        """
+        found: dict[str, Sequence[Array]] = {}
+        for each in self.stored:
+            values: Any = sample[each.on_disk]
+            if isinstance(values, (tuple, list)):
+                found[each.name] = list(map(each.rows, values)) if each.is_of_lines and each.grows[0] else values
+            elif not each.is_of_lines:
+                found[each.name] = (each.array(sample),)
+            else:
+                found[each.name] = (values if each.used_of is None else values[: sample[each.used_of].item()],)
+            if each.pad_of is not None:
+                found[each.pad_of] = sample[each.pad_of]
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Returns the form as JSON values."""
         promise = {"kind": self.promise.kind, "limit": self.promise.limit, "why": self.promise.why}
@@ -326,19 +379,19 @@ class BatchForm:
     def from_json(cls, document: Any) -> Self:
         """Returns the form that `to_json` wrote; ValueError for anything else."""
         is_form = isinstance(document, dict) and set(document) == {"made_by", "promise", "fields"}
-        _require(is_form, "the form of a batch", document)
+        require(is_form, "the form of a batch", document)
         promise, found = document["promise"], document["fields"]
         is_promise = isinstance(promise, dict) and set(promise) == {"kind", "limit", "why"}
-        _require(is_promise, "the promise of a form", promise)
-        _require(_is_number(promise["limit"]), "the limit of a promise", promise["limit"])
-        _require(isinstance(found, list) and 0 < len(found) <= _MAX_FIELDS, "the fields of a form", found)
+        require(is_promise, "the promise of a form", promise)
+        require(is_number(promise["limit"]), "the limit of a promise", promise["limit"])
+        require(isinstance(found, list) and 0 < len(found) <= _MAX_FIELDS, "the fields of a form", found)
         return cls(
-            made_by=_text(document["made_by"], "who made a form"),
+            made_by=text(document["made_by"], "who made a form"),
             fields=tuple(map(FieldForm.from_json, found)),
             promise=Promise(
-                kind=_one_of(promise["kind"], get_args(PromiseKind), "the kind of a promise"),
+                kind=one_of(promise["kind"], get_args(PromiseKind), "the kind of a promise"),
                 limit=float(promise["limit"]),
-                why=_text(promise["why"], "the reason of a promise", least=0),
+                why=text(promise["why"], "the reason of a promise", least=0),
             ),
         )
 
@@ -349,7 +402,8 @@ def promises(constants: Mapping[str, Any]) -> dict[Group, str]:
     `no promise: ...` where what stands there is no form.
     """
     found: dict[Group, str] = {}
-    for group, name in _FORMS:
+    items = "image" if constants.get("features") in _OF_IMAGES else "audio"
+    for group, name in ((items, "form"), ("text", "text_form")):
         if constants.get(name) is not None:
             try:
                 form = BatchForm.from_json(constants[name])
@@ -359,7 +413,8 @@ def promises(constants: Mapping[str, Any]) -> dict[Group, str]:
     return found
 
 
-_FORMS: tuple[tuple[Group, str], ...] = (("media", "form"), ("text", "text_form"))
+_OF_IMAGES = ("images", "patches")
+"""Features whose form is of the group of images."""
 
 
 def _is_kept(values: Array, array: Array) -> bool:
@@ -376,25 +431,23 @@ def _shown(shape: Sequence[int | None]) -> str:
     return f"[{', '.join('n' if length is None else str(length) for length in shape)}]"
 
 
-def _require(is_right: Any, wanted: str, found: Any) -> None:
-    if not is_right:
-        raise FormError(f"wanted {wanted}, got {found!r:.80}")
+def _shape(value: Any, what: str) -> tuple[int | None, ...]:
+    require(isinstance(value, list) and len(value) <= MAX_RANK, what, value)
+    return tuple(None if n is None else integer(n, "an axis of a field") for n in value)
 
 
-def _integer(value: Any, what: str, *, least: int = 0, most: int = _MAX_AXIS) -> int:
-    _require(type(value) is int and least <= value < most, what, value)
-    return int(value)
-
-
-def _text(value: Any, what: str, *, least: int = 1) -> str:
-    _require(isinstance(value, str) and least <= len(value) <= _MAX_TEXT, what, value)
-    return str(value)
-
-
-def _one_of(value: Any, choices: Sequence[str], what: str) -> Any:
-    _require(isinstance(value, str) and value in choices, f"{what}, one of {', '.join(choices)}", value)
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 3.5e38
+_READ: dict[str, Callable[[Any, str], Any]] = {
+    "name": identifier,
+    "dtype": lambda value, what: one_of(value, DTYPES, what),
+    "stored_dtype": lambda value, what: one_of(value, _STORED_DTYPES, what),
+    "shape": _shape,
+    "pad": lambda value, what: None if value is None else number(value, what),
+    "side": lambda value, what: one_of(value, get_args(Side), what),
+    "join": lambda value, what: one_of(value, get_args(Join), what),
+    **dict.fromkeys(("multiple", "length", "hop"), partial(integer, least=1)),
+    **dict.fromkeys(("mask_of", "lengths_of", "of", "used_of", "pad_of"), identifier),
+    "scale": number,
+    "table": lambda value, _: Table.from_json(value),
+    "finish": lambda value, what: one_of(value, tuple(FINISHES), what),
+}
+"""How what `FieldForm.to_json` wrote of a field is read."""

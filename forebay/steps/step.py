@@ -163,8 +163,16 @@ class AudioStep(Step):
         raise NotImplementedError
 
     @classmethod
-    def batch(cls, stored: Stored) -> AudioBatch:
+    def batch(cls, stored: Stored) -> BatchForm:
         """Returns the form in which batches have what a cache stores of this step."""
+        raise NotImplementedError
+
+    @classmethod
+    def crop(cls, stored: Stored, *, num_samples: int) -> BatchForm:
+        """Returns the form of batches of crops of so many audio samples, the field that is counted last.
+
+        Each field is cut from where its crop starts, by its `hop`. Of a step that has a grid.
+        """
         raise NotImplementedError
 
     @property
@@ -220,49 +228,6 @@ class AudioStep(Step):
         for clip in waveforms:
             self.check(clip)
         return [fields for group in _groups(waveforms) for fields in self.make(group)]
-
-
-@dataclass(frozen=True, slots=True)
-class AudioBatch:
-    """Stored features as the feature fields of a batch; this one has none. Threads and workers share it.
-
-    field: of the samples, by which frames are counted.
-    """
-
-    field: str
-
-    def values(self, samples: Sequence[Sample]) -> list[Array]:
-        """Returns what uncropped clips use of their field."""
-        return [sample[self.field] for sample in samples]
-
-    def room(self, longest: int) -> int:
-        """Returns how many stored frames a row has room for where the batch's longest sample has `longest`."""
-        return longest
-
-    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:  # noqa: ARG002
-        """Returns the feature fields of a batch: values in `dtype`, masks int32 as transformers has them."""
-        return {}
-
-    def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
-        """Returns (frames of the samples, frames that their batch has room for); the difference is padding."""
-        lengths = [len(values) for values in self.values(samples)]
-        return sum(lengths), len(lengths) * self.room(max(lengths))
-
-    def collate_crops(
-        self,
-        samples: Sequence[Sample],  # noqa: ARG002
-        starts: Sequence[int],  # noqa: ARG002
-        *,
-        num_samples: int,  # noqa: ARG002
-        dtype: Dtype,  # noqa: ARG002
-        allocate: Allocate,  # noqa: ARG002
-    ) -> Batch:
-        """Returns the fields that batches of crops have beside the waveform. starts, num_samples: in audio samples."""
-        return {}
-
-    def count_crop_frames(self, samples: Sequence[Sample], *, num_samples: int) -> tuple[int, int]:
-        """Returns (frames of the clips in their crops, frames of the batch); here audio samples."""
-        return sum(min(len(s["waveform"]), num_samples) for s in samples), len(samples) * num_samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -337,6 +302,28 @@ class TextStep(Step):
 
     def check(self) -> None:
         """Returns if a build may trust the step. Raises ConfigError for code of the user that cannot be trusted."""
+
+    @classmethod
+    def row(cls, stored: Stored) -> RowText:
+        """Returns the form in which packs have the stored tokens."""
+        raise NotImplementedError
+
+    @classmethod
+    def row_tokens(cls, num_tokens: Any, num_frames: Any) -> Any:  # noqa: ARG003
+        """Returns how many tokens samples of so many stored ones, and frames, have in a pack; ints or elementwise."""
+        return num_tokens
+
+
+class RowText(Protocol):
+    """Stored tokens as one row of a pack: what can be pickled."""
+
+    def lengths(self, samples: Sequence[Sample]) -> list[int]:
+        """Returns the tokens of each sample in the row."""
+        ...
+
+    def __call__(self, samples: Sequence[Sample]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Returns the fields of the row, integers [tokens], and those of one number a sample."""
+        ...
 
 
 class TextBatch(Protocol):

@@ -29,7 +29,9 @@ AUDIO: Table = {
 }
 OWN = "forebay.steps.audio.own.step:Own"
 """The step of code of the user."""
-FORMS: ChainMap[str, str] = ChainMap({"declared": "forebay.steps.audio.declared:Declared"}, AUDIO)
+FORMS: ChainMap[str, str] = ChainMap(
+    {"declared": "forebay.steps.audio.declared:Declared", "patches": "forebay.steps.image.qwen2_vl:Patches"}, AUDIO
+)
 """What caches call the features that they hold: steps, and those whose batches the cache itself declares."""
 TRANSCRIPTS: Table = {
     "plain": "forebay.steps.text.plain:Plain",

@@ -24,7 +24,6 @@ from forebay.store.remote.ahead.foresight import Foresight
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.crop import CropDraws
-from forebay.train.collate.images import has_rows
 from forebay.train.collate.patches import as_filler
 from forebay.train.columns import BatchColumns
 from forebay.train.device import Ahead, side_stream
@@ -154,7 +153,6 @@ class Loader(Resumable):
         self._side_stream, self._finish = side_stream(settings.device), finish
         self._read_ahead = ReadAhead(source)
         self._totals = _Totals()
-        self._has_rows = all(has_rows(part.constants) for part in parts_of(source))
         self._columns = BatchColumns(source, settings.with_columns) if settings.with_columns else None
         self._weight = 1
         self._indices: list[int] = []
@@ -364,8 +362,7 @@ class Loader(Resumable):
     def _as_tensordict(self, item: _Filled) -> Any:
         from tensordict import TensorDict
 
-        # A pack has no dimension of samples, of a single one either.
-        has_rows = self._has_rows and "position_ids" not in item.batch
+        has_rows = all(getattr(collator, "has_rows", True) for collator in self._collators)
         return TensorDict(item.batch, batch_size=[len(item.indices)] if has_rows else [])
 
 

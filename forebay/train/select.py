@@ -26,11 +26,12 @@ from forebay.store.filter import Choice, Filter, missing_of_all, say_missing
 from forebay.store.last_use import note
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
 from forebay.store.selection import filtered
-from forebay.store.source import SampleSource, SourceUnion, is_of_images, parts_of, source_kind
+from forebay.store.source import SampleSource, SourceUnion, parts_of, source_kind
+from forebay.train.collate.codes import DeviceExpansion, has_codes
 from forebay.train.collate.collator import BatchMaker, Collator
-from forebay.train.collate.images import ImagesBatch, ImagesExpansion
-from forebay.train.collate.packed import PackCollator, PackShapes
-from forebay.train.collate.patches import DeviceExpansion, pixel_dtype
+from forebay.train.collate.forms import items_of
+from forebay.train.collate.packed import PackCollator, PackShapes, pack_form
+from forebay.train.collate.patches import pixel_dtype
 from forebay.train.device import is_host
 from forebay.train.loader import Loader, LoaderSettings
 from forebay.train.ranks import resolve_ranks
@@ -88,11 +89,11 @@ def make_loader(
         source = select(config)
         planned = _planned(config, source) if shuffle else planned_in_order(config, source)
     collator: BatchMaker | None = None
-    finish: DeviceExpansion | ImagesExpansion | None = None
-    if source.constants.get("features") == "patches":
+    finish: DeviceExpansion | None = None
+    if isinstance(config.plan, PackConfig):
         collator, finish = pack_forms(config, source, device=device, as_tensordict=as_tensordict)
-    elif is_of_images(source) and not is_host(device) and has_one_form(source):
-        collator, finish = image_forms(config, source)
+    elif not is_host(device) and has_one_form(source):
+        collator, finish = coded_forms(config, source)
     here: dict[str, Any] = {"as_tensordict": as_tensordict, "device": device, "device_prefetch": device_prefetch}
     here |= {"with_ids": with_ids, "with_columns": with_columns if isinstance(with_columns, str) else (*with_columns,)}
     return Loader(
@@ -159,31 +160,35 @@ def _one_of_node(root: Path) -> Iterator[None]:
         yield
 
 
-def image_forms(config: Config, source: SampleSource) -> tuple[Collator, ImagesExpansion]:
-    """Returns what makes batches of codes on the host, and what then makes values of them on a device."""
-    settings = loader_settings(config)
-    form = ImagesBatch.of(Stored(f"cache {source.key[:16]}", source.constants, source.fields)).form
+def coded_forms(config: Config, source: SampleSource) -> tuple[Collator | None, DeviceExpansion | None]:
+    """Returns what makes batches of codes on the host, and what then makes values of them; None where none are."""
+    settings, form = loader_settings(config), items_of(stored_by(source)).form
+    if settings.crop_s is not None or not has_codes(form):
+        return None, None
     collator = Collator(source, dtype=settings.dtype, padding_side=settings.padding_side, as_codes=True)
-    return collator, ImagesExpansion(form, dtype=settings.dtype)
+    return collator, DeviceExpansion(form, dtype=settings.dtype)
+
+
+def stored_by(source: SampleSource) -> Stored:
+    """Returns what the forms of a source are made of."""
+    return Stored(f"cache {source.key[:16]}", source.constants, source.fields)
 
 
 def pack_forms(
     config: Config, source: SampleSource, *, device: torch.device | str | None, as_tensordict: bool
 ) -> tuple[PackCollator, DeviceExpansion | None]:
-    """Returns what makes the batches of packs on the host, and what then makes `pixel_values` of them on a device."""
-    settings = config.loader
+    """Returns what makes the batches of packs on the host, and what then makes values of codes on a device."""
+    settings, form = config.loader, pack_form(stored_by(source))
     if settings.pixels == "uint8" and as_tensordict:
         raise ConfigError(
             'loader.pixels is "uint8" and as_tensordict is true: a model would take a TensorDict with uint8 patches '
             'and pass over them; set loader.pixels = "float32"'
         )
-    if settings.pixels == "uint8" or is_host(device):
+    if settings.pixels == "uint8" or is_host(device) or not has_codes(form):
         return pack_collator(settings, config.plan, source), None
     # The patches cross over as they are, an eighth of the bytes.
     stored = replace(settings, pixels="uint8")
-    return pack_collator(stored, config.plan, source), DeviceExpansion(
-        source.constants, dtype=pixel_dtype(settings.pixels)
-    )
+    return pack_collator(stored, config.plan, source), DeviceExpansion(form, dtype=pixel_dtype(settings.pixels))
 
 
 def pack_collator(settings: LoaderConfig, plan: PlanConfig | None, source: SampleSource) -> PackCollator:
@@ -192,11 +197,13 @@ def pack_collator(settings: LoaderConfig, plan: PlanConfig | None, source: Sampl
     if settings.pack_shapes == "fixed" and isinstance(plan, PackConfig):
         shapes = PackShapes.even(
             plan.seq_len,
-            max_patches=plan.max_patches,
+            max_patches=plan.most_units,
             num_classes=settings.patch_classes,
-            merge_size=int(source.constants["merge_size"]),
+            merge_size=int(source.constants.get("merge_size", 0)),
         )
     dtype = None if settings.pixels == "uint8" else pixel_dtype(settings.pixels)
+    if not has_codes(pack_form(stored_by(source))):
+        dtype = _DTYPES[settings.dtype]
     return PackCollator(source, shapes=shapes, dtype=dtype, varlen=settings.varlen)
 
 

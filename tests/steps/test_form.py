@@ -19,6 +19,7 @@ from forebay.steps.form import BatchForm, FieldForm, Join, Promise, Table
 from forebay.steps.form_batch import collate
 from forebay.steps.step import Stored
 from forebay.store.layout import Array
+from forebay.train.collate.forms import Items
 
 EXACT = Promise(kind="exact")
 SHAPES = ((None,), (None, 3), (3, None), (2, None, 3), (None, None), (2, None, None), (2, 3), ())
@@ -263,14 +264,13 @@ def test_a_cache_of_declared_features_collates_and_counts() -> None:
     made = Declared.batch(stored)
     with pytest.raises(ConfigError, match=r"cache x: .* the field features is None, the form wants"):
         Declared.batch(replace(stored, fields={}))
-    batches = pickle.loads(pickle.dumps(made))  # noqa: S301  our own
+    batches = Items(form=pickle.loads(pickle.dumps(made)))  # noqa: S301  our own
     samples = [field.stored(np.full((2, n), n, np.float32)) for n in (3, 5)]
     batch = batches.collate(samples, dtype=torch.float32, allocate=fresh)
     assert batch["features"].shape == (2, 2, 8)
     assert batch["features"][0, 0].tolist() == [3, 3, 3, 0, 0, 0, 0, 0]
     assert batch["mask"].sum(dim=1).tolist() == [3, 5]
-    assert batches.count_frames(samples) == (8, 16)
-    assert batches.field == "features"
-    short = Declared.batch(replace(stored, constants={"form": form_of(replace(field, length=4)).to_json()}))
+    assert batches.count(samples) == (8, 16)
+    short = Items(form=Declared.batch(replace(stored, constants={"form": form_of(replace(field, length=4)).to_json()})))
     with pytest.raises(ConfigError, match=r"stand in no batch together: features has 5, a batch has 4.*batch_size = 1"):
         short.collate(samples, dtype=torch.float32, allocate=fresh)

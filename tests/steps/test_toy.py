@@ -19,9 +19,10 @@ from forebay.config import Config
 from forebay.errors import ConfigError
 from forebay.preprocess import Options, build
 from forebay.steps import table
-from forebay.steps.batch import computed_rows, filled
+from forebay.steps.batch import filled
+from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.recipe import recipe_of
-from forebay.steps.step import Allocate, AudioBatch, AudioStep, Fields, PaddingSide, Stored, TextBatch
+from forebay.steps.step import Allocate, AudioStep, Fields, PaddingSide, Stored, TextBatch
 from forebay.steps.text.plain import PlainPrompt
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
@@ -57,19 +58,9 @@ class Energy(AudioStep):
         return [{"energy": np.square(windows).mean(axis=1, keepdims=True)} for windows in whole]
 
     @classmethod
-    def batch(cls, stored: Stored) -> AudioBatch:
-        return EnergyBatch("energy")
-
-
-class EnergyBatch(AudioBatch):
-    def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> dict[str, torch.Tensor]:
-        def finish(values: Array, row: Array, mask: Array) -> None:
-            row[:], mask[:] = 0, 0
-            row[: len(values)], mask[: len(values)] = values, 1
-
-        stored = self.values(samples)
-        shape, names = (max(map(len, stored)), 1), ("energy", "energy_mask")
-        return computed_rows(names, stored, finish, shape=shape, dtype=dtype, allocate=allocate)
+    def batch(cls, stored: Stored) -> BatchForm:
+        windows = FieldForm.frames(stored.fields["energy"])
+        return BatchForm.exact(cls.name, windows, windows.mask("energy_mask"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,9 +12,11 @@ from forebay.config import BucketConfig, PackConfig
 from forebay.errors import CacheCorruptError, ConfigError
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.pack.plan import pack_plan
+from forebay.steps.image.qwen2_vl import patch_form
 from forebay.train import loader as loader_module
+from forebay.train.collate.codes import DeviceExpansion
 from forebay.train.collate.packed import PackCollator
-from forebay.train.collate.patches import DeviceExpansion, PatchBatch
+from forebay.train.collate.patches import PatchBatch
 from forebay.train.device import Ahead, Batch, SideStream, side_stream
 from forebay.train.loader import Loader
 from tests.train.fake_source import FakeSource
@@ -128,7 +130,7 @@ def test_patches_are_copied_as_they_are_and_expanded_when_handed_out(
     wanted = list(pack_loader(collator=PackCollator(source, dtype=dtype)))
     monkeypatch.setattr(loader_module, "side_stream", lambda device: Moving())
     stored = PackCollator(source, dtype=None)
-    finish = DeviceExpansion(source.constants, dtype=dtype)
+    finish = DeviceExpansion(patch_form(source.constants), dtype=dtype)
     found = list(pack_loader(collator=stored, device="fake", finish=finish))
     assert copied == [torch.uint8] * len(wanted)
     assert len(found) == len(wanted) > 3
@@ -142,7 +144,7 @@ def test_patches_are_copied_as_they_are_and_expanded_when_handed_out(
 def test_packs_on_a_cuda_device_are_those_of_the_host() -> None:
     source = FakeVlSource()
     wanted = list(pack_loader(collator=PackCollator(source)))
-    finish = DeviceExpansion(source.constants, dtype=torch.float32)
+    finish = DeviceExpansion(patch_form(source.constants), dtype=torch.float32)
     loader = pack_loader(collator=PackCollator(source, dtype=None), device="cuda", finish=finish)
     for one, other in zip(loader, wanted, strict=True):
         assert [batch.pop("use_cache") for batch in (one, other)] == [False, False]

@@ -18,19 +18,14 @@ from forebay.config import Config
 from forebay.errors import CacheNotFoundError, ConfigError, PlanError
 from forebay.plan.make import plan_of
 from forebay.plan.pack.plan import PackPlan
-from forebay.steps.image.qwen2_vl import load_processor
+from forebay.steps.image.qwen2_vl import load_processor, patch_form
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
+from forebay.train.collate.codes import DeviceExpansion, to_model_inputs
 from forebay.train.collate.packed import PackShapes
-from forebay.train.collate.patches import (
-    DeviceExpansion,
-    PatchBatch,
-    expand_patches,
-    fields_of,
-    patch_table,
-    to_model_inputs,
-)
+from forebay.train.collate.patches import PatchBatch, fields_of
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo_corpus
+from tests.train.tiny_vl import expanded as looked_up
 
 CODECS = ("raw", "zstd", "webp", "source")
 SEQ_LEN = "plan.seq_len=120"
@@ -122,7 +117,7 @@ def test_a_device_gets_patches_and_hands_out_what_the_host_does(
     settings = config(corpus, f"loader.pixels={pixels}")
     monkeypatch.setattr("forebay.train.loader.side_stream", lambda device: None)
     [on_host, *_], [for_device, *_] = batches(settings), list(make_loader(settings, device="meta"))
-    finish = DeviceExpansion(make_loader(settings).source.constants, dtype=getattr(torch, pixels))
+    finish = DeviceExpansion(patch_form(make_loader(settings).source.constants), dtype=getattr(torch, pixels))
     assert_equal(finish(for_device), on_host)
 
 
@@ -151,7 +146,7 @@ def test_pixel_values_are_those_of_the_processor(corpus: PhotoCorpus) -> None:
         ids = [loader.source.sample_id(index) for index in order.batch(place).tolist()]
         names = [name for sample_id in ids for name in np.atleast_1d(rows[sample_id].get("image", []))]
         seen += len(names)
-        expanded = expand_patches(stored["patches"], patch_table(loader.source.constants))
+        expanded = looked_up(stored["patches"], loader.source.constants)
         torch.testing.assert_close(batch["pixel_values"], expanded, rtol=0, atol=0)
         if not names:
             assert len(expanded) == 4

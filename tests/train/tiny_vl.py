@@ -36,6 +36,16 @@ CONSTANTS: Mapping[str, Any] = {
 }
 
 
+def expanded(
+    patches: torch.Tensor, constants: Mapping[str, Any] = CONSTANTS, *, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Returns the `pixel_values` of uint8 patches by looking up: `table[channel, value]`, each plane repeated."""
+    table, copies = torch.tensor(constants["patch_table"]), int(constants["temporal_patch_size"])
+    planes = patches.view(len(patches), 3, -1).long()
+    values = table[torch.arange(3)[None, :, None], planes].to(dtype)
+    return values[:, :, None].expand(-1, -1, copies, -1).flatten(1)
+
+
 def qwen3_vl_folder(folder: Path, **changes: Any) -> Path:
     """Makes `folder` a config.json of a Qwen3-VL with two layers in each part; no weights."""
     config = {

@@ -21,8 +21,11 @@ from forebay.plan.pack.fit import best_fit_decreasing, hand_out, shuffle_inside,
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.store.layout import Array, Ints
 
-UNPLACED = ("too_long", "too_many_patches")
-"""Why a sample is in no pack."""
+
+def unplaced_by(settings: PackConfig) -> tuple[str, str]:
+    """Returns why a sample may be in no pack."""
+    return ("too_long", f"too_many_{settings.units}")
+
 
 _SEEN_AT_ONCE = 256
 """Samples, drawn from all, that a packer under two budgets chooses from."""
@@ -38,7 +41,7 @@ class PackPlan(KeptPlan):
     members: int32 (int64 from 2^31 samples on) [placed samples], sample indices pack by pack, in the order in which
     they stand in the pack.
     offsets: int64 [num_packs + 1]; pack p holds members[offsets[p] : offsets[p + 1]].
-    unplaced: for each reason of `UNPLACED` the indices, rising, of the samples that are in no pack.
+    unplaced: for each reason of `unplaced_by` the indices, rising, of the samples that are in no pack.
     settings: by which the packs were made.
     """
 
@@ -92,7 +95,7 @@ class PackPlan(KeptPlan):
     @classmethod
     def restored(cls, kept: dict[str, Any], *, metadata: Mapping[str, Any], settings: PackConfig) -> Self:
         """See `KeptPlan`; raises ValueError where the arrays are no packs of so many samples, whatever their sums."""
-        plan = cls(unplaced={reason: kept.pop(reason) for reason in UNPLACED}, **kept, settings=settings)
+        plan = cls(unplaced={reason: kept.pop(reason) for reason in unplaced_by(settings)}, **kept, settings=settings)
         plan.require_packs(metadata["num_samples"])
         return plan
 
@@ -114,11 +117,11 @@ class PackPlan(KeptPlan):
 def pack_plan(tokens: Array, *, patches: Array | None = None, settings: PackConfig) -> PackPlan:
     """Returns the plan in which every sample is in one pack or in `unplaced`, and no pack exceeds a budget.
 
-    tokens: integers [num_samples], of 1 or more. patches: integers [num_samples], of the sample's images; needed for
-    `max_patches`.
+    tokens: integers [num_samples], of 1 or more. patches: integers [num_samples], of the sample's images, or frames of
+    its recordings; needed for `max_patches` or `max_frames`.
     With `buffer_size` packs are made along the samples as they are stored (`stream_packs`). Else of all of them at
     once, on the histogram of lengths (`best_fit`, or `best_fit_decreasing` where that needs fewer packs), and the
-    samples of a length are drawn at random; only where such packs exceed `max_patches` along a shuffled line of all
+    samples of a length are drawn at random; only where such packs exceed the second budget along a shuffled line of all
     samples. A function of the lengths and settings, on any machine. O(num_samples) memory; time: 10 million samples in
     3 s on the histogram, 30 s along a line.
     Raises PlanError for no samples, a length below 1, missing patches, nothing that fits, and under `overlong =
@@ -130,7 +133,7 @@ def pack_plan(tokens: Array, *, patches: Array | None = None, settings: PackConf
     for found in unplaced.values():
         is_placed[found] = False
     placed = np.flatnonzero(is_placed).astype(np.int32 if len(tokens) < 2**31 else np.int64)
-    own_patches = patches[placed].astype(np.int32) if patches is not None and settings.max_patches is not None else None
+    own_patches = patches[placed].astype(np.int32) if patches is not None and settings.most_units is not None else None
     members, offsets = _packed(tokens[placed].astype(np.int32), own_patches, settings, seq_len=seq_len)
     members = placed[members]
     shuffle_inside(members, offsets, key=derive_key("forebay packs", settings.pack_seed, "inside"))
@@ -144,7 +147,7 @@ def _packed(tokens: Array, patches: Array | None, settings: PackConfig, *, seq_l
     def along(line: Array, seen: int) -> Packs:
         held = None if patches is None else patches[line]
         places, offsets = stream_packs(
-            tokens[line], seq_len=seq_len, patches=held, max_patches=settings.max_patches, buffer_size=seen
+            tokens[line], seq_len=seq_len, patches=held, max_patches=settings.most_units, buffer_size=seen
         )
         return line[places], offsets
 
@@ -158,13 +161,13 @@ def _packed(tokens: Array, patches: Array | None, settings: PackConfig, *, seq_l
     )
     found, least = hand_out(tokens, patterns, key=key), fewest(counts, seq_len=seq_len)
     lines: list[tuple[Array, int]] = []
-    if patches is not None and settings.max_patches is not None:
+    if patches is not None and settings.most_units is not None:
         held = np.add.reduceat(patches[found[0]], found[1][:-1], dtype=np.int64)
-        if held.max() > settings.max_patches:
-            least = max(least, -(-int(patches.sum(dtype=np.int64)) // settings.max_patches))
+        if held.max() > settings.most_units:
+            least = max(least, -(-int(patches.sum(dtype=np.int64)) // settings.most_units))
             found = along(shuffled_groups(np.zeros_like(tokens), key=key), _SEEN_AT_ONCE)
             if len(found[1]) - 1 > least:
-                rooms = {"seq_len": seq_len, "max_patches": settings.max_patches}
+                rooms = {"seq_len": seq_len, "max_patches": settings.most_units}
                 found = min(found, vector_best_fit(tokens, patches, **rooms, least=least), key=_num_packs)
     if is_best and len(tokens) <= _FEW:
         lines = [(as_stored, seen) for seen in _BUFFERS if seen < len(tokens)]
@@ -179,9 +182,11 @@ def _num_packs(packs: Packs) -> int:
 
 
 def _checked(tokens: Array, patches: Array | None, settings: PackConfig) -> int:
-    if settings.max_patches is not None and patches is None:
-        raise PlanError("plan.max_patches needs the patches of every sample, and none are known; leave it out")
-    for name, lengths, least in (("tokens", tokens, 1), ("patches", patches, 0)):
+    if settings.most_units is not None and patches is None:
+        raise PlanError(
+            f"plan.max_{settings.units} needs the {settings.units} of every sample, and none are known; leave it out"
+        )
+    for name, lengths, least in (("tokens", tokens, 1), (settings.units, patches, 0)):
         if lengths is None:
             continue
         if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or len(lengths) != len(tokens):
@@ -197,19 +202,18 @@ def _checked(tokens: Array, patches: Array | None, settings: PackConfig) -> int:
 def _unplaced(tokens: Array, patches: Array | None, settings: PackConfig, *, seq_len: int) -> dict[str, Array]:
     is_long = tokens > seq_len
     is_large = np.zeros_like(is_long)
-    if patches is not None and settings.max_patches is not None:
-        is_large = (patches > settings.max_patches) & ~is_long
+    if patches is not None and settings.most_units is not None:
+        is_large = (patches > settings.most_units) & ~is_long
     indices = np.int32 if len(tokens) < 2**31 else np.int64
-    found = {
-        reason: np.flatnonzero(mask).astype(indices) for reason, mask in zip(UNPLACED, (is_long, is_large), strict=True)
-    }
+    masks = zip(unplaced_by(settings), (is_long, is_large), strict=True)
+    found = {reason: np.flatnonzero(mask).astype(indices) for reason, mask in masks}
     if settings.overlong == "error":
         _refuse(found, tokens, patches, settings)
     if is_long.sum() + is_large.sum() == len(tokens):
         raise PlanError(
             f"none of {len(tokens)} samples fits into a pack: {len(found['too_long'])} have more than plan.seq_len = "
-            f"{seq_len} tokens, {len(found['too_many_patches'])} more than plan.max_patches = {settings.max_patches} "
-            "patches",
+            f"{seq_len} tokens, {is_large.sum()} more than plan.max_{settings.units} = {settings.most_units} "
+            f"{settings.units}",
             code="FB503",
         )
     return found
@@ -218,7 +222,7 @@ def _unplaced(tokens: Array, patches: Array | None, settings: PackConfig, *, seq
 def _refuse(found: Mapping[str, Array], tokens: Array, patches: Array | None, settings: PackConfig) -> None:
     for reason, name, lengths, limit in (
         ("too_long", "seq_len", tokens, settings.seq_len),
-        ("too_many_patches", "max_patches", patches, settings.max_patches),
+        (unplaced_by(settings)[1], f"max_{settings.units}", patches, settings.most_units),
     ):
         if len(found[reason]) and lengths is not None:
             first = int(found[reason][0])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,9 +10,8 @@ import numpy as np
 
 from forebay.errors import ConfigError, DecodeError
 from forebay.steps.form import BatchForm
-from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, Dtype, Stored
+from forebay.steps.step import AudioStep, Stored
 from forebay.store.layout import Array, FieldSpec, Group
-from forebay.store.source import Sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +42,9 @@ class Declared(AudioStep):
         return {"n_mels": None, "form": self.batch_form().to_json()}
 
     @classmethod
-    def batch(cls, stored: Stored) -> AudioBatch:
-        """Returns the batches that the cache's form declares. Raises ConfigError where it is no form."""
-        return _batch_of(form_of(stored, "form", group="media"))
+    def batch(cls, stored: Stored) -> BatchForm:
+        """Returns the form that the cache declares. Raises ConfigError where it is none."""
+        return form_of(stored, "form", group="media")
 
 
 def require_frame(form: BatchForm, stored: Mapping[str, Array], clip: Array) -> None:
@@ -79,45 +77,6 @@ def form_of(stored: Stored, name: str, *, group: Group | None = None) -> BatchFo
             f"{stored.name}: its metadata declares no form of batches that forebay writes: {err}; "
             "rebuild it: forebay preprocess"
         ) from err
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredBatch(AudioBatch):
-    """Batches of clips by a declared form."""
-
-    form: BatchForm
-
-    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        """Returns the fields of the form. Raises ConfigError for clips that stand in no batch together."""
-        from forebay.steps.form_batch import collate
-
-        with self._refused():
-            return collate(self.form, self._arrays(samples), dtype=dtype, allocate=allocate)
-
-    def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
-        """Returns (values along the axis that grows of the samples, those that their batch has room for)."""
-        from forebay.steps.form_batch import count
-
-        main = self.form.main
-        with self._refused():
-            return count(main, [(main.array(sample),) for sample in samples])
-
-    @contextlib.contextmanager
-    def _refused(self) -> Iterator[None]:
-        try:
-            yield
-        except (ValueError, IndexError) as err:
-            raise ConfigError(
-                f"clips of {self.form.made_by} stand in no batch together: {err}; its promise is {self.form.promise}: "
-                "set plan.batch_size = 1, or rebuild the cache: forebay preprocess"
-            ) from err
-
-    def _arrays(self, samples: Sequence[Sample]) -> list[Mapping[str, Sequence[Array]]]:
-        return [{name: (array,) for name, array in self.form.arrays(sample).items()} for sample in samples]
-
-
-def _batch_of(form: BatchForm) -> DeclaredBatch:
-    return DeclaredBatch(form.main.name, form)
 
 
 def interpolated(lengths: Sequence[tuple[int, int]], num_samples: Array) -> Array:

@@ -12,7 +12,8 @@ import numpy as np
 from forebay.errors import DecodeError
 from forebay.steps.audio.log_mel import MAX_FRAMES, LogMel
 from forebay.steps.audio.ragged import HOP_SAMPLES
-from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
+from forebay.steps.form import BatchForm
+from forebay.steps.step import AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 
 HOP_S = 0.01
@@ -92,7 +93,7 @@ class Given(AudioStep):
         return {"input_features": frames, "pad_value": pad_value}
 
     @classmethod
-    def batch(cls, stored: Stored) -> AudioBatch:
+    def batch(cls, stored: Stored) -> BatchForm:
         """Returns the form of `log_mel`."""
         return LogMel.batch(stored)
 

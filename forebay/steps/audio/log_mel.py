@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from forebay.steps.audio.ragged import CENTRE_SAMPLES, HOP_SAMPLES, Ragged
-from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, Dtype, Fields, Stored
+from forebay.steps.form import BatchForm, FieldForm
+from forebay.steps.step import AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
-from forebay.store.source import Sample
 
 MAX_FRAMES = 3000
 
@@ -78,24 +78,12 @@ class LogMel(AudioStep):
         return fields
 
     @classmethod
-    def batch(cls, stored: Stored) -> AudioBatch:  # noqa: ARG003
+    def batch(cls, stored: Stored) -> BatchForm:
         """Returns the form `input_features` [B, n_mels, 3000]: a clip's frames, then its silence to 30 s.
 
         Bit for bit what `WhisperFeatureExtractor` returns where the frames are; float16 frames are its to float16
-        rounding.
+        rounding. Always 30 s, so that there is no mask.
         """
-        return _LogMelBatch("input_features")
-
-
-class _LogMelBatch(AudioBatch):
-    """Always 30 s, so that there is no mask."""
-
-    def room(self, longest: int) -> int:  # noqa: ARG002
-        return MAX_FRAMES
-
-    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        from forebay.steps.batch import moved_frames
-
-        pads = [sample["pad_value"].item() for sample in samples]
-        frames = self.values(samples)
-        return {"input_features": moved_frames(frames, pads, room=MAX_FRAMES, dtype=dtype, allocate=allocate)}
+        spec = stored.fields["input_features"]
+        frames = FieldForm.frames(spec, is_moved=True, length=MAX_FRAMES, pad_of="pad_value")
+        return BatchForm.exact(cls.name, frames)

@@ -10,9 +10,9 @@ import numpy as np
 
 from forebay.errors import DecodeError
 from forebay.steps.audio.stft import Center, Framing, PadMode
-from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, Dtype, Fields, Stored
+from forebay.steps.form import BatchForm, FieldForm
+from forebay.steps.step import AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
-from forebay.store.source import Sample
 
 PRESET_RATE_HZ = 22_050
 """The rate at which the presets are defined."""
@@ -164,13 +164,15 @@ class Mel(AudioStep):
         return [{"mel": stored(self._mels(waveform), self.dtype)} for waveform in waveforms]
 
     @classmethod
-    def batch(cls, stored: Stored) -> AudioBatch:
+    def batch(cls, stored: Stored) -> BatchForm:
         """Returns `mel` [B, T, n_mels] and `mel_lengths` int64 [B]; `pitch` and `energy` [B, T] where they are stored.
 
         Behind a clip's frames stand zeros, as in the loaders of Tacotron 2, FastSpeech 2 and VITS; a loss leaves them
         out by `mel_lengths`.
         """
-        return _MelBatch("mel", tuple(name for name in ("pitch", "energy") if name in stored.fields))
+        names = [name for name in ("mel", "pitch", "energy") if name in stored.fields]
+        frames = [FieldForm.frames(stored.fields[name]) for name in names]
+        return BatchForm.exact(cls.name, *frames, frames[0].lengths())
 
     def _mels(self, clip: Array) -> Array:
         import torch
@@ -231,27 +233,3 @@ class Mel(AudioStep):
 
 def _toml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f'"{value}"'
-
-
-@dataclass(frozen=True, slots=True)
-class _MelBatch(AudioBatch):
-    """Frames, their counts, and what stands beside each frame."""
-
-    beside: tuple[str, ...]
-
-    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        from forebay.steps.batch import counted, padded
-
-        lengths = [len(values) for values in self.values(samples)]
-        batch = {
-            name: padded(
-                name,
-                [sample[name] for sample in samples],
-                [0.0] * len(samples),
-                room=max(lengths),
-                dtype=dtype,
-                allocate=allocate,
-            )
-            for name in (self.field, *self.beside)
-        }
-        return batch | {"mel_lengths": counted("mel_lengths", lengths, allocate=allocate)}

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from forebay.steps.step import AudioBatch, AudioStep, Fields, Stored
+from forebay.steps.form import BatchForm
+from forebay.steps.step import AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 
 
@@ -34,6 +35,6 @@ class NoAudio(AudioStep):
         return [{} for _ in waveforms]
 
     @classmethod
-    def batch(cls, stored: Stored) -> AudioBatch:  # noqa: ARG003
-        """Returns the form without a feature field; frames are text tokens."""
-        return AudioBatch("input_ids")
+    def batch(cls, stored: Stored) -> BatchForm:  # noqa: ARG003
+        """Returns the form without a field."""
+        return BatchForm.exact(cls.name)

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from forebay.steps.audio.ragged import HOP_SAMPLES, Ragged
-from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, Dtype, Fields, Stored
+from forebay.steps.form import BatchForm, FieldForm
+from forebay.steps.step import AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
-from forebay.store.source import Sample
 
 N_MELS = 128
 
@@ -61,27 +61,10 @@ class Qwen3Asr(AudioStep):
         return [{"input_features": stored(mels[rows], self.dtype)} for rows in ragged.rows]
 
     @classmethod
-    def batch(cls, stored: Stored) -> AudioBatch:  # noqa: ARG003
+    def batch(cls, stored: Stored) -> BatchForm:
         """Returns the form `input_features` [B, 128, T] and `input_features_mask` int32 [B, T], T a multiple of 100.
 
         Each row is what `Qwen3ASRFeatureExtractor` returns for the clip alone, followed by masked zeros.
         """
-        return _Qwen3AsrBatch("input_features")
-
-
-class _Qwen3AsrBatch(AudioBatch):
-    """Frames to the end of the longest clip's last chunk, and their mask."""
-
-    def room(self, longest: int) -> int:
-        return -(-longest // CHUNK_FRAMES) * CHUNK_FRAMES
-
-    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        from forebay.steps.batch import moved_frames, ones_mask
-
-        frames = self.values(samples)
-        lengths = list(map(len, frames))
-        room, pads = self.room(max(lengths)), [0.0] * len(samples)
-        return {
-            "input_features": moved_frames(frames, pads, room=room, dtype=dtype, allocate=allocate),
-            "input_features_mask": ones_mask("input_features_mask", lengths, room, allocate=allocate),
-        }
+        frames = FieldForm.frames(stored.fields["input_features"], is_moved=True, multiple=CHUNK_FRAMES)
+        return BatchForm.exact(cls.name, frames, frames.mask("input_features_mask"))

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
 from forebay.steps.audio.ragged import BLOCK_ROWS, FRAME_SAMPLES, HOP_SAMPLES, Ragged, frames
-from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, Dtype, Fields, Stored
+from forebay.steps.audio.waveform import samples_form
+from forebay.steps.form import BatchForm, FieldForm
+from forebay.steps.step import AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
-from forebay.store.source import Sample
 
 Count = TypeVar("Count", int, np.ndarray)
 
@@ -100,75 +101,50 @@ class W2vBert(AudioStep):
         ]
 
     @classmethod
-    def batch(cls, stored: Stored) -> AudioBatch:
-        """Returns `input_features` [B, T, 160], `attention_mask` int32 [B, T], normalised by clip; of crops `feats`.
+    def batch(cls, stored: Stored) -> BatchForm:
+        """Returns the form `input_features` [B, T, 160], `attention_mask` int32 [B, T], normalised by clip."""
+        pairs = _pairs("input_features", stored, finish="w2v_bert", multiple=2)
+        return BatchForm.exact(cls.name, pairs, pairs.mask("attention_mask"))
 
-        `feats` is [B, 1, T, 160], T half of the crop's 1 + (N - 400) // 160 frames, rounded up (an odd last frame
-        stands beside zeros, as in the extractor).
+    @classmethod
+    def crop(cls, stored: Stored, *, num_samples: int) -> BatchForm:
+        """Returns the form `wav` [B, num_samples], `feats` [B, 1, T, 160].
+
+        T is half of the crop's 1 + (N - 400) // 160 frames, rounded up (an odd last frame stands beside zeros, as in
+        the extractor).
         """
-        return _W2vBertBatch("fbanks", stored.fields["fbanks"].shape[0])
+        length, pad = valid_frames(num_samples), float(_silence(stored.fields["fbanks"].shape[0]))
+        feats = _pairs("feats", stored, finish="w2v_bert_crop", length=length, hop=HOP_SAMPLES, pad=pad)
+        return BatchForm.exact(cls.name, samples_form("wav", stored, length=num_samples), feats)
 
 
-@dataclass(frozen=True, slots=True)
-class _W2vBertBatch(AudioBatch):
-    """Normalised pairs of frames. n_mels: columns of the stored filter banks."""
+class NormalisedPairs:
+    """The operation of whole clips: two frames stand side by side in a batch, normalised by clip."""
 
-    n_mels: int
+    def shape(self, rows: int, inner: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns [pairs, 2 * n_mels]."""
+        return (output_frames(rows), 2 * inner[0])
 
-    def values(self, samples: Sequence[Sample]) -> list[Array]:
-        return [sample[self.field][: sample["valid_frames"].item()] for sample in samples]
+    def marked(self, rows: int) -> int:
+        """Returns the pairs without that of an odd last frame, as the extractor's mask has it."""
+        return rows // 2
 
-    def room(self, longest: int) -> int:
-        return 2 * output_frames(longest)
+    def write(self, values: Array, out: Array) -> None:
+        """Makes `out` the values of a clip's frames."""
+        flat = out.reshape(-1, out.shape[-1])
+        w2v_bert_input(values, flat, np.empty(len(flat), np.int32))
 
-    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        from forebay.steps.batch import computed_rows
 
-        stored, names = self.values(samples), ("input_features", "attention_mask")
-        shape = (output_frames(max(map(len, stored))), 2 * self.n_mels)
-        return computed_rows(names, stored, w2v_bert_input, shape=shape, dtype=dtype, allocate=allocate)
+class NormalisedCrops(NormalisedPairs):
+    """The operation of crops: the same beside an axis of length 1.
 
-    def count_crop_frames(self, samples: Sequence[Sample], *, num_samples: int) -> tuple[int, int]:
-        frames = valid_frames(num_samples)
-        return sum(min(int(s["valid_frames"][0]), frames) for s in samples), len(samples) * frames
+    A clip that is shorter than its crop is followed by zeros before its features: the frames of its end and of silence
+    count in mean and variance, as in `SeamlessM4TFeatureExtractor` of the padded waveform.
+    """
 
-    def collate_crops(
-        self,
-        samples: Sequence[Sample],
-        starts: Sequence[int],
-        *,
-        num_samples: int,
-        dtype: Dtype,
-        allocate: Allocate,
-    ) -> Batch:
-        """Returns `feats` [batch, 1, T, 2 * n_mels]: arithmetic in float32, in the caller's thread.
-
-        A clip that is shorter than its crop is followed by zeros before its features: the frames of its end and of
-        silence count in mean and variance, as in `SeamlessM4TFeatureExtractor` of the padded waveform.
-        """
-        import torch
-
-        from forebay.steps.batch import PIECE, Rows, copy_values
-
-        frames = valid_frames(num_samples)
-        shape = (output_frames(frames), 2 * self.n_mels)
-        out = allocate("feats", (len(samples), 1, *shape), dtype=dtype)
-        rows = Rows(out, shape, allocate=allocate)
-        padded = allocate("banks", (frames, self.n_mels), dtype=torch.float32)
-        scratch = allocate("piece", (PIECE,), dtype=torch.float32)
-        silence = _silence(self.n_mels)
-        unused_mask = np.empty(shape[0], np.int32)
-        for index, (sample, start) in enumerate(zip(samples, starts, strict=True)):
-            first = start // HOP_SAMPLES
-            banks = sample["fbanks"][first : first + frames]
-            if len(banks) < frames or banks.dtype != np.float32:
-                copy_values(banks, padded[: len(banks)], scratch=scratch)
-                # What a silent frame is after it was stored, float16 for example.
-                padded[len(banks) :] = float(silence.astype(banks.dtype))
-                banks = padded.numpy()
-            w2v_bert_input(banks, rows.array(index), unused_mask)
-            rows.done(index)
-        return {"feats": out}
+    def shape(self, rows: int, inner: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns [1, pairs, 2 * n_mels]."""
+        return (1, *NormalisedPairs.shape(self, rows, inner))
 
 
 def valid_frames(num_samples: int) -> int:
@@ -211,6 +187,10 @@ def w2v_bert_input(fbanks: np.ndarray, out: np.ndarray, mask_out: np.ndarray) ->
     flat[num_frames:] = 0.0
     mask_out[: num_frames // 2] = 1
     mask_out[num_frames // 2 :] = 0
+
+
+def _pairs(name: str, stored: Stored, **more: Any) -> FieldForm:
+    return FieldForm.frames(stored.fields["fbanks"], name=name, used_of="valid_frames", **more)
 
 
 def _silence(n_mels: int) -> np.float32:

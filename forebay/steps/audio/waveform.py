@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from forebay.steps.step import Allocate, AudioBatch, AudioStep, Batch, ClipDtype, Dtype, Fields, Step, Stored
+from forebay.steps.form import BatchForm, FieldForm
+from forebay.steps.step import AudioStep, ClipDtype, Fields, Step, Stored
 from forebay.store.layout import Array, FieldSpec
-from forebay.store.source import Sample
 
 _INT16_SCALE = np.float32(32768.0)
 
-_INT16_STEP = np.float32(2.0**-15)
+_INT16_STEP = 2.0**-15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,41 +65,21 @@ class Waveform(AudioStep):
         return [{"waveform": convert(waveform)} for waveform in waveforms]
 
     @classmethod
-    def batch(cls, stored: Stored) -> AudioBatch:  # noqa: ARG003
-        """Returns the form `input_values` [B, N] and `attention_mask` int32 [B, N]; crops have their `wav` alone."""
-        return _WaveformBatch("waveform")
+    def batch(cls, stored: Stored) -> BatchForm:
+        """Returns the form `input_values` [B, N] and `attention_mask` int32 [B, N], to the length of the longest."""
+        samples = samples_form("input_values", stored)
+        return BatchForm.exact(cls.name, samples, samples.mask("attention_mask"))
+
+    @classmethod
+    def crop(cls, stored: Stored, *, num_samples: int) -> BatchForm:
+        """Returns the form `wav` [B, num_samples]."""
+        return BatchForm.exact(cls.name, samples_form("wav", stored, length=num_samples))
 
 
-class _WaveformBatch(AudioBatch):
-    """Samples to the length of the longest clip, and their mask."""
-
-    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        from forebay.steps.batch import computed_rows
-
-        stored, names = self.values(samples), ("input_values", "attention_mask")
-        shape = (max(map(len, stored)),)
-        return computed_rows(names, stored, _masked_input, shape=shape, dtype=dtype, allocate=allocate)
-
-
-def _masked_input(waveform: Array, out: Array, mask_out: Array) -> None:
-    waveform_input(waveform, out)
-    mask_out[: len(waveform)] = 1
-    mask_out[len(waveform) :] = 0
-
-
-def waveform_input(waveform: np.ndarray, out: np.ndarray) -> None:
-    """Makes `out` the samples as float, int16 divided by 32768 (exact), followed by zeros.
-
-    waveform: int16 or float32 [n]. out: float32 [N], N >= n.
-    """
-    if len(waveform) > len(out):
-        raise ValueError(f"waveform has {len(waveform)} samples, out has room for {len(out)}")
-    samples = out[: len(waveform)]
-    if waveform.dtype == np.int16:
-        np.multiply(waveform, _INT16_STEP, out=samples)
-    else:
-        samples[:] = waveform
-    out[len(waveform) :] = 0.0
+def samples_form(name: str, stored: Stored, **more: Any) -> FieldForm:
+    """Returns the form of the stored `waveform` as floats, int16 divided by 32768 (exact), followed by zeros."""
+    spec = stored.fields["waveform"]
+    return FieldForm.frames(spec, name=name, scale=_INT16_STEP if spec.dtype == "int16" else None, **more)
 
 
 def _to_int16(waveform: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """`qwen2_vl`: images to the patches of a Qwen2-VL processor, by our own path or by transformers' processor itself.
 
-Below the cut they are `pixel_values` by a table of values: `forebay.train.collate.patches`.
+Below the cut they are `pixel_values` by a table of values, which their form has.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 from forebay.errors import ConfigError
 from forebay.spans import DECODE, PATCHES, RESIZE, span
+from forebay.steps.form import BatchForm, FieldForm
+from forebay.steps.form import Table as FormTable
 from forebay.steps.image.processor.loading import hide_torchvision, torchvision_problem
-from forebay.steps.step import ImageStep
+from forebay.steps.step import ImageStep, Stored
 from forebay.store.image.codec import FIELDS, Codec
 from forebay.store.image.pixels import Patches as PatchArray
 from forebay.store.image.pixels import Pixels, decode_image, patchify, resized, unpatchify
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 Table = npt.NDArray[np.float32]
 """[3, 256]: the float32 value in `pixel_values` of a channel's uint8 value."""
+
+CODES, GRIDS = "patches", "image_grid_thw"
+"""The fields of an image: its patches as they are stored, and how many they are."""
 
 _CHECKED_PIXELS = 1 << 21
 """Up to this `max_pixels` an image above it is checked too; it would cost seconds where it is tens of millions."""
@@ -63,12 +68,33 @@ class Patches(ImageStep):
     """Of the processor. The two give different pixels for some images, so the backend is in the key."""
     version: int = 2
 
+    @classmethod
+    def batch(cls, stored: Stored) -> BatchForm:
+        """Returns the form of packs. Raises ConfigError for constants that are missing."""
+        for name in ("patch_size", "temporal_patch_size", "patch_table"):
+            stored.constant(name)
+        return patch_form(stored.constants)
+
     def fields(self, codec: Codec, *, patch_bytes: int) -> tuple[FieldSpec, ...]:
         """Returns the fields of an image. patch_bytes: of one patch, 3 * patch_size^2."""
         return (
             FieldSpec(name=FIELDS[codec], dtype="uint8", shape=(patch_bytes,) if codec == "raw" else ()),
             FieldSpec(name="image_grid_thw", dtype="int32", shape=(3,)),
         )
+
+
+def patch_form(constants: Mapping[str, Any]) -> BatchForm:
+    """Returns the form `image_grid_thw` int64 [k, 3] and `pixel_values` [patches, copies * w], one behind the other.
+
+    A stored row is (channel, y, x), one temporal copy; a row of `pixel_values` is (channel, time, y, x), the copies
+    equal. The table is the definition: what the processor makes of each value of each channel. constants: of the cache.
+    """
+    area, copies = int(constants["patch_size"]) ** 2, int(constants["temporal_patch_size"])
+    table = FormTable(axis=1, values=np.array(constants["patch_table"], np.float32), inner=area, copies=copies)
+    grids = FieldForm(name=GRIDS, dtype="int64", shape=(None, 3), stored_dtype="int32", join="cat")
+    rows: dict[str, Any] = {"of": CODES, "shape": (None, 3 * area), "stored_dtype": "uint8", "join": "cat"}
+    pixels = FieldForm(name="pixel_values", dtype="float32", table=table, **rows)
+    return BatchForm.exact(Patches.name, grids, pixels)
 
 
 @dataclass(frozen=True, slots=True)

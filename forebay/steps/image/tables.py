@@ -31,17 +31,22 @@ _LINE = 1024
 """Values of interleaved channels that are indexed together: numpy's inner loops are long then."""
 
 
-def expand(codes: Array, table: Values, axis: int, out: torch.Tensor, *, inner: int = 1) -> None:
+def expand(codes: Array, table: Values, axis: int, out: torch.Tensor, *, inner: int = 1, copies: int = 1) -> None:
     """Makes `out` the values of codes, in the calling thread.
 
     codes: uint8 or uint16 of any shape, their channels along `axis`. out: on the host, of that shape, float32, float16
-    or bfloat16 (the table is rounded to it), with any strides. Raises IndexError for a code that the table does not
-    have.
+    or bfloat16 (the table is rounded to it), with any strides. copies: `out` has the `inner` values of a channel so
+    many times, and no gaps. Raises IndexError for a code that the table does not have.
     """
-    if codes.size and int(codes.max()) >= table.shape[1]:
+    is_whole = table.shape[1] > np.iinfo(codes.dtype).max
+    if codes.size and not is_whole and int(codes.max()) >= table.shape[1]:
         raise IndexError(f"a code is {int(codes.max())}, the table has {table.shape[1]} values")
     values = raw(torch.from_numpy(np.ascontiguousarray(table)).to(out.dtype))
     # In the order in which codes lie in memory: batches keep it.
+    if copies > 1:
+        shape = blocks(codes.shape, axis, channels=len(values), inner=inner)
+        _expand_copies(codes.reshape(shape), values, raw(out.view(*shape[:2], copies, shape[2])))
+        return
     order = memory_order(codes)
     codes, target = codes.transpose(order), raw(out).transpose(order)
     axis = order.index(axis % len(order)) if order else 0
@@ -56,7 +61,7 @@ def expand(codes: Array, table: Values, axis: int, out: torch.Tensor, *, inner: 
 
 
 def expand_on_device(
-    codes: torch.Tensor, table: torch.Tensor, axis: int, *, dtype: torch.dtype, inner: int = 1
+    codes: torch.Tensor, table: torch.Tensor, axis: int, *, dtype: torch.dtype, inner: int = 1, copies: int = 1
 ) -> torch.Tensor:
     """Returns the values of codes in `dtype`, on the device of both: what `expand` gives, by gathers.
 
@@ -65,16 +70,23 @@ def expand_on_device(
     """
     values = table.to(dtype)
     channels, count = values.shape
-    out = torch.empty(codes.shape, dtype=dtype, device=codes.device)
-    shape = (1, 1, codes.numel()) if channels == 1 else blocks(codes.shape, axis, channels=channels, inner=inner)
-    rows, targets = codes.contiguous().view(shape), out.view(shape)
+    made = list(codes.shape)
+    if copies > 1:
+        made[axis] *= copies
+    out = torch.empty(made, dtype=dtype, device=codes.device)
+    is_plain = channels == copies == 1
+    shape = (1, 1, codes.numel()) if is_plain else blocks(codes.shape, axis, channels=channels, inner=inner)
+    rows, targets = codes.contiguous().view(shape), out.view(*shape[:2], copies, shape[2])
     first = torch.arange(0, channels * count, count, dtype=torch.int32, device=codes.device)[:, None]
     for place in _device_pieces(shape):
         index = rows[place].to(torch.int32)
         if codes.dtype == torch.int16:
             index &= 0xFFFF
-        index = index.clamp_(max=count - 1) + first
-        targets[place] = values.view(-1).index_select(0, index.view(-1)).view(index.shape)
+        if codes.dtype != torch.uint8 or count < 256:
+            index.clamp_(max=count - 1)
+        index = index + first
+        found = values.view(-1).index_select(0, index.view(-1)).view(index.shape)
+        targets[(*place[:2], slice(None), *place[2:])] = found[:, :, None]
     return out
 
 
@@ -126,6 +138,14 @@ def _expand_blocks(codes: Array, values: Array, target: Array) -> None:
     for start in range(0, rows, step):
         for channel in range(channels):
             _fill(codes[start : start + step, channel], values[channel], target[start : start + step, channel])
+
+
+def _expand_copies(codes: Array, values: Array, target: Array) -> None:
+    """Makes target [rows, channels, copies, block] the values of codes [rows, channels, block], each copy alike."""
+    step = max(1, _PIECE // max(1, 2 * codes.shape[2]))
+    for start in range(0, len(codes), step):
+        for channel, own in enumerate(values):
+            target[start : start + step, channel] = own.take(codes[start : start + step, channel], mode="clip")[:, None]
 
 
 def _expand_interleaved(codes: Array, values: Array, target: Array, *, block: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from forebay.errors import TextError
 from forebay.steps.step import Stored, TextBatch
@@ -46,6 +46,11 @@ class Given(Transcript):
     def batch(cls, stored: Stored) -> TextBatch:
         """Returns the form of `whisper`."""
         return Whisper.batch(stored)
+
+    @classmethod
+    def row_tokens(cls, num_tokens: Any, num_frames: Any) -> Any:
+        """Returns the tokens of `whisper`."""
+        return Whisper.row_tokens(num_tokens, num_frames)
 
 
 class GivenPrompt(WhisperPrompt):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -52,6 +52,11 @@ class Qwen3AsrChat(Transcript):
     def batch(cls, stored: Stored) -> TextBatch:
         """Returns the form `input_ids`, `attention_mask`, `labels` [B, L]."""
         return partial(qwen3_asr_text, pad_token_id=int(stored.constant("pad_token_id")))
+
+    @classmethod
+    def row_tokens(cls, num_tokens: Any, num_frames: Any) -> Any:
+        """Returns the tokens with those of the audio in place of their placeholder."""
+        return num_tokens - 1 + num_audio_tokens(num_frames)
 
 
 class Qwen3AsrPrompt(Prompt):

@@ -13,7 +13,7 @@ import numpy as np
 
 from forebay.errors import SampleError, TextError
 from forebay.spans import TOKENS, span
-from forebay.steps.step import Fields, Stored, TextBatch, TextStep
+from forebay.steps.step import Fields, RowText, Stored, TextBatch, TextStep
 from forebay.steps.text.line import OpenLine, Prepared, Staged, TextLine
 from forebay.steps.text.normal.step import NOWHERE, Problem
 from forebay.steps.text.normal.table import SIMPLE, made_steps
@@ -121,6 +121,13 @@ class Transcript(TextStep):
     def opened(self, folder: Path, *, merge_size: int | None = None) -> TextEncoder:  # noqa: ARG002
         """See `encoder`."""
         return self.encoder(folder)
+
+    @classmethod
+    def row(cls, stored: Stored) -> RowText:
+        """Returns the row that the samples' own batches make one behind the other."""
+        from forebay.steps.batch import BatchesOfOne
+
+        return BatchesOfOne(cls.batch(stored), cls.row_tokens)
 
     def encoder(self, folder: Path) -> TextEncoder:
         """Returns what writes transcripts with the tokenizer of a local folder; loads it (and with it transformers).

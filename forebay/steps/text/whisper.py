@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from forebay.errors import TextError
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
@@ -36,6 +36,11 @@ class Whisper(Transcript):
         `forebay.train.models.whisper.prepare_text_alone` once.
         """
         return partial(whisper_text, pad_token_id=int(stored.constant("pad_token_id")))
+
+    @classmethod
+    def row_tokens(cls, num_tokens: Any, num_frames: Any) -> Any:  # noqa: ARG003
+        """Returns the tokens without the one that is fed or learnt alone."""
+        return num_tokens - 1
 
 
 class WhisperPrompt(Prompt):

@@ -28,7 +28,8 @@ from forebay.pretrained import from_folder
 from forebay.train.calibrate.case import Case
 from forebay.train.calibrate.search import Line
 from forebay.train.calibrate.steps import Steps, opened
-from forebay.train.collate.patches import pixel_dtype, to_model_inputs
+from forebay.train.collate.codes import to_model_inputs
+from forebay.train.collate.patches import pixel_dtype
 from forebay.train.device import Batch
 from forebay.train.loop.compiled import set_passes
 from forebay.train.loop.trainable import adamw, set_trainable

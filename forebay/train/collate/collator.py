@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
 from forebay.errors import ConfigError
 from forebay.steps.batch import fresh
-from forebay.steps.step import Allocate, AudioBatch, Batch, PaddingSide, Stored, TextBatch
-from forebay.steps.table import AUDIO, FORMS, TEXT, form_step, text_step, unknown
-from forebay.steps.text.transcript import Transcript
-from forebay.store.image.arrays import FEATURES
+from forebay.steps.step import Allocate, Batch, PaddingSide, Stored
 from forebay.store.source import Sample, SampleSource, SourceUnion
+from forebay.train.collate.codes import as_codes as coded
 from forebay.train.collate.crop import Crops
-from forebay.train.collate.images import ImagesBatch, ImagesTextBatch
+from forebay.train.collate.forms import items_of, text_of
 from forebay.train.collate.patches import Filler, weight_of
 
 
@@ -37,8 +36,8 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 class Collator:
     """Makes the batch of a list of samples. Picklable, without state: DataLoader workers and threads may share it.
 
-    Its fields are those of the features' form, then those of the prompt's: `batch` of each step in `forebay.steps` says
-    which. All fields of text are int64.
+    Its fields are those of the items' form, then those of the prompt's: `batch` of each step in `forebay.steps` says
+    which, or the cache itself. All fields of text are int64.
 
     With `crop_s` the fields are those of `Crops`, and no text: a transcript is that of the whole clip.
     """
@@ -57,7 +56,7 @@ class Collator:
         source: of a union whose sources have other fields, each its own collator, as `Loader` has.
         dtype: of floating-point fields: float32, float16 or bfloat16. padding_side: of `input_ids`.
         crop_s: length of random crops; samples then have the draw of their crop beside them (`CropDraws.beside`).
-        as_codes: images as their processor gives them are codes where `ImagesExpansion` makes values of them.
+        as_codes: fields with a table are codes, of which `DeviceExpansion` makes values.
         Raises ConfigError for features, prompts or dtypes that have no batch form, or constants that are missing.
         """
         if dtype not in _DTYPES:
@@ -71,12 +70,10 @@ class Collator:
             )
         stored = Stored(f"cache {source.key[:16]}", source.constants, source.fields)
         self.dtype, self.padding_side = dtype, padding_side
-        features = stored.constant("features")
-        if features not in (*FORMS, FEATURES):
-            raise ConfigError(f"{stored.name}: no batch form for features {features!r}; {unknown(AUDIO, features)}")
-        self._features, self._text = _forms(stored, features)
-        if as_codes and isinstance(self._features, ImagesBatch):
-            self._features = self._features.as_codes()
+        self._items = items_of(stored)
+        self._text = text_of(stored, self._items)
+        if as_codes:
+            self._items = replace(self._items, form=coded(self._items.form))
         self._crops = None if crop_s is None else Crops.of(stored, crop_s=crop_s)
 
     def __call__(self, samples: Sequence[Sample | Mapping[str, torch.Tensor]]) -> Batch:
@@ -90,7 +87,7 @@ class Collator:
             raise ValueError("a batch needs at least one sample")
         if self._crops is not None:
             return self._crops.collate(samples, dtype=self.dtype, allocate=allocate)
-        batch = self._features.collate(samples, dtype=self.dtype, allocate=allocate)
+        batch = self._items.collate(samples, dtype=self.dtype, allocate=allocate)
         if self._text is None:
             return batch
         return batch | self._text(samples, padding_side=self.padding_side, allocate=allocate)
@@ -99,34 +96,12 @@ class Collator:
         """Returns (frames, of text tokens, of the samples; those that their batch has room for)."""
         if self._crops is not None:
             return self._crops.count_frames(samples)
-        return self._features.count_frames(samples)
+        return self._items.count(samples)
 
-
-def _forms(stored: Stored, features: str) -> tuple[AudioBatch, TextBatch | None]:
-    """Returns the forms of what is seen or heard, and of the text beside it."""
-    if features == FEATURES:
-        return ImagesBatch.of(stored), ImagesTextBatch.of(stored)
-    step = form_step(features)
-    return step.batch(stored), _text_form(stored, has_audio=step.has_audio)
-
-
-def _text_form(stored: Stored, *, has_audio: bool) -> TextBatch | None:
-    """Returns the form of the tokens beside the features; None for a cache without text."""
-    prompt = stored.constants.get("prompt")
-    if prompt is None and has_audio:
-        return None
-    step = text_step(prompt) if prompt in TEXT else None
-    if step is None or not issubclass(step, Transcript):
-        raise ConfigError(f"{stored.name}: no batch form for prompt {prompt!r}; {unknown(TEXT, prompt)}")
-    if not has_audio and not step.stands_alone:
-        alone = " or ".join(repr(name) for name in TEXT if getattr(text_step(name), "stands_alone", False))
-        raise ConfigError(f"{stored.name}: no batch form for prompt {prompt!r} without audio; wanted {alone}")
-    if step.audio_features not in (None, stored.constants["features"]):
-        raise ConfigError(
-            f"{stored.name}: text.prompt is {prompt!r}, which counts audio tokens by frames of features "
-            f"{step.audio_features!r}; audio.features is {stored.constants['features']!r}"
-        )
-    return step.batch(stored)
+    @property
+    def has_rows(self) -> bool:
+        """Whether the first dimension of every field of batches is that of the samples."""
+        return self._items.has_rows
 
 
 def _as_arrays(sample: Sample | Mapping[str, torch.Tensor]) -> Sample:

@@ -16,10 +16,10 @@ import torch
 
 from forebay.errors import ConfigError
 from forebay.plan.permutation import derive_key
-from forebay.steps.audio.waveform import waveform_input
-from forebay.steps.batch import Rows
+from forebay.steps.form import BatchForm
+from forebay.steps.form_batch import collate
 from forebay.steps.sections import crop_samples
-from forebay.steps.step import Allocate, AudioBatch, Batch, Stored
+from forebay.steps.step import Allocate, Batch, Stored
 from forebay.steps.table import audio_step
 from forebay.store.layout import Array
 from forebay.store.source import Sample
@@ -79,7 +79,7 @@ class Crops:
     """
 
     crop: Crop
-    form: AudioBatch
+    form: BatchForm
 
     @classmethod
     def of(cls, stored: Stored, *, crop_s: float) -> Crops:
@@ -92,7 +92,8 @@ class Crops:
         has_waveform = "waveform" in stored.fields
         samples = crop_samples(crop_s, features=kind, sample_rate_hz=int(rate), has_waveform=has_waveform)
         step = audio_step(kind)
-        return cls(Crop(num_samples=samples, grid_samples=step.grid_samples or 1), step.batch(stored))
+        crop = Crop(num_samples=samples, grid_samples=step.grid_samples or 1)
+        return cls(crop, step.crop(stored, num_samples=samples))
 
     def starts(self, samples: Sequence[Sample]) -> list[int]:
         """Returns where each sample's crop starts, in audio samples. Raises ConfigError for samples without a draw."""
@@ -104,15 +105,18 @@ class Crops:
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
         """Returns (frames of the clips in their crops, those of the batch): filter bank frames, else audio samples."""
-        return self.form.count_crop_frames(samples, num_samples=self.crop.num_samples)
+        field = self.form.fields[-1]
+        assert field.length is not None
+        return sum(min(len(field.array(s)), field.length) for s in samples), len(samples) * field.length
 
     def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> Batch:
         """Returns the batch of these samples, each with its draw beside it; fields are in `dtype`."""
-        starts, length = self.starts(samples), self.crop.num_samples
-        wav = allocate("wav", (len(samples), length), dtype=dtype)
-        rows = Rows(wav, (length,), allocate=allocate)
-        for index, (sample, start) in enumerate(zip(samples, starts, strict=True)):
-            waveform_input(sample["waveform"][start : start + length], rows.array(index))
-            rows.done(index)
-        more = self.form.collate_crops(samples, starts, num_samples=length, dtype=dtype, allocate=allocate)
-        return {"wav": wav, **more}
+        cut = [self._cut(*each) for each in zip(samples, self.starts(samples), strict=True)]
+        return collate(self.form, cut, dtype=dtype, allocate=allocate, are_rows=True)
+
+    def _cut(self, sample: Sample, start: int) -> Mapping[str, Sequence[Array]]:
+        found: dict[str, Sequence[Array]] = {}
+        for field in self.form.stored:
+            first = start // field.hop
+            found[field.name] = (sample[field.on_disk][first : first + (field.length or 0)],)
+        return found

@@ -1,4 +1,4 @@
-"""The batch of one pack: several conversations in one row, kept apart by their positions.
+"""The batch of one pack: several samples in one row of tokens, kept apart by their positions, their items behind it.
 
 How long the batches of packs are: as long as their samples, or padded to a few fixed shapes for a compiled model.
 """
@@ -12,18 +12,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.errors import CacheMismatchError, ConfigError, PlanError
+from forebay.errors import ConfigError, PlanError
 from forebay.steps.batch import IGNORED, fresh
-from forebay.steps.step import Allocate
+from forebay.steps.form import BatchForm
+from forebay.steps.form_batch import collate
+from forebay.steps.image.qwen2_vl import GRIDS
+from forebay.steps.step import Allocate, Stored
+from forebay.steps.table import text_step
 from forebay.store.layout import Array
 from forebay.store.source import SampleSource
-from forebay.train.collate.patches import HostExpansion, PatchBatch, as_filler, model_inputs, patch_table, weight_of
+from forebay.train.collate.codes import as_codes, has_codes
+from forebay.train.collate.forms import items_of
+from forebay.train.collate.packed_items import Arrays, Grids, PackedItems
+from forebay.train.collate.patches import PatchBatch, as_filler, model_inputs, weight_of
 
 PackedSample = Mapping[str, Any]
-"""`input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw` int32 [k, 3], `patches`: k arrays uint8 [n_i, w]."""
-
-_PADDING_IMAGE = 256
-"""Merged patches of the largest image of padding: attention in it is as cheap as in an image of 512 x 512."""
+"""For example `input_ids` int32 [n], `label_mask` uint8 [n], `image_grid_thw` int32 [k, 3], `patches`: k arrays."""
 
 
 class PackCollator:
@@ -31,25 +35,22 @@ class PackCollator:
 
     | field | |
     |---|---|
-    | `input_ids`, `labels` | int64 [1, S]; labels -100 where `label_mask` is 0, at the first token of a segment, in
-    padding |
-    | `position_ids` | int64 [4, 1, S]: a text row that counts from 0 in every segment, and three rows of mrope |
-    | `image_grid_thw` | int64 [k, 3] |
-    | `pixel_values` | [P, temporal_patch_size * w] in `dtype` |
+    | `input_ids`, `labels`, or what else the prompt has | int64 [1, S]; labels -100 where nothing is learnt, at the
+    first token of a segment of `input_ids`, in padding |
+    | `position_ids` | int64 [1, S]: counts from 0 in every segment; of images [4, 1, S], with three rows of mrope |
+    | the items' own | one behind the other: `image_grid_thw` [k, 3] and `pixel_values` [P, temporal_patch_size * w], or
+    `input_features` [frames, n_mels] and `input_features_lengths` [clips] |
     | `use_cache` | False |
     | `cu_seq_lens_q`, `cu_seq_lens_k` | int32 [segments + 1], under `varlen`; the same tensor |
     | `max_length_q`, `max_length_k` | Python int, under `varlen` |
 
-    `model(**batch)` takes it. With no attention mask and no key-value cache, transformers reads the segments from the
-    text row: what comes out equals separate forward passes (5.23: 0.0 eager, 3e-7 sdpa).
+    `model(**batch)` takes that of images. With no attention mask and no key-value cache, transformers reads the
+    segments from the text row: what comes out equals separate forward passes (5.23: 0.0 eager, 3e-7 sdpa).
 
-    Without a `dtype` the batch is a `PatchBatch` with `patches`, uint8 [P, w], instead of the last two fields; then
-    `model(**to_model_inputs(batch, constants))`.
+    Without a `dtype` fields with a table are codes as stored: the batch is a `PatchBatch` with `patches`, uint8 [P, w],
+    instead of `pixel_values` and `use_cache`; then `model(**to_model_inputs(batch, constants))`.
 
-    Padding is a segment of its own behind the samples. Padded patches are images of zeros whose image tokens stand at
-    the head of that segment, with positions as of text: nothing attends to them and no label is there, so results and
-    gradients are those without padding. A pack without images has one such image of a single token in any case: the
-    vision tower then takes part in every step, as data-parallel gradients want it.
+    Padding is a segment of its own behind the samples. What it has of images says `Grids`.
     """
 
     def __init__(
@@ -60,35 +61,34 @@ class PackCollator:
         dtype: torch.dtype | None = torch.float32,
         varlen: bool = False,
     ) -> None:
-        """Takes from `source` its constants only.
+        """Takes from `source` its constants and field specifications only.
 
-        shapes: None: batches as long as their samples. dtype: float32, float16 or bfloat16: `pixel_values`, expanded
-        here; None: `patches` as stored, to be expanded on the device. varlen: segment lengths for flash attention,
-        which otherwise reads them from the positions, waiting for the device. Other attentions pass over them. Raises
-        ConfigError for constants that are missing or no dtype of pixels.
+        shapes: None: batches as long as their samples. dtype: float32, float16 or bfloat16: of floats, expanded here;
+        None: codes as stored, to be expanded on the device. varlen: segment lengths for flash attention, which
+        otherwise reads them from the positions, waiting for the device. Other attentions pass over them. Raises
+        ConfigError for constants that are missing, arrays that stand in no pack, or no dtype of floats.
         """
-        constants = source.constants
-        name = f"cache {source.key[:16]}"
-        wanted = ("image_token_id", "pad_token_id", "patch_size", "merge_size", "temporal_patch_size", "patch_table")
-        for constant in wanted:
-            if constants.get(constant) is None:
-                raise ConfigError(
-                    f"{name}: its metadata has no {constant}, which packs need; rebuild it: forebay preprocess"
-                )
+        stored = Stored(f"cache {source.key[:16]}", source.constants, source.fields)
         if dtype not in (None, torch.float32, torch.float16, torch.bfloat16):
             raise ConfigError(
                 f"dtype of pixel_values is {dtype}, wanted torch.float32, torch.float16 or torch.bfloat16"
             )
-        self._image_token_id, self._pad_token_id = int(constants["image_token_id"]), int(constants["pad_token_id"])
-        self._merge_size = int(constants["merge_size"])
-        self._width = 3 * int(constants["patch_size"]) ** 2
-        self._copies = int(constants["temporal_patch_size"])
-        if shapes is not None and shapes.merge_size != self._merge_size:
-            raise ConfigError(f"{name}: merge_size is {self._merge_size}, that of the shapes is {shapes.merge_size}")
-        self.shapes, self.varlen = shapes, varlen
-        self._expansion = None
-        if dtype is not None:
-            self._expansion = HostExpansion(patch_table(constants), dtype=dtype, temporal_patch_size=self._copies)
+        form = pack_form(stored)
+        self._kind = Grids.of(stored) if GRIDS in {field.name for field in form.fields} else PackedItems()
+        if shapes is not None and shapes.merge_size != self._kind.merge_size:
+            raise ConfigError(
+                f"{stored.name}: merge_size is {self._kind.merge_size}, that of the shapes is {shapes.merge_size}"
+            )
+        self._text = text_step(stored.constant("prompt")).row(stored)
+        self._pad_token_id = int(stored.constants.get("pad_token_id") or 0)
+        self.shapes, self.varlen, self._dtype = shapes, varlen, dtype or torch.float32
+        self._is_coded = dtype is None and has_codes(form)
+        units = form.units
+        self._units = "" if units is None else units.on_disk if self._is_coded else units.name
+        self._form = as_codes(form) if self._is_coded else form
+
+    has_rows = False
+    """A pack has no dimension of samples, of a single one either."""
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any] | PatchBatch:
         """Returns the batch of these samples in memory of its own; a `collate_fn` for torch's DataLoader."""
@@ -99,97 +99,71 @@ class PackCollator:
     def collate(self, samples: Sequence[PackedSample], *, allocate: Allocate) -> dict[str, Any] | PatchBatch:
         """Returns the batch of these samples in tensors that `allocate` makes; every element of them is written.
 
-        Raises CacheMismatchError where a sample's text and images do not fit, PlanError where a pack is over the
-        shapes.
+        Raises CacheMismatchError where a sample's text and items do not fit, PlanError where a pack is over the shapes.
         """
         if not samples:
             raise ValueError("a pack needs at least one sample")
-        layout = self._layout(samples)
-        grids = np.concatenate([sample["image_grid_thw"] for sample in samples])
+        items = list(map(self._form.items, samples))
+        layout = self._layout(samples, items)
         fields = {
-            **self._tokens(samples, layout, grids, allocate),
-            **self._images(samples, layout, grids, allocate),
+            **self._tokens(samples, layout, items, allocate),
+            **self._beside(layout, items, allocate),
             **self._lengths(layout, allocate),
         }
-        return PatchBatch(fields) if self._expansion is None else model_inputs(fields)
+        return PatchBatch(fields) if self._is_coded else model_inputs(fields)
 
     def count_frames(self, samples: Sequence[PackedSample]) -> tuple[int, int]:
         """Returns (tokens of the samples, tokens of their batch); the difference is padding."""
-        layout = self._layout(samples)
+        layout = self._layout(samples, list(map(self._form.items, samples)))
         return layout.used, layout.num_tokens
 
-    def _layout(self, samples: Sequence[PackedSample]) -> _Layout:
-        lengths = np.array([len(sample["input_ids"]) for sample in samples])
-        used, patches = int(lengths.sum()), sum(len(image) for sample in samples for image in sample["patches"])
-        unit = self._merge_size**2
+    def _layout(self, samples: Sequence[PackedSample], items: Sequence[Arrays]) -> _Layout:
+        lengths = np.array(self._text.lengths(samples))
+        used, units = int(lengths.sum()), sum(len(array) for each in items for array in each.get(self._units, ()))
         if self.shapes is None:
-            room = patches or unit
-            num_tokens = used + (room - patches) // unit
+            room = units or self._kind.least
+            num_tokens = used + self._kind.tokens(room - units)
         else:
-            room, num_tokens = self.shapes.num_patches(used, patches), self.shapes.num_tokens
-        return _Layout(lengths, used, patches, num_tokens=num_tokens, num_patches=room)
+            room, num_tokens = self.shapes.num_patches(used, units), self.shapes.num_tokens
+        return _Layout(lengths, used, units, num_tokens=num_tokens, num_units=room)
 
     def _tokens(
-        self, samples: Sequence[PackedSample], layout: _Layout, grids: Array, allocate: Allocate
+        self, samples: Sequence[PackedSample], layout: _Layout, items: Sequence[Arrays], allocate: Allocate
     ) -> dict[str, torch.Tensor]:
         used, total, starts = layout.used, layout.num_tokens, layout.starts
-        input_ids, labels = (allocate(name, (1, total), dtype=torch.int64) for name in ("input_ids", "labels"))
-        position_ids = allocate("position_ids", (4, 1, total), dtype=torch.int64)
-        ids, targets, positions = input_ids.numpy()[0], labels.numpy()[0], position_ids.numpy()[:, 0]
-        np.concatenate([sample["input_ids"] for sample in samples], out=ids[:used])
-        mask = np.concatenate([sample["label_mask"] for sample in samples])
-        targets.fill(IGNORED)
-        np.copyto(targets[:used], ids[:used], where=mask != 0)
-        targets[starts] = IGNORED
+        tokens, beside = self._text(samples)
+        batch: dict[str, torch.Tensor] = {}
+        for name, values in tokens.items():
+            batch[name] = allocate(name, (1, total), dtype=torch.int64)
+            row = batch[name].numpy()[0]
+            row[:used], row[used:] = values, IGNORED if name == "labels" else self._pad_token_id
+        rows = self._kind.rows
+        batch["position_ids"] = allocate("position_ids", (rows, 1, total)[rows == 1 :], dtype=torch.int64)
+        positions = batch["position_ids"].numpy().reshape(rows, total)
         np.subtract(np.arange(used), np.repeat(starts, layout.lengths), out=positions[0, :used])
-        mrope_positions(
-            ids[:used],
-            grids,
-            image_token_id=self._image_token_id,
-            merge_size=self._merge_size,
-            starts=starts,
-            out=positions[1:, :used],
-        )
-        images = used + layout.padded_patches // self._merge_size**2
-        ids[used:images], ids[images:] = self._image_token_id, self._pad_token_id
         positions[:, used:] = np.arange(total - used)
-        return {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
+        if "input_ids" in batch:
+            ids = batch["input_ids"].numpy()[0]
+            self._kind.positions(positions[1:, :used], ids[:used], items, starts)
+            if self._kind.token is not None:
+                ids[used : used + self._kind.tokens(layout.padded_units)] = self._kind.token
+            if "labels" in batch:  # the model moves them: the first of a segment would be learnt from the one before
+                batch["labels"].numpy()[0, starts] = IGNORED
+        return batch | {name: torch.from_numpy(values) for name, values in beside.items()}
 
-    def _images(
-        self, samples: Sequence[PackedSample], layout: _Layout, grids: Array, allocate: Allocate
-    ) -> dict[str, torch.Tensor]:
-        images = [image for sample in samples for image in sample["patches"]]
-        sizes = [len(image) for image in images]
-        if sizes != grids.prod(axis=1).tolist():
-            raise CacheMismatchError(
-                f"images have {sizes} patches, image_grid_thw wants {grids.prod(axis=1).tolist()}; "
-                "run forebay preprocess --rebuild"
-            )
-        padding = self._padding_grids(layout.padded_patches)
-        image_grid_thw = allocate("image_grid_thw", (len(grids) + len(padding), 3), dtype=torch.int64)
-        np.concatenate([grids, padding], out=image_grid_thw.numpy())
-        name, dtype, copies = "patches", torch.uint8, 1
-        if self._expansion is not None:
-            name, dtype, copies = "pixel_values", self._expansion.dtype, self._copies
-        out = allocate(name, (layout.num_patches, copies * self._width), dtype=dtype)
-        end = 0
-        # Padding goes the way of the images, so that patches expanded here and on a device are equal there too.
-        for image in (*images, np.broadcast_to(np.uint8(0), (layout.padded_patches, self._width))):
-            start, end = end, end + len(image)
-            if self._expansion is None:
-                out.numpy()[start:end] = image
-            else:
-                self._expansion(image, out[start:end])
-        return {"image_grid_thw": image_grid_thw, name: out}
+    def _beside(self, layout: _Layout, items: Sequence[Arrays], allocate: Allocate) -> dict[str, torch.Tensor]:
+        """Returns the items. Padding goes their way, so that what is expanded here and on a device is equal there."""
+        if not self._form.fields:
+            return {}
+        self._kind.check(items, self._units)
+        if layout.padded_units:
+            items = [*items, {**self._zeros(layout.padded_units), **self._kind.padding(layout.padded_units)}]
+        return collate(self._form, items, dtype=self._dtype, allocate=allocate, are_rows=True)
 
-    def _padding_grids(self, num_patches: int) -> Array:
-        """Returns int32 [k, 3]: images of one merged patch's height that have so many patches together."""
-        merged = num_patches // self._merge_size**2
-        widths = [_PADDING_IMAGE] * (merged // _PADDING_IMAGE) + [merged % _PADDING_IMAGE] * (
-            merged % _PADDING_IMAGE > 0
-        )
-        grids = [(1, self._merge_size, self._merge_size * width) for width in widths]
-        return np.array(grids, dtype=np.int32).reshape(-1, 3)
+    def _zeros(self, num_units: int) -> Arrays:
+        return {
+            field.name: (np.zeros((num_units, *field.shape[1:]), field.stored_dtype),) for field in self._form.stored
+        }
 
     def _lengths(self, layout: _Layout, allocate: Allocate) -> dict[str, Any]:
         if not self.varlen:
@@ -206,23 +180,33 @@ class PackCollator:
         }
 
 
+def pack_form(stored: Stored) -> BatchForm:
+    """Returns the form that the items of a cache have in packs. Raises ConfigError where they can stand in none."""
+    try:
+        return items_of(stored).form.packed()
+    except ValueError as err:
+        raise ConfigError(
+            f'{stored.name}: plan.kind is "pack", and {err}; set plan.kind = "bucket" with batch_size'
+        ) from err
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What stands where in a batch: samples' tokens [0, used), padding's [used, num_tokens); patches alike."""
+    """What stands where in a batch: samples' tokens [0, used), padding's [used, num_tokens); rows of items alike."""
 
     lengths: Array
     used: int
-    patches: int
+    units: int
     num_tokens: int
-    num_patches: int
+    num_units: int
 
     @property
     def starts(self) -> Array:
         return np.cumsum(self.lengths) - self.lengths
 
     @property
-    def padded_patches(self) -> int:
-        return self.num_patches - self.patches
+    def padded_units(self) -> int:
+        return self.num_units - self.units
 
 
 def _as_arrays(value: Any) -> Any:
@@ -243,12 +227,12 @@ class PackShapes:
     seq_len: int
     """Most tokens that the samples of a pack have together."""
     patch_classes: tuple[int, ...]
-    """Rising; the last holds the patches of any pack."""
+    """Rising; the last holds the patches, or other rows of items, of any pack."""
     merge_size: int = 2
+    """Its square is the patches of a token. 0: no token stands for rows of items."""
 
     def __post_init__(self) -> None:
-        unit = self.merge_size**2
-        classes = self.patch_classes
+        unit, classes = max(self.merge_size, 1) ** 2, self.patch_classes
         if not classes or any(size < 1 or size % unit for size in classes) or list(classes) != sorted(set(classes)):
             raise PlanError(f"patch_classes are {classes}, wanted rising multiples of {unit}")
 
@@ -257,8 +241,9 @@ class PackShapes:
         cls, seq_len: int, *, max_patches: int | None = None, num_classes: int = 8, merge_size: int = 2
     ) -> PackShapes:
         """Returns `num_classes` evenly spaced classes up to `max_patches` (None: those of `seq_len` image tokens)."""
-        unit = merge_size**2
-        most = seq_len if max_patches is None else min(-(-max_patches // unit), seq_len)
+        unit = max(merge_size, 1) ** 2
+        most = seq_len if max_patches is None else -(-max_patches // unit)
+        most = min(most, seq_len) if merge_size else most
         tokens = {-(-most * (i + 1) // num_classes) for i in range(num_classes)}
         return cls(seq_len=seq_len, patch_classes=tuple(unit * n for n in sorted(tokens)), merge_size=merge_size)
 
@@ -266,7 +251,7 @@ class PackShapes:
     def num_tokens(self) -> int:
         """Tokens of every batch: `seq_len` and the room for image tokens of padding."""
         steps = [high - low for low, high in zip((0, *self.patch_classes), self.patch_classes, strict=False)]
-        return self.seq_len + max(steps) // self.merge_size**2
+        return self.seq_len + (max(steps) // self.merge_size**2 if self.merge_size else 0)
 
     def num_patches(self, num_tokens: int, num_patches: int) -> int:
         """Returns the class of a pack of so many tokens and patches. Raises PlanError where it is over the shapes."""
@@ -276,65 +261,3 @@ class PackShapes:
                 f"and {self.patch_classes[-1]}; pad to the plan's own seq_len and max_patches"
             )
         return next(size for size in self.patch_classes if size >= num_patches)
-
-
-def mrope_positions(
-    input_ids: Array,
-    grids: Array,
-    *,
-    image_token_id: int,
-    merge_size: int,
-    starts: Array | Sequence[int] = (0,),
-    out: Array | None = None,
-) -> Array:
-    """Returns int64 [3, n], the positions in time, height and width, as the model's `get_rope_index` has them.
-
-    input_ids: integer [n]. grids: integer [k, 3], `image_grid_thw` in the order of the images in `input_ids`.
-    starts: where the segments of a pack begin, rising, the first at 0; positions count from 0 in each of them.
-    out: int64 [3, n] to write to.
-
-    A text token stands one behind what is before it, on all three axes. An image of h x w merged patches stands at one
-    point in time, spreads over h and w from there, and what follows it stands max(h, w) further on (Qwen2-VL, section
-    2.1). Raises CacheMismatchError where the image tokens are not those of the grids.
-    """
-    sizes = np.asarray(grids, dtype=np.int64).reshape(-1, 3)
-    rows, columns = sizes[:, 1] // merge_size, sizes[:, 2] // merge_size
-    counts = rows * columns
-    ends = np.cumsum(counts)
-    image_tokens = np.flatnonzero(input_ids == image_token_id)
-    _check_image_tokens(image_tokens, frames=sizes[:, 0], counts=counts, ends=ends)
-    # How far each token moves on what comes behind it: an image does so at its last token.
-    steps = np.ones(len(input_ids), dtype=np.int64)
-    steps[image_tokens] = 0
-    steps[image_tokens[ends - 1]] = np.maximum(rows, columns)
-    places = np.cumsum(steps)
-    places -= steps
-    first = np.asarray(starts)
-    if len(first) > 1:
-        places -= np.repeat(places[first], np.diff(first, append=len(input_ids)))
-    positions = np.empty((3, len(input_ids)), dtype=np.int64) if out is None else out
-    positions[:] = places
-    # 32-bit: integer division is the dearest step here, and slower in 64.
-    within = np.arange(len(image_tokens), dtype=np.int32) - np.repeat((ends - counts).astype(np.int32), counts)
-    down, across = np.divmod(within, np.repeat(columns.astype(np.int32), counts))
-    positions[1, image_tokens] += down
-    positions[2, image_tokens] += across
-    return positions
-
-
-def _check_image_tokens(image_tokens: Array, *, frames: Array, counts: Array, ends: Array) -> None:
-    wanted = int(counts.sum())
-    if len(image_tokens) != wanted:
-        raise CacheMismatchError(
-            f"input_ids hold {len(image_tokens)} image tokens, image_grid_thw wants {wanted}; "
-            "the text was made for other images: run forebay preprocess --rebuild"
-        )
-    if (frames != 1).any() or (counts < 1).any():
-        raise CacheMismatchError(
-            "image_grid_thw has an image without patches or of several frames; only still images are known"
-        )
-    if (image_tokens[ends - 1] - image_tokens[ends - counts] != counts - 1).any():
-        raise CacheMismatchError(
-            "the image tokens of an image do not stand together, as image_grid_thw wants them; "
-            "run forebay preprocess --rebuild"
-        )

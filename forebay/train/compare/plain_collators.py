@@ -25,7 +25,7 @@ from forebay.steps.text.chat.conversation import with_images
 from forebay.steps.text.transcript import Transcript
 from forebay.store.source import SampleSource
 from forebay.train.collate.collator import Collator
-from forebay.train.collate.images import ImagesTextBatch
+from forebay.train.collate.forms import DeclaredText
 from forebay.train.uncached.plain import PlainSamples
 
 _COMPARED = 8
@@ -144,7 +144,8 @@ class ProcessorCollator:
         self._folder, self._decoded = Path(recipe.image.folder), group.decoded_name
         self._encoder = pictures.encoder
         self._image_processor = image_processor_of(self._folder)
-        self._text = ImagesTextBatch.of(Stored("the cache", source.constants, source.fields))
+        stored = Stored("the cache", source.constants, source.fields)
+        self._text = DeclaredText.of(stored) if "text_form" in stored.constants else None
         self._kept = _names(source.constants)
         self._whole: Any = None
         if source.constants.get("prompt") == "chat":

@@ -14,7 +14,8 @@ import torch
 
 from forebay.steps.batch import IGNORED
 from forebay.steps.text.transcript import TextEncoder
-from forebay.train.collate.patches import fields_of, pixel_dtype, to_model_inputs
+from forebay.train.collate.codes import to_model_inputs
+from forebay.train.collate.patches import fields_of, pixel_dtype
 from forebay.train.device import Batch
 from forebay.train.evaluation.classes import ClassCounts, class_rates, counted
 from forebay.train.evaluation.generate import Encoded, Generator, MuteError, prompts_of

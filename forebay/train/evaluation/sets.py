@@ -11,6 +11,7 @@ from typing import Any
 
 from forebay.config.digest import tokenizer_digest
 from forebay.config.loader import MixtureConfig
+from forebay.config.plan import PackConfig
 from forebay.config.train import EvalConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError, ManifestError
@@ -175,7 +176,7 @@ def _loader(config: Config, planned_by: Config, source: SampleSource, *, rank: i
     # Evaluation sets are small: to make their plan costs less than to keep it.
     planned = in_order(plan_of(planned_by, source, keep=False), parts=parts, whole=True)
     collator: Any = None
-    if source.constants.get("features") == "patches":
+    if isinstance(planned_by.plan, PackConfig):
         # The patches cross over as they are and are expanded on the device.
         collator = pack_collator(replace(config.loader, pixels="uint8"), planned_by.plan, source)
     return Loader(

@@ -233,6 +233,12 @@ def check_config(facts: ModelFacts, config: Config) -> None:
         )
     if facts.takes_packs:
         return
+    if config.plan is not None and config.plan.kind == "pack":
+        raise ConfigError(
+            f'{config.path}: plan.kind is "pack", and {an(facts.model_type)} model takes no packs; set plan.kind = '
+            '"bucket"',
+            code="FB109",
+        )
     prompt = None if config.text is None else config.text.prompt
     if facts.text_prompt is not None and audio_step_of(config) is None:
         _check_prompt(facts, prompt, facts.text_prompt)

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from forebay.steps.batch import fresh
 from forebay.steps.form import BatchForm, FieldForm, Join, Promise, Side, Table
+from forebay.steps.form_batch import collate
 from forebay.store.layout import Array
-from forebay.train.collate.images import ImagesBatch, ImagesExpansion
+from forebay.train.collate.codes import DeviceExpansion, as_codes
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def batches(field: FieldForm) -> ImagesBatch:
-    """Batches of one field."""
-    form = BatchForm(made_by="X", fields=(field,), promise=Promise(kind="exact"))
-    return ImagesBatch("pixel_values", form, counts_tokens=False)
+def form_of(field: FieldForm) -> BatchForm:
+    """The form of one field."""
+    return BatchForm(made_by="X", fields=(field,), promise=Promise(kind="exact"))
 
 
 def pixels(
@@ -54,11 +54,11 @@ def coded(field: FieldForm, *shapes: tuple[int, ...]) -> list[Array]:
 def assert_equal_on_both(field: FieldForm, samples: Sequence[Sequence[Array]]) -> torch.dtype:
     """Compares both ways for every dtype of batches, and returns the dtype of what crosses over."""
     rows = [{"pixel_values": list(arrays)} for arrays in samples]
-    on_host = batches(field)
+    form = form_of(field)
     for dtype in DTYPES:
-        crossing = on_host.as_codes().collate(rows, dtype=dtype, allocate=fresh)
-        found = ImagesExpansion(on_host.form, dtype=dtype)(crossing)["pixel_values"]
-        wanted = on_host.collate(rows, dtype=dtype, allocate=fresh)["pixel_values"]
+        crossing = collate(as_codes(form), rows, dtype=dtype, allocate=fresh)
+        found = DeviceExpansion(form, dtype=dtype)(crossing)["pixel_values"]
+        wanted = collate(form, rows, dtype=dtype, allocate=fresh)["pixel_values"]
         assert found.dtype == dtype
         assert found.shape == wanted.shape
         assert torch.equal(found.contiguous().view(torch.uint8), wanted.contiguous().view(torch.uint8))

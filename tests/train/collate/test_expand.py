@@ -12,7 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.train.collate.patches import HostExpansion, _gather, expand_patches, patch_table, to_model_inputs
+from forebay.steps.batch import fresh
+from forebay.steps.form_batch import collate
+from forebay.steps.image.qwen2_vl import patch_form
+from forebay.steps.image.tables import expand, expand_on_device
+from forebay.train.collate.codes import to_model_inputs
 from tests.train.tiny_vl import CONSTANTS, TABLE, conversation, pixel_values
 
 
@@ -38,13 +42,10 @@ def test_pixels_are_the_table_looked_up_and_repeated(
     patches = torch.randint(0, 256, (num_patches, 3 * patch_size**2), dtype=torch.uint8, generator=generator)
     table = torch.randn(3, 256, generator=generator)
     wanted = plain(patches, table, copies=copies, dtype=dtype)
-    out = torch.full(wanted.shape, torch.nan, dtype=dtype)
-    found = expand_patches(patches, table, dtype=dtype, temporal_patch_size=copies, out=out)
-    assert found is out
+    out, where = torch.full(wanted.shape, torch.nan, dtype=dtype), {"inner": patch_size**2, "copies": copies}
+    expand(patches.numpy(), table.numpy(), 1, out, **where)
     assert torch.equal(out, wanted)
-    assert torch.equal(expand_patches(patches, table, dtype=dtype, temporal_patch_size=copies), wanted)
-    _gather(patches, table.to(dtype), out=out.fill_(torch.nan), copies=copies)
-    assert torch.equal(out, wanted)
+    assert torch.equal(expand_on_device(patches, table, 1, dtype=dtype, **where), wanted)
 
 
 @pytest.mark.gpu
@@ -58,17 +59,16 @@ def test_patches_expanded_on_a_cuda_device_are_those_of_the_host(dtype: torch.dt
         0, 256, (9_000, 768), dtype=torch.uint8, generator=generator
     )  # more than one piece of a gather
     table = torch.randn(3, 256, generator=generator)
-    found = expand_patches(patches.cuda(), table, dtype=dtype)
+    found = expand_on_device(patches.cuda(), table.cuda(), 1, dtype=dtype, inner=256, copies=2)
     assert found.is_cuda
-    assert torch.equal(found.cpu(), expand_patches(patches, table, dtype=dtype))
+    assert torch.equal(found.cpu(), expand_on_device(patches, table, 1, dtype=dtype, inner=256, copies=2))
 
 
 def test_read_only_patches_are_expanded_by_a_pickled_copy() -> None:
     sample = conversation(np.random.default_rng(0), [(4, 6)])
-    expand = pickle.loads(pickle.dumps(HostExpansion(torch.from_numpy(TABLE), dtype=torch.float32)))  # noqa: S301 - our own bytes
-    out = torch.empty(24, 1536)
-    expand(sample["patches"][0], out)
-    assert torch.equal(out, pixel_values(sample))
+    form = pickle.loads(pickle.dumps(patch_form(CONSTANTS)))  # noqa: S301 - our own bytes
+    batch = collate(form, [form.items(sample)], dtype=torch.float32, allocate=fresh, are_rows=True)
+    assert torch.equal(batch["pixel_values"], pixel_values(sample))
 
 
 def test_model_inputs_are_expanded_and_without_a_cache() -> None:
@@ -89,7 +89,9 @@ def test_model_inputs_are_expanded_and_without_a_cache() -> None:
 
 
 def test_constants_give_the_table_bit_for_bit() -> None:
-    assert torch.equal(patch_table(CONSTANTS), torch.from_numpy(TABLE))
+    [_, pixels] = patch_form(CONSTANTS).fields
+    assert pixels.table is not None
+    np.testing.assert_array_equal(pixels.table.values, TABLE)
 
 
 def test_patches_without_their_table_are_refused() -> None:

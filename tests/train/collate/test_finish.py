@@ -15,12 +15,18 @@ from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRF
 from forebay.steps.audio.log_mel import LogMel
 from forebay.steps.audio.qwen3_asr import Qwen3Asr
 from forebay.steps.audio.w2v_bert import W2vBert, output_frames, w2v_bert_input
-from forebay.steps.audio.waveform import Waveform, waveform_input
+from forebay.steps.audio.waveform import Waveform
 from forebay.steps.batch import fresh
-from forebay.steps.step import Stored
+from forebay.steps.form_batch import collate
+from forebay.steps.step import AudioStep, Stored
 from tests.steps.audio.clips import nearly_30_s, recordings, waveforms
 
-NOTHING = Stored("", {}, {})
+
+def batch_of(step: AudioStep, samples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+    """Returns the batch of stored fields by the form of a step."""
+    form = step.batch(Stored("", {}, {spec.name: spec for spec in step.fields()}))
+    return collate(form, list(map(form.items, samples)), dtype=torch.float32, allocate=fresh, are_rows=True)
+
 
 HALF = 2.0**-11
 """Relative rounding of float16."""
@@ -46,14 +52,14 @@ def w2v_bert(clips: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 def finish_whisper(frames: np.ndarray, pad_value: float) -> np.ndarray:
     frames.flags.writeable = False
     sample = {"input_features": frames, "pad_value": np.array([pad_value], np.float32)}
-    return LogMel.batch(NOTHING).collate([sample], dtype=torch.float32, allocate=fresh)["input_features"][0].numpy()
+    return batch_of(LogMel(), [sample])["input_features"][0].numpy()
 
 
 def finish_qwen3_asr(*clips: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     for frames in clips:
         frames.flags.writeable = False
     samples = [{"input_features": frames} for frames in clips]
-    batch = Qwen3Asr.batch(NOTHING).collate(samples, dtype=torch.float32, allocate=fresh)
+    batch = batch_of(Qwen3Asr(), samples)
     return list(zip(batch["input_features"].numpy(), batch["input_features_mask"].numpy(), strict=True))
 
 
@@ -167,8 +173,9 @@ def test_w2v_bert_input_does_not_depend_on_alignment() -> None:
 @given(hnp.arrays(np.int16, st.integers(0, 50)), st.integers(0, 9))
 def test_waveform_input_divides_int16_exactly(clip: np.ndarray, padding: int) -> None:
     clip.flags.writeable = False
-    out = np.full(len(clip) + padding, np.nan, np.float32)
-    waveform_input(clip, out)
+    clips = [{"waveform": clip}, {"waveform": np.zeros(len(clip) + padding, np.int16)}]
+    out = batch_of(Waveform(), clips)["input_values"][0].numpy()
+    assert len(out) == len(clip) + padding
     assert (out[: len(clip)].astype(np.float64) * 32768 == clip).all()
     assert not out[len(clip) :].any()
 
@@ -177,16 +184,14 @@ def test_waveform_input_is_the_same_from_both_dtypes() -> None:
     clip = recordings()[0][1]
     for dtype in ("int16", "float32"):
         (fields,) = Waveform(dtype=dtype).compute([clip])
-        out = np.full(len(clip), np.nan, np.float32)
-        waveform_input(fields["waveform"], out)
+        [out] = batch_of(Waveform(dtype=dtype), [fields])["input_values"].numpy()
         np.testing.assert_array_equal(out, clip)
 
 
 @given(st.integers(1, 5000))
 def test_lengths(num_frames: int) -> None:
-    assert Qwen3Asr.batch(NOTHING).room(num_frames) == next(
-        n for n in range(num_frames, num_frames + 100) if n % 100 == 0
-    )
+    form = Qwen3Asr.batch(Stored("", {}, {spec.name: spec for spec in Qwen3Asr().fields()}))
+    assert form.main.room(num_frames) == next(n for n in range(num_frames, num_frames + 100) if n % 100 == 0)
     assert output_frames(num_frames) == len(range(0, num_frames, 2))
     many = np.arange(num_frames, num_frames + 3)
     assert output_frames(many).tolist() == [output_frames(int(n)) for n in many]
@@ -199,7 +204,6 @@ def test_lengths(num_frames: int) -> None:
         (lambda e: w2v_bert_input(e(5, 80), e(2, 160), e(2)), "the sample needs 3"),
         (lambda e: w2v_bert_input(e(4, 80), e(2, 80), e(2)), r"out is \[2, 80\]"),
         (lambda e: w2v_bert_input(e(4, 80), e(2, 320)[:, ::2], e(2)), "wanted C-contiguous"),
-        (lambda e: waveform_input(e(11), e(10)), "11 samples, out has room for 10"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(finish: Any, message: str) -> None:

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import CacheMismatchError, ConfigError, PlanError
-from forebay.train.collate.packed import PackCollator, PackShapes, mrope_positions
-from forebay.train.collate.patches import PatchBatch, expand_patches, fields_of
+from forebay.train.collate.packed import PackCollator, PackShapes
+from forebay.train.collate.packed_items import mrope_positions
+from forebay.train.collate.patches import PatchBatch, fields_of
 from forebay.train.loop.micro_batches import count_samples
 from forebay.train.ring import BufferRing
-from tests.train.tiny_vl import IMAGE, MERGE_SIZE, PAD, TABLE, WIDTH, FakeVlSource, conversation, conversations
+from tests.train.tiny_vl import IMAGE, MERGE_SIZE, PAD, WIDTH, FakeVlSource, conversation, conversations, expanded
 
 SHAPES = PackShapes(seq_len=200, patch_classes=(64, 128, 512))
 
@@ -123,13 +124,13 @@ def test_host_expansion_gives_what_the_device_would_make(
 ) -> None:
     samples = samples_of(seed, 3)
     kept = stored(PackCollator(FakeVlSource(), shapes=shapes, dtype=None), samples).fields
-    expanded = PackCollator(FakeVlSource(), shapes=shapes, dtype=dtype)(samples)
-    assert isinstance(expanded, dict)
-    wanted = expand_patches(kept.pop("patches"), torch.from_numpy(TABLE), dtype=dtype)
-    assert torch.equal(expanded.pop("pixel_values"), wanted)
-    assert expanded.pop("use_cache") is False
-    assert list(kept) == list(expanded)
-    assert all(torch.equal(kept[name], expanded[name]) for name in kept)
+    made = PackCollator(FakeVlSource(), shapes=shapes, dtype=dtype)(samples)
+    assert isinstance(made, dict)
+    wanted = expanded(kept.pop("patches"), dtype=dtype)
+    assert torch.equal(made.pop("pixel_values"), wanted)
+    assert made.pop("use_cache") is False
+    assert list(kept) == list(made)
+    assert all(torch.equal(kept[name], made[name]) for name in kept)
 
 
 @settings(max_examples=15)

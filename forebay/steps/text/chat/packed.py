@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from forebay.errors import ConfigError
-from forebay.steps.step import TextStep
+from forebay.steps.step import RowText, Stored, TextStep
 from forebay.steps.text.chat.conversation import (
     Message,
     check_conversation,
@@ -56,6 +56,13 @@ class Chat(TextStep):
             FieldSpec(name="input_ids", dtype="int32", group="text"),
             FieldSpec(name="label_mask", dtype="uint8", group="text"),
         )
+
+    @classmethod
+    def row(cls, stored: Stored) -> RowText:  # noqa: ARG003
+        """Returns the row `input_ids`, `labels`."""
+        from forebay.steps.batch import MarkedText
+
+        return MarkedText()
 
     def opened(self, folder: Path, *, merge_size: int | None) -> ChatEncoder:
         """Returns what writes conversations with the tokenizer of a local folder, see `ChatEncoder`."""

@@ -1,0 +1,92 @@
+"""Values of a form: tables of codes, and what reads values of JSON or raises FormError that says what was wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.errors import FormError
+
+MAX_AXIS, MAX_RANK = 1 << 31, 8
+_MAX_TEXT, _MAX_CHANNELS = 4096, 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Table:
+    """The values of codes: `values[channel, code]`, float32 [channels, n].
+
+    axis: of the array, along which channels lie: place i is of channel `i // inner % channels`. One channel is all.
+    copies: a batch has the `inner` values of a channel so many times, one behind the other.
+    """
+
+    axis: int
+    values: npt.NDArray[np.float32]
+    inner: int = 1
+    copies: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the table as JSON values; a float32 comes back bit for bit."""
+        more = {} if self.copies == 1 else {"copies": self.copies}
+        return {"axis": self.axis, "inner": self.inner, "values": self.values.tolist(), **more}
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Returns the table that `to_json` wrote; ValueError for anything else."""
+        names = {"axis", "inner", "values"}
+        require(isinstance(document, dict) and names <= set(document) <= {*names, "copies"}, "a table", document)
+        rows = document["values"]
+        is_whole = isinstance(rows, list) and 0 < len(rows) <= _MAX_CHANNELS
+        require(is_whole and all(isinstance(row, list) and row for row in rows), "the values of a table", rows)
+        require(len({len(row) for row in rows}) == 1, "rows of one length in a table", [len(row) for row in rows])
+        require(all(is_number(value) for row in rows for value in row), "numbers in a table", rows)
+        return cls(
+            axis=integer(document["axis"], "the axis of a table", most=MAX_RANK),
+            values=np.array(rows, np.float32),
+            inner=integer(document["inner"], "the places of a channel in a table", least=1),
+            copies=integer(document.get("copies", 1), "the copies of a channel in a table", least=1),
+        )
+
+
+def require(is_right: Any, wanted: str, found: Any) -> None:
+    """Raises FormError where something is not right."""
+    if not is_right:
+        raise FormError(f"wanted {wanted}, got {found!r:.80}")
+
+
+def integer(value: Any, what: str, *, least: int = 0, most: int = MAX_AXIS) -> int:
+    """Returns a whole number from `least` up to below `most`."""
+    require(type(value) is int and least <= value < most, what, value)
+    return int(value)
+
+
+def text(value: Any, what: str, *, least: int = 1) -> str:
+    """Returns a text that is not too long."""
+    require(isinstance(value, str) and least <= len(value) <= _MAX_TEXT, what, value)
+    return str(value)
+
+
+def identifier(value: Any, what: str) -> str:
+    """Returns the name of a field."""
+    require(isinstance(value, str) and len(value) <= _MAX_TEXT and value.isidentifier(), what, value)
+    return str(value)
+
+
+def number(value: Any, what: str) -> float:
+    """Returns a number that float32 holds."""
+    require(is_number(value), what, value)
+    return float(value)
+
+
+def one_of(value: Any, choices: Sequence[str], what: str) -> Any:
+    """Returns one of some choices."""
+    require(isinstance(value, str) and value in choices, f"{what}, one of {', '.join(choices)}", value)
+    return value
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that float32 holds."""
+    return type(value) in (int, float) and abs(value) < 3.5e38

@@ -1,0 +1,168 @@
+"""The forms of a source: of its items, clips or images, and of the text beside them. Collators read these alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+
+from forebay.errors import ConfigError
+from forebay.steps.audio.declared import form_of
+from forebay.steps.batch import IGNORED
+from forebay.steps.form import BatchForm
+from forebay.steps.form_batch import collate, count
+from forebay.steps.step import Allocate, Batch, Dtype, PaddingSide, Stored, TextBatch
+from forebay.steps.table import AUDIO, FORMS, OF_IMAGES, TEXT, form_step, text_step, unknown
+from forebay.steps.text.transcript import Transcript
+from forebay.store.image.arrays import FEATURES
+from forebay.store.layout import Array
+from forebay.store.source import Sample
+
+IDS, MASK, LABELS = "input_ids", "label_mask", "labels"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Items:
+    """The items of a group in a batch. A batch without an item has none of their fields."""
+
+    form: BatchForm
+    who: str = "clips"
+    """What the items are, in a message."""
+    advice: str = "rebuild the cache: forebay preprocess"
+    """Where they stand in no batch together."""
+    code: str | None = None
+    counted: Literal["frames", "tokens", "items"] = "frames"
+    """What padding is a share of."""
+    is_one_each: bool = True
+    """Whether every sample has exactly one."""
+
+    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
+        """Returns the fields of the form. Raises ConfigError for items that stand in no batch together."""
+        if not self.form.fields:
+            return {}
+        form, items = self.form, list(map(self.form.items, samples))
+        if not any(each[form.main.name] for each in items):
+            return {}
+        behind = [field.name for field in form.stored if field.join == "cat"]
+        gone = {name for name in behind if not any(len(array) for each in items for array in each[name])}
+        if gone:  # as the processor's own batch lacks an output that none of its images has
+            kept = (f for f in form.fields if not gone & {f.name, f.mask_of, f.lengths_of})
+            form = replace(form, fields=tuple(kept))
+        try:
+            return collate(form, items, dtype=dtype, allocate=allocate, are_rows=True)
+        except (ValueError, IndexError) as err:
+            raise ConfigError(
+                f"{self.who} of {form.made_by} stand in no batch together: {err}; its promise is {form.promise}: set "
+                f"plan.batch_size = 1, or {self.advice}",
+                code=self.code,
+            ) from err
+
+    def count(self, samples: Sequence[Sample]) -> tuple[int, int]:
+        """Returns (frames, tokens or items of the samples, those that their batch has room for)."""
+        if self.counted == "tokens":
+            lengths = [len(sample[IDS]) for sample in samples]
+            return sum(lengths), len(lengths) * max(lengths)
+        main = self.form.main
+        if self.counted == "items":
+            items = sum(len(sample[main.on_disk]) for sample in samples)
+            return items, items
+        return count(main, [(main.array(sample),) for sample in samples])
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the first dimension of every field of batches is that of the samples.
+
+        It is not where a sample has several items, or none, and where arrays stand one behind the other.
+        """
+        joins = {field.join for field in self.form.fields}
+        return "cat" not in joins and (self.is_one_each or joins == {"nest"})
+
+
+def items_of(stored: Stored) -> Items:
+    """Returns the form of what a cache stores of its items: that of its step, or the one that it declares.
+
+    Raises ConfigError where there is none. Beside a conversation images have the outputs that the model's whole
+    processor hands on.
+    """
+    features = stored.constant("features")
+    if features in FORMS:
+        form = form_step(features).batch(stored)
+        return Items(form=form, counted="frames" if form.fields else "tokens")
+    if features != FEATURES:
+        raise ConfigError(f"{stored.name}: no batch form for features {features!r}; {unknown(AUDIO, features)}")
+    form, names = form_of(stored, "form"), stored.constants.get("image_outputs")
+    if isinstance(names, list):
+        kept = tuple(field for field in form.fields if field.name in names or field.mask_of in names)
+        if not any(field.is_stored for field in kept):
+            raise ConfigError(
+                f"{stored.name}: image_outputs are {names}, and its form has none of them; rebuild it: "
+                "forebay preprocess",
+                code="FB125",
+            )
+        form = replace(form, fields=kept)
+    prompt = stored.constants.get("prompt")
+    return Items(
+        form=form,
+        who="images",
+        advice="give the processor a fixed size",
+        code="FB125",
+        counted="tokens" if IDS in stored.fields else "items",
+        is_one_each=prompt in OF_IMAGES and text_step(prompt, OF_IMAGES).needs_items == 1,
+    )
+
+
+def text_of(stored: Stored, items: Items) -> TextBatch | None:
+    """Returns the form of the tokens beside the items; None for a cache without text."""
+    if "text_form" in stored.constants:
+        return DeclaredText.of(stored)
+    prompt, features = stored.constants.get("prompt"), stored.constants["features"]
+    stands_alone = not items.form.fields
+    if features not in FORMS or (prompt is None and not stands_alone):
+        return None
+    step = text_step(prompt) if prompt in TEXT else None
+    if step is None or not issubclass(step, Transcript):
+        raise ConfigError(f"{stored.name}: no batch form for prompt {prompt!r}; {unknown(TEXT, prompt)}")
+    if stands_alone and not step.stands_alone:
+        alone = " or ".join(repr(name) for name in TEXT if getattr(text_step(name), "stands_alone", False))
+        raise ConfigError(f"{stored.name}: no batch form for prompt {prompt!r} without audio; wanted {alone}")
+    if step.audio_features not in (None, features):
+        raise ConfigError(
+            f"{stored.name}: text.prompt is {prompt!r}, which counts audio tokens by frames of features "
+            f"{step.audio_features!r}; audio.features is {features!r}"
+        )
+    return step.batch(stored)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredText:
+    """The text of a batch by its form; `labels` are the ids that `label_mask` marks, where a cache has such."""
+
+    form: BatchForm
+    learns: bool
+
+    @classmethod
+    def of(cls, stored: Stored) -> DeclaredText:
+        """Returns the form that a cache declares."""
+        form = form_of(stored, "text_form", group="text")
+        by_name = {field.name: field for field in form.fields}
+        learns = MASK in stored.fields and IDS in by_name and LABELS not in by_name
+        if learns:
+            labels = replace(by_name[IDS], name=LABELS, dtype="int64", pad=IGNORED)
+            form = replace(form, fields=(*(field for field in form.fields if field.name != MASK), labels))
+        return cls(form, learns)
+
+    def __call__(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
+        """Returns the fields of the form. padding_side: "left" wins over the form's own, which is that of the model."""
+        form = self.form
+        if padding_side == "left":
+            form = replace(form, fields=tuple(replace(field, side="left") for field in form.fields))
+        return collate(form, list(map(self._arrays, samples)), dtype=torch.float32, allocate=allocate, are_rows=True)
+
+    def _arrays(self, sample: Sample) -> Mapping[str, Sequence[Array]]:
+        if self.learns:
+            labels = np.where(sample[MASK], sample[IDS], sample[IDS].dtype.type(IGNORED))
+            sample = {**sample, LABELS: labels}
+        return self.form.items(sample)
