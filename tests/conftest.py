@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -18,6 +19,11 @@ _ALWAYS = settings(deadline=None, derandomize=False, suppress_health_check=[Heal
 settings.register_profile("forebay", _ALWAYS, max_examples=50)
 settings.register_profile("wide", _ALWAYS, max_examples=200)
 settings.load_profile("forebay")
+
+# `nohup`, `setsid` and a shell's `&` start a process that ignores Ctrl-C, and its children inherit that: tests of it
+# would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import python
+from tests.processes import ROOT, python
 from tests.warm.worker import COLD, warm_python, warm_workers
 
 _SAYS = """
@@ -116,3 +116,20 @@ def test_a_worker_that_is_killed_has_ended() -> None:
     with pytest.raises(ProcessLookupError, match="No such process"):
         os.kill(pid, 0)
     os.close(read)
+
+
+def test_a_run_of_the_tests_that_was_started_in_the_background_takes_ctrl_c() -> None:
+    """As under nohup: without the mend of conftest.py its children would ignore SIGINT, and tests of it hang."""
+    code = "import os, signal, sys, tests.conftest; os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
+    child = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, child],
+        cwd=ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGINT, ended.stderr
+    assert "KeyboardInterrupt" in ended.stderr

@@ -27,5 +27,8 @@ def test_it_prints_its_address_and_ends_cleanly(tmp_path: Path) -> None:
         with urllib.request.urlopen(found["url"]) as reply:
             assert reply.status == 200
         process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=30)
+        try:
+            rest, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()  # the block waits for its end
     assert (process.returncode, rest, errors) == (0, "", "")
