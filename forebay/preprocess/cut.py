@@ -19,7 +19,7 @@ NO_TEXT = "no_text"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """One shard of one group: items, or rows of the listing, [start, stop), and its key. The unit of work and resume."""
+    """One shard of one group: its items, or rows of the listing, [start, stop), and its key. The unit of work."""
 
     group: Group
     index: int

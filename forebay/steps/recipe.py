@@ -138,8 +138,8 @@ class AudioGroup(_Group):
         taken |= {*recipe.source.get("keep_columns", ()), *(spec.name for spec in text.fields())}
         if found := sorted(taken.intersection(spec.name for spec in self.features.fields())):
             raise ConfigError(
-                f"audio.features: {form.made_by} makes a field {found[0]!r}, and samples have one of that name already; "
-                "rename the field, or the column of source.keep_columns"
+                f"audio.features: {form.made_by} makes a field {found[0]!r}, and samples have one of that name "
+                "already; rename the field, or the column of source.keep_columns"
             )
         batch_names: frozenset[str] = getattr(text, "batch_names", frozenset())
         if found := sorted({field.name for field in form.fields}.intersection(batch_names)):

@@ -1,4 +1,4 @@
-"""Caches of the formats 1 to 3, which were never released: refused by name, left alone by lookup, listed and removed."""
+"""Caches of the formats 1 to 3, never released: refused by name, left alone by lookup, listed and removed."""
 
 from __future__ import annotations
 

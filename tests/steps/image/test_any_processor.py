@@ -21,6 +21,7 @@ from forebay.steps.form_batch import collate
 from forebay.steps.image.processor.outputs import as_array, outputs_of
 from forebay.steps.image.processor.probe import quiet
 from forebay.steps.image.processor.step import OpenProcessor, Processed, probe_processor
+from forebay.train.collate.forms import Items
 from tests.store.image.variants import photo
 
 CLASSES: dict[str, dict[str, Any]] = {
