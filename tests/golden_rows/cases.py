@@ -354,7 +354,7 @@ CASES: dict[str, Case] = {
             ("jsonl", "raw/train.jsonl", "", {"source": {"exclude": ["c03", "c05"], "duration_tolerance": 2.0}}),
             ("hf", "raw", "", {"source": {"max_samples": 11, "min_duration_s": 0.3}}),
             ("table", "raw/train.tsv", ".tsv", {"source": {"columns": {"audio": "path", "duration": "length"}}}),
-            ("folder", "raw", "", {"source": {"max_duration_s": 1.0, "max_sample_bytes": 60_000}}),
+            ("folder", "raw", "", {"source": {"max_duration_s": 1.0, "max_sample_bytes": 120_000}}),
             (
                 "ljspeech",
                 "raw",
@@ -367,12 +367,17 @@ CASES: dict[str, Case] = {
     "text-jsonl": Case(
         data=lambda folder: data.speech("text", folder / "raw", data.texts()),
         config=texts("raw/texts.jsonl", source=KEEP),
-        loads=LIVE | {"k": plan(k=3, batch_tokens=100), "size": plan(edges=[20, 40], batch_size=4, tail="pad")},
+        loads=LIVE
+        | {
+            "k": plan(k=3, batch_tokens=100),
+            "size": plan(edges=[20, 40], batch_size=4, tail="pad"),
+            "window": plan(kind="window", window=2, batch_size=5),
+        },
         exact=True,
     ),
     "text-txt": Case(
         data=lambda folder: data.speech("text", folder / "raw", data.texts(), form=".txt"),
-        config=texts("raw", source={"rows": "2:20:2"}, text={"normalize": "none", "max_label_tokens": 30}),
+        config=texts("raw", source={"rows": "2:20:2"}, text={"normalize": "none", "max_label_tokens": 40}),
         loads=LIVE,
         exact=True,
     ),
@@ -394,6 +399,7 @@ CASES: dict[str, Case] = {
                 "normalize": ["nfkc", "numbers", "lower"],
                 "languages": ["en", "fr", "es", "it"],
             },
+            plan={"=": 1, "edges": [30, 50], "batch_tokens": 250},
         ),
         loads=LIVE | {"mixture": {"mixture": {"column": "language", "temperature": 0.0}}},
     ),
@@ -482,9 +488,32 @@ CASES: dict[str, Case] = {
         loads=LIVE,
         exact=True,
     ),
+    "packs-bad-webdataset": Case(
+        data=lambda folder: data.vision(
+            "webdataset",
+            folder / "raw",
+            [*data.talks(4), *(row for row in data.bad_talks() if isinstance(row, dict))],
+            data.pictures() | data.bad_pictures(),
+        ),
+        config=packs("webdataset", source={"exclude": ["t02"]}),
+        loads=LIVE,
+        exact=True,
+    ),
     # Images as their processor gives them.
     "chat-gemma3-hf": Case(
-        data=talks("hf"), config=images("hf", GEMMA3), loads=LIVE | {"bfloat": loader(dtype="bfloat16")}, exact=True
+        data=talks("hf"),
+        config=images("hf", GEMMA3, source=KEEP_IMAGES),
+        loads=LIVE
+        | {
+            "bfloat": loader(dtype="bfloat16"),
+            "k": plan(k=3, batch_size=2),
+            "tokens": plan(edges=[60], batch_tokens=250),
+        }
+        | {
+            "window": plan(kind="window", window=2, batch_size=4, tail="drop"),
+            "where": {"filter": {"where": "grade > 2"}},
+        },
+        exact=True,
     ),
     "chat-gemma3-zstd-webdataset": Case(
         data=talks("webdataset"), config=images("webdataset", GEMMA3, vision={"codec": "zstd"}), exact=True
@@ -536,6 +565,11 @@ CASES: dict[str, Case] = {
     "label-two-bad-jsonl": Case(
         data=with_files(single(bad=True), model=folders.vit),
         config=images("jsonl", "model", "raw/train.jsonl", prompt="label"),
+        exact=True,
+    ),
+    "label-saved-hf": Case(
+        data=with_files(raw=data.classes, model=folders.vit),
+        config=images("hf", "model", prompt="label", source={"keep_columns": ["grade"]}),
         exact=True,
     ),
     "label-python": Case(

@@ -216,7 +216,8 @@ def _load(path: Path, document: Mapping[str, Any], *, exact: bool, whole: bool) 
                 for epoch in range(1 if live else 2):
                     found |= _epoch(loader, f"{world}.{rank} epoch {epoch}", exact=exact, whole=whole)
         if whole:
-            loader = forebay.train.make_loader(config, shuffle=False, with_ids=True, dp_rank=0, dp_world_size=1)
+            columns = ("sample_id", "text", *document["source"].get("keep_columns", ()))
+            loader = forebay.train.make_loader(config, shuffle=False, with_columns=columns, dp_rank=0, dp_world_size=1)
             found |= _epoch(loader, "in order", exact=exact, whole=False)
         return found
     except ForebayError as err:
@@ -239,7 +240,7 @@ def _plan(plan: forebay.plan.Plan, report: forebay.preprocess.BuildReport | None
 def _epoch(loader: forebay.train.Loader, name: str, *, exact: bool, whole: bool) -> dict[str, Any]:
     """Returns a digest a batch, and of the first batches of the first epoch each field too."""
     lines, seen = [], {}
-    for number, (batch, ids) in enumerate(loader):
+    for number, (batch, ids) in enumerate(loader):  # of a loader with columns: these by their names
         fields = getattr(batch, "fields", batch)
         values = {key: _Value.of(fields[key]) for key in sorted(fields)}
         parts = [f"{key} {value.digest(exact=exact)}" for key, value in values.items()]
