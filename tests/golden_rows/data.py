@@ -34,7 +34,8 @@ def noise(seed: int, count: int) -> np.ndarray[Any, Any]:
     x = np.arange(count, dtype=np.uint64) * np.uint64(2654435761) + np.uint64(seed * 97 + 13)
     x = (x ^ (x >> np.uint64(15))) * np.uint64(2246822519) & np.uint64(0xFFFFFFFF)
     x = (x ^ (x >> np.uint64(13))) * np.uint64(3266489917) & np.uint64(0xFFFFFFFF)
-    return (x >> np.uint64(16)).astype(np.int64)
+    found: np.ndarray[Any, Any] = (x >> np.uint64(16)).astype(np.int64)
+    return found
 
 
 def wave(seed: int, seconds: float, rate: int = 16_000) -> np.ndarray[Any, Any]:
@@ -44,7 +45,8 @@ def wave(seed: int, seconds: float, rate: int = 16_000) -> np.ndarray[Any, Any]:
     period = rate // (90 + 17 * (seed % 11))
     triangle = np.abs(at % period * 2 - period) * 16_000 // period - 8_000
     loud = np.where(at // (rate // 10) % 4 == 3, 0, 1)
-    return ((triangle + noise(seed, count) // 32 - 1_000) * loud).astype(np.int16)
+    found: np.ndarray[Any, Any] = ((triangle + noise(seed, count) // 32 - 1_000) * loud).astype(np.int16)
+    return found
 
 
 def encoded(samples: np.ndarray[Any, Any], rate: int = 16_000, form: str = "FLAC") -> bytes:
@@ -62,7 +64,12 @@ def clips(count: int = 14, *, rate: int = 16_000, form: str = "FLAC") -> list[Ro
 def clip(n: int, *, seconds: float, rate: int = 16_000, form: str = "FLAC", **other: Any) -> Row:
     """Returns one recording; `other` says what differs."""
     language, text = TEXTS[n % len(TEXTS)]
-    row = {"id": f"c{n:02}", "bytes": encoded(wave(n, seconds, rate), rate, form), "text": text, "language": language}
+    row: Row = {
+        "id": f"c{n:02}",
+        "bytes": encoded(wave(n, seconds, rate), rate, form),
+        "text": text,
+        "language": language,
+    }
     row |= {"seconds": round(seconds, 4), "speaker": f"s{n % 3}", "snr": None if n == 2 else n * 1.25, "takes": n % 4}
     return row | other
 

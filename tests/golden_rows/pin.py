@@ -38,7 +38,7 @@ class Case:
     """data: writes the raw files into a folder. loads: what batches are made with, over `config`.
 
     others: configs that are built first, by the names of their files. exact: no float is of a transform, a product of
-    matrices or a resampler, so all bits are pinned. wide: left to `make test-wide`.
+    matrices or a resampler, so all bits are pinned.
     """
 
     data: Callable[[Path], object]
@@ -46,7 +46,6 @@ class Case:
     loads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     exact: bool = False
-    wide: bool = False
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +100,8 @@ def pin(case: Case, folder: Path, command: Command, *, exact: bool = False) -> d
     facts = command("inspect", path)
     found["inspect"] = _facts({**facts, "plans": None})
     found["plans"] = sorted(_plan_facts(plan) for plan in facts["plans"])
-    return _cleaned(found, folder)
+    cleaned: dict[str, Any] = _cleaned(found, folder)
+    return cleaned
 
 
 def _built(path: Path) -> forebay.preprocess.BuildReport:
