@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class AllSamples:
     """The samples of a cache in their order.
 
-    key: of the cache. fields: table fields with a row a sample, by name. slots: where each sample lies. shards: of the cache.
+    key: of the cache. fields: table fields with a row a sample, by name. slots: where each sample lies. shards: of
+    the cache.
     """
 
     key: str

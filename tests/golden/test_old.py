@@ -1,4 +1,4 @@
-"""Caches of the formats 1 to 3, which were never released: refused by name, left alone by lookup, listed and removed."""
+"""Caches of the formats 1 to 3, which were never released: refused, left alone by lookup, listed and removed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache
 from forebay.store.metadata import FILE_NAME, write_metadata
+from tests.caches.roots import age
 from tests.store.sealed import build, config_of, raw_data
 
 FOLDER = Path(__file__).parent / "old"
@@ -30,6 +31,7 @@ def made(root: Path, version: int) -> Path:
         document = json.loads((folder / FILE_NAME).read_bytes())
         del document["checksum"]
         write_metadata(folder, {**document, "format_version": version})
+    age(folder, 60.0)
     return folder
 
 
@@ -78,7 +80,7 @@ def test_it_is_named_counted_and_removed(tmp_path: Path, version: int, capsys: p
     folder = made(root, version)
     size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     listed = run(capsys, "ls", root)
-    assert [Path(row["path"]).name for row in listed["caches"]] == [folder.name]
+    assert [row["name"] for row in listed["caches"]] == [folder.name]
     found = run(capsys, "du", root)
     assert found["kinds"]["cache"]["number"] == 1
     assert found["kinds"]["cache"]["size_bytes"] >= size_bytes
