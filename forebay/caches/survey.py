@@ -16,9 +16,9 @@ from typing import Any, Literal
 from forebay.caches.files import Contents, File, Sizes, contents_of, file_of, sizes_of
 from forebay.caches.root import FOLDER, Root
 from forebay.errors import CacheCorruptError, CacheError
-from forebay.rows.readers.line_index import FOLDER as INPUTS
 from forebay.store.cold.mark import ROOT as COLD
 from forebay.store.held import ORIGIN
+from forebay.store.inputs import FOLDER as INPUTS
 from forebay.store.inputs import SAMPLES
 from forebay.store.last_use import NOTES, Use, uses_of
 from forebay.store.layout import FORMAT_VERSION

@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.caches.root import Root, opened_root
-from forebay.caches.survey import LISTINGS, PLANS, TAR_INDEX, TEXT_INDEX
+from forebay.caches.survey import BUILDING, LISTINGS, PLANS, TAR_INDEX, TEXT_INDEX
 from forebay.cli.options import DONE, FAILED, command, completes, load, printed
 from forebay.config.load import read_remote
 from forebay.config.tree import Config
 from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheNotFoundError, ConfigError
-from forebay.preprocess.workspace import BUILDING
 from forebay.progress import during
-from forebay.rows.readers.line_index import FOLDER as INPUTS
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
+from forebay.store.inputs import FOLDER as INPUTS
 from forebay.store.lookup import find_cache, mirrored, require
 from forebay.store.remote.mirror import cache_folder
 from forebay.store.texts import TEXTS

@@ -16,13 +16,12 @@ import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.init.columns import NAMES
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.coded import Coded, Coder
 from forebay.preprocess.cut import Cut, cut_rows
 from forebay.preprocess.group import Finished, ItemGroup, Items, Read, Values, narrow, with_group
 from forebay.preprocess.image_group import ImageItems
-from forebay.preprocess.text_group import TOLD, TextItems
+from forebay.preprocess.text_group import NAMES, TOLD, TextItems
 from forebay.preprocess.workspace import Failure
 from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest

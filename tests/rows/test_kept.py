@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from forebay.errors import ConfigError, ManifestError
 from forebay.rows.kept_columns import (
     INTEGER,
+    NUMBER,
     PREFIX,
     TEXT,
     UNTYPED,
@@ -30,7 +31,6 @@ from forebay.rows.kept_columns import (
     values_of,
 )
 from forebay.rows.manifest import Manifest
-from forebay.store.schema import NUMBER
 from tests.rows.helpers import audio, described, ids, read, rejected, write_manifest, write_tar
 
 

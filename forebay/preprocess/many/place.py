@@ -10,9 +10,9 @@ from forebay.config.url import is_url, url_or_path
 from forebay.errors import CacheError, CacheMismatchError, ConfigError
 from forebay.preprocess.many.combine import Link, Linked
 from forebay.progress import Progress
-from forebay.rows.readers.line_index import FOLDER as INPUTS
 from forebay.store.cache import Cache
 from forebay.store.files import require_writable
+from forebay.store.inputs import FOLDER as INPUTS
 from forebay.store.key import SHORT
 from forebay.store.metadata import read_metadata
 from forebay.store.remote.transfer.tally import for_each

@@ -25,7 +25,7 @@ from forebay.errors import ManifestError, TextError
 from forebay.rows.meanings.conversation import IDS, IMAGES, canonical
 from forebay.rows.readers.arrow_files import class_names
 from forebay.rows.readers.json_lines import JsonError, parse_nested
-from forebay.steps.text.label import Labels
+from forebay.steps.text.label import LABELS_KEY, Labels
 from forebay.store.remote.raw.sources import walk
 from forebay.visible import printable
 
@@ -163,7 +163,7 @@ _TAKES: Mapping[str, tuple[str, Taken]] = {
 
 logger = logging.getLogger(__name__)
 
-_KEY = b"forebay.labels"
+
 _MANY = 1_000
 """Names that are classes rather than texts, even if no row shares one."""
 _INTEGER = re.compile(r"(0|[1-9][0-9]{0,9})(\.0+)?")
@@ -218,7 +218,7 @@ def with_labels(rows: pa.Table, declared: Sequence[tuple[str, ...] | None]) -> p
             )
     place = rows.schema.get_field_index("text")
     rows = rows.set_column(place, rows.schema.field(place), pc.cast(column, pa.large_string()))
-    return rows.replace_schema_metadata({**(rows.schema.metadata or {}), _KEY: json.dumps(labels.to_json())})
+    return rows.replace_schema_metadata({**(rows.schema.metadata or {}), LABELS_KEY: json.dumps(labels.to_json())})
 
 
 def _tell_if_renumbered(flat: Sequence[Any], names: Sequence[str]) -> None:
@@ -239,7 +239,7 @@ def _tell_if_renumbered(flat: Sequence[Any], names: Sequence[str]) -> None:
 
 def labels_of(rows: pa.Table) -> Labels | None:
     """Returns what the column of classes of a listing's rows is; None for rows of something else."""
-    found = (rows.schema.metadata or {}).get(_KEY)
+    found = (rows.schema.metadata or {}).get(LABELS_KEY)
     return None if found is None else Labels.from_json(json.loads(found))
 
 

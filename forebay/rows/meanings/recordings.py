@@ -32,10 +32,9 @@ from forebay.rows.manifest import (
     row_table,
     storable,
 )
-from forebay.rows.meanings.conversation import IDS
 from forebay.rows.media_reader import is_gone, opened
 from forebay.rows.named_files import NamedFiles, manifest_files, path_stem, usable_name
-from forebay.rows.reader import DURATIONS, Failures, Located, LocateTask, Piece, Record, Sink
+from forebay.rows.reader import DURATIONS, IDS, Failures, Located, LocateTask, Piece, Record, Sink
 from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
 from forebay.rows.readers.tar_members import UnreadableTar
 from forebay.store.layout import Array

@@ -16,10 +16,9 @@ from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
 from forebay.rows.manifest import joined, rejections, row_table
-from forebay.rows.meanings.conversation import IDS
 from forebay.rows.meanings.recordings import SPANS, duration_of, fill_durations, locate_files, located, spans_of
 from forebay.rows.named_files import NamedFiles, path_stem, usable_name
-from forebay.rows.reader import Failures, Located, LocateTask
+from forebay.rows.reader import IDS, Failures, Located, LocateTask
 from forebay.rows.readers.arrow_files import (
     DEFAULTS,
     HfFile,

@@ -16,10 +16,9 @@ from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.errors import ConfigError, ManifestError, TextError
 from forebay.rows.kept_columns import parts_of_rows, values_in
 from forebay.rows.manifest import Manifest, did_you_mean, joined, require_rows, storable
-from forebay.rows.meanings.conversation import IDS
 from forebay.rows.meanings.recordings import located
 from forebay.rows.named_files import manifest_files, path_stem
-from forebay.rows.reader import Failures, Located, LocateTask, Reader, RecordingLister
+from forebay.rows.reader import IDS, Failures, Located, LocateTask, Reader, RecordingLister
 from forebay.rows.readers.arrow_files import HfFile
 from forebay.rows.readers.json_lines import JsonError, not_lines, not_text, parse_object, refuse_constant, string_of
 from forebay.rows.readers.line_blocks import Block, codec_of, head_of, line_blocks, plain_name

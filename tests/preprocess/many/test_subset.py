@@ -102,7 +102,7 @@ def test_nothing_is_decoded_and_no_shard_is_written(cache: Cache, monkeypatch: p
 
     for name in ("forebay.store.shard.write_shard", "forebay.store.tdz.write_tdz", "soundfile.read"):
         monkeypatch.setattr(name, refuse)
-    monkeypatch.setattr("forebay.preprocess.modality.modality_of", refuse)
+    monkeypatch.setattr("forebay.preprocess.groups.Groups.of", refuse)
     assert subset(str(cache.folder), "all", where="True").num_samples == 7
 
 
