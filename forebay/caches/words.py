@@ -39,7 +39,7 @@ def _steps(recipe: Mapping[str, Any], tokenizers: Mapping[str, str]) -> Iterator
         yield _audio(audio)
     if vision:
         yield f"images, processor {_digest(vision.get('processor'))}"
-    if text:
+    if text and text.get("prompt") != "none":
         prompt = "chat" if vision else _short(text.get("prompt", "text"))
         tokenizer = str(text.get("tokenizer"))
         folder = f" ({_short(tokenizers[tokenizer])})" if tokenizer in tokenizers else ""

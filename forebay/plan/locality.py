@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable
@@ -12,10 +13,12 @@ import numpy as np
 from forebay.config.plan import BucketConfig, PlanConfig
 from forebay.errors import ConfigError
 from forebay.plan.shard_line import BLOCKS_IN_TOUCH, Windows
+from forebay.store.cache import Cache
 from forebay.store.layout import Ints
-from forebay.store.remote.ahead.shards import RemoteShards
+from forebay.store.remote.ahead.shards import RemoteShards, RunItems
 from forebay.store.remote.node.room import gb
-from forebay.store.source import SampleSource
+from forebay.store.selection import origin
+from forebay.store.source import SampleSource, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,19 +36,53 @@ def with_locality(settings: PlanConfig, source: SampleSource, *, sizes: Callable
         return settings
     locality, shards = "global", RemoteShards(source)
     if len(shards) and not shards.fit and source.slots is not None:
-        window = locality_window(
-            shards.bound_bytes - shards.kept_bytes,
-            sizes=sizes(),
-            shard_bytes=shards.row_shard_bytes,
-            ranks=1,
-            ahead_shards=shards.mirrors[0].settings.prefetch_shards,
-        )
+        window = _widest(shards, run=shard_run(source), sizes=sizes())
         locality = f"shards:{window}"
         logger.info(
             'plan.locality = "auto" is "%s": %d shards of %s in all do not fit remote.cache_size_gb, %s',
             *(locality, shards.num_used, gb(shards.total_bytes), gb(shards.bound_bytes)),
         )
     return dataclasses.replace(settings, locality=locality)
+
+
+def _widest(shards: RemoteShards, *, run: int, sizes: Ints) -> int:
+    """Returns the widest window: beside all items that samples list, or with those of the runs that are in touch."""
+    room, ahead = shards.bound_bytes - shards.kept_bytes, shards.mirrors[0].settings.prefetch_shards
+
+    def window(shard_bytes: int, room: int) -> int:
+        return locality_window(room, sizes=sizes, shard_bytes=shard_bytes, ranks=1, ahead_shards=ahead)
+
+    found = 0
+    if shards.item_bytes:
+        with contextlib.suppress(ConfigError):
+            found = window(shards.text_shard_bytes, room - shards.item_bytes)
+    for length in range(run, 1, -1):
+        with contextlib.suppress(ConfigError):
+            if (width := window(shards.row_shard_bytes(run=length), room)) >= 2 * length:
+                return max(found, width)
+    return found or window(shards.row_shard_bytes(run=1), room)
+
+
+_AGAIN = 1.1
+_MOST_SHARDS = 64
+"""In a run; the pages of items that its ends share with others are few then."""
+
+
+def shard_run(source: SampleSource) -> int:
+    """Returns how many consecutive shards of rows an order keeps together, since their samples list the same items.
+
+    It is the shortest run with which all shards of items are read about once, if each run reads its own. 1 where
+    samples list no items. A window keeps runs no longer than half of it.
+    """
+    caches = [cache for cache, _ in map(origin, parts_of(source)) if isinstance(cache, Cache)]
+    return max((_run(cache) for cache in caches if cache.listed), default=1)
+
+
+def _run(cache: Cache) -> int:
+    items, sizes = RunItems(cache), cache.unit_bytes(lambda sizes: sizes)
+    costs = [items.run_bytes(run, sizes=sizes).sum() for run in range(1, min(cache.num_shards, _MOST_SHARDS) + 1)]
+    enough = [cost <= _AGAIN * items.run_bytes(cache.num_shards, sizes=sizes).sum() for cost in costs]
+    return 1 + int(np.argmax(enough) if any(enough) else np.argmin(costs))
 
 
 def locality_window(

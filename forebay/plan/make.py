@@ -17,7 +17,7 @@ from forebay.errors import CacheCorruptError, CacheNotFoundError, ConfigError, P
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.disk import STATISTICS, AnyPlan, load_plan, pack_settings, plan_content, save_plan, sealed_content
 from forebay.plan.interface import Plan
-from forebay.plan.locality import with_locality
+from forebay.plan.locality import shard_run, with_locality
 from forebay.plan.mixture.sources import shards_of_sources
 from forebay.plan.names import plan_folder, state_key
 from forebay.plan.pack.plan import PackPlan, pack_plan
@@ -64,9 +64,9 @@ class Samples:
 
     durations: integers [num_samples], in audio samples at sample_rate_hz; None: of images. The others are called only
     where they are needed, and give integers [num_samples]: frames (of what is padded), tokens (of labels), patches and
-    images, shards (the number of the shard that holds the sample). None: not known. texts: bool [num_samples], those
-    without audio, whose length is their tokens; None: there are none. are_images: of a processor; without edges in
-    tokens they stand in one bucket.
+    images, shards (the number of the shard that holds the sample); shard_run: see there. None: not known. texts: bool
+    [num_samples], those without audio, whose length is their tokens; None: there are none. are_images: of a processor;
+    without edges in tokens they stand in one bucket.
     """
 
     durations: Array | None = None
@@ -76,6 +76,7 @@ class Samples:
     patches: Callable[[], Array] | None = None
     images: Callable[[], Array] | None = None
     shards: Callable[[], Array] | None = None
+    shard_run: Callable[[], int] | None = None
     texts: Array | None = None
     are_images: bool = False
     prompt: str = ""
@@ -199,6 +200,7 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
         # A column of zeros is no text: no batch could be sized by it.
         tokens=tokens if tokens is not None and (tokens.any() or samples.are_images) else None,
         shards=_asked(samples.shards) if settings.locality_shards is not None else None,
+        shard_run=samples.shard_run() if settings.locality_shards is not None and samples.shard_run else 1,
         texts=samples.texts,
     )
 
@@ -264,6 +266,7 @@ def samples_of(source: SampleSource) -> Samples:
         patches=column("num_patches" if "num_patches" in lengths else "num_frames"),
         images=column("num_images") if "num_images" in lengths else None,
         shards=None if slots is None else lambda: (slots >> ROW_BITS).astype(np.int32),
+        shard_run=None if slots is None else lambda: shard_run(source),
         texts=texts,
         are_images=are_images,
         prompt=str(source.constants.get("prompt")) if "num_frames" in lengths else "",

@@ -86,7 +86,8 @@ def _warn_of_width(shards: RemoteShards, windows: Windows | None) -> None:
     """Warns of a window that this node cannot keep: its shards are downloaded more often than once an epoch."""
     if windows is None:
         return
-    needed = int(shards.sizes.max()) * windows.held(blocks=BLOCKS_IN_TOUCH)
+    held = windows.held(blocks=BLOCKS_IN_TOUCH)
+    needed = min(held * shards.row_shard_bytes(run=windows.run), held * shards.text_shard_bytes + shards.item_bytes)
     if needed > shards.bound_bytes - shards.kept_bytes:
         logger.warning(
             'plan.locality is "shards:%d", whose steps reach into %s, and this node keeps %s (remote.cache_size_gb): '
@@ -179,7 +180,7 @@ def windows_of(plan: Plan) -> Windows | None:
         return plan.windows
     if not isinstance(plan, BucketPlan) or plan.shard_counts is None or plan.locality_shards is None:
         return None
-    return Windows(window=plan.locality_shards, sizes=np.array([len(plan.shard_counts)]))
+    return Windows(window=plan.locality_shards, sizes=np.array([len(plan.shard_counts)]), run=plan.shard_run)
 
 
 def node_ranks(world: int) -> int:

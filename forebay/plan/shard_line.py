@@ -16,10 +16,14 @@ groups of b + 1 end in b + 2."""
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Windows:
-    """The moving windows of a plan, one a source. window: shards of each; sizes: int64 [k], shards of each source."""
+    """The moving windows of a plan, one a source. window: shards of each; sizes: int64 [k], shards of each source.
+
+    run: consecutive shards that stay together.
+    """
 
     window: int
     sizes: Ints
+    run: int = 1
 
     def held(self, *, blocks: int) -> int:
         """Returns how many shards so many blocks of every source are."""
@@ -62,6 +66,14 @@ class ShardLine:
         rows = np.searchsorted(lines, shuffled, side="right") - 1
         found: Ints = self._within[rows, column] + shuffled - lines[rows]
         return found
+
+
+def in_runs(count: int, *, run: int, key: int) -> Ints:
+    """Returns so many shards in a keyed order, in which those of a run of consecutive ones stay together."""
+    num_runs = -(-count // run)
+    order = (Permutations([num_runs], key)(np.arange(num_runs))[:, None] * run + np.arange(run)).ravel()
+    found: Ints = order[order < count]
+    return found
 
 
 def _before(counts: Array) -> Array:

@@ -268,12 +268,6 @@ class Cache(ByHand):
         found: Ints = self._slots.array[indices] >> ROW_BITS
         return found
 
-    @cached_property
-    def _first_units(self) -> dict[Group, int]:
-        """The unit of the first shard of each listed group."""
-        counts = [self.num_shards, *(self._files.count(group) for group in self._listed)]
-        return dict(zip(self._listed, np.cumsum(counts).tolist(), strict=False))
-
     def unit_count(self, group: Group) -> int:
         """Returns how many shards a group has."""
         return self._files.count(group)
@@ -286,8 +280,8 @@ class Cache(ByHand):
     def units_of(self, indices: Ints) -> Ints:
         """Returns the units that hold these samples and their items, each once, rising."""
         found = [self.shards_of(indices)]
-        for group, first in self._first_units.items():
-            offsets, slots = self._listed[group]
+        for group, (offsets, slots) in self._listed.items():
+            first = self._files.first_units[group]
             offsets.require_all(np.concatenate((indices, indices + 1)))
             items = ListedItems(offsets.array, slots.array).places(indices)
             slots.require_all(items)
@@ -298,8 +292,8 @@ class Cache(ByHand):
         """Returns group and number of each shard of a unit."""
         if unit < self.num_shards:
             return [(group, unit) for group in self._files.together]
-        group = next(g for g, first in reversed(self._first_units.items()) if unit >= first)
-        return [(group, unit - self._first_units[group])]
+        group = next(g for g in reversed(self._listed) if unit >= self._files.first_units[g])
+        return [(group, unit - self._files.first_units[group])]
 
     def unit_files(self, unit: int) -> list[Wanted]:
         """Returns what the shards of a unit are called in a store, and how they are known there."""

@@ -88,7 +88,8 @@ def parse_metadata(
             f"{folder}: format_version is {version}, this forebay reads up to {format_version}; upgrade forebay",
             code="FB406",
         )
-    if isinstance(version, int) and version < (format_version if oldest is None else oldest):
+    is_cache = "recipe_key" in document  # and no plan, which has forms of its own
+    if is_cache and isinstance(version, int) and version < (format_version if oldest is None else oldest):
         raise CacheMismatchError(
             f"{folder}: format_version is {version}, this forebay reads {format_version}; make it anew: forebay "
             f"preprocess CONFIG, and remove the old one: forebay cache rm {folder}",

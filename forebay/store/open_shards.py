@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from forebay.errors import CacheCorruptError, CacheError, CacheReplacedError
 from forebay.store.held import HeldFile, HeldFolder
-from forebay.store.layout import Array, FieldSpec, Group
+from forebay.store.layout import TEXT, Array, FieldSpec, Group
 from forebay.store.shard import OUT_OF_HANDLES, Shard, ShardEntry, TensorColumns, entry_of, shard_name
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ class ShardFiles:
         self._successor: ShardFiles | None = None
         self.together = tuple(group for group in self.tables if group not in self.listed)
         """Groups in which a sample lies in the same shard and row: its text, and what has one item a row."""
+        first, self.first_units = self.count(TEXT), dict.fromkeys(self.together, 0)
+        """The unit of the first shard of each group: what is fetched and kept as one, see `Cache.units_of`."""
+        for group in self.listed:
+            self.first_units[group] = first
+            first += self.count(group)
 
     def count(self, group: Group) -> int:
         """Returns how many shards a group has."""
@@ -55,7 +60,8 @@ class ShardFiles:
         from forebay.store.remote.node.node import Wanted
 
         entry = self.entry(group, index)
-        return Wanted(name=shard_name(group, index), size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128, number=index)
+        name, number = shard_name(group, index), self.first_units[group] + index
+        return Wanted(name=name, size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128, number=number)
 
     def file(self, group: Group, index: int, holder: Holder) -> HeldFile:
         """Returns the file of a shard, which is there when it is asked for. holder: who keeps it mapped."""

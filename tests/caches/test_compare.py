@@ -63,7 +63,7 @@ def test_values_under_one_id_are_compared_by_their_hashes(corpus: Corpus, capsys
     corpus.rows = [row for row in corpus.rows if row["tar_path"] == "b.tar"]
     corpus.add_tar("a.tar", [f"a{i}" for i in range(10)], broken={"a4": _other()})
     document = run(capsys, "diff", first, built(corpus))
-    assert document["samples"]["first"] == {"audio or images": ["a4"]}
+    assert document["samples"]["first"] == {"audio": ["a4"]}
     assert document["samples"]["same"] == 16
 
 

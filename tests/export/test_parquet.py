@@ -13,8 +13,8 @@ import pytest
 
 from forebay.export.command import ExportOptions, export
 from forebay.store.cache import Cache, open_cache
-from tests.golden.make_v1_vision import FOLDER as VISION
-from tests.golden.make_v1_vision import name as vision_name
+from tests.golden.make_v4_patches import FOLDER as VISION
+from tests.golden.make_v4_patches import name as vision_name
 from tests.store_factory import make_cache
 
 

@@ -15,8 +15,8 @@ import soundfile
 
 from forebay.export.command import ExportOptions, export
 from forebay.store.cache import Cache, open_cache
-from tests.golden.make_v1_vision import FOLDER as VISION
-from tests.golden.make_v1_vision import name as vision_name
+from tests.golden.make_v4_patches import FOLDER as VISION
+from tests.golden.make_v4_patches import name as vision_name
 from tests.store_factory import RATE_HZ, make_cache
 
 IDS = ["a", "b/c.d", "../x", "ü", "A", "a%2Eb", "a.b", "y" * 300, "क"]

@@ -371,7 +371,7 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     folder = make_cache(tmp_path)
     document = json.loads((folder / "metadata.json").read_bytes())
     write_metadata(folder, {**document, "format_version": 99})
-    with pytest.raises(CacheMismatchError, match="format_version is 99, this forebay reads up to 3; upgrade forebay"):
+    with pytest.raises(CacheMismatchError, match="format_version is 99, this forebay reads up to 4; upgrade forebay"):
         open_cache(folder)
 
 

@@ -33,7 +33,7 @@ def saved(folder: Path, count: int) -> tuple[np.ndarray, dict[str, object]]:
 def test_slots_are_those_that_were_written(tmp_path: Path, count: int) -> None:
     array, entry = saved(tmp_path, count)
     assert (SUMS in entry) == (count > CHUNK)  # small caches have the bytes that they always had
-    found = open_slots(tmp_path, entry, length=count, verify=True)
+    found = open_slots(tmp_path, SLOTS, entry, length=count, verify=True)
     for index in range(count):
         found.require(index)
         assert found.array[index] == array[index]
@@ -44,7 +44,7 @@ def test_slots_are_those_that_were_written(tmp_path: Path, count: int) -> None:
 def test_a_damaged_chunk_is_found_where_it_is_touched_and_nowhere_else(tmp_path: Path) -> None:
     _, entry = saved(tmp_path, 3 * CHUNK)
     flip(tmp_path / SLOTS, 128 + 8 * (CHUNK + 1), 1)
-    found = open_slots(tmp_path, entry, length=3 * CHUNK, verify=True)
+    found = open_slots(tmp_path, SLOTS, entry, length=3 * CHUNK, verify=True)
     found.require(0)
     found.require(2 * CHUNK)
     for index in (CHUNK, 2 * CHUNK - 1, CHUNK):  # not only the first time
@@ -55,15 +55,15 @@ def test_a_damaged_chunk_is_found_where_it_is_touched_and_nowhere_else(tmp_path:
             found.require(index)
     with pytest.raises(CacheCorruptError, match="items from 4 on"):
         found.whole()
-    open_slots(tmp_path, entry, length=3 * CHUNK, verify=False).require(CHUNK)
+    open_slots(tmp_path, SLOTS, entry, length=3 * CHUNK, verify=False).require(CHUNK)
 
 
 def test_sizes_and_sums_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     _, entry = saved(tmp_path, 3 * CHUNK)
     with pytest.raises(CacheCorruptError, match=r"holds int64 \[12\], its metadata says int64 \[11\]"):
-        open_slots(tmp_path, entry, length=11, verify=True)
+        open_slots(tmp_path, SLOTS, entry, length=11, verify=True)
     with pytest.raises(CacheCorruptError, match=r"1 checksums of chunks, wanted 3 for 12 items"):
-        open_slots(tmp_path, {**entry, SUMS: ["0" * 16]}, length=12, verify=True)
+        open_slots(tmp_path, SLOTS, {**entry, SUMS: ["0" * 16]}, length=12, verify=True)
 
 
 def test_a_cache_of_many_slots_has_sums_and_is_refused_without(tmp_path: Path) -> None:

@@ -58,8 +58,16 @@ def test_it_names_no_file_outside_of_its_folder(folder: Path, name: str) -> None
     [
         ({"num_samples": -1}, "num_samples is -1"),
         ({"num_samples": 1 << 60}, "num_samples is"),
-        ({"num_shards": "2"}, "num_shards is '2', wanted int"),
-        ({"num_shards": True}, "num_shards is True"),
+        ({"groups": [2]}, r"groups is \[2\], wanted dict"),
+        ({"groups": {}}, "it has no group text"),
+        ({"groups": {"text": {"num_shards": "2", "num_items": None}}}, "num_shards is '2'"),
+        ({"groups": {"text": {"num_shards": True, "num_items": None}}}, "num_shards is True"),
+        ({"groups": {"text": {"num_shards": 2, "num_items": 4}}}, "it has no group text, whose rows are the samples"),
+        ({"groups": {"../text": {"num_shards": 2, "num_items": None}}}, "a group is called '../text'"),
+        (
+            {"groups": {name: {"num_shards": n, "num_items": None} for n, name in enumerate(("audio", "text"), 1)}},
+            "audio has 1 shards, text 2",
+        ),
         ({"key": None}, "key is None, wanted str"),
         ({"fields": [{"name": "a"}]}, "a field is"),
         ({"fields": [{"name": "a", "dtype": "object"}]}, "a field is"),

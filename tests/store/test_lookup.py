@@ -312,7 +312,7 @@ def test_a_cache_of_another_recipe_named_outright_is_an_error(config: Config, tm
 
 def test_a_cache_whose_key_was_made_in_another_way_is_named_by_recipe_key(config: Config, tmp_path: Path) -> None:
     folder = build(config)
-    document = read_metadata(folder, format_version=1)
+    document = read_metadata(folder)
     write_metadata(folder, {**document, "recipe_key": "0" * 64})
     with pytest.raises(CacheMismatchError, match=r"recipe_key is '0000000000000000' in the cache"):
         find(config_of(tmp_path, loader={"cache_dir": str(folder)}))
@@ -464,7 +464,7 @@ def test_fields_that_need_others_change_the_key(tmp_path: Path) -> None:
 
 def test_columns_at_their_defaults_are_in_no_key_of_texts(tmp_path: Path) -> None:
     config = config_of(tmp_path, text=TEXT, audio={"features": "none"}, source={"kind": "text"})
-    assert not [name for name in recipe_of(config).document["source"] if name.endswith("_column") or name == "rows"]
+    assert not [name for name in recipe_of(config).document["source"] if name.endswith("_column")]
 
 
 VISION = {"processor": str(DEMO_VISION)}
@@ -655,7 +655,7 @@ def test_differences_know_types_and_sections() -> None:
 
 
 def test_the_document_survives_the_metadata(config: Config) -> None:
-    stored = read_metadata(build(config), format_version=1)["recipe"]
+    stored = read_metadata(build(config))["recipe"]
     assert differences(recipe_of(config).document, stored) == []
 
 

@@ -89,9 +89,11 @@ def test_a_newer_format_is_refused_by_name_before_its_checksum(tmp_path: Path) -
         read_metadata(tmp_path, format_version=2)
 
 
-def test_an_older_format_is_read(tmp_path: Path) -> None:
-    write_metadata(tmp_path, DOCUMENT)
-    assert read_metadata(tmp_path, format_version=2)["format_version"] == 1
+def test_an_older_format_is_read_where_the_caller_knows_it(tmp_path: Path) -> None:
+    write_metadata(tmp_path, {**DOCUMENT, "recipe_key": "ab"})
+    assert read_metadata(tmp_path, format_version=2, oldest=1)["format_version"] == 1
+    with pytest.raises(CacheMismatchError, match="format_version is 1, this forebay reads 2; make it anew"):
+        read_metadata(tmp_path, format_version=2)
 
 
 @pytest.mark.parametrize(

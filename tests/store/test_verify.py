@@ -131,8 +131,8 @@ def test_foreign_files_and_dead_links_are_named(copy: Path) -> None:
     (copy / "audio" / "notes.txt").write_text("hello")
     (copy / "link").symlink_to(copy / "nothing")
     assert verify_folder(copy).problems == [
-        f"{copy / 'link'} does not belong to this cache",
         f"{copy / 'audio' / 'notes.txt'} does not belong to this cache",
+        f"{copy / 'link'} does not belong to this cache",
     ]
 
 

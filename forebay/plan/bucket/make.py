@@ -23,6 +23,7 @@ def bucket_plan(
     settings: BucketConfig,
     tokens: Array | None = None,
     shards: Array | None = None,
+    shard_run: int = 1,
     texts: Array | None = None,
 ) -> BucketPlan:
     """Returns the plan in which every sample is in exactly one bucket.
@@ -30,8 +31,9 @@ def bucket_plan(
     durations: integers [num_samples], in audio samples. Bucket b holds [edge b-1, edge b); the last one is open-ended,
     so that what is longer than every edge stays.
     tokens: integers [num_samples], label tokens, for `batch_tokens`. shards: integers [num_samples], the shard that
-    each sample lies in, for `locality`. texts: bool [num_samples], the samples without audio, where there are some:
-    they have buckets of their own by tokens, behind those by duration, which are left out where no sample has audio.
+    each sample lies in, for `locality`; shard_run: see there. texts: bool [num_samples], the samples without audio,
+    where there are some: they have buckets of their own by tokens, behind those by duration, which are left out where
+    no sample has audio.
     Raises PlanError for no samples, a negative duration (with its index), a table of other buckets, missing tokens or
     shards, or when `drop` leaves no batch at all.
     """
@@ -67,6 +69,7 @@ def bucket_plan(
         grad_accs=grad_accs(settings, edges_s=edges_s, num_buckets=len(counts)),
         shard_counts=_shard_counts(shards, buckets, len(counts)) if local and shards is not None else None,
         locality_shards=settings.locality_shards,
+        shard_run=max(1, min(shard_run, (settings.locality_shards or 0) // 2)),
         edges=tuple(text_edges),
     )
     if plan.num_batches == 0:

@@ -20,7 +20,7 @@ from forebay.config.plan import BucketConfig, PlanConfig
 from forebay.plan.bucket.sizes import grad_accs
 from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions
 from forebay.plan.permutation import Permutations, derive_key
-from forebay.plan.shard_line import ShardLine
+from forebay.plan.shard_line import ShardLine, in_runs
 from forebay.store.layout import Array, Ints
 
 
@@ -36,7 +36,7 @@ class BucketPlan(KeptPlan):
     edges_s: the upper edges; sample_rate_hz: of the durations that the plan was made from.
     edges: upper edges, in tokens, of the buckets of samples without audio, which come behind the others.
     shard_counts: int32 [num_shards, num_buckets], samples of each, with `locality_shards`, the shards of the moving
-    window.
+    window. shard_run: consecutive shards that stay together in it, see `shard_run`.
     """
 
     members: Array
@@ -49,6 +49,7 @@ class BucketPlan(KeptPlan):
     grad_accs: tuple[int, ...] | None = None
     shard_counts: Array | None = None
     locality_shards: int | None = None
+    shard_run: int = 1
     edges: tuple[int, ...] = ()
     check: Callable[[Ints], None] | None = None
 
@@ -104,8 +105,9 @@ class BucketPlan(KeptPlan):
 
     def figures(self, settings: PlanConfig) -> dict[str, Any]:
         """See `KeptPlan`."""
+        run = {} if self.shard_run == 1 else {"shard_run": self.shard_run}
         if self.edges:
-            return {"edges_s": list(self.edges_s), "edges": list(self.edges)}
+            return {"edges_s": list(self.edges_s), "edges": list(self.edges), **run}
         return {"edges_s": list(self.edges_s)} if isinstance(settings, BucketConfig) and settings.k is not None else {}
 
     @classmethod
@@ -121,6 +123,7 @@ class BucketPlan(KeptPlan):
             tail=settings.tail,
             grad_accs=grad_accs(settings, edges_s=edges_s, num_buckets=len(kept["batch_sizes"])),
             locality_shards=settings.locality_shards,
+            shard_run=metadata.get("shard_run", 1),
         )
 
 
@@ -234,7 +237,8 @@ class ShardOrder(Order):
 
     Costs O(shards * buckets) to make, nothing a sample.
 
-    The shards, in a keyed order of their own each epoch, form blocks of N / 2. A bucket's line goes through the blocks
+    The shards (in runs, where their samples list the same items), in a keyed order of their own each epoch, form blocks
+    of N / 2. A bucket's line goes through the blocks
     one after the other, and is shuffled inside each. A lockstep group belongs to the block in which its first sample
     lies; the epoch takes the groups block by block, inside a block by a keyed permutation. A group may end in the next
     block: its samples lie in N shards at most, and the window moves on by N / 2. (The groups of a bucket too rare to
@@ -255,7 +259,7 @@ class ShardOrder(Order):
         self._shard_line = ShardLine(
             plan.shard_counts,
             plan.offsets[:-1],
-            shards=Permutations([len(plan.shard_counts)], self._key("shards"))(np.arange(len(plan.shard_counts))),
+            shards=in_runs(len(plan.shard_counts), run=plan.shard_run, key=self._key("shards")),
             window=plan.locality_shards,
             key=self._key("lines"),
         )

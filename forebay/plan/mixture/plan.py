@@ -31,10 +31,11 @@ Exhausted = Literal["repeat", "end"]
 class SourceShards:
     """Where the samples of each source lie. shards: those of each source, rising; counts: their samples, [shards, c].
 
-    window: shards of a source that its shuffle reaches into.
+    window: shards of a source that its shuffle reaches into. run: consecutive ones that stay together.
     """
 
     window: int
+    run: int
     shards: list[Array]
     counts: list[Array]
 
@@ -75,7 +76,8 @@ class MixturePlan:
         if self.shards is None:
             return None
         live = np.flatnonzero(self.weights).tolist()
-        return Windows(window=self.shards.window, sizes=np.array([len(self.shards.shards[i]) for i in live], np.int64))
+        sizes = np.array([len(self.shards.shards[i]) for i in live], np.int64)
+        return Windows(window=self.shards.window, sizes=sizes, run=self.shards.run)
 
     @cached_property
     def draw(self) -> Draw:
@@ -223,7 +225,10 @@ def _source_shards(plan: BucketPlan, source_of: Array, num_sources: int) -> Sour
         counts[np.searchsorted(pairs, own), bucket] = samples
     cuts = np.searchsorted(pairs, np.arange(1, num_sources) * count)
     return SourceShards(
-        window=plan.locality_shards, shards=np.split(pairs % count, cuts), counts=np.split(counts, cuts)
+        window=plan.locality_shards,
+        run=plan.shard_run,
+        shards=np.split(pairs % count, cuts),
+        counts=np.split(counts, cuts),
     )
 
 
@@ -325,11 +330,12 @@ class MixtureOrder(EpochOrder):
             if len(self._shard_lines) >= _MAX_LINES + 2 * len(self.plan.names):
                 self._shard_lines.clear()
             own = shards.shards[source]
-            every = Permutations([int(max(map(np.max, filter(len, shards.shards)))) + 1], self._key(number, "shards"))
+            last = int(max(map(np.max, filter(len, shards.shards))))
+            every = Permutations([last // shards.run + 1], self._key(number, "shards"))
             self._shard_lines[number, source] = ShardLine(
                 shards.counts[source],
                 self.plan.offsets[source : -1 : len(self.plan.names)],
-                shards=np.argsort(every(own)),
+                shards=np.argsort(every(own // shards.run), kind="stable"),
                 window=shards.window,
                 key=self._key(number, "shard lines", source),
             )

@@ -239,7 +239,7 @@ def test_a_foreign_list_of_rows_is_refused(tmp_path: Path) -> None:
     cache = small_cache(tmp_path, "a")
     (cache.folder / "rejected.jsonl").write_text('{"sample_id": 3}\n')
 
-    document = read_metadata(cache.folder, format_version=2)
+    document = read_metadata(cache.folder)
     path = cache.folder / "rejected.jsonl"
     document["files"]["rejected.jsonl"] = {"size_bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
     write_metadata(cache.folder, {name: value for name, value in document.items() if name != "checksum"})

@@ -26,7 +26,7 @@ from forebay.store.metadata import read_metadata, write_metadata
 from forebay.store.sample_ids import read_ids
 from forebay.store.shard import shard_name
 from forebay.store.verify import verify_folder
-from tests.golden import make_v1, make_v1_vision, make_v2_text
+from tests.golden import make_v4_audio, make_v4_patches, make_v4_text
 from tests.preprocess.many.oracle import contents, held, languages_of, small_cache, value_bytes, write_ids
 from tests.store.trees import flip, tree
 from tests.store_factory import RATE_HZ
@@ -102,7 +102,7 @@ def test_nothing_is_decoded_and_no_shard_is_written(cache: Cache, monkeypatch: p
 
     for name in ("forebay.store.shard.write_shard", "forebay.store.tdz.write_tdz", "soundfile.read"):
         monkeypatch.setattr(name, refuse)
-    monkeypatch.setattr("forebay.preprocess.modality.modality_of", refuse)
+    monkeypatch.setattr("forebay.preprocess.groups.Groups.of", refuse)
     assert subset(str(cache.folder), "all", where="True").num_samples == 7
 
 
@@ -262,18 +262,20 @@ def test_a_report_says_what_it_was_made_of(cache: Cache) -> None:
 
 
 def golden_caches() -> list[Path]:
-    visions = [make_v1_vision.FOLDER / make_v1_vision.name(codec) for codec in make_v1_vision.CODECS]
-    return [make_v1.FOLDER / make_v1.NAME, make_v2_text.FOLDER / make_v2_text.NAME, *visions]
+    visions = [make_v4_patches.FOLDER / make_v4_patches.name(codec) for codec in make_v4_patches.CODECS]
+    return [make_v4_audio.FOLDER / make_v4_audio.NAME, make_v4_text.FOLDER / make_v4_text.NAME, *visions]
 
 
 def described(folder: Path) -> Path:
     """Adds to the metadata of a golden cache what every build says of its cache, where it is not there."""
-    document = read_metadata(folder, format_version=2)
+    document = read_metadata(folder)
     del document["checksum"]
-    counts = {"clipped": 0, "longer": 0, "excluded": {}, "failed": {}, "unused_fields": {}, "num_images": 0}
-    said = {"name": "golden", "split": "train", "languages": {}, "made_with": {}, "size_bytes": 0, "rows_per_shard": 3}
-    write_metadata(folder, {**counts, **said, "probe": {}, "recipe": {}, **document})
+    write_metadata(folder, {"made_with": {}, "size_bytes": 0, **document})
     return folder
+
+
+def image_hashes(cache: Cache, shard: int) -> list[str]:
+    return cache.shard("image", shard).strings("image_hash")
 
 
 @pytest.mark.parametrize("folder", golden_caches(), ids=lambda folder: folder.name)
@@ -287,10 +289,8 @@ def test_golden_caches_have_subsets(tmp_path: Path, folder: Path) -> None:
         assert verify_folder(made.folder).problems == []
         assert (made.groups, made.metadata["format_version"]) == (cache.groups, cache.metadata["format_version"])
         assert 0 < report.sample_bytes <= report.size_bytes
-        if "media_rows" in cache.metadata:
+        if "image" in cache.groups:
             assert FIELDS[made.metadata["codec"]] in made.fields
-            hashes = {
-                name for number in range(made.num_shards) for name in made.shard("audio", number).strings("image_hash")
-            }
-            assert made.metadata["num_images"] == len(hashes) <= cache.metadata["num_images"]
+            names = [name for shard in range(made.unit_count("image")) for name in image_hashes(made, shard)]
+            assert made.metadata["num_images"] == len(set(names)) <= cache.metadata["num_images"]
     assert np.array_equal(open_cache(report.cache).slots, cache.slots)

@@ -17,12 +17,12 @@ from forebay.store.cache import open_cache
 from forebay.store.cold import arrays
 from forebay.store.cold.pull import pull_any, pull_zarr
 from forebay.store.cold.push import push_to, push_zarr, write_zarr
-from forebay.store.layout import Array
+from forebay.store.layout import ROW_BITS, ROW_MASK, Array
 from tests import store_factory
 from tests.store.cold.caches import Memory, Shards, make_cache, same, settings_of, shards_of_rows
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-CACHES = sorted(path.parent.relative_to(GOLDEN) for path in GOLDEN.glob("*/*/metadata.json"))
+CACHES = sorted(path.parent.relative_to(GOLDEN) for path in GOLDEN.glob("v4_*/*/metadata.json"))
 
 
 def check_round_trip(cache: Path, folder: Path) -> Path:
@@ -110,17 +110,16 @@ def test_zarr_alone_reads_every_sample(tmp_path: Path) -> None:
     assert root.attrs["forebay"]["key"] == cache.key
 
 
-def test_images_are_found_by_the_rows_of_their_shard(tmp_path: Path) -> None:
-    cache = open_cache(GOLDEN / "v1_vision" / "golden-train-vision-v1")
+def test_images_are_found_by_the_slots_of_a_sample(tmp_path: Path) -> None:
+    cache = open_cache(GOLDEN / "v4_patches" / "golden-train-patches")
     write_zarr(cache, tmp_path / "cold")
     root = zarr.open_group(tmp_path / "cold", mode="r")
     num_images = 0
     for index in range(len(cache)):
-        row, shard = int(root["samples/row"][index]), int(root["samples/shard"][index])
-        first = int(root["audio/shard_rows"][shard])
-        images = plain(root, "text", "image_rows", row) + first
-        for image, wanted in zip(images.tolist(), cache.read(index)["patches"], strict=True):
-            assert plain(root, "audio", "patches", image).tobytes() == wanted.tobytes()
+        slots = cache.items_of("image", index)
+        images = [int(root["image/shard_rows"][slot >> ROW_BITS]) + (slot & ROW_MASK) for slot in slots]
+        for image, wanted in zip(images, cache.read(index)["patches"], strict=True):
+            assert plain(root, "image", "patches", image).tobytes() == wanted.tobytes()
             num_images += 1
     assert num_images
 

@@ -95,10 +95,22 @@ class RemoteShards:
         """int64 [num_shards]: what each takes of the node's disk, with all its files."""
         return np.concatenate([np.zeros(0, np.int64), *map(_sizes, self.caches)])
 
+    def row_shard_bytes(self, *, run: int) -> int:
+        """What a shard of rows takes at most, with its part of the shards of items of a run of so many such shards."""
+        found = [
+            RunItems(cache).run_bytes(run, sizes=_sizes(cache)) / min(run, cache.num_shards) for cache in self._own()
+        ]
+        return max((int(np.ceil(each.max(initial=0))) for each in found), default=0)
+
     @cached_property
-    def row_shard_bytes(self) -> int:
-        """What a shard of rows takes at most, with its part of the shards of items that several such shards list."""
-        return max((_row_shard_bytes(cache) for cache in self._own()), default=0)
+    def item_bytes(self) -> int:
+        """What the shards of items take that samples list."""
+        return sum(int(_sizes(cache)[cache.num_shards :].sum()) for cache in self._own())
+
+    @cached_property
+    def text_shard_bytes(self) -> int:
+        """What a shard of rows takes at most, without items that samples list."""
+        return max((int(_sizes(cache)[: cache.num_shards].max(initial=0)) for cache in self._own()), default=0)
 
     @cached_property
     def kept_bytes(self) -> int:
@@ -142,18 +154,25 @@ class RemoteShards:
             yield self.of(samples)
 
 
-def _row_shard_bytes(cache: Cache) -> int:
-    sizes = _sizes(cache).astype(np.float64)
-    taken, rows = sizes[: cache.num_shards].copy(), cache.slots >> ROW_BITS
-    first = cache.num_shards
-    for group in cache.listed:
-        items = cache.items(group)
-        of_row = np.repeat(rows, np.diff(items.offsets))
-        pairs = np.unique(np.stack([of_row, items.slots >> ROW_BITS], axis=1), axis=0)
-        shared = np.bincount(pairs[:, 1], minlength=1)
-        np.add.at(taken, pairs[:, 0], sizes[first + pairs[:, 1]] / shared[pairs[:, 1]])
-        first += cache.unit_count(group)
-    return int(np.ceil(taken.max(initial=0)))
+class RunItems:
+    """Which shards of items the shards of rows of a cache need, where consecutive ones of these go together in runs."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._num_shards, first = cache.num_shards, cache.num_shards
+        rows, pairs = cache.slots >> ROW_BITS, [np.zeros((2, 0), np.int64)]
+        for group in cache.listed:
+            items = cache.items(group)
+            found = np.stack([np.repeat(rows, np.diff(items.offsets)), (items.slots >> ROW_BITS) + first])
+            pairs.append(np.unique(found, axis=1))
+            first += cache.unit_count(group)
+        self._rows, self._items = np.concatenate(pairs, axis=1)
+
+    def run_bytes(self, run: int, *, sizes: Ints) -> Ints:
+        """Returns what each run of so many shards takes, int64 [num_runs]: its shards, and those of its items."""
+        own = np.add.reduceat(sizes[: self._num_shards], np.arange(0, self._num_shards, run))
+        keys = np.unique(self._rows // run * len(sizes) + self._items)
+        np.add.at(own, keys // len(sizes), sizes[keys % len(sizes)])
+        return own
 
 
 def _sizes(cache: Cache) -> Ints:
