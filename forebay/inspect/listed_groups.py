@@ -68,7 +68,7 @@ class ListedGroup:
     def facts(self) -> dict[str, Any]:
         """Returns the part of `forebay inspect --json` that only a cache with such items has.
 
-        codec; images: `stored` (each once a source file), `distinct` (of the listed rows), `used` (in all samples together);
+        codec; images: `stored` (each once a source file), `distinct` (of the listed rows), `used` (in all samples);
         bytes_per_image: mean of what is stored of an image; float32_bytes_per_image: of the same images as the
         processor's `pixel_values`, null where a shard cannot be read; histograms: of the tokens, images and patches a
         sample, as far as they are counted.
