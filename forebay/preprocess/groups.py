@@ -126,9 +126,8 @@ class Groups:
     def keeping(self, rows: pa.Table) -> Self:
         """Returns the groups whose samples have the kept columns of a listing's rows, and what these rows decide."""
         step = self.text.steps.step.of_rows(rows, partial(_different, rows))
-        text = self.text.with_step(step)
-        recipe = replace(self.recipe, groups=(*self.recipe.groups[:-1], text.steps))
-        return replace(self, recipe=recipe, text=text, kept=fields_of(rows))
+        # What rows decide is in keys of shards and in no recipe.
+        return replace(self, text=self.text.with_step(step), kept=fields_of(rows))
 
     def as_raw(self) -> Self:
         """Returns the groups that compress nothing, as samples are made on the fly."""
@@ -175,7 +174,8 @@ class Groups:
         A key is made of the group's steps, its probe, and for each row what its values are made of: of an item the
         bytes by content, of a text its columns, the source's name, and what prompts are told of the items it lists.
         """
-        steps = {group.name: [step.identity() for step in group.steps] for group in self.recipe.groups}
+        made = {**self.recipe.by_name, TEXT: self.text.steps}
+        steps = {name: [step.identity() for step in group.steps] for name, group in made.items()}
         names = [file.name for file in listing.files]
         size = self.shard_rows(rows_per_shard)
         for group in self.items:
