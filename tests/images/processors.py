@@ -121,7 +121,7 @@ class LetterEncoder(OneByOne):
         ),
         promise=Promise(kind="exact"),
     )
-    constants: dict[str, Any] = {"prompt": "letters", "text_form": form.to_json()}  # type: ignore[misc]  # noqa: RUF012
+    constants: dict[str, Any] = {"prompt": "letters", "text_form": form.to_json()}  # noqa: RUF012
 
     def encode(self, text: str, told: Sequence[Size], *, sample_id: str) -> dict[str, Array]:
         answer = json.loads(text)[-1]["content"][0]["text"] if text.startswith("[") else text
