@@ -50,8 +50,8 @@ def made_cache(root: Path, *, num_shards: int) -> Path:
         for group, rows in (("audio", _clips(indices)), ("text", _texts(indices))):
             path = root / f"{group}-{number}.tdz"
             failing = [row if place < ROWS - 1 else "format" for place, row in enumerate(rows)]
-            entry = write_shard(path, shard_fields(FIELDS, group), failing, key=digest([group, number]))  # type: ignore[arg-type]
-            shards[group].append((path, entry))  # type: ignore[index]
+            entry = write_shard(path, shard_fields(FIELDS, group), failing, key=digest([group, number]))
+            shards[group].append((path, entry))
     stored = np.arange(num_shards * ROWS, dtype=np.int64)
     index = stored[stored % ROWS < ROWS - 1]
     seconds = 3 + np.where(index % 500 == 499, index - 250, index) * 7 % 400 / 100

@@ -163,7 +163,7 @@ def _pixels(cache: Cache, task: CacheTask) -> Part:
     """What lies between the darkest and the brightest value of each image, of 255."""
     name, measured = _range_of(cache, task.group)
     ranges = np.full(len(task.rows), np.nan)
-    known, sample = -1, {}
+    known, sample = -1, dict[str, Any]()
     for row, (index, place) in enumerate(zip(*(task.rows[n].to_pylist() for n in ("sample", "place")), strict=True)):
         mark(row)
         known, sample = (known, sample) if index == known else (index, cache.read(index))

@@ -40,9 +40,8 @@ def _judged(found: Measured, limits: Limits) -> Iterator[Finding]:
         yield from _scripts(found, limits)
         yield from _repeats(found, limits)
     yield from _images(found, limits)
-    yield from _cut(found)
     yield from class_findings(found, limits)
-    yield from _loops(found, limits)
+    yield from _words(found, limits)
 
 
 def _severity(each: Refused) -> Severity:
@@ -69,69 +68,40 @@ def _rows(mask: Array) -> list[int]:
     return rows
 
 
+def _each(
+    found: Measured, check: str, mask: Array, fact: str, says: str, *, limit: float | None = None, kind: type = float
+) -> Iterator[Finding]:
+    """Yields a finding of each row of a mask. says: with the `{value}` of the fact in braces, and its `{limit}`."""
+    for row in _rows(mask):
+        value = kind(found.facts[fact][row])
+        yield finding(found, row, check, says.format(value=value, limit=limit), value=value, limit=limit)
+
+
 def _sound(found: Measured, limits: Limits) -> Iterator[Finding]:
     facts, loud = found.facts, limits.quiet_dbfs
     is_silent = facts["loudest_dbfs"] < loud
-    for row in _rows(is_silent):
-        value = float(facts["loudest_dbfs"][row])
-        yield finding(
-            found,
-            row,
-            "silent",
-            f"its loudest piece of 20 ms has {value:.1f} dBFS, the limit is {loud:g}",
-            value=value,
-            limit=loud,
-        )
-    for row in _rows((facts["quiet"] >= limits.quiet_share) & ~is_silent):
-        value = float(facts["quiet"][row])
-        yield finding(
-            found,
-            row,
-            "mostly_silent",
-            f"{value:.1%} of its pieces are below {loud:g} dBFS, the limit is {limits.quiet_share:.0%}",
-            value=value,
-            limit=limits.quiet_share,
-        )
-    bad, some = limits.badly_clipped_share, limits.clipped_share
-    for row in _rows(facts["clipped"] >= some):
-        value = float(facts["clipped"][row])
-        name, limit = ("clipping", bad) if value >= bad else ("some_clipping", some)
-        yield finding(
-            found,
-            row,
-            name,
-            f"{value:.2%} of its samples are at full scale, the limit is {limit:.2%}",
-            value=value,
-            limit=limit,
-        )
-    for row in _rows((facts["band_db"] < limits.band_db) & ~is_silent):
-        value = float(facts["band_db"][row])
-        yield finding(
-            found,
-            row,
-            "narrow_band",
-            f"above 60 % of its band it has {value:.0f} dB of its power, the limit is {limits.band_db:g}",
-            value=value,
-            limit=limits.band_db,
-        )
-    for row in _rows(facts["offset"] >= limits.dc_offset):
-        value, limit = float(facts["offset"][row]), limits.dc_offset
-        said = f"its mean is {value:.1%} of full scale, the limit is {limit:.1%}"
-        yield finding(found, row, "dc_offset", said, value=value, limit=limit)
+    says = "its loudest piece of 20 ms has {value:.1f} dBFS, the limit is {limit:g}"
+    yield from _each(found, "silent", is_silent, "loudest_dbfs", says, limit=loud)
+    says = f"{{value:.1%}} of its pieces are below {loud:g} dBFS, the limit is {{limit:.0%}}"
+    is_quiet = (facts["quiet"] >= limits.quiet_share) & ~is_silent
+    yield from _each(found, "mostly_silent", is_quiet, "quiet", says, limit=limits.quiet_share)
+    says = "{value:.2%} of its samples are at full scale, the limit is {limit:.2%}"
+    is_bad = facts["clipped"] >= limits.badly_clipped_share
+    yield from _each(found, "clipping", is_bad, "clipped", says, limit=limits.badly_clipped_share)
+    is_some = (facts["clipped"] >= limits.clipped_share) & ~is_bad
+    yield from _each(found, "some_clipping", is_some, "clipped", says, limit=limits.clipped_share)
+    says = "above 60 % of its band it has {value:.0f} dB of its power, the limit is {limit:g}"
+    is_narrow = (facts["band_db"] < limits.band_db) & ~is_silent
+    yield from _each(found, "narrow_band", is_narrow, "band_db", says, limit=limits.band_db)
+    says = "its mean is {value:.1%} of full scale, the limit is {limit:.1%}"
+    yield from _each(found, "dc_offset", facts["offset"] >= limits.dc_offset, "offset", says, limit=limits.dc_offset)
 
 
 def _rates(found: Measured, limits: Limits) -> Iterator[Finding]:
     facts, wanted = found.facts, found.rate_hz or 0
-    for row in _rows(facts["file_rate_hz"] < wanted):
-        rate = int(facts["file_rate_hz"][row])
-        yield finding(
-            found,
-            row,
-            "low_rate",
-            f"the file has {rate} Hz, the config {wanted}: a build upsamples it",
-            value=rate,
-            limit=wanted,
-        )
+    says = "the file has {value} Hz, the config {limit}: a build upsamples it"
+    is_low = facts["file_rate_hz"] < wanted
+    yield from _each(found, "low_rate", is_low, "file_rate_hz", says, limit=wanted, kind=int)
     assert found.longer is not None
     seconds, stated_s = facts["seconds"], facts["stated_s"]
     moved = np.abs(seconds - stated_s) > limits.rate_match * stated_s
@@ -139,32 +109,19 @@ def _rates(found: Measured, limits: Limits) -> Iterator[Finding]:
         rate = int(facts["file_rate_hz"][row])
         real = _other_rate(float(stated_s[row] / seconds[row]), rate, limits.rate_match)
         if real is not None:
-            yield finding(
-                found,
-                row,
-                "wrong_rate",
-                f"{seconds[row]:.2f} s at the {rate} Hz of its header, {stated_s[row]:.2f} s by its manifest: as if "
-                f"its samples were of {real} Hz; correct the header, or the manifest",
-                value=rate,
-                limit=real,
-            )
+            said = f"{seconds[row]:.2f} s at the {rate} Hz of its header, {stated_s[row]:.2f} s by its manifest: as if "
+            said += f"its samples were of {real} Hz; correct the header, or the manifest"
+            yield finding(found, row, "wrong_rate", said, value=rate, limit=real)
         elif found.longer[row]:
-            yield finding(
-                found,
-                row,
-                "longer_than_stated",
-                f"{seconds[row]:.2f} s of audio, its manifest says {stated_s[row]:.2f} s",
-                value=float(seconds[row]),
-                limit=float(stated_s[row]),
-            )
+            heard, stated = float(seconds[row]), float(stated_s[row])
+            said = f"{heard:.2f} s of audio, its manifest says {stated:.2f} s"
+            yield finding(found, row, "longer_than_stated", said, value=heard, limit=stated)
 
 
 def _other_rate(ratio: float, rate_hz: int, match: float) -> int | None:
     """Returns the rate at which a clip would be as long as was stated, where that is one that people use."""
-    for other in _RATES_HZ:
-        if other != rate_hz and abs(ratio * other / rate_hz - 1) <= match:
-            return other
-    return None
+    fits = (other for other in _RATES_HZ if other != rate_hz and abs(ratio * other / rate_hz - 1) <= match)
+    return next(fits, None)
 
 
 def _speed(found: Measured, limits: Limits) -> Iterator[Finding]:
@@ -202,12 +159,10 @@ def _scripts(found: Measured, limits: Limits) -> Iterator[Finding]:
     )
     for name, mask, limit in named:
         for row in _rows(mask):
-            yield finding(
-                found, row, name, _script_message(found, row, limit), value=float(facts["foreign"][row]), limit=limit
-            )
-    for row in _rows(facts["word"] != ""):
-        word = str(facts["word"][row])
-        yield finding(found, row, "mixed_word", f"the word {word!r} mixes scripts whose letters look alike", value=word)
+            said = _script_message(found, row, limit)
+            yield finding(found, row, name, said, value=float(facts["foreign"][row]), limit=limit)
+    says = "the word {value!r} mixes scripts whose letters look alike"
+    yield from _each(found, "mixed_word", facts["word"] != "", "word", says, kind=str)
 
 
 def _script_message(found: Measured, row: int, limit: float) -> str:
@@ -229,34 +184,19 @@ def _repeats(found: Measured, limits: Limits) -> Iterator[Finding]:
     often = (values != 0) & (counts >= limits.repeated_texts)
     times = dict(zip(values[often].tolist(), counts[often].tolist(), strict=True))
     for row in _rows(np.isin(hashes, values[often])):
-        count = times[int(hashes[row])]
-        yield finding(
-            found,
-            row,
-            "repeated_text",
-            f"{count} samples have its text, the limit is {limits.repeated_texts:g}",
-            value=count,
-            limit=limits.repeated_texts,
-        )
+        count, limit = times[int(hashes[row])], limits.repeated_texts
+        said = f"{count} samples have its text, the limit is {limit:g}"
+        yield finding(found, row, "repeated_text", said, value=count, limit=limit)
 
 
-def _cut(found: Measured) -> Iterator[Finding]:
-    for row in _rows(found.facts["cut"] > 0) if "cut" in found.facts else ():
-        count = int(found.facts["cut"][row])
-        yield finding(found, row, "cut_text", f"the last {count} tokens of its text are cut off", value=count, limit=0)
-
-
-def _loops(found: Measured, limits: Limits) -> Iterator[Finding]:
-    for row in _rows(found.facts["loops"] >= limits.loops) if "loops" in found.facts else ():
-        times = int(found.facts["loops"][row])
-        yield finding(
-            found,
-            row,
-            "looping_text",
-            f"the same words stand {times} times in a row, the limit is {limits.loops:g}",
-            value=times,
-            limit=limits.loops,
-        )
+def _words(found: Measured, limits: Limits) -> Iterator[Finding]:
+    if "cut" in found.facts:
+        says = "the last {value} tokens of its text are cut off"
+        yield from _each(found, "cut_text", found.facts["cut"] > 0, "cut", says, limit=0, kind=int)
+    if "loops" in found.facts:
+        says, loops = "the same words stand {value} times in a row, the limit is {limit:g}", limits.loops
+        is_loop = found.facts["loops"] >= loops
+        yield from _each(found, "looping_text", is_loop, "loops", says, limit=loops, kind=int)
 
 
 def _annotations(found: Measured, limits: Limits) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from forebay.steps.text.annotation import MAX_DIGIT_SHARE
 from forebay.steps.text.pace import PACE, Pace
 
 Severity = Literal["error", "warning", "info"]
+Need = Literal["sound", "file", "seconds", "text", "pixels", "content", "sizes", "classes", "length"]
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 """The worst first."""
@@ -96,207 +97,142 @@ class Check:
     name: str
     severity: Severity
     says: str
-    needs: Literal["sound", "file", "seconds", "text", "pixels", "content", "sizes", "classes", "length"]
+    needs: Need
     limits: tuple[str, ...] = ()
 
 
+def _check(name: str, severity: Severity, needs: Need, says: str, limits: str = "") -> Check:
+    return Check(name=name, severity=severity, says=says, needs=needs, limits=tuple(limits.split()))
+
+
 CHECKS = (
-    Check(
-        name="silent", severity="error", says="no piece of the clip is louder", needs="sound", limits=("quiet_dbfs",)
+    _check("silent", "error", "sound", "no piece of the clip is louder", "quiet_dbfs"),
+    _check("mostly_silent", "warning", "sound", "most pieces of the clip are quiet", "quiet_dbfs quiet_share"),
+    _check("clipping", "error", "sound", "much of the clip is at full scale", "full_scale badly_clipped_share"),
+    _check(
+        "some_clipping",
+        "warning",
+        "sound",
+        "some of the clip is at full scale",
+        "full_scale clipped_share badly_clipped_share",
     ),
-    Check(
-        name="mostly_silent",
-        severity="warning",
-        says="most pieces of the clip are quiet",
-        needs="sound",
-        limits=("quiet_dbfs", "quiet_share"),
+    _check(
+        "dc_offset",
+        "warning",
+        "sound",
+        "the clip's mean is not zero: its recorder adds a constant, which is no sound",
+        "dc_offset",
     ),
-    Check(
-        name="clipping",
-        severity="error",
-        says="much of the clip is at full scale",
-        needs="sound",
-        limits=("full_scale", "badly_clipped_share"),
+    _check(
+        "low_rate", "warning", "file", "the file has fewer samples a second than the config: the build upsamples it"
     ),
-    Check(
-        name="some_clipping",
-        severity="warning",
-        says="some of the clip is at full scale",
-        needs="sound",
-        limits=("full_scale", "clipped_share", "badly_clipped_share"),
+    _check(
+        "narrow_band",
+        "info",
+        "sound",
+        "nothing is in the upper half of the band: the clip was upsampled, or is of a telephone",
+        "band_db",
     ),
-    Check(
-        name="dc_offset",
-        severity="warning",
-        says="the clip's mean is not zero: its recorder adds a constant, which is no sound",
-        needs="sound",
-        limits=("dc_offset",),
+    _check(
+        "wrong_rate",
+        "error",
+        "file",
+        "stated over real seconds is the ratio of two sample rates: one of the two is of another rate",
+        "rate_match",
     ),
-    Check(
-        name="low_rate",
-        severity="warning",
-        says="the file has fewer samples a second than the config: the build upsamples it",
-        needs="file",
+    _check(
+        "longer_than_stated",
+        "warning",
+        "file",
+        "the clip has more audio than its manifest says, by more than source.duration_tolerance; a build keeps it",
     ),
-    Check(
-        name="narrow_band",
-        severity="info",
-        says="nothing is in the upper half of the band: the clip was upsampled, or is of a telephone",
-        needs="sound",
-        limits=("band_db",),
+    _check("duplicate", "warning", "content", "the same content and text as another sample"),
+    _check(
+        "contradiction",
+        "error",
+        "content",
+        "the same recording or image as another sample, under another text or class: one of the two is wrong",
     ),
-    Check(
-        name="wrong_rate",
-        severity="error",
-        says="stated over real seconds is the ratio of two sample rates: one of the two is of another rate",
-        needs="file",
-        limits=("rate_match",),
+    _check("leak", "error", "content", "the same content as a sample of a set that is evaluated on, or of --against"),
+    _check(
+        "shared_image",
+        "warning",
+        "content",
+        "an image of a set that is evaluated on, or of --against, under another conversation",
     ),
-    Check(
-        name="longer_than_stated",
-        severity="warning",
-        says="the clip has more audio than its manifest says, by more than source.duration_tolerance; a build keeps it",
-        needs="file",
+    _check(
+        "too_many_chars",
+        "error",
+        "seconds",
+        "more characters a second than anybody speaks: the text is of another clip, or the clip is cut",
+        "max_chars_per_s",
     ),
-    Check(
-        name="duplicate",
-        severity="warning",
-        says="the same content and text as another sample",
-        needs="content",
+    _check(
+        "too_few_chars",
+        "warning",
+        "seconds",
+        "few characters a second: the text is of a part of the clip",
+        "min_chars_per_s min_rated_s",
     ),
-    Check(
-        name="contradiction",
-        severity="error",
-        says="the same recording or image as another sample, under another text or class: one of the two is wrong",
-        needs="content",
+    _check(
+        "chars_outlier",
+        "warning",
+        "seconds",
+        "characters a second far from those of the language",
+        "outlier_deviations outlier_min_clips min_rated_s",
     ),
-    Check(
-        name="leak",
-        severity="error",
-        says="the same content as a sample of a set that is evaluated on, or of --against",
-        needs="content",
+    _check(
+        "wrong_script",
+        "error",
+        "text",
+        "the letters are of a script that the language is not written in",
+        "wrong_script_share min_letters",
     ),
-    Check(
-        name="shared_image",
-        severity="warning",
-        says="an image of a set that is evaluated on, or of --against, under another conversation",
-        needs="content",
+    _check(
+        "mixed_scripts",
+        "warning",
+        "text",
+        "some letters are of a script that the language is not written in; without a language, of a second script",
+        "mixed_script_share wrong_script_share min_letters",
     ),
-    Check(
-        name="too_many_chars",
-        severity="error",
-        says="more characters a second than anybody speaks: the text is of another clip, or the clip is cut",
-        needs="seconds",
-        limits=("max_chars_per_s",),
+    _check("mixed_word", "warning", "text", "a word mixes Latin, Cyrillic or Greek letters, which look alike"),
+    _check("empty_text", "warning", "text", "the text is empty"),
+    _check("repeated_text", "warning", "text", "many samples have this same text", "repeated_texts repeated_min_chars"),
+    _check(
+        "annotation_text",
+        "warning",
+        "seconds",
+        "tabs, line ends, or mostly digits: an annotation tool wrote the text, and its times would be learnt",
+        "max_digit_share",
     ),
-    Check(
-        name="too_few_chars",
-        severity="warning",
-        says="few characters a second: the text is of a part of the clip",
-        needs="seconds",
-        limits=("min_chars_per_s", "min_rated_s"),
+    _check("looping_text", "warning", "text", "the same words stand in a row again and again", "loops"),
+    _check(
+        "cut_text",
+        "warning",
+        "length",
+        "the text beside an image is longer than text.max_length, and its end is cut off",
     ),
-    Check(
-        name="chars_outlier",
-        severity="warning",
-        says="characters a second far from those of the language",
-        needs="seconds",
-        limits=("outlier_deviations", "outlier_min_clips", "min_rated_s"),
+    _check(
+        "tiny_image", "warning", "sizes", "an image of few pixels, which the processor makes larger", "min_image_side"
     ),
-    Check(
-        name="wrong_script",
-        severity="error",
-        says="the letters are of a script that the language is not written in",
-        needs="text",
-        limits=("wrong_script_share", "min_letters"),
+    _check("blank_image", "warning", "pixels", "an image of one colour", "blank_range"),
+    _check("single_class", "warning", "classes", "all samples have one class: there is nothing to tell apart"),
+    _check("empty_class", "warning", "classes", "a class, or a folder of one, has no sample"),
+    _check(
+        "small_class",
+        "warning",
+        "classes",
+        "a class has too few samples to be learnt, or to stand in training and test data",
+        "min_class_samples",
     ),
-    Check(
-        name="mixed_scripts",
-        severity="warning",
-        says="some letters are of a script that the language is not written in; without a language, of a second script",
-        needs="text",
-        limits=("mixed_script_share", "wrong_script_share", "min_letters"),
+    _check(
+        "uneven_classes",
+        "warning",
+        "classes",
+        "the largest class has many times the samples of the smallest",
+        "class_ratio min_class_samples",
     ),
-    Check(
-        name="mixed_word",
-        severity="warning",
-        says="a word mixes Latin, Cyrillic or Greek letters, which look alike",
-        needs="text",
-    ),
-    Check(name="empty_text", severity="warning", says="the text is empty", needs="text"),
-    Check(
-        name="repeated_text",
-        severity="warning",
-        says="many samples have this same text",
-        needs="text",
-        limits=("repeated_texts", "repeated_min_chars"),
-    ),
-    Check(
-        name="annotation_text",
-        severity="warning",
-        says="tabs, line ends, or mostly digits: an annotation tool wrote the text, and its times would be learnt",
-        needs="seconds",
-        limits=("max_digit_share",),
-    ),
-    Check(
-        name="looping_text",
-        severity="warning",
-        says="the same words stand in a row again and again",
-        needs="text",
-        limits=("loops",),
-    ),
-    Check(
-        name="cut_text",
-        severity="warning",
-        says="the text beside an image is longer than text.max_length, and its end is cut off",
-        needs="length",
-    ),
-    Check(
-        name="tiny_image",
-        severity="warning",
-        says="an image of few pixels, which the processor makes larger",
-        needs="sizes",
-        limits=("min_image_side",),
-    ),
-    Check(
-        name="blank_image",
-        severity="warning",
-        says="an image of one colour",
-        needs="pixels",
-        limits=("blank_range",),
-    ),
-    Check(
-        name="single_class",
-        severity="warning",
-        says="all samples have one class: there is nothing to tell apart",
-        needs="classes",
-    ),
-    Check(
-        name="empty_class",
-        severity="warning",
-        says="a class, or a folder of one, has no sample",
-        needs="classes",
-    ),
-    Check(
-        name="small_class",
-        severity="warning",
-        says="a class has too few samples to be learnt, or to stand in training and test data",
-        needs="classes",
-        limits=("min_class_samples",),
-    ),
-    Check(
-        name="uneven_classes",
-        severity="warning",
-        says="the largest class has many times the samples of the smallest",
-        needs="classes",
-        limits=("class_ratio", "min_class_samples"),
-    ),
-    Check(
-        name="kills_decoder",
-        severity="error",
-        says="decoding it ends the process",
-        needs="sound",
-    ),
+    _check("kills_decoder", "error", "sound", "decoding it ends the process"),
 )
 """What a build itself refuses comes beside them, under the build's own reasons: `truncated_audio`, `header_mismatch`,
 `duration_mismatch`, `corrupt_audio`, `unreadable_image`, `no_assistant_turn`, ... (errors); `empty_text`,

@@ -11,6 +11,7 @@ import xxhash
 
 from forebay.lint.script import foreign_share, mixed_word
 from forebay.lint.walk import Part
+from forebay.steps.table import TRANSCRIPTS
 from forebay.steps.text.annotation import digit_share
 from forebay.steps.text.language.script import letters_of, scripts_of
 
@@ -41,15 +42,17 @@ class TextFacts(NamedTuple):
 
 _STRINGS = ("script", "word")
 _NUMBERS = tuple(name for name in TextFacts._fields if name not in (*_STRINGS, "hash"))
-_KINDS = {"chat": "conversation", "label": "class", "none": "nothing", None: "nothing"}
+_KINDS = {"chat": "conversation", "label": "class", "none": "nothing", None: "nothing"} | dict.fromkeys(
+    TRANSCRIPTS, "text"
+)
 
 
 def kind_of(prompt: str | None, *, lists: bool) -> str:
     """Returns what a row's text is under a prompt: `conversation`, `text`, `class` or `nothing`.
 
-    lists: whether rows list items, beside which a text may be nothing.
+    lists: whether rows list items, beside which a text may be nothing, and of a prompt not known here is a talk.
     """
-    found = _KINDS.get(prompt, "text")
+    found = _KINDS.get(prompt, "conversation" if lists else "text")
     return "text" if found == "nothing" and not lists else found
 
 

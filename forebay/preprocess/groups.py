@@ -127,7 +127,7 @@ class Groups:
     def keeping(self, rows: pa.Table) -> Self:
         """Returns the groups whose samples have the kept columns of a listing's rows, and what these rows decide."""
         step = self.text.steps.step.of_rows(rows, partial(_different, rows))
-        # The recipe stays: what it is the key of holds for other rows too.
+        # What rows decide is in keys of shards and in no recipe.
         return replace(self, text=self.text.with_step(step), kept=fields_of(rows))
 
     def under(self, codec: Codec) -> Self:
@@ -175,8 +175,8 @@ class Groups:
         A key is made of the group's steps, its probe, and for each row what its values are made of: of an item the
         bytes by content, of a text its columns, the source's name, and what prompts are told of the items it lists.
         """
-        steps = {group.name: [step.identity() for step in group.steps] for group in self.recipe.groups}
-        steps[TEXT] = [step.identity() for step in self.text.steps.steps]
+        made = {**self.recipe.by_name, TEXT: self.text.steps}
+        steps = {name: [step.identity() for step in group.steps] for name, group in made.items()}
         names = [file.name for file in listing.files]
         size = self.shard_rows(rows_per_shard)
         for group in self.items:

@@ -10,15 +10,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from forebay.preprocess.images.samples import loaded_processor, loaded_text
-from forebay.steps.text.of_images import ImagesText, Size
 
 from forebay import load_config
 from forebay.config import Config
 from forebay.errors import SampleError
+from forebay.preprocess.image_group import _opened_processor
+from forebay.preprocess.text_group import opened_text
 from forebay.steps.form import BatchForm, FieldForm, Promise, Table
 from forebay.steps.image.processor.step import OpenProcessor, Processed, require_size
+from forebay.steps.step import TextStep
 from forebay.steps.table import OF_IMAGES
+from forebay.steps.text.row_encoder import OneByOne, Size
 from forebay.store.image.pixels import decode_image
 from forebay.store.layout import Array, FieldSpec
 from tests.preprocess.vision.corpus import PhotoCorpus, photo
@@ -91,11 +93,10 @@ class Tiny(OpenProcessor):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Letters(ImagesText):
+class Letters(TextStep):
     """The letters of a conversation's last answer as `input_ids`, and `<image>` as one id a row of pixels."""
 
-    name = "letters"
-    needs_images = None
+    name: ClassVar[str] = "letters"
 
     version: int = 1
 
@@ -105,11 +106,11 @@ class Letters(ImagesText):
     def fields_of(self, form: BatchForm | None) -> tuple[FieldSpec, ...]:
         return (*super(Letters, self).fields_of(form), FieldSpec(name="label_mask", dtype="uint8", group="text"))
 
-    def encoder(self) -> LetterEncoder:
+    def opened(self, folder: Path, *, merge_size: int | None) -> LetterEncoder:
         return LetterEncoder()
 
 
-class LetterEncoder:
+class LetterEncoder(OneByOne):
     """Writes letters."""
 
     form = BatchForm(
@@ -120,13 +121,13 @@ class LetterEncoder:
         ),
         promise=Promise(kind="exact"),
     )
-    constants: ClassVar[dict[str, Any]] = {"prompt": "letters", "text_form": form.to_json()}
+    constants: dict[str, Any] = {"prompt": "letters", "text_form": form.to_json()}  # noqa: RUF012
 
-    def encode(self, text: str, sizes: Sequence[Size], *, sample_id: str) -> dict[str, Array]:
+    def encode(self, text: str, told: Sequence[Size], *, sample_id: str) -> dict[str, Array]:
         answer = json.loads(text)[-1]["content"][0]["text"] if text.startswith("[") else text
         if "unreadable" in answer:
             raise SampleError("bad_text", f"{sample_id} cannot be read")
-        pixels = [2] * sum(height // 16 for _, height in sizes)
+        pixels = [2] * sum(height // 16 for _, height in told)
         ids = np.array([*pixels, *answer.encode()], np.int32)
         return {"input_ids": ids, "label_mask": (np.arange(len(ids)) >= len(pixels)).astype(np.uint8)}
 
@@ -141,7 +142,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Processed, "opened", opened)
     monkeypatch.setitem(OF_IMAGES, "letters", "tests.images.processors:Letters")
-    for loaded in (loaded_processor, loaded_text):
+    for loaded in (_opened_processor, opened_text):
         loaded.cache_clear()
 
 

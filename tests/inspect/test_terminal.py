@@ -30,7 +30,7 @@ def test_the_report_names_the_cache_and_its_keys(tmp_path: Path) -> None:
     folder = make_cache(tmp_path)
     cache = open_cache(folder)
     head = section(lines_of(folder), folder.name)
-    assert head[0] == f"{folder.name}: a sealed cache, format 1"
+    assert head[0] == f"{folder.name}: a sealed cache, format 4"
     assert head[1:5] == [
         "  name        prompts, split train",
         f"  folder      {folder}",

@@ -15,7 +15,7 @@ from forebay.plan.disk import save_plan
 from forebay.plan.names import plan_folder
 from forebay.plan.statistics import batch_statistics
 from forebay.store.cache import open_cache
-from forebay.store.source import without_audio
+from forebay.store.source import length_of, without_audio
 from tests.commands import inspect
 from tests.store_factory import make_cache
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 def save(folder: Path) -> None:
     cache = open_cache(folder)
-    tokens, durations = cache.lengths["num_tokens"], cache.lengths["num_audio_samples"]
+    tokens, durations = cache.lengths["num_tokens"], length_of(cache, "num_audio_samples")
     plan = bucket_plan(durations, sample_rate_hz=16_000, settings=SETTINGS, tokens=tokens, texts=without_audio(cache))
     target = plan_folder(folder.parent, dataset="prompts", split="train", cache_key=cache.key, settings=SETTINGS)
     found = batch_statistics(plan, durations, frames=tokens)

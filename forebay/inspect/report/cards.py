@@ -143,8 +143,7 @@ class Reader:
             return Reading(card=card, pictures=pictures)
         seconds = hop_s(self.columns.cache.constants)
         why = NO_WAVEFORM if self.sound is None else NO_SOURCE
-        heard = {"waveform": waveform, "tensors": tensors, "hop_s": seconds, "silence": why}
-        return Reading(card=card, pictures=pictures, **heard)
+        return Reading(card=card, waveform=waveform, tensors=tensors, pictures=pictures, hop_s=seconds, silence=why)
 
     def _pieces(self, tensors: Mapping[str, Any]) -> list[Piece]:
         known = self.columns.cache.constants.get("image_token_id")

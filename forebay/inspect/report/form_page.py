@@ -8,7 +8,7 @@ from typing import Any
 from forebay.inspect.listed_groups import form_rows
 from forebay.inspect.report import charts
 from forebay.inspect.report.markup import Html, tag
-from forebay.inspect.report.plan_page import chart_panel, table
+from forebay.inspect.report.plan_page import line, panel, table
 from forebay.inspect.report.words import shortened
 
 _MAX_CLASSES, _NAME = 16, 120
@@ -22,12 +22,12 @@ def size_charts(facts: Mapping[str, Any]) -> Iterator[Html]:
     if sizes["fixed"]:
         width, height = sizes["fixed"]
         text = tag("p", f"{width:,} × {height:,} pixels, all of them.", class_="about")
-        yield tag("figure", tag("figcaption", "Size of images"), text, class_="panel")
+        yield panel("Size of images", text)
         return
     for name in ("longest", "shortest"):
         found = sizes[name]
         chart = charts.histogram(found["edges"], found["samples"], unit="px", what="images")
-        yield chart_panel(f"{name.capitalize()} side of images", chart)
+        yield panel(f"{name.capitalize()} side of images", chart)
 
 
 def classes_panel(facts: Mapping[str, Any]) -> Html | None:
@@ -38,24 +38,20 @@ def classes_panel(facts: Mapping[str, Any]) -> Html | None:
     shown, whole = found["counts"][:_MAX_CLASSES], max(facts["num_samples"], 1)
     top = max([each["samples"] for each in shown] + [1])
     body = [
-        tag(
-            "tr",
-            tag("th", shortened(each["class"], _NAME), scope="row", title=f"number {each['number']}"),
-            tag("td", f"{each['samples']:,} ({100 * each['samples'] / whole:.0f} %)", class_="n"),
-            tag("td", charts.bar(each["samples"] / top), class_="wide"),
+        line(
+            shortened(each["class"], _NAME),
+            f"{each['samples']:,} ({100 * each['samples'] / whole:.0f} %)",
+            charts.bar(each["samples"] / top),
+            numbers=1,
+            title=f"number {each['number']}",
         )
         for each in shown
     ]
     more, absent = len(found["counts"]) - len(shown), found["absent"]
     notes = [f"and {more:,} more; forebay inspect --json lists them all"] if more > 0 else []
     notes += [f"{absent:,} classes have no sample"] if absent else []
-    return tag(
-        "figure",
-        tag("figcaption", "Classes"),
-        table(["class", "samples", ""], body, numbers=1),
-        [tag("p", note, class_="note") for note in notes],
-        class_="panel",
-    )
+    shown_notes = [tag("p", note, class_="note") for note in notes]
+    return panel("Classes", table(["class", "samples", ""], body, numbers=1), shown_notes)
 
 
 def form_panel(facts: Mapping[str, Any]) -> Html | None:
@@ -63,12 +59,6 @@ def form_panel(facts: Mapping[str, Any]) -> Html | None:
     if "form" not in facts:
         return None
     rows = [
-        tag("tr", tag("th", shortened(name, _NAME), scope="row"), [tag("td", shortened(cell, 200)) for cell in cells])
-        for name, *cells in form_rows(facts)
+        line(shortened(name, _NAME), *(shortened(cell, 200) for cell in cells)) for name, *cells in form_rows(facts)
     ]
-    return tag(
-        "figure",
-        tag("figcaption", "Batches"),
-        table(["field", "type", "shape", "stored as", ""], rows, numbers=0),
-        class_="panel",
-    )
+    return panel("Batches", table(["field", "type", "shape", "stored as", ""], rows, numbers=0))

@@ -8,7 +8,7 @@ from typing import Any
 
 from forebay.inspect.plans import HELD, bucket_range, has_lengths, shown_settings
 from forebay.inspect.report import charts
-from forebay.inspect.report.markup import Html, joined, tag
+from forebay.inspect.report.markup import Child, Html, joined, tag
 from forebay.inspect.report.overview import Overview
 from forebay.inspect.report.plans import PlanView
 from forebay.inspect.report.words import shortened
@@ -24,9 +24,16 @@ def table(head: Sequence[str], body: Sequence[Html], *, numbers: int | None = No
     return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=f"table of {head[0]}")
 
 
-def chart_panel(name: str, chart: Html) -> Html:
-    """Returns a chart under its name."""
-    return tag("figure", tag("figcaption", name), chart, class_="panel")
+def line(name: Child, *cells: Child, numbers: int = 0, title: str | None = None) -> Html:
+    """Returns a row of `table`: its name, numbers, then other cells, of which an element, a bar, is wide."""
+    kinds = ["n" if i < numbers else "wide" if isinstance(cell, Html) else None for i, cell in enumerate(cells)]
+    found = [tag("td", cell, class_=kind) for cell, kind in zip(cells, kinds, strict=True)]
+    return tag("tr", tag("th", name, scope="row", title=title), found)
+
+
+def panel(name: str, *children: Child) -> Html:
+    """Returns what stands under a name."""
+    return tag("figure", tag("figcaption", name), children, class_="panel")
 
 
 def plans(overview: Overview) -> Html:
@@ -73,13 +80,7 @@ def _packs(view: PlanView) -> Html | None:
     text = f"Left out of every pack: {unplaced}." if unplaced else "Every sample is in a pack."
     held = {name: statistics[name] for name in HELD if name in statistics}
     rows = [
-        tag(
-            "tr",
-            tag("th", name, scope="row"),
-            tag("td", f"{found['mean']:,.1f}", class_="n"),
-            tag("td", f"{found['min']:,}", class_="n"),
-            tag("td", f"{found['max']:,}", class_="n"),
-        )
+        line(name, f"{found['mean']:,.1f}", f"{found['min']:,}", f"{found['max']:,}", numbers=3)
         for name, found in held.items()
     ]
     legend = tag(
@@ -89,19 +90,13 @@ def _packs(view: PlanView) -> Html | None:
         tag("span", "empty", class_="k pad"),
         class_="legend",
     )
-    scale = tag(
-        "figure",
-        tag("figcaption", "Packs to scale, from the emptiest to the fullest"),
-        legend,
-        charts.packs(view.drawn),
-        class_="panel",
-    )
-    figures = tag("figure", tag("figcaption", "Of a pack"), table(["", "mean", "least", "most"], rows), class_="panel")
+    scale = panel("Packs to scale, from the emptiest to the fullest", legend, charts.packs(view.drawn))
+    figures = panel("Of a pack", table(["", "mean", "least", "most"], rows))
     return joined(
         [
             tag("p", text, class_="about"),
             scale,
-            tag("div", chart_panel("How full packs are", charts.fills(view.fills)), figures, class_="charts"),
+            tag("div", panel("How full packs are", charts.fills(view.fills)), figures, class_="charts"),
         ]
     )
 
@@ -115,23 +110,17 @@ def _buckets(view: PlanView) -> Html | None:
         return tag("p", f"Samples have no lengths: {sizes}.", class_="about")
     top = max([bucket["samples"] for bucket in buckets] + [1])
     body = [
-        tag(
-            "tr",
-            tag("th", shortened(bucket_range(bucket), _NAME), scope="row"),
-            tag("td", f"{bucket['samples']:,}", class_="n"),
-            tag("td", f"{bucket['batch_size']:,}", class_="n"),
-            tag("td", f"{bucket['batches']:,}", class_="n"),
-            tag("td", f"{100 * bucket['padding']:.1f} %", class_="n"),
-            tag("td", charts.bar(bucket["samples"] / top, held=1 - bucket["padding"]), class_="wide"),
+        line(
+            shortened(bucket_range(bucket), _NAME),
+            *(f"{bucket[name]:,}" for name in ("samples", "batch_size", "batches")),
+            f"{100 * bucket['padding']:.1f} %",
+            charts.bar(bucket["samples"] / top, held=1 - bucket["padding"]),
+            numbers=4,
         )
         for bucket in buckets[:64]
     ]
-    return tag(
-        "figure",
-        tag("figcaption", "Buckets and their padding"),
-        table(["bucket", "samples", "batch size", "batches", "padding", ""], body, numbers=4),
-        class_="panel",
-    )
+    head = ["bucket", "samples", "batch size", "batches", "padding", ""]
+    return panel("Buckets and their padding", table(head, body, numbers=4))
 
 
 def _batches(overview: Overview, view: PlanView) -> Html | None:
@@ -151,9 +140,7 @@ def _batches(overview: Overview, view: PlanView) -> Html | None:
         for batch in drawn
     ]
     legend = tag("p", tag("span", "sample", class_="k text"), tag("span", "padding", class_="k pad"), class_="legend")
-    return tag(
-        "figure", tag("figcaption", "A batch of each bucket to scale, drawn at random"), legend, body, class_="panel"
-    )
+    return panel("A batch of each bucket to scale, drawn at random", legend, body)
 
 
 def _settings(settings: Mapping[str, Any]) -> Html | None:

@@ -17,7 +17,7 @@ from forebay.inspect.report.doubts import NEAR_S, Groups
 from forebay.inspect.report.form_page import classes_panel, form_panel, size_charts
 from forebay.inspect.report.markup import Html, tag
 from forebay.inspect.report.overview import Overview
-from forebay.inspect.report.plan_page import chart_panel, table
+from forebay.inspect.report.plan_page import line, panel, table
 from forebay.inspect.report.words import recipe_lines, shortened, time_text
 from forebay.steps.text.pace import PACE
 from forebay.visible import human_bytes
@@ -93,14 +93,12 @@ def lengths(overview: Overview) -> Html:
     drawn: list[Html] = []
     if facts["histogram"] is not None:
         found = facts["histogram"]
-        drawn.append(
-            chart_panel("Lengths", charts.histogram(found["edges_s"], found["samples"], unit="s", what="samples"))
-        )
+        drawn.append(panel("Lengths", charts.histogram(found["edges_s"], found["samples"], unit="s", what="samples")))
     for name, found in _counts(overview).items():
         chart = charts.histogram(found["edges"], found["samples"], unit=name, what="samples")
         if len(found["samples"]) == 1 and found["edges"][1] - found["edges"][0] == 1:
             chart = tag("p", f"{found['edges'][0]:,}, all of them.", class_="about")
-        drawn.append(chart_panel(f"{name.capitalize()} a sample", chart))
+        drawn.append(panel(f"{name.capitalize()} a sample", chart))
     drawn += size_charts(facts)
     spoken = [_languages(facts), _detection(facts["detection"]), classes_panel(facts)]
     return tag("section", tag("h2", "Shape"), tag("div", drawn, spoken, class_="charts"), id="shape")
@@ -121,19 +119,19 @@ def _languages(facts: Mapping[str, Any]) -> Html | None:
     ordered = sorted(languages.items(), key=lambda item: (-item[1][part], item[0]))
     top = max(ordered[0][1][part], 1e-12)
     body = [
-        tag(
-            "tr",
-            tag("th", shortened(name, _NAME), scope="row"),
-            tag("td", f"{found['samples']:,}", class_="n"),
-            tag("td", time_text(3600 * found["hours"]), class_="n") if is_heard else None,
-            tag("td", charts.bar(found[part] / top), class_="wide"),
+        line(
+            shortened(name, _NAME),
+            f"{found['samples']:,}",
+            *([time_text(3600 * found["hours"])] if is_heard else []),
+            charts.bar(found[part] / top),
+            numbers=1 + is_heard,
         )
         for name, found in ordered[:_MAX_LANGUAGES]
     ]
     head = ["language", "samples", *(["sound"] if is_heard else []), ""]
     more = len(ordered) - _MAX_LANGUAGES
     note = tag("p", f"and {more:,} more; forebay inspect --json lists them all", class_="note") if more > 0 else None
-    return tag("figure", tag("figcaption", "Languages"), table(head, body), note, class_="panel")
+    return panel("Languages", table(head, body), note)
 
 
 def _detection(found: Mapping[str, Any] | None) -> Html | None:
@@ -142,11 +140,11 @@ def _detection(found: Mapping[str, Any] | None) -> Html | None:
         return None
     pairs = found["disagreements"][:_MAX_LANGUAGES]
     body = [
-        tag(
-            "tr",
-            tag("th", shortened(f"{pair['manifest']}, detected {pair['detected']}", _NAME), scope="row"),
-            tag("td", f"{pair['samples']:,}", class_="n"),
-            tag("td", shortened(", ".join(pair["ids"]), _NAME)),
+        line(
+            shortened(f"{pair['manifest']}, detected {pair['detected']}", _NAME),
+            f"{pair['samples']:,}",
+            shortened(", ".join(pair["ids"]), _NAME),
+            numbers=1,
         )
         for pair in pairs
     ]
@@ -156,13 +154,7 @@ def _detection(found: Mapping[str, Any] | None) -> Html | None:
     )
     about = f"{detected or 'none'}. Without: {found['unsaid'] + found['unknown']:,}."
     rows = table(["manifest", "samples", "ids"], body) if body else None
-    return tag(
-        "figure",
-        tag("figcaption", "Detected languages"),
-        tag("p", about, class_="note"),
-        rows,
-        class_="panel",
-    )
+    return panel("Detected languages", tag("p", about, class_="note"), rows)
 
 
 def samples(overview: Overview, cards: Sequence[Html]) -> Html:
@@ -228,13 +220,7 @@ def _misfits(overview: Overview, link: Any) -> Html:
     assert rate is not None
     assert z is not None
     rows = [
-        tag(
-            "tr",
-            tag("th", link(i), scope="row"),
-            tag("td", f"{rate[i]:.1f}", class_="n"),
-            tag("td", f"{z[i]:+.1f}" if np.isfinite(z[i]) else "", class_="n"),
-            tag("td", doubts.checks[i]),
-        )
+        line(link(i), f"{rate[i]:.1f}", f"{z[i]:+.1f}" if np.isfinite(z[i]) else "", doubts.checks[i], numbers=2)
         for i in doubts.misfits[:_MAX_MISFITS].tolist()
     ]
     about = (
@@ -269,15 +255,7 @@ def left_out(overview: Overview) -> Html:
         for reason, count in sorted(facts[kind].items(), key=lambda item: (-item[1], item[0]))[:_MAX_REASONS]:
             ids = overview.rejected.get((kind, reason), [])
             shown = [[tag("code", shortened(name, 80)), " "] for name in ids]
-            rows.append(
-                tag(
-                    "tr",
-                    tag("th", shortened(reason, _NAME), scope="row"),
-                    tag("td", f"{count:,}", class_="n"),
-                    tag("td", kind),
-                    tag("td", shown),
-                )
-            )
+            rows.append(line(shortened(reason, _NAME), f"{count:,}", kind, shown, numbers=1))
     notes = []
     if facts["clipped"]:
         clip_s = (facts["recipe"].get("audio") or {}).get("clip_s")
@@ -332,12 +310,11 @@ def made(overview: Overview) -> Html:
 
 def _fields(facts: Mapping[str, Any]) -> Html:
     rows = [
-        tag(
-            "tr",
-            tag("th", shortened(name, _NAME), scope="row"),
-            tag("td", field["dtype"]),
-            tag("td", f"[{', '.join(map(str, field['shape']))}]" if field["role"] == "tensor" else "a column"),
-            tag("td", field["group"]),
+        line(
+            shortened(name, _NAME),
+            field["dtype"],
+            f"[{', '.join(map(str, field['shape']))}]" if field["role"] == "tensor" else "a column",
+            field["group"],
         )
         for name, field in list(facts["fields"].items())[:200]
     ]
@@ -355,10 +332,7 @@ def _sources(overview: Overview) -> Html | None:
         return None
     counts = np.bincount(codes, minlength=len(names))
     order = np.argsort(-counts, kind="stable")[:_MAX_SOURCES].tolist()
-    rows = [
-        tag("tr", tag("th", shortened(names[i], _NAME), scope="row"), tag("td", f"{counts[i]:,}", class_="n"))
-        for i in order
-    ]
+    rows = [line(shortened(names[i], _NAME), f"{counts[i]:,}", numbers=1) for i in order]
     more = len(names) - len(rows)
     rest = tag("p", f"and {more:,} more", class_="note") if more > 0 else None
     return tag(
