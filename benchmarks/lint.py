@@ -20,16 +20,16 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-from forebay.preprocess.modality import modality_of
-from forebay.preprocess.speech.modality import Speech
+from forebay.lint.items import RawTask, measure_rows
 
 from benchmarks.data import corpus
 from benchmarks.here_pool import HerePool
 from benchmarks.report import Cost, arguments, machine, median, ratio, show, timed
 from forebay.config.tree import Config
-from forebay.lint.clips import ClipTask, measure_clips
 from forebay.lint.command import LintOptions, Target, lint
 from forebay.lint.limits import Limits
+from forebay.preprocess.groups import Groups
+from forebay.preprocess.listing import Listing, listed
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import recipe_of
@@ -38,50 +38,43 @@ HOURS, TINY_HOURS = 0.5, 0.01
 LIMITS = Limits()
 
 
-def task_of(config: Config) -> ClipTask:
-    """Returns all clips of a config as one task."""
-    modality = modality_of(config, recipe_of(config))
-    assert isinstance(modality, Speech)
-    manifest = modality.manifest(config)
-    return ClipTask(
-        start=0,
-        rows=manifest.rows,
-        files=manifest.files,
-        modality=modality,
-        limits=LIMITS,
-        max_open_tars=config.run.max_open_tars,
-        is_heard=True,
-    )
+def tasks_of(config: Config) -> dict[str, RawTask]:
+    """Returns all clips of a config as one task, and their texts as another."""
+    groups = Groups.of(config, recipe_of(config))
+    listing = Listing(groups=groups, manifest=listed(config, groups), key="")
+    rows, files = listing.rows, listing.files
+    made = {"audio": groups.item_group("audio").task_rows(rows, files), "text": groups.text_rows(listing, 0, len(rows))}
+    most = config.run.max_open_tars
+    return {
+        group: RawTask(start=0, rows=own, files=files, groups=groups, group=group, limits=LIMITS, max_open_tars=most)
+        for group, own in made.items()
+    }
 
 
-def decode(task: ClipTask) -> None:
+def decode(task: RawTask) -> None:
     """Reads and decodes each clip, and nothing else."""
-    rows = task.rows.select(["sample_id", "file", "offset", "size"]).to_pylist()
+    rows, audio = task.rows.select(["sample_id", "file", "offset", "size"]).to_pylist(), task.groups.recipe.audio
+    assert audio is not None
     with MediaReader(task.files, max_open=task.max_open_tars, as_listed=True) as read:
         for row in rows:
             data = read(row["file"], row["offset"], row["size"])
-            decode_audio(data, task.modality.recipe.decode, sample_id=row["sample_id"], want="int16")
-
-
-def sounds(task: ClipTask) -> None:
-    """Measures each clip, and no text."""
-    with mock.patch("forebay.lint.clips._texts"):
-        measure_clips(task)
+            decode_audio(data, audio.decode, sample_id=row["sample_id"], want="int16")
 
 
 def whole(config: Config) -> None:
     """Runs the command in this process."""
-    with mock.patch("forebay.lint.raw.Pool", HerePool):
+    with mock.patch("forebay.lint.walk.Pool", HerePool):
         lint([Target(config=config)], [], LintOptions(progress=False, is_raw=True))
 
 
 def measure(config: Config, *, rounds: int) -> list[dict[str, Any]]:
     """Returns a row for each contestant."""
-    task = task_of(config)
+    tasks = tasks_of(config)
+    task = tasks["audio"]
     contestants: dict[str, Callable[[], object]] = {
         "decode": lambda: decode(task),
-        "sounds": lambda: sounds(task),
-        "texts": lambda: measure_clips(task),
+        "sounds": lambda: measure_rows(task),
+        "texts": lambda: [measure_rows(each) for each in tasks.values()],
         "lint": lambda: whole(config),
     }
     costs: dict[str, list[Cost]] = {name: [] for name in contestants}

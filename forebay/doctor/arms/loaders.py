@@ -89,7 +89,7 @@ def loader_over(bench: Bench, source: SampleSource, planned: Planned, *, num_thr
     """Returns the loader that `make_loader` makes of a config, over another source and with other threads."""
     config = bench.config
     collator, finish = None, None
-    if source.constants.get("features") == "patches":
+    if isinstance(config.plan, PackConfig):
         collator, finish = pack_forms(config, source, device=None, as_tensordict=False)
     settings = dataclasses.replace(loader_settings(config), num_threads=num_threads)
     return Loader(source, planned, settings, dp_rank=0, dp_world_size=1, collator=collator, finish=finish)
@@ -98,7 +98,7 @@ def loader_over(bench: Bench, source: SampleSource, planned: Planned, *, num_thr
 def makers(bench: Bench, source: SampleSource) -> list[BatchMaker]:
     """Returns what makes the batches of each part of a source, as the config wants them."""
     config, settings = bench.config, loader_settings(bench.config)
-    if source.constants.get("features") == "patches":
+    if isinstance(config.plan, PackConfig):
         return [pack_forms(config, source, device=None, as_tensordict=False)[0]]
     return [Collator(part, dtype=settings.dtype, padding_side=settings.padding_side) for part in parts_of(source)]
 
