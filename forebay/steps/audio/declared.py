@@ -46,7 +46,7 @@ class Declared(AudioStep):
     @classmethod
     def batch(cls, stored: Stored) -> AudioBatch:
         """Returns the batches that the cache's form declares. Raises ConfigError where it is no form."""
-        return _batch_of(form_of(stored, "form", group="media"))
+        return _batch_of(form_of(stored, "form", group="audio"))
 
 
 def require_frame(form: BatchForm, stored: Mapping[str, Array], clip: Array) -> None:
