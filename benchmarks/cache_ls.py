@@ -111,7 +111,7 @@ def many_caches(root: Path, count: int) -> None:
     """Makes a root of so many caches; every other one has hard links to the shards of the one before."""
     first = first_cache(root)
     sealed = json.loads((first / "metadata.json").read_text())
-    sealed = {name: sealed[name] for name in ("format_version", "fields", "files", "num_shards")}
+    sealed = {name: sealed[name] for name in ("format_version", "fields", "files", "groups")}
     for number in range(1, count):
         folder = root / f"bench-{number:04d}"
         before = root / f"bench-{number - 1:04d}"

@@ -44,7 +44,7 @@ def measure_raw(config: Config, recipe: Recipe, limits: Limits, *, name: str, pr
     walk = Walk(workers=config.run.num_workers, progress=progress)
     with naming_urls(), walk.pool() as pool:
         manifest = listed(config, groups, map_=pool.map)
-        listing = Listing(groups=groups.keeping(manifest.rows).as_raw(), manifest=manifest, key="")
+        listing = Listing(groups=groups.keeping(manifest.rows).under("raw"), manifest=manifest, key="")
         counts = {group.name: (len(listing.items[group.name].table), _ITEMS, group.unit) for group in groups.items}
         counts[TEXT] = (len(manifest.rows), _TEXTS, groups.text.unit)
         found = {

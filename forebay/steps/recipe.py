@@ -330,9 +330,9 @@ def _image_group(config: Config, vision: VisionConfig | None) -> ImageGroup | No
 
 
 def _text_group(config: Config, text: TextConfig | None) -> TextGroup:
-    needs_text = SOURCE_KINDS[config.source.kind].needs_text and config.vision is None
     if text is None:
-        return TextGroup(step=NoText(), needs_text=needs_text, is_given=False)
+        return TextGroup(step=NoText(), is_given=False)
+    needs_text = SOURCE_KINDS[config.source.kind].needs_text and config.vision is None
     cls = text_step(text.prompt, prompts_beside(images_by(config)))
     given: dict[str, Any] = {"tokenizer_folder": text.tokenizer}
     if config.vision is not None and "processor" in cls.given:

@@ -44,7 +44,7 @@ class Declared(AudioStep):
     @classmethod
     def batch(cls, stored: Stored) -> BatchForm:
         """Returns the form that the cache declares. Raises ConfigError where it is none."""
-        return form_of(stored, "form", group="media")
+        return form_of(stored, "form", group="audio")
 
 
 def require_frame(form: BatchForm, stored: Mapping[str, Array], clip: Array) -> None:
