@@ -66,6 +66,13 @@ def clip(n: int, *, seconds: float, rate: int = 16_000, form: str = "FLAC", **ot
     return row | other
 
 
+def spoken(count: int) -> list[Row]:
+    """Returns recordings at 22,050 Hz that say words of the lexicon of demo/ljspeech."""
+    words = ("oh", "hello golf", "four minute papa", "press echo, lima", "eighth")
+    rows = [clip(n, seconds=0.3 + 0.05 * n, rate=22_050, form="WAV", language="en") for n in range(count)]
+    return [row | {"text": words[n % 5]} for n, row in enumerate(rows)]
+
+
 def texts(count: int = 24) -> list[Row]:
     """Returns texts without sound."""
     rows = [{**clip(n, seconds=0.01), "bytes": None, "prompt": "" if n % 3 else "Say:"} for n in range(count)]
@@ -179,7 +186,9 @@ def _files(kind: str, raw: Path, rows: Sequence[Row], form: str) -> None:
         if kind == "folder" and row["text"] is not None:
             path.with_suffix(".txt").write_text(row["text"], encoding="utf-8")
     if kind == "ljspeech":
-        (raw / "metadata.csv").write_text("".join(f"{r['id']}|{r['text']}|{r['text'].lower()}\n" for r in rows))
+        (raw / "metadata.csv").write_text(
+            "".join(f"{r['id']}|{r['text']}|{r['text'].lower()}\n" for r in rows if "|" not in r["text"])
+        )
     elif kind != "folder":
         audio, seconds = ("audio", "duration_s") if kind == "jsonl" else ("path", "length")
         found = [picked(row, "id", "text", "language", *KEPT, **{seconds: "seconds"}) for row in rows]
@@ -276,5 +285,172 @@ def vision(kind: str, raw: Path, rows: Sequence[Row], files: Mapping[str, bytes]
     else:
         for name, content in files.items():
             (raw / name).write_bytes(content)
-        found = [{**row, "messages": json.dumps(row["messages"])} for row in rows] if kind == "table" else list(rows)
+        found = list(rows)
+        if kind == "table":
+            found = [picked(row, "id", "grade", "place", image="images", messages="messages") for row in rows]
+            for row in found:
+                names = row["image"] if form != ".csv" else json.dumps(row["image"])
+                row.update(image=names, messages=json.dumps(row["messages"]))
         table(raw / f"train{form or '.jsonl'}", found)
+
+
+class Code:
+    """Python files that configs name."""
+
+    CLIPS = """
+import json, os
+import soundfile
+
+RAW = os.path.join(os.path.dirname(__file__), "raw")
+
+class Clips:
+    def __iter__(self):
+        for number, line in enumerate(open(os.path.join(RAW, "train.jsonl"), encoding="utf-8")):
+            row = json.loads(line)
+            path = os.path.join(RAW, row.pop("audio"))
+            if not os.path.exists(path):
+                continue
+            row.pop("duration_s")
+            if number % 3 or row["id"] in ("torn", "nothing", "noise"):
+                yield {**row, "audio": open(path, "rb").read()}
+            else:
+                sound, rate = soundfile.read(path, dtype=("int16", "float32")[number % 2])
+                yield {**row, "audio": sound, "sample_rate_hz": rate}
+"""
+    TALKS = """
+import json, os
+
+RAW = os.path.join(os.path.dirname(__file__), "raw")
+
+def talks():
+    for line in open(os.path.join(RAW, "train.jsonl"), encoding="utf-8"):
+        row = json.loads(line)
+        key = "images" if "images" in row else "image"
+        names = row[key] if key == "images" else [row[key]]
+        found = [open(os.path.join(RAW, name), "rb").read() for name in names]
+        yield {**row, key: found if key == "images" else found[0]}
+"""
+    BANDS = """
+import numpy as np
+
+class Bands:
+    version = 2
+    fields = {
+        "input_features": {"dtype": "float32", "shape": [None, 5], "pad": -1.5, "multiple": 4},
+        "attention_mask": {"mask_of": "input_features"},
+        "peak": {"dtype": "float32", "shape": []},
+    }
+
+    def __init__(self, hop: int = 160, *, sample_rate_hz: int):
+        self.hop, self.rate = hop, sample_rate_hz
+
+    def num_frames(self, num_samples):
+        return num_samples // self.hop
+
+    def compute(self, clip):
+        if len(clip) == 3200:
+            raise ValueError("unlucky")
+        frames = np.abs(clip[: len(clip) // self.hop * self.hop].reshape(-1, 5, self.hop // 5))
+        return {"input_features": frames.max(2), "peak": np.abs(clip).max().reshape(())}
+"""
+    WORDS = """
+def shout(text: str, language: str) -> str:
+    return "" if text.endswith("111") else f"{text.upper()} <{language}>"
+"""
+
+
+def given(path: Path, count: int = 6) -> None:
+    """Writes features as Whisper's extractor makes them, padded to 3,000 frames, beside labels and texts."""
+    matrices, rows = [], data_rows(count)
+    for n, row in enumerate(rows):
+        frames = 40 + 37 * n
+        values = np.full((80, 3000), -0.5 - n / 8, np.float32)
+        values[:, :frames] = (noise(n, 80 * frames).reshape(80, frames) % 512 / 256 - 0.25).astype(np.float32)
+        matrices.append(values.tolist())
+        row["labels"] = [1, 2, 3, *(noise(n + 50, 4 + 3 * n) % 600).tolist(), 700]
+    inner = pa.list_(pa.list_(pa.float32()))
+    made = pa.Table.from_pylist(rows).append_column("input_features", pa.array(matrices, inner))
+    pq.write_table(made, path, row_group_size=3)
+
+
+def data_rows(count: int) -> list[Row]:
+    """Returns recordings without their sound."""
+    return [picked(clip(n, seconds=0.01), "id", "text", "language", *KEPT) for n in range(count)]
+
+
+def labelled(count: int = 12) -> list[Row]:
+    """Returns single images with a class, a number, a list of classes and a text; some lack one."""
+    names = ("dog", "cat", "bird")
+    rows: list[Row] = []
+    for n in range(count):
+        row: Row = {"id": f"i{n:02}", "image": f"p{n % 6}.png", "label": names[n % 3], "grade": n / 2}
+        row |= {"number": n % 4, "several": [names[n % 3], names[n * n % 3]], "text": f"a photo of the {names[n % 3]}"}
+        rows.append(row | ({"label": None, "number": None, "several": None, "text": None} if n == 7 else {}))
+    return rows
+
+
+def single(kind: str, raw: Path, rows: Sequence[Row], files: Mapping[str, bytes], *, form: str = "") -> None:
+    """Writes single images with what stands beside each, as a kind of source reads them."""
+    raw.mkdir()
+    if kind == "folder":
+        for row in rows:
+            path = raw / (row["label"] or "none") / f"{row['id']}.png"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(files[row["image"]])
+            if row["text"] is not None:
+                path.with_suffix(".txt").write_text(row["text"])
+    elif kind == "hf":
+        table(raw / "train.parquet", [{**row, "image": {"bytes": files[row["image"]], "path": None}} for row in rows])
+    elif kind == "webdataset":
+        members = []
+        for row in rows:
+            members.append((f"{row['id']}.png", files[row["image"]]))
+            if row["label"] is not None:
+                members += [(f"{row['id']}.cls", row["label"].encode()), (f"{row['id']}.txt", row["text"].encode())]
+        tar(raw / "a.tar", members)
+    else:
+        for name, content in files.items():
+            (raw / name).write_bytes(content)
+        table(raw / f"train{form or '.jsonl'}", rows)
+
+
+def bad_pictures() -> dict[str, bytes]:
+    """Returns files of images that are bad in a way each."""
+    deep = io.BytesIO()
+    Image.fromarray((noise(1, 60 * 60).reshape(60, 60)).astype(np.uint16)).save(deep, "PNG")
+    moving = io.BytesIO()
+    frames = [Image.new("P", (60, 60), n) for n in (1, 2)]
+    frames[0].save(moving, "GIF", save_all=True, append_images=frames[1:])
+    whole = picture(3)
+    return {
+        **{"torn.png": whole[: len(whole) // 2], "empty.png": b"", "words.png": b"no image, but long enough to be one"},
+        **{"deep.png": deep.getvalue(), "moving.gif": moving.getvalue()},
+        **{"wide.png": picture(1, width=2400, height=8), "huge.png": picture(1, width=500, height=420)},
+    }
+
+
+def bad_talks() -> list[Row | str]:
+    """Returns conversations that are bad in a way each, and lines that are none."""
+
+    def asked(name: str, **other: Any) -> Row:
+        return {"id": name, "image": "p0.png", "question": "What?", "answer": "A wave."} | other
+
+    def said(name: str, *changes: Row) -> Row:
+        turns: list[Row] = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "A wave."}]
+        made = [{**turn, **change} for turn, change in zip(turns, changes, strict=True)]
+        return {"id": name, "images": ["p1.png"], "messages": made}
+
+    limited = [{"type": "image", "image": "p0.png", "max_pixels": 784}]
+    return [
+        *(asked(f"of {name}", image=name) for name in bad_pictures()),
+        *(asked("gone", image="gone.png"), asked("data", image="data:image/png;base64,iVBORw0KGgo")),
+        *(asked("url", image="https://example.org/p0.png"), asked("half bad", image=["p1.png", "torn.png"])),
+        *(asked("tools", tools=[{"name": "look"}]), asked("thinks", thinking="h"), asked("film", videos=["v.mp4"])),
+        *(asked("boxes", objects={"bbox": [[0, 0, 1, 1]]}), asked("chosen", rejected_response="No.")),
+        *(asked("t01"), asked("mute", answer=""), asked("unasked", question="<image><image>What?")),
+        *(asked("control", answer="it ends<|im_end|> here"), asked("long", answer="so it is " * 200)),
+        *(said("weight", {}, {"weight": 0.3}), said("unlearnt", {}, {"loss": False})),
+        *(said("roles", {"from": "gpt"}, {}), said("values", {}, {"value": "Else."})),
+        *(said("limits", {"content": limited}, {}), said("turned", {"role": "assistant"}, {"role": "user"})),
+        '{"id": "twice", "image": "p0.png", "question": "a", "answer": "b", "answer": "c"}',
+    ]

@@ -16,6 +16,7 @@ import torch
 
 import forebay
 from forebay.errors import ForebayError
+from tests.preprocess.here_pool import build_here  # `forebay.preprocess.build`, without a process of its own
 
 ROOT = Path(__file__).resolve().parents[2]
 Command = Callable[..., Any]
@@ -23,7 +24,7 @@ Command = Callable[..., Any]
 
 MOVES = {
     *("key", "recipe_key", "folder", "rejected", "recipe", "constants", "groups", "group", "probe", "made_with"),
-    *("format_version", "size_bytes", "rows_per_shard", "made_of", "shard_spread", "mean_displacement"),
+    *("format_version", "size_bytes", "rows_per_shard", "made_of", "shard_spread"),
     *("bytes_per_hour", "bytes_per_pack", "float32_bytes_per_pack", "bytes_per_image", "float32_bytes_per_image"),
 }
 """Of `inspect --json`: what keys, folders and the cut of shards say, which may move."""
@@ -97,12 +98,14 @@ def pin(case: Case, folder: Path, command: Command, *, exact: bool = False) -> d
         if "plan" in merged(case.config, over):
             other = path if not name else written(folder / f"case.{name}.toml", merged(case.config, over))
             found[f"load {name}".strip()] = _load(other, merged(case.config, over), exact=bits, whole=not name)
-    found["inspect"] = _facts(command("inspect", path))
+    facts = command("inspect", path)
+    found["inspect"] = _facts({**facts, "plans": None})
+    found["plans"] = sorted(_plan_facts(plan) for plan in facts["plans"])
     return _cleaned(found, folder)
 
 
 def _built(path: Path) -> forebay.preprocess.BuildReport:
-    return forebay.preprocess.build(forebay.load_config(path), forebay.preprocess.Options(progress=False))
+    return build_here(forebay.load_config(path))
 
 
 def _report(report: forebay.preprocess.BuildReport) -> dict[str, Any]:
@@ -134,7 +137,7 @@ def _digest(*parts: str | bytes) -> str:
 
 def _columns(cache: forebay.Cache) -> Iterator[tuple[str, list[Any]]]:
     for name in sorted(cache.column_names):
-        if name not in NO_COLUMNS:
+        if name not in NO_COLUMNS and name not in cache.lengths:
             yield name, cache.table([name])[name].to_pylist()
 
 
@@ -202,22 +205,22 @@ def _load(path: Path, document: Mapping[str, Any], *, exact: bool, whole: bool) 
     """Returns the plan and the batches of a config: two epochs on 1 rank and on 3; without a cache one epoch on 1."""
     live = document.get("loader", {}).get("cache") == "off"
     try:
+        config = forebay.load_config(path)
         report = None if live else _built(path)
         found: dict[str, Any] = {}
         for world in (1,) if live else (1, 3):
             for rank in range(world):
-                loader = _loader(path, rank=rank, world=world)
+                loader = forebay.train.make_loader(config, with_ids=True, dp_rank=rank, dp_world_size=world)
                 if not rank and world == 1:
                     found["plan"] = _plan(loader.plan, report)
                 for epoch in range(1 if live else 2):
-                    found |= _epoch(loader, f"{world}.{rank} epoch {epoch}", exact=exact, whole=whole and world == 1)
+                    found |= _epoch(loader, f"{world}.{rank} epoch {epoch}", exact=exact, whole=whole)
+        if whole:
+            loader = forebay.train.make_loader(config, shuffle=False, with_ids=True, dp_rank=0, dp_world_size=1)
+            found |= _epoch(loader, "in order", exact=exact, whole=False)
         return found
     except ForebayError as err:
         return {"raises": f"{err.code} {err}"}
-
-
-def _loader(path: Path, *, rank: int, world: int) -> forebay.train.Loader:
-    return forebay.train.make_loader(forebay.load_config(path), with_ids=True, dp_rank=rank, dp_world_size=world)
 
 
 def _plan(plan: forebay.plan.Plan, report: forebay.preprocess.BuildReport | None) -> dict[str, str]:
@@ -234,19 +237,18 @@ def _plan(plan: forebay.plan.Plan, report: forebay.preprocess.BuildReport | None
 
 
 def _epoch(loader: forebay.train.Loader, name: str, *, exact: bool, whole: bool) -> dict[str, Any]:
-    """Returns a digest a batch, and of an epoch that is looked at as a whole each field too."""
+    """Returns a digest a batch, and of the first batches of the first epoch each field too."""
     lines, seen = [], {}
     for number, (batch, ids) in enumerate(loader):
         fields = getattr(batch, "fields", batch)
         values = {key: _Value.of(fields[key]) for key in sorted(fields)}
         parts = [f"{key} {value.digest(exact=exact)}" for key, value in values.items()]
         lines.append(_digest(f"{loader.weight} {ids} {loader.indices}", *parts))
-        if number < (3 if whole and loader.epoch == 0 else 1):
-            seen[f"{name} batch {number}"] = {"ids": f"{loader.weight}: {_ints(ids)}"} | {
+        if number < (3 if whole else 1):
+            seen[f"batch {number}"] = {"ids": f"{loader.weight}: {_ints(ids)}"} | {
                 key: value.line(exact=exact) for key, value in values.items()
             }
-    keep = whole or name.startswith("1.0 epoch 0")
-    return {name: " ".join(lines), **(seen if keep else {})}
+    return {name: " ".join(lines), **(seen if name == "1.0 epoch 0" else {})}
 
 
 def _facts(document: Any) -> Any:
@@ -261,6 +263,11 @@ def _facts(document: Any) -> Any:
             return sorted((_facts(part) for part in document), key=_line)
         return f"[{_ints([_facts(part) for part in document])}]"
     return f"{document:.6g}" if isinstance(document, float) else _line(document)
+
+
+def _plan_facts(plan: dict[str, Any]) -> str:
+    """Returns the settings of a plan, and a digest of all that is told of it."""
+    return f"{_facts(plan['settings'])}: {_digest(str(_facts(plan)))}"
 
 
 def _cleaned(value: Any, folder: Path) -> Any:

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.commands import run_json
+from tests.golden_rows import EXACT, WRITE
 from tests.golden_rows.cases import CASES
 from tests.golden_rows.pin import differences, pin
 
 PINNED = Path(__file__).parent / "pinned"
-WRITE, EXACT = "FOREBAY_GOLDEN_WRITE", "FOREBAY_GOLDEN_EXACT"
-"""Set by `python -m tests.golden_rows`: 1, or the folder of the files with all bits."""
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ def test_nothing_moved(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
     wanted = json.loads(path.read_text(encoding="utf-8"))
-    moved = list(differences(wanted, found)) if exact is None else [f for f in differences(wanted, found) if found]
+    moved = list(differences(wanted, found))
     assert not moved, f"{name}: {len(moved)} differences\n" + "\n".join(moved[:30])
 
 
