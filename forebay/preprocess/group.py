@@ -102,9 +102,15 @@ class ItemGroup(Protocol):
     A new kind of item is a class of this form and a line in `GROUPS` of `forebay.preprocess.groups`.
     """
 
-    name: Group
-    unit: str
-    """What an item is called: clip, image."""
+    @property
+    def name(self) -> Group:
+        """The group's name, as the recipe has it."""
+        ...
+
+    @property
+    def unit(self) -> str:
+        """What an item is called: clip, image."""
+        ...
 
     @property
     def lists(self) -> str | None:

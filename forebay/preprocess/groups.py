@@ -249,7 +249,7 @@ class Groups:
 
     def constants(self) -> dict[str, Any]:
         """Returns what collating needs and is equal for all samples: kinds, rates, token ids, tables."""
-        return NOTHING | {k: v for name in self.names for k, v in self.constants_of(name).items()}
+        return {**NOTHING, **{k: v for name in self.names for k, v in self.constants_of(name).items()}}
 
     def constants_of(self, group: Group) -> dict[str, Any]:
         """Returns the constants of one group."""

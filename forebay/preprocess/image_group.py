@@ -296,7 +296,8 @@ class ArrayForm:
     def raw_bytes(self, images: pa.Table) -> int:
         # Of arrays of one shape exact, of others as the built-in images are on average.
         made = [one for one in self._made() if "failure" not in one]
-        return len(images) * sum(array.nbytes for one in made for array in one.values()) // max(len(made), 1)
+        whole: int = sum(array.nbytes for one in made for array in one.values())
+        return len(images) * whole // max(len(made), 1)
 
     def stored(self) -> StoredArrays:
         return StoredArrays(self.arrays)

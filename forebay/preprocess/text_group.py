@@ -173,6 +173,7 @@ class TextItems:
 
     def _probe_rows(self, told: Sequence[Any]) -> TextRows:
         step = self.steps.step
+        languages: list[str | None]
         if self.listed:
             texts = [*probe_conversations(), *(text for text, _ in PROBE_TEXTS[:1]), "0", "cat"]
             counts, languages = [0, 1, 2, 1, 1, 1], [None] * 6

@@ -142,7 +142,7 @@ class FieldForm:
         """Whether the field lies on disk; masks and lengths are made of others."""
         return self.mask_of is None and self.lengths_of is None
 
-    def specs(self, group: Group = "media") -> tuple[FieldSpec, ...]:
+    def specs(self, group: Group = "") -> tuple[FieldSpec, ...]:
         """Returns the fields on disk; none for a mask."""
         if not self.is_stored:
             return ()
@@ -340,7 +340,7 @@ class BatchForm:
         """The field that holds the pixels of images: one with a table if there is one, of these that of most axes."""
         return max(self.stored, key=lambda field: (field.table is not None, len(field.shape)))
 
-    def specs(self, group: Group = "media") -> tuple[FieldSpec, ...]:
+    def specs(self, group: Group = "") -> tuple[FieldSpec, ...]:
         """Returns the fields on disk."""
         return tuple(spec for field in self.fields for spec in field.specs(group))
 

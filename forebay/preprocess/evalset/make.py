@@ -29,7 +29,7 @@ from forebay.preprocess.evalset.draw import RULE, UNKNOWN, Drawn, drawn
 from forebay.preprocess.evalset.tar_task import TarTask, make_tar
 from forebay.preprocess.group import narrow
 from forebay.preprocess.listing import Listing, resolve
-from forebay.preprocess.pool import Pool, WorkerDied
+from forebay.preprocess.pool import Pool
 from forebay.preprocess.prepared import load as load_prepared
 from forebay.preprocess.unchanged import require_unchanged
 from forebay.progress import Progress
@@ -40,6 +40,7 @@ from forebay.store.files import write_aside
 from forebay.store.filling import Entry, Filling, Summed, filling
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.sources import naming_urls
+from forebay.task_map import WorkerDied
 from forebay.visible import from_here, human_bytes
 
 logger = logging.getLogger(__name__)
