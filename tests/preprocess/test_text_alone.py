@@ -208,11 +208,11 @@ def with_media(folder: Path, cache: Cache, scratch: Path) -> Cache:
             path = scratch / group / f"{number}.tdz"
             path.parent.mkdir(parents=True, exist_ok=True)
             found.append((path, write_shard(path, shard_fields(fields, group), rows, key=f"{number:064x}")))
-    names = ("checksum", "format_version", "fields", "files", "num_shards")
+    names = ("checksum", "format_version", "fields", "files", "groups")
     document = {name: value for name, value in cache.metadata.items() if name not in names}
     arrays = {name: np.load(folder / name) for name in ("slots.npy", "lengths.npy")}
     kept = [name for name in cache.metadata["files"] if not name.endswith(".npy")]
     files = {name: (folder / name).read_bytes() for name in kept}
-    contents = Contents(fields=fields, shards=shards, arrays=arrays, files=files, document=document)
+    contents = Contents(fields=fields, shards=shards, items={}, arrays=arrays, files=files, document=document)
     assert seal(folder, contents, scratch=scratch, replace=True)
     return open_cache(folder)

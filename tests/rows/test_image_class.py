@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -43,7 +45,7 @@ def listed(*labels: Any, declared: tuple[str, ...] | None = None) -> tuple[list[
 def numbers(*labels: Any, classes: tuple[str, ...] | None = None, declared: tuple[str, ...] | None = None) -> list[Any]:
     """Returns the stored values of rows; the reason of one that has none."""
     texts, found = listed(*labels, declared=declared)
-    encoder = Label(classes=classes).of_source(found).encoder()
+    encoder = replace(Label(classes=classes), found=found).opened(Path(), merge_size=None)
     made: list[Any] = []
     for text in texts:
         try:
@@ -129,7 +131,9 @@ def test_texts_that_were_given_for_classes_are_noticed(caplog: pytest.LogCapture
 
 
 def test_an_unknown_class_is_named_with_the_nearest() -> None:
-    encoder = Label(classes=("cat", "dog")).of_source(Labels(names=("cta",), count=1)).encoder()
+    encoder = replace(Label(classes=("cat", "dog")), found=Labels(names=("cta",), count=1)).opened(
+        Path(), merge_size=None
+    )
     with pytest.raises(TextError, match=r"x: label 'cta' is none of the 2 of text.classes; did you mean 'cat'"):
         encoder.encode("cta", [], sample_id="x")
 
@@ -176,7 +180,7 @@ def test_other_fields_are_named() -> None:
 
 def test_the_keys_of_shards_know_what_numbers_depend_on() -> None:
     def identity(found: Labels, classes: tuple[str, ...] | None = None) -> str:
-        return json.dumps(Label(classes=classes).of_source(found).identity())
+        return json.dumps(replace(Label(classes=classes), found=found).identity())
 
     two = Labels(names=("a", "b"), count=2)
     different = [

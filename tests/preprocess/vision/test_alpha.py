@@ -171,8 +171,8 @@ def test_a_cache_says_what_became_of_the_alpha() -> None:
 def test_alpha_is_one_of_two_and_in_the_key(tmp_path: Path) -> None:
     source = jsonl(tmp_path)
     steps = [
-        recipe_of(config(tmp_path, source, f'vision.alpha="{alpha}"')).media_steps[0] for alpha in ("white", "drop")
+        recipe_of(config(tmp_path, source, f'vision.alpha="{alpha}"')).groups[0].steps[0] for alpha in ("white", "drop")
     ]
-    assert recipe_of(config(tmp_path, source)).media_steps[0] == steps[0] != steps[1]
+    assert recipe_of(config(tmp_path, source)).groups[0].steps[0] == steps[0] != steps[1]
     with pytest.raises(ConfigError, match="alpha"):
         config(tmp_path, source, 'vision.alpha="black"')

@@ -277,9 +277,10 @@ def test_the_key_needs_no_transformers(tmp_path: Path, folder: Path, monkeypatch
 def test_paths_are_relative_to_the_config(tmp_path: Path, folder: Path) -> None:
     written(tmp_path / "fx", json.loads((folder / "DacFeatureExtractor" / "preprocessor_config.json").read_text()))
     config = speech_corpus(tmp_path).config('audio.features="extractor"', 'audio.extractor="fx"')
-    features = recipe_of(config).media_steps[1]
-    assert isinstance(features, Extractor)
-    assert features.extractor == str(tmp_path / "fx")
+    audio = recipe_of(config).audio
+    assert audio is not None
+    assert isinstance(audio.features, Extractor)
+    assert audio.features.extractor == str(tmp_path / "fx")
 
 
 # Steps of ours

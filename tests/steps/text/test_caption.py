@@ -115,7 +115,7 @@ def batch_of(encoder: CaptionEncoder, texts: Sequence[str]) -> dict[str, torch.T
 def test_batches_are_those_of_the_processor(
     name: str, settings: dict[str, Any], call: dict[str, Any], folder: Path
 ) -> None:
-    encoder = step_of(folder / name, **settings).encoder()
+    encoder = step_of(folder / name, **settings).opened(Path(), merge_size=None)
     assert str(encoder.form.promise) == "exact"
     images = [Image.new("RGB", (20, 24))] * len(TEXTS)
     expected = MODELS[name]()(text=list(TEXTS), images=images, return_tensors="pt", **call)
@@ -130,7 +130,7 @@ def test_batches_are_those_of_the_processor(
 @given(texts=st.lists(st.text(st.sampled_from("thedogcat é1!"), max_size=12), min_size=1, max_size=4))
 @settings(max_examples=30, deadline=None)
 def test_any_texts_are_padded_as_the_tokenizer_does(texts: list[str], folder: Path) -> None:
-    encoder = step_of(folder / "clip").encoder()
+    encoder = step_of(folder / "clip").opened(Path(), merge_size=None)
     expected = encoder.tokenizer(texts, padding=True, return_tensors="pt")
     for name, values in batch_of(encoder, texts).items():
         assert torch.equal(values, expected[name])
@@ -139,11 +139,12 @@ def test_any_texts_are_padded_as_the_tokenizer_does(texts: list[str], folder: Pa
 def test_a_text_that_is_too_long_is_left_out_or_cut(folder: Path) -> None:
     text = "the dog " * 20
     with pytest.raises(TextError, match=r"x: 41 tokens, and a text has at most 12; set text.truncation") as caught:
-        step_of(folder / "siglip").encoder().encode(text, [], sample_id="x")
+        step_of(folder / "siglip").opened(Path(), merge_size=None).encode(text, [], sample_id="x")
     assert caught.value.reason == "label_too_long"
-    cut = step_of(folder / "siglip", truncation=True).encoder().encode(text, [], sample_id="x")
+    cut = step_of(folder / "siglip", truncation=True).opened(Path(), merge_size=None).encode(text, [], sample_id="x")
     assert len(cut["input_ids"]) == 12
-    assert len(step_of(folder / "siglip2").encoder().encode(text * 4, [], sample_id="x")["input_ids"]) == 64
+    whole = step_of(folder / "siglip2").opened(Path(), merge_size=None).encode(text * 4, [], sample_id="x")
+    assert len(whole["input_ids"]) == 64
 
 
 @pytest.mark.parametrize(
@@ -156,30 +157,30 @@ def test_a_text_that_is_too_long_is_left_out_or_cut(folder: Path) -> None:
 )
 def test_control_tokens_in_a_text_are_refused(text: str, reason: str, folder: Path) -> None:
     with pytest.raises(TextError, match="clean it") as caught:
-        step_of(folder / "clip").encoder().encode(text, [], sample_id="x")
+        step_of(folder / "clip").opened(Path(), merge_size=None).encode(text, [], sample_id="x")
     assert caught.value.reason == reason
 
 
 def test_what_the_tokenizer_lacks_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"text.max_length: .* has no limit"):
-        step_of(folder / "endless", padding="max_length").encoder()
-    assert step_of(folder / "endless").encoder().form.fields[0].length is None
+        step_of(folder / "endless", padding="max_length").opened(Path(), merge_size=None)
+    assert step_of(folder / "endless").opened(Path(), merge_size=None).form.fields[0].length is None
     word_tokenizer(pad_token=None).save_pretrained(tmp_path / "unpadded")
     (tmp_path / "unpadded" / "preprocessor_config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"names no pad_token"):
-        step_of(tmp_path / "unpadded").encoder()
+        step_of(tmp_path / "unpadded").opened(Path(), merge_size=None)
     document = tmp_path / "unpadded" / "tokenizer_config.json"
     document.write_text(json.dumps({**json.loads(document.read_text()), "auto_map": {"AutoTokenizer": "x.Y"}}))
     with pytest.raises(ConfigError, match=r"auto_map"):
-        step_of(tmp_path / "unpadded").encoder()
+        step_of(tmp_path / "unpadded").opened(Path(), merge_size=None)
     step = step_of(folder / "clip")
     changed = Caption(tokenizer="0" * 64, processor=step.processor, tokenizer_folder=step.tokenizer_folder)
     with pytest.raises(ConfigError, match=r"they changed in between"):
-        changed.encoder()
+        changed.opened(Path(), merge_size=None)
 
 
 def test_ids_are_texts_again(folder: Path) -> None:
-    encoder = step_of(folder / "clip").encoder()
+    encoder = step_of(folder / "clip").opened(Path(), merge_size=None)
     stored = encoder.encode("the dog", [], sample_id="x")
     assert encoder.decode(stored["input_ids"]) == "the dog"
     assert step_of(folder / "clip").fields() == encoder.form.specs("text")

@@ -39,7 +39,7 @@ def encoder_of(folder: Path, **settings: Any) -> ProcessorChatEncoder:
         processor_folder=str(folder),
         **settings,
     )
-    return made.encoder()
+    return made.opened(folder, merge_size=None)
 
 
 def sizes_of(conversation: list[dict[str, Any]]) -> list[tuple[int, int]]:
