@@ -49,7 +49,6 @@ from tests.strategies import changed_bytes, changed_documents
 
 _PACKS = PackConfig(seq_len=64, max_patches=40, buffer_size=8)
 _KEY = "ab" * 32
-_LENGTHS = ("num_tokens", "num_patches", "num_images")
 _CONFIG = config_of(Path("fuzz"), vision={"processor": str(DEMO_VISION)}, source={"kind": "jsonl"})
 _GROUPS = Groups.of(_CONFIG, recipe_of(_CONFIG))
 _NUMBERS = st.one_of(st.integers(-4, 6), st.integers(-(2**31), 2**31 - 1))
@@ -167,8 +166,10 @@ def kept_listing(folder: Path, data: st.DataObject) -> None:
     if found is not None:
         images = np.concatenate([[0], *found.rows["images"].to_numpy(zero_copy_only=False)])
         assert (images >= 0).all()
-        assert (images < len(found.images)).all()
-        assert set(found.rows["group"].to_pylist() + found.images["file"].to_pylist()) <= set(range(len(found.files)))
+        assert (images < len(found.manifest.images)).all()
+        assert set(found.rows["group"].to_pylist() + found.manifest.images["file"].to_pylist()) <= set(
+            range(len(found.files))
+        )
         assert all(isinstance(count, int) for count in found.rejected.failed.values())
         found.rows.to_pylist()
 
