@@ -163,7 +163,7 @@ def kept_listing(folder: Path, data: st.DataObject) -> None:
             document["sums"][name] = hash_file(path)
             (place / "listing.json").write_text(json.dumps(document))
     found = listing._load(place, _GROUPS)
-    if found is not None:
+    if found is not None and found.manifest.images is not None:
         images = np.concatenate([[0], *found.rows["images"].to_numpy(zero_copy_only=False)])
         assert (images >= 0).all()
         assert (images < len(found.manifest.images)).all()
