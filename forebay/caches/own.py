@@ -20,9 +20,8 @@ from forebay.store.temporary import is_temporary
 from forebay.store.texts import IDENTITY, LOCK, OLD, SEGMENT
 
 _HEX = "[0-9a-f]{8,128}"
-_OF_BUILD = re.compile(
-    rf"lock|origin|driver\.(lock|json)|[a-z][a-z0-9_]{{0,31}}/{_HEX}\.(tdz|json|lock)|parts/[^/]+\.run"
-)
+_GROUP = "[a-z][a-z0-9_]{0,31}"
+_OF_BUILD = re.compile(rf"lock|origin|driver\.(lock|json)|{_GROUP}/{_HEX}\.(tdz|json|lock)|parts/[^/]+\.run")
 _OF_INPUTS = re.compile(r"[0-9]{5,}\.media|images/([0-9a-f]{2})/\1[0-9a-f]{30}\.image")
 _SHOWN = 3
 

@@ -1,7 +1,7 @@
 """The caches of a root that lies in a store: items as those of a disk, whose files are objects below the root's URL.
 
-No lock of a store tells who reads a cache, so none goes without `--force`. metadata.json goes first: from then on nobody
-opens the cache, and a removal that was cut off leaves what a push of the same cache fills up again.
+No lock of a store tells who reads a cache, so none goes without `--force`. metadata.json goes first: from then on
+nobody opens the cache, and a removal that was cut off leaves what a push of the same cache fills up again.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class Item:
     """Something under a root. name: its path there, which people call it by.
 
     inode: of the folder or file. beside: other files of the root that go with it. document: what it says of itself.
-    problem: why it is foreign. uses: noted ones, the latest first. made_ns: when it was finished. remote: the root below
-    whose URL it lies, where it lies in a store.
+    problem: why it is foreign. uses: noted ones, the latest first. made_ns: when it was finished. remote: the root
+    below whose URL it lies, where it lies in a store.
     """
 
     kind: Kind

@@ -17,7 +17,7 @@ from forebay.store.cache import open_cache
 from forebay.store.shard import shard_name
 from forebay.store.verify import quick_problems, verify_folder
 from tests.faults.row import Row, dice
-from tests.golden import make_v1_vision as golden
+from tests.golden import make_v4_patches as golden
 from tests.store.trees import tree
 from tests.store_factory import make_cache
 

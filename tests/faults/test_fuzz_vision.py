@@ -9,6 +9,7 @@ import shutil
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +24,35 @@ from forebay.errors import SampleError
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.pack.plan import pack_plan
 from forebay.plan.statistics import pack_statistics
+from forebay.preprocess.groups import Groups
 from forebay.rows.list_images import read_conversations
 from forebay.rows.manifest import Manifest
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import hash_file
 from forebay.store.image.pixels import decode_image
 from forebay.store.key import canonical_json
+from forebay.store.layout import ListedItems
 from forebay.store.metadata import write_metadata
 from forebay.store.seal import seal
 from forebay.store.shard import shard_fields, write_shard
 from forebay.store.verify import verify_folder
-from forebay.train.uncached import conversations as listing
-from forebay.train.uncached.source import Rejected
+from forebay.train.uncached import kept_listing as listing
+from forebay.train.uncached.kept_listing import Rejected
 from tests.faults.children import Children
 from tests.faults.fuzzing import PER_TRIAL, WICKED, Fuzz, npy
 from tests.faults.row import Row, made
-from tests.golden import make_v1_vision as golden
+from tests.golden import make_v4_patches as golden
 from tests.rows.pictures import asked, picture, source_of, write_lines, write_picture
+from tests.store.sealed import DEMO_VISION, config_of
 from tests.strategies import changed_bytes, changed_documents
 
 _PACKS = PackConfig(seq_len=64, max_patches=40, buffer_size=8)
 _KEY = "ab" * 32
-_LENGTHS = ("num_tokens", "num_patches", "num_images")
-_SCHEMAS = listing.schemas_of(_LENGTHS)
+_CONFIG = config_of(Path("fuzz"), vision={"processor": str(DEMO_VISION)}, source={"kind": "jsonl"})
+_GROUPS = Groups.of(_CONFIG, recipe_of(_CONFIG))
 _NUMBERS = st.one_of(st.integers(-4, 6), st.integers(-(2**31), 2**31 - 1))
+_SLOTS = st.builds(lambda shard, row: shard << 32 | row, st.integers(-1, 2), st.integers(0, 4))
 
 
 def conversation_lines(folder: Path, data: st.DataObject) -> None:
@@ -93,22 +99,24 @@ def vision_metadata_signed(folder: Path, data: st.DataObject) -> None:
 
 
 def images_signed(folder: Path, data: st.DataObject) -> None:
-    """A text shard that names media rows which are not there, and grids and bytes that are none of an image's."""
+    """Samples that list images which are not there, and grids and bytes that are none of an image's."""
     codec = data.draw(st.sampled_from(golden.CODECS))
     contents = golden.contents(made(folder / "aside"), codec)
     texts = [golden.text_row(sample) for sample in range(len(golden.IMAGES))]
-    texts[1]["image_rows"] = np.array(data.draw(st.lists(_NUMBERS, max_size=4)), np.int32)
-    media = [golden.media_row(number, codec) for number in range(len(golden.GRIDS))]
+    images = [golden.image_row(number, codec) for number in range(len(golden.GRIDS))]
+    items, slots = contents.items["image"], st.lists(st.one_of(_NUMBERS, _SLOTS), min_size=6, max_size=6)
+    offsets = data.draw(st.one_of(st.just(items.offsets.tolist()), st.lists(_NUMBERS, min_size=5, max_size=5)))
+    listed = ListedItems(np.array(offsets, np.int64), np.array(data.draw(slots), np.int64))
     if data.draw(st.booleans()):
-        media[0]["image_grid_thw"] = np.array(data.draw(st.lists(_NUMBERS, min_size=3, max_size=3)), np.int32)[None]
+        images[0]["image_grid_thw"] = np.array(data.draw(st.lists(_NUMBERS, min_size=3, max_size=3)), np.int32)[None]
     if codec == "zstd" and data.draw(st.booleans()):
-        changed = data.draw(changed_bytes(media[0]["patches_zstd"].tobytes(), WICKED))
-        media[0]["patches_zstd"] = np.frombuffer(changed, np.uint8)
-    for group, rows in (("audio", media), ("text", texts)):
-        path = contents.shards[group][0][0]  # type: ignore[index]
-        fields = shard_fields(contents.fields, group)  # type: ignore[arg-type]
+        changed = data.draw(changed_bytes(images[0]["patches_zstd"].tobytes(), WICKED))
+        images[0]["patches_zstd"] = np.frombuffer(changed, np.uint8)
+    for group, rows in (("image", images), ("text", texts)):
+        path = contents.shards[group][0][0]
+        fields = shard_fields(contents.fields, group)
         contents.shards[group][0] = (path, write_shard(path, fields, rows, key=_KEY))  # type: ignore[index]
-    seal(folder / "signed", contents, scratch=folder / "aside", replace=False)
+    seal(folder / "signed", replace(contents, items={"image": listed}), scratch=folder / "aside", replace=False)
     _read_cache(folder / "signed", data)
 
 
@@ -154,12 +162,14 @@ def kept_listing(folder: Path, data: st.DataObject) -> None:
         if name != "listing.json":  # with its checksum
             document["sums"][name] = hash_file(path)
             (place / "listing.json").write_text(json.dumps(document))
-    found = listing._load(place, _SCHEMAS)
-    if found is not None:
+    found = listing._load(place, _GROUPS)
+    if found is not None and found.manifest.images is not None:
         images = np.concatenate([[0], *found.rows["images"].to_numpy(zero_copy_only=False)])
         assert (images >= 0).all()
-        assert (images < len(found.images)).all()
-        assert set(found.rows["group"].to_pylist() + found.images["file"].to_pylist()) <= set(range(len(found.files)))
+        assert (images < len(found.manifest.images)).all()
+        assert set(found.rows["group"].to_pylist() + found.manifest.images["file"].to_pylist()) <= set(
+            range(len(found.files))
+        )
         assert all(isinstance(count, int) for count in found.rejected.failed.values())
         found.rows.to_pylist()
 
@@ -227,17 +237,17 @@ def _prepare(folder: Path) -> None:
 
 def _keep_listing(raw: Path, folder: Path) -> None:
     manifest = read_conversations(source_of("jsonl", raw / "list.jsonl"), cache_root=raw / "root")
-    rows = manifest.rows.select(listing._KEPT)
-    for name in _LENGTHS:
-        rows = rows.append_column(name, pa.array([4] * len(rows), pa.int32()))
+    rows = manifest.rows
     assert manifest.images is not None
     images = manifest.images
     for name in ("grid_h", "grid_w"):
         images = images.append_column(name, pa.array([2] * len(images), pa.int32()))
     rejected = Rejected(len(rows) + 2, Counter({"bad_json": 2}), Counter())
-    kept = listing.Conversations(files=manifest.files, rows=rows, images=images, rejected=rejected)
-    listing._save(folder, kept)
-    assert listing._load(folder, _SCHEMAS) is not None
+    lengths = {name: np.full(len(rows), 4, np.int32) for name in _GROUPS.length_names}
+    listing._save(
+        folder, listing.Counted(manifest=replace(manifest, images=images), lengths=lengths, rejected=rejected)
+    )
+    assert listing._load(folder, _GROUPS) is not None
 
 
 @contextlib.contextmanager

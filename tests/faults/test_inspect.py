@@ -28,7 +28,7 @@ from forebay.store.key import canonical_json
 from forebay.store.seal import seal
 from forebay.store.shard import shard_fields, write_shard
 from tests.faults.row import Row, made
-from tests.golden import make_v1_vision as golden
+from tests.golden import make_v4_patches as golden
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import class_folders
 from tests.store_factory import RATE_HZ, make_cache

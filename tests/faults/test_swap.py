@@ -143,6 +143,7 @@ def _swap(source: Path, cache: Path, scratch: Path, damaged: tuple[Group, int] |
     contents = Contents(
         fields=tuple(opened.fields.values()),
         shards=shards,
+        items={},
         arrays={name: array for name, array in arrays.items() if name not in tables},
         files={name: (source / name).read_bytes() for name in files if not name.endswith(".npy")},
         document={k: v for k, v in opened.metadata.items() if k != "checksum"},

@@ -38,7 +38,7 @@ PLAN = BucketConfig(batch_size=2, lockstep=1, locality="auto")
 def image(number: int) -> dict[str, Any]:
     """An image as its processor gives it, of 6 kB."""
     pixels = np.random.default_rng(number).integers(0, 5, (3, 40, 50)).astype(np.uint8)
-    arrays = {"pixel_values": pixels, "places": np.array([[number, 0]], np.int32)}
+    arrays: dict[str, Any] = {"pixel_values": pixels, "places": np.array([[number, 0]], np.int32)}
     stored = [field.stored(arrays[field.name]) for field in golden.IMAGES_FORM.stored]
     return {**{k: v for one in stored for k, v in one.items()}, "image_hash": f"{number:032x}"}
 
