@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from forebay.preprocess.pool import Pool
 from forebay.task_map import WorkerDied
@@ -25,14 +24,6 @@ class SpanTask(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Done(Generic[R]):
-    """What came back. parts: results by their first row, in its order. deaths: the rows that killed a worker twice."""
-
-    parts: dict[int, R] = field(default_factory=dict)
-    deaths: list[int] = field(default_factory=list)
-
-
 def cut(count: int, size: int) -> list[Span]:
     """Returns the runs of `size` rows that `count` rows make."""
     return [(start, min(start + size, count)) for start in range(0, count, size)]
@@ -46,17 +37,16 @@ def run_spans(
     *,
     new_pool: Callable[[], Pool],
     done: Callable[[int], object],
-    keep: Callable[[int, R], object] | None = None,
-) -> Done[R]:
-    """Returns `function(make(start, stop))` of every run of rows; a task is made when a worker is free for it.
+    keep: Callable[[int, R], object],
+) -> list[int]:
+    """Keeps `function(make(start, stop))` of every run of rows; returns the rows that killed a worker twice, sorted.
+
+    A task is made when a worker is free for it.
 
     pool: whose workers begin. new_pool: makes another one behind a death, whose neighbours' tasks are lost with it.
-    done: is called with the number of rows that were done. keep: takes each result, with its first row, as it comes;
-    None: they are in `parts`.
+    done: is called with the number of rows that were done. keep: takes each result, with its first row, as it comes.
     """
-    parts: dict[int, R] = {}
     deaths: list[int] = []
-    keep = keep or parts.__setitem__
     waiting = dict(spans)
     with contextlib.ExitStack() as stack:
         while waiting:
@@ -71,4 +61,4 @@ def run_spans(
                 done(1)
                 waiting |= {a: b for a, b in ((start, row), (row + 1, stop)) if a < b}
                 pool = stack.enter_context(new_pool())
-    return Done(dict(sorted(parts.items())), sorted(deaths))
+    return sorted(deaths)

@@ -76,8 +76,6 @@ class Walk:
         """Returns what a function measures of `count` rows. make: gives a task of rows. size: rows of a task."""
         found = Columns(count)
         with Progress(count, desc="lint", unit=unit, is_shown=self.progress) as bar:
-            done = run_spans(
-                pool, function, make, cut(count, size), new_pool=self.pool, done=bar.update, keep=found.put
-            )
-        found.deaths.extend(done.deaths)
+            spans = cut(count, size)
+            found.deaths = run_spans(pool, function, make, spans, new_pool=self.pool, done=bar.update, keep=found.put)
         return found

@@ -54,10 +54,13 @@ class Mortal:
 def test_rows_that_kill_are_named_and_the_others_are_visited(deadly: set[int]) -> None:
     counted: list[int] = []
     pool: Any = Mortal(frozenset(deadly))
-    done = run_spans(pool, visit, Rows, cut(10, 4), new_pool=lambda: pool, done=counted.append)
-    assert done.deaths == sorted(deadly)
-    assert [row for part in done.parts.values() for row in part] == [row for row in range(10) if row not in deadly]
-    assert list(done.parts) == sorted(done.parts)
+    parts: dict[int, list[int]] = {}
+    deaths = run_spans(
+        pool, visit, Rows, cut(10, 4), new_pool=lambda: pool, done=counted.append, keep=parts.__setitem__
+    )
+    assert deaths == sorted(deadly)
+    assert sorted(row for part in parts.values() for row in part) == [row for row in range(10) if row not in deadly]
+    assert all(part[0] == start for start, part in parts.items())
     assert sum(counted) == 10
 
 
@@ -66,12 +69,17 @@ def test_a_process_that_dies_is_one_row() -> None:
         return Rows(start, stop, frozenset({5}))
 
     with Pool(1) as pool:
-        done = run_spans(pool, visit, make, cut(8, 4), new_pool=lambda: Pool(1), done=lambda _: None)
-    assert done.deaths == [5]
-    assert sorted(row for part in done.parts.values() for row in part) == [0, 1, 2, 3, 4, 6, 7]
+        parts: dict[int, list[int]] = {}
+        deaths = run_spans(
+            pool, visit, make, cut(8, 4), new_pool=lambda: Pool(1), done=lambda _: None, keep=parts.__setitem__
+        )
+    assert deaths == [5]
+    assert sorted(row for part in parts.values() for row in part) == [0, 1, 2, 3, 4, 6, 7]
 
 
 def test_no_rows_are_no_work() -> None:
     pool: Any = Mortal(frozenset())
-    done = run_spans(pool, visit, Rows, cut(0, 4), new_pool=lambda: pool, done=lambda _: None)
-    assert (done.parts, done.deaths) == ({}, [])
+    parts: dict[int, list[int]] = {}
+    spans = cut(0, 4)
+    deaths = run_spans(pool, visit, Rows, spans, new_pool=lambda: pool, done=lambda _: None, keep=parts.__setitem__)
+    assert (parts, deaths) == ({}, [])
