@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay import load_config
-from forebay.preprocess.groups import GROUPS
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask
@@ -155,21 +154,15 @@ def longest_tasks(folder: Path, write: Write, num_rows: int) -> dict[str, int]:
     found = Weighing()
     listing = resolve(config, Memo(config.cache_root), found.map, recipe=recipe_of(config))
     assert len(listing.rows) == num_rows
-    modality = listing.modality
-    rows_per_shard = PER_FILE if "media" in modality.groups else 1
-    for cut in modality.cuts(listing, probe=dict.fromkeys(GROUPS, ""), rows_per_shard=rows_per_shard):
-        for group in modality.groups:
-            files, rows = modality.task_rows(listing, cut, group)
-            common: dict[str, Any] = {
-                "key": cut.keys[group],
-                "folder": folder,
-                "modality": modality,
-                "max_open_tars": 1,
-            }
-            task = ShardTask(group=group, rows=rows, files=files, **common)
-            sent = found.weigh(f"{group} shard", task)
-            assert sent.rows.equals(rows)
-            assert (sent.key, sent.files, sent.modality) == (task.key, files, modality)
+    groups = listing.groups
+    rows_per_shard = PER_FILE if groups.items else 1
+    for cut in groups.cuts(listing, probe=dict.fromkeys(groups.names, ""), rows_per_shard=rows_per_shard):
+        files, rows = groups.task_rows(listing, cut)
+        common: dict[str, Any] = {"key": cut.key, "folder": folder, "groups": groups, "max_open_tars": 1}
+        task = ShardTask(group=cut.group, rows=rows, files=files, **common)
+        sent = found.weigh(f"{cut.group} shard", task)
+        assert sent.rows.equals(rows)
+        assert (sent.key, sent.files, sent.groups) == (task.key, files, groups)
     return found.longest
 
 

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forebay.preprocess.speech.modality import estimate_bytes
-from forebay.preprocess.speech.probe import media_probe
 
 from benchmarks.here_pool import HerePool
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import BuildReport, Options
-from forebay.steps.recipe import Recipe, recipe_of
+from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import FieldSpec, Group
 from forebay.store.lookup import find_cache
@@ -137,14 +135,14 @@ def test_the_estimate_and_the_probe_read_no_audio(folder: Path, monkeypatch: pyt
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("audio was decoded")
 
-    monkeypatch.setattr("forebay.preprocess.speech.samples.decode_audio", refuse)
+    monkeypatch.setattr("forebay.preprocess.audio_group.decode_audio", refuse)
     config = text_config(folder)
     recipe = recipe_of(config)
-    assert isinstance(recipe, Recipe)
-    assert len(media_probe(recipe)) == 32
     listing = resolve(config, Memo(config.cache_root), map, recipe=recipe)
+    assert listing.groups.names == ("text",)
+    assert len(listing.groups.probe("text")) == 32
     _, cache = make(folder)
-    assert 0.2 < estimate_bytes(recipe, listing.rows) / cache.metadata["size_bytes"] < 5
+    assert 0.2 < listing.groups.estimate_bytes(listing) / cache.metadata["size_bytes"] < 5
 
 
 def test_texts_that_are_added_make_the_last_shard_and_no_other(folder: Path, tmp_path: Path) -> None:

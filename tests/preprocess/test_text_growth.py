@@ -38,8 +38,8 @@ def shard_keys(folder: Path, lines: list[str]) -> list[str]:
     own = config(folder, "texts.txt")
     listing = resolve(own, Memo(own.cache_root), map, recipe=recipe_of(own))
     assert len(listing.rows) == len(lines)
-    probe = dict.fromkeys(listing.modality.groups, "0" * 32)
-    return [cut.keys["text"] for cut in listing.modality.cuts(listing, probe=probe, rows_per_shard=512)]
+    probe = dict.fromkeys(listing.groups.names, "0" * 32)
+    return [cut.key for cut in listing.groups.cuts(listing, probe=probe, rows_per_shard=512)]
 
 
 def test_an_edited_and_an_appended_line_in_100_000_make_one_shard_each(tmp_path: Path) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forebay.preprocess.speech.modality import Speech
 
 from forebay.config import Config
 from forebay.errors import BuildError, ConfigError, ManifestError
-from forebay.preprocess import pipeline, run, shard_task, unchanged
+from forebay.preprocess import listing, pipeline, run, shard_task, unchanged
 from forebay.preprocess.unchanged import require_unchanged, unchanged_stats
 from forebay.rows.media_reader import MediaReader
 from forebay.rows.named_files import stamped
@@ -98,14 +97,14 @@ def test_parts_between_which_a_source_changes_make_one_cache_of_its_last_content
 
 
 def test_a_source_that_never_rests_stops_the_listing(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Speech.manifest
+    real = listing.listed
 
     def restless(*args: Any, **kwargs: Any) -> Any:
         found = real(*args, **kwargs)
         touch(corpus.folder / "a.tar")
         return found
 
-    monkeypatch.setattr(Speech, "manifest", restless)
+    monkeypatch.setattr(listing, "listed", restless)
     with pytest.raises(BuildError, match=r"a\.tar changed each of 3 times that it was listed; wait until nothing"):
         build_here(corpus.config())
 

@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from forebay.preprocess.speech.modality import Speech
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.config import Config
 from forebay.config.data import SourceConfig
 from forebay.errors import CacheNotFoundError, ConfigError, ManifestError
+from forebay.preprocess.groups import Groups
+from forebay.preprocess.listing import listed
 from forebay.rows.list_images import read_conversations
 from forebay.rows.readers.python_inputs import list_inputs, list_python
 from forebay.rows.readers.python_run import InputError, _image_line, _image_name, wav
-from forebay.steps.recipe import Recipe, load_config, recipe_of
+from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.inputs import _most
 from forebay.store.remote.raw.sources import localized
@@ -307,9 +308,8 @@ def test_a_list_that_somebody_changed_is_named(tmp_path: Path) -> None:
     [path] = (tmp_path / "caches" / "inputs").glob("*/samples.jsonl")
     first, *rest = path.read_text().splitlines()
     recipe = recipe_of(config)
-    assert isinstance(recipe, Recipe)
     changes: list[tuple[str, object]] = [("media", "../x"), ("media", "/etc/passwd"), ("offset", -1)]
     for field, value in [*changes, ("size", 1 << 70), ("size", "9"), ("id", None)]:
         path.write_text("\n".join([json.dumps({**json.loads(first), field: value}), *rest]))
         with pytest.raises(ManifestError, match=rf"samples\.jsonl, line 1: .*{field}"):
-            Speech.of(config, recipe).manifest(config)
+            listed(config, Groups.of(config, recipe))

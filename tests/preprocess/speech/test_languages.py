@@ -13,7 +13,7 @@ from forebay.config import Config
 from forebay.errors import ConfigError
 from forebay.plan.mixture.plan import MixturePlan
 from forebay.steps.recipe import Recipe, load_config, recipe_of
-from forebay.steps.text.transcript import DETECTED_FIELDS
+from forebay.steps.text.transcript import DETECTED_FIELDS, Transcript
 from forebay.store.cache import Cache, open_cache
 from forebay.train.select import make_loader, select
 from tests.commands import inspect
@@ -131,15 +131,14 @@ def test_filters_and_mixtures_see_what_was_detected(folder: Path, cache: Cache) 
 def test_prompts_are_written_in_the_detected_language() -> None:
     overrides = ['text.language="detect"', 'text.languages=["en", "fr"]']
     recipe = recipe_of(load_config(ROOT / "configs" / "demo_speech.toml", overrides=overrides))
-    assert isinstance(recipe, Recipe)
-    assert recipe.tokens is not None
-    encoder = recipe.tokens.encoder(ROOT / "demo" / "speech" / "model")
+    assert isinstance(recipe.text.step, Transcript)
+    encoder = recipe.text.step.encoder(ROOT / "demo" / "speech" / "model")
     text = "La fenêtre de la maison est ouverte."
     wrong, none = (encoder.encode(text, language, None, sample_id="a")["input_ids"] for language in ("en", None))
     stated = recipe_of(load_config(ROOT / "configs" / "demo_speech.toml"))
     assert isinstance(stated, Recipe)
-    assert stated.tokens is not None
-    plain = stated.tokens.encoder(ROOT / "demo" / "speech" / "model")
+    assert isinstance(stated.text.step, Transcript)
+    plain = stated.text.step.encoder(ROOT / "demo" / "speech" / "model")
     right = plain.encode(text, "fr", None, sample_id="a")["input_ids"]
     assert wrong.tolist() == none.tolist() == right.tolist()
 

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from forebay.preprocess.speech.probe import text_probe
-from forebay.preprocess.speech.samples import loaded_encoder
 
 from benchmarks.here_pool import HerePool
-from forebay.steps.recipe import Recipe, load_config, recipe_of
+from forebay.preprocess.groups import Groups
+from forebay.preprocess.text_group import opened_text
+from forebay.steps.recipe import load_config, recipe_of
 from forebay.steps.text.normal.phones import espeak
+from forebay.steps.text.transcript import TextEncoder
 from forebay.store.cache import open_cache
 from tests.commands import run, run_json
 from tests.steps.text.normal.phones.program import fake
@@ -117,13 +118,12 @@ def test_seldom_symbols_are_named(config: Path, capsys: pytest.CaptureFixture[st
 def test_another_program_moves_the_probe_and_no_key(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_json(capsys, "symbols", config)
     recipe = recipe_of(load_config(config))
-    assert isinstance(recipe, Recipe)
 
     def probe(**changed: object) -> str:
         fake(config.parent / "bin", **changed)  # type: ignore[arg-type]
         espeak._program_digest.cache_clear()
-        loaded_encoder.cache_clear()
-        return text_probe(loaded_encoder(recipe, str(config.parent / "symbols")))
+        opened_text.cache_clear()
+        return Groups.of(load_config(config), recipe).probe("text")
 
     first = probe()
     assert len({first, probe(), probe(version="2"), probe(data=b"x"), probe(behaviour='print("n")')}) == 4
@@ -136,13 +136,12 @@ def test_a_cache_of_phones_is_read_where_no_program_is(
     run_json(capsys, "symbols", config)
     built = run_json(capsys, "preprocess", config)
     monkeypatch.setenv("PATH", "")
-    loaded_encoder.cache_clear()
+    opened_text.cache_clear()
     found = run_json(capsys, "key", config)
     assert (found["key"], found["cache"]) == (built["key"], built["cache"])
     recipe = recipe_of(load_config(config))
-    assert isinstance(recipe, Recipe)
-    encoder = loaded_encoder(recipe, str(config.parent / "symbols"))
-    assert encoder is not None
+    encoder = Groups.of(load_config(config), recipe).text.encoder
+    assert isinstance(encoder, TextEncoder)
     assert encoder.decode(open_cache(built["cache"])[0]["input_ids"]) == "ˈn o | ˈo n"
     assert run_json(capsys, "preprocess", config)["shards_written"] == 0
     (config.parent / "texts.txt").write_text("no\n")

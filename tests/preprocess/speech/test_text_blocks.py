@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from forebay.preprocess.speech.samples import text_samples
 
-from forebay.inspect.report.sections import samples
+from forebay.preprocess import text_group as samples
 from forebay.preprocess.group import values_digest
-from tests.preprocess.speech.test_text_deaths import table
+from tests.preprocess.speech.test_text_deaths import table, text_samples
 from tests.steps.text.test_encoder import ROWS, encoder
 
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from forebay.preprocess.speech.samples import text_samples
 
 from forebay.errors import TextError
+from forebay.preprocess.group import Values
 from forebay.preprocess.pool import Pool
+from forebay.preprocess.text_group import TextItems, opened_text
+from forebay.steps.recipe import TextGroup
+from forebay.steps.step import TextStep
+from forebay.steps.text.row_encoder import EncodedRow, TextRows
+from forebay.store.layout import FieldSpec
 from forebay.task_map import WorkerDied
 
 
@@ -31,19 +39,33 @@ def table(texts: list[str | None]) -> pa.Table:
 class Deadly:
     """An encoder that a text kills, as a fault in native code would."""
 
-    detects = False
-
-    def encode_batch(self, texts: list[str], *_: Any, **__: Any) -> list[TextError]:
-        if "poison" in texts:
+    def encode_rows(self, rows: TextRows, **_: Any) -> Iterator[EncodedRow]:
+        if "poison" in rows.texts:
             os.kill(os.getpid(), signal.SIGKILL)
-        return [TextError("bad_text", "") for _ in texts]
+        return (EncodedRow(error=TextError("bad_text", "")) for _ in rows.ids)
 
-    def keep(self) -> None: ...
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opens(TextStep):
+    """A step that gives an encoder; as many are made as are asked for."""
+
+    encoder: Any = field(compare=False)
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        return ()
+
+    def opened(self, folder: Path, *, merge_size: int | None) -> Any:
+        return self.encoder
+
+
+def text_samples(rows: pa.Table, names: list[str], encoder: Any, *, needs_text: bool = False) -> Iterator[Values]:
+    """What a build makes of rows with an encoder."""
+    opened_text.cache_clear()
+    return TextItems(TextGroup(step=Opens(encoder=encoder), needs_text=needs_text)).samples(rows, names)
 
 
 def _worked(rows: pa.Table) -> int:
-    encoder: Any = Deadly()
-    return len(list(text_samples(rows, ["f"], encoder)))
+    return len(list(text_samples(rows, ["f"], Deadly())))
 
 
 def test_a_text_that_kills_its_worker_is_named_among_the_texts_of_its_block() -> None:

@@ -14,7 +14,6 @@ from PIL import Image
 
 from forebay.config import Config
 from forebay.errors import BuildError
-from forebay.preprocess.groups import GROUPS
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import BuildReport, Options
@@ -284,13 +283,14 @@ def test_an_image_that_kills_a_worker_is_named_with_the_samples_to_exclude(
 ) -> None:
     config = built[0].config()
     listing = resolve(config, Memo(config.cache_root), map, recipe=recipe_of(config))
-    modality, found = listing.modality, {}
-    for cut in modality.cuts(listing, probe={"media": "", "text": ""}, rows_per_shard=100):
-        rows = {group: modality.task_rows(listing, cut, group)[1] for group in GROUPS}
-        for position in range(len(rows["media"])):
-            name, samples = modality.used_by(listing, rows["media"], group="media", position=position)
+    groups, found = listing.groups, {}
+    for cut in groups.cuts(listing, probe={"image": "", "text": ""}, rows_per_shard=100):
+        if cut.group == "text":
+            assert groups.used_by(listing, cut, 0) == ("sample 'q0-0'", ["q0-0"])
+            continue
+        for position in range(cut.rows):
+            name, samples = groups.used_by(listing, cut, position)
             found[name] = sorted(samples)
-        assert modality.used_by(listing, rows["text"], group="text", position=0) == ("sample 'q0-0'", ["q0-0"])
     assert found["image 'p0.jpg'"] == ["q0-0", "q0-1", "q0-2"]
     assert found["image 'p1.jpg'"] == ["both", "q1-0", "q1-1", "q1-2"]
     assert len(found) == 4
