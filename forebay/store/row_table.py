@@ -87,7 +87,7 @@ def row_columns(
     rate_hz: of the audio that `num_audio_samples` counts; None: there is no `duration_s`.
     """
     made: dict[str, Callable[[], Any]] = {"index": lambda: pa.array(np.arange(len(columns.slots)))}
-    made |= {name: partial(columns.column, name) for name in columns.fields}
+    made |= {name: partial(columns.column, name) for name in sorted(columns.fields, key="sample_id".__ne__)}
     if rate_hz is not None:
         made["duration_s"] = lambda: pa.array(np.asarray(lengths["num_audio_samples"]) / rate_hz)
     return made | {name: partial(_int_array, values) for name, values in lengths.items()}

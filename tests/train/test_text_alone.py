@@ -17,7 +17,7 @@ from forebay.errors import CacheMismatchError, ConfigError
 from forebay.plan.mixture.plan import MixturePlan
 from forebay.plan.usage import read_usage
 from forebay.store.cache import open_cache
-from forebay.store.source import SourceUnion, source_kind, without_audio
+from forebay.store.source import SourceUnion, length_of, source_kind, without_audio
 from forebay.train.collate.collator import Collator
 from forebay.train.loader import Loader
 from forebay.train.loop.dry_run import dry_run
@@ -237,9 +237,8 @@ def test_several_caches_with_audio_share_the_ratio_by_hours(tmp_path: Path, fold
     for temperature in (1.0, 0.5):
         plan = make_loader(mixed_config(folder, *overrides, f"mixture.temperature={temperature}")).plan
         assert isinstance(plan, MixturePlan)
-        hours = (
-            np.array([open_cache(cache).lengths["num_audio_samples"].sum() for cache in folders], float) ** temperature
-        )
+        audio = [length_of(open_cache(cache), "num_audio_samples").sum() for cache in folders]
+        hours = np.array(audio, float) ** temperature
         hours[1] = 0
         wanted = 0.8 * hours / hours.sum() + [0, 0.2, 0]
         assert plan.shares == pytest.approx(wanted, abs=2e-5)

@@ -19,7 +19,7 @@ from forebay.doctor.arms.plans import plans
 from forebay.doctor.bench import Bench
 from forebay.doctor.figures import PlannedBatch, Skip, Steps, StepTime
 from forebay.steps.batch import fresh
-from forebay.store.source import SourceUnion, parts_of, without_audio
+from forebay.store.source import SourceUnion, length_of, parts_of, without_audio
 from forebay.train.calibrate import steps as training
 from forebay.train.calibrate.case import PACK_UNIT, pack_case
 from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
@@ -70,7 +70,7 @@ def _batch(bench: Bench, config: Config, shape: PlannedBatch) -> Any:
     source = bench.cached
     if isinstance(config.plan, PackConfig):
         return pack_case(source, config.plan).batch(config, source, max(config.plan.seq_len // PACK_UNIT, 1))
-    lengths = np.asarray(source.lengths["num_frames"])
+    lengths = length_of(source, "num_frames")
     if not lengths.any():
         lengths = np.asarray(source.lengths["num_tokens"])
     index = int(np.argmin(np.abs(lengths - shape.room / shape.samples)))
