@@ -157,7 +157,7 @@ class ImageSink:
             values = values_in(fields if kept is None else kept, self.keep)
         except JsonError as err:
             raise text_error(err) from err
-        places = [*map(file_place, used)]
+        places = [file_place(image) if isinstance(image, str) else image for image in used]
         for place in places:
             if place.path is not None and is_elsewhere(place.path, self.home):
                 raise SampleError(

@@ -64,11 +64,9 @@ def read_conversations(
         images.extend(found)
         rows = listed_rows(parts)
         is_all = wave is None or len(batch) < wave or (selected.stop is not None and len(rows) >= selected.stop)
-        if is_all:
-            _require(rows, selected, source)
         good = 0
         if is_all or source.max_samples is not None:
-            chosen = rows.take(pa.array(np.arange(len(rows), dtype=np.int64)[selected])) if source.rows else rows
+            chosen = _selected(rows, selected, source, is_all=is_all)
             candidates = candidate_rows(chosen, manifests, source, lists_images=reader.lists_media)
             failed = _looked_at(candidates.rows, images, source.max_samples)
             good = int(np.count_nonzero(failed < 0))
@@ -83,14 +81,16 @@ def _may_end_early(source: SourceConfig, selected: slice) -> bool:
     return all(number >= 0 for number in ends) and (source.max_samples is not None or selected.stop is not None)
 
 
-def _require(rows: pa.Table, selected: slice, source: SourceConfig) -> None:
-    named = ", ".join(source.manifests)
-    if not len(rows):
+def _selected(rows: pa.Table, selected: slice, source: SourceConfig, *, is_all: bool) -> pa.Table:
+    """Returns the rows that `source.rows` selects. Raises ManifestError where there is none, and no others follow."""
+    named, chosen = ", ".join(source.manifests), np.arange(len(rows), dtype=np.int64)[selected]
+    if is_all and not len(rows):
         raise ManifestError(f"{named}: no rows; add samples or name another manifest", code="FB204")
-    if not len(range(len(rows))[selected]):
+    if is_all and not len(chosen):
         raise ManifestError(
             f"{named}: source.rows is {source.rows}, which selects none of {len(rows)} rows; correct it", code="FB204"
         )
+    return rows if source.rows is None else rows.take(pa.array(chosen))
 
 
 def _looked_at(rows: pa.Table, images: ListedImages, max_samples: int | None) -> Array:

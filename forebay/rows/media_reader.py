@@ -29,9 +29,7 @@ from forebay.store.remote.raw.sources import is_here, open_source, place_of, rea
 from forebay.store.source_files import SourceFile
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError)
-_NAMES = ("ENOENT", "ENOTDIR", "EISDIR", "EACCES", "EPERM", "ELOOP", "ENAMETOOLONG", "ENXIO")
-_GONE = frozenset(getattr(errno, name) for name in _NAMES)
-"""Errors of a file that cannot be had."""
+_GONE = "ENOENT", "ENOTDIR", "EISDIR", "EACCES", "EPERM", "ELOOP", "ENAMETOOLONG", "ENXIO"
 SPARSE_MEMBER_BYTES, SPARSE_SHARE = 8 * 1024 * 1024, 4
 """A tar of a store is read member by member where those needed have this mean size and less than this part of it."""
 
@@ -353,7 +351,7 @@ def read_fully(descriptor: int, size: int, offset: int) -> bytes:
 
 def is_gone(err: OSError) -> bool:
     """Whether an error says that a file cannot be had; any other (EIO, ENOMEM, ...) stops the build."""
-    return err.errno in _GONE
+    return errno.errorcode.get(err.errno or 0) in _GONE
 
 
 @contextmanager

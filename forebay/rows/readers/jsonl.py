@@ -73,12 +73,12 @@ def read_lines(
     recording is as `RecordingSink` takes it. Raises ManifestError, with the line, for what is no JSON object; a line
     that has a field twice fails. renamed: gives the fields of a line the names that rows have.
     """
+    made = functools.partial(_record, Path(piece.path), renamed)
     for place, line in _lines(piece):
-        make = functools.partial(_record, Path(piece.path), place, line, renamed)
-        rows.take(make, where=f"{piece.name}, {place}", number=place.number)
+        rows.take(functools.partial(made, place, line), where=f"{piece.name}, {place}", number=place.number)
 
 
-def _record(path: Path, place: LineWhere, line: bytes, renamed: Callable[[dict[str, Any]], dict[str, Any]]) -> Record:
+def _record(path: Path, renamed: Callable[[dict[str, Any]], dict[str, Any]], place: LineWhere, line: bytes) -> Record:
     try:
         return Record(renamed(parse_object(line)))
     except JsonError as err:
