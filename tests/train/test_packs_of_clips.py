@@ -67,9 +67,9 @@ def row_of(features: str, sample: dict[str, Any]) -> dict[str, np.ndarray]:
     if features == "w2v_bert":
         banks = sample["fbanks"][: int(sample["valid_frames"][0])]
         out = np.empty((output_frames(len(banks)), 160), np.float32)
-        mask = np.empty(len(out), np.int32)
-        w2v_bert_input(banks, out, mask)
-        return {"labels": learnt, "input_features": out, "attention_mask": mask}
+        marks = np.empty(len(out), np.int32)
+        w2v_bert_input(banks, out, marks)
+        return {"labels": learnt, "input_features": out, "attention_mask": marks}
     wave = sample["waveform"].astype(np.float32) / np.float32(32768)
     return {"labels": learnt, "input_values": wave, "attention_mask": np.ones(len(wave), np.int32)}
 
@@ -96,7 +96,7 @@ def check_epochs(config: Config, features: str, cache: Cache) -> list[list[int]]
         assert len(found) == len(packs)
         for batch, indices in zip(found, packs, strict=True):
             wanted = plainly(features, cache, indices)
-            assert batch.pop("use_cache") is False
+            assert not batch.pop("use_cache")
             assert batch.keys() == wanted.keys()
             for name, value in wanted.items():
                 assert batch[name].dtype == value.dtype, name
