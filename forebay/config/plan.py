@@ -118,7 +118,7 @@ class WindowConfig(_LengthsConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackConfig:
-    """Several samples in one row of `seq_len` tokens: for a config with `[vision]`."""
+    """Several samples in one row of `seq_len` tokens: conversations with images, recordings with text, or texts."""
 
     __pydantic_config__ = STRICT
 

@@ -38,19 +38,20 @@ class Items:
     """The items of a group as they are stored, and those of each row of a listing.
 
     table: a row an item, in the order in which they are stored: those of each source file by their first mention.
-    group: int [items], the source file that each is cut by. offsets: int64 [rows + 1], None where each row is its own
+    group: int [items], the source file that each is cut by. different: contents that were listed. offsets: int64 [rows + 1], None where each row is its own
     item; those of row i are places[offsets[i] : offsets[i + 1]], places in the table.
     """
 
     table: pa.Table
     group: Array
+    different: int = 0
     offsets: Ints | None = None
     places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
     def own(cls, rows: pa.Table) -> Items:
         """Returns the items of rows that are their own."""
-        return cls(rows, rows["group"].to_numpy())
+        return cls(rows, rows["group"].to_numpy(), len(rows))
 
     @classmethod
     def listed(cls, rows: pa.Table, column: str, table: pa.Table) -> Items:
@@ -63,7 +64,8 @@ class Items:
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))
         stored = pairs[order]
-        return cls(table.take(pa.array(stored % count)), stored // count, offsets, rank[inverse.reshape(-1)])
+        taken = table.take(pa.array(stored % count))
+        return cls(taken, stored // count, len(table), offsets, rank[inverse.reshape(-1)])
 
     @property
     def is_listed(self) -> bool:

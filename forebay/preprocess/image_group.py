@@ -434,7 +434,7 @@ class ImageItems:
         return ()
 
     def summary(self, lengths: Mapping[str, Array], rows: pa.Table, items: Items, keep: Array) -> dict[str, Any]:  # noqa: ARG002
-        return {"codec": self.codec, "num_images": len(set(items.table["hash"].to_pylist()))}
+        return {"codec": self.codec, "num_images": items.different}
 
 
 def _form_of(steps: ImageGroup, codec: Codec) -> PatchForm | ArrayForm:

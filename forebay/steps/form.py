@@ -17,7 +17,6 @@ import numpy as np
 from forebay.steps.finish import FINISHES
 from forebay.steps.form_values import MAX_RANK, identifier, integer, is_number, number, one_of, require, text
 from forebay.steps.form_values import Table as Table
-from forebay.steps.step import Fields
 from forebay.store.layout import Array, FieldSpec, Group
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ class FieldForm:
         main = FieldSpec(name=self.on_disk, dtype=self.stored_dtype, shape=self._row, group=group)
         return (main, *(FieldSpec(name=name, dtype=dtype, group=group) for name, dtype in beside if name))
 
-    def stored(self, array: Array) -> Fields:
+    def stored(self, array: Array) -> dict[str, Array]:
         """Returns an array as fields of `specs`. Raises ValueError for one of another rank, shape or range.
 
         array: values, or where there is a table codes.

@@ -67,9 +67,9 @@ def row_of(features: str, sample: dict[str, Any]) -> dict[str, np.ndarray]:
     if features == "w2v_bert":
         banks = sample["fbanks"][: int(sample["valid_frames"][0])]
         out = np.empty((output_frames(len(banks)), 160), np.float32)
-        is_frame = np.empty(len(out), np.int32)
-        w2v_bert_input(banks, out, is_frame)
-        return {"labels": learnt, "input_features": out, "attention_mask": is_frame}
+        marks = np.empty(len(out), np.int32)
+        w2v_bert_input(banks, out, marks)
+        return {"labels": learnt, "input_features": out, "attention_mask": marks}
     wave = sample["waveform"].astype(np.float32) / np.float32(32768)
     return {"labels": learnt, "input_values": wave, "attention_mask": np.ones(len(wave), np.int32)}
 
