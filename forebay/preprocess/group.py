@@ -38,8 +38,8 @@ class Items:
     """The items of a group as they are stored, and those of each row of a listing.
 
     table: a row an item, in the order in which they are stored: those of each source file by their first mention.
-    group: int [items], the source file that each is cut by. different: contents that were listed. offsets: int64 [rows + 1], None where each row is its own
-    item; those of row i are places[offsets[i] : offsets[i + 1]], places in the table.
+    group: int [items], the source file that each is cut by. different: items of the listing, each once. offsets: int64
+    [rows + 1], None where each row is its own item; those of row i are places[offsets[i] : offsets[i + 1]] of the table.
     """
 
     table: pa.Table
