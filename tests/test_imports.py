@@ -22,7 +22,7 @@ HEAVY = (
     "torch",
     "transformers",
 )
-GOLDEN = "tests/golden/v1/golden-train-v1"
+GOLDEN = "tests/golden/v4_audio/golden-train-audio"
 
 
 def loaded(code: str) -> str:

@@ -33,8 +33,6 @@ from forebay.rows.reader import FilePiece, MediaPlace, Record, Sink, file_place
 from forebay.rows.readers.json_lines import JsonError, parse_nested
 from forebay.rows.shared_images import flattened
 from forebay.store.layout import Array
-from forebay.store.remote.raw.origin import Place as StorePlace
-from forebay.store.remote.raw.sources import is_elsewhere, place_of
 from forebay.store.source_files import SourceFile
 
 _ROWS_PER_BATCH = 4096
@@ -85,13 +83,12 @@ class ImagePart:
 class ImageSink:
     """The rows of a piece, gathered one by one; Python objects are held of at most 4096 rows, and of different places.
 
-    keep: fields of rows that are kept. home: the place in a store of what names their files. The rest as a `Sink` has
-    it.
+    keep: fields of rows that are kept. home: what their files are named in. The rest as a `Sink` has it.
     """
 
     keep: tuple[str, ...] = ()
     reads: Reads = "conversations"
-    home: StorePlace | None = None
+    home: Path | None = None
     unused: Unused = field(default_factory=Unused)
     classes: tuple[str, ...] | None = None
     is_absent: bool = False
@@ -157,14 +154,7 @@ class ImageSink:
             values = values_in(fields if kept is None else kept, self.keep)
         except JsonError as err:
             raise text_error(err) from err
-        places = [file_place(image) if isinstance(image, str) else image for image in used]
-        for place in places:
-            if place.path is not None and is_elsewhere(place.path, self.home):
-                raise SampleError(
-                    "missing_file",
-                    f"its image is {place.path[:200]!r}, and no image is fetched from elsewhere; put it "
-                    "beside the manifest, under a name",
-                )
+        places = [file_place(image, self.home) if isinstance(image, str) else image for image in used]
         numbers = [self._places.setdefault(place, len(self._places)) for place in places]
         self._append((sample_id, is_given, text, numbers, None, None, None), values)
 
@@ -213,7 +203,7 @@ class ReadPiece:
     def __call__(self, piece: FilePiece) -> ImagePart:
         """Returns the rows of a piece, and the places of their images."""
         source = piece.source
-        home = place_of(Path(source.audio_dir or piece.path))
+        home = Path(source.media_dir or piece.path)
         rows = ImageSink(keep=source.keep_columns, reads=piece.reads, home=home)
         self.read(piece, rows)
         return rows.part(piece.group)

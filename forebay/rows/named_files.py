@@ -16,7 +16,7 @@ from forebay.config.digest import hub_advice
 from forebay.config.url import is_url
 from forebay.errors import ManifestError
 from forebay.store.memo import Stat, stat_now
-from forebay.store.remote.raw.sources import identity, is_folder, look_up, named_path
+from forebay.store.remote.raw.sources import identity, is_elsewhere, is_folder, look_up, named_path, place_of
 from forebay.store.source_files import SourceFile, anchor, hf_splits, leads_out, listed_files
 
 _YOUNG_NS = 2_000_000_000
@@ -55,6 +55,10 @@ class NamedFiles:
             known = self._numbers[str(path)] = len(self.files)
             self.files.append(file)
         return known
+
+    def problem(self, written: str, *, manifest: SourceFile) -> str | None:
+        """Returns why a name in a manifest is that of no recording, or None."""
+        return usable_name(written, Path(self._source.media_dir or manifest.path))
 
     def listed(self, path: str) -> int:
         """Returns the number of a manifest, by its path."""
@@ -144,12 +148,17 @@ def shown_name(file: SourceFile) -> str:
     return os.fsencode(file.name).decode("utf-8", "backslashreplace")
 
 
-def usable_name(written: str) -> str | None:
-    """Returns what is wrong with a file name in a manifest, or None."""
+def usable_name(written: str, home: Path | None = None) -> str | None:
+    """Returns what is wrong with a file name in a manifest, or None.
+
+    home: the manifest, or the folder that its names are relative to; with it, a URL of elsewhere is no file name.
+    """
     if not written:
         return "is empty, wanted a file name"
     if written[:5].lower() == "data:":
         return "is a data: URI, the file itself, wanted a file name"
+    if home is not None and is_url(written) and is_elsewhere(written, place_of(home)):
+        return f"is {written[:200]!r}, and nothing is fetched from elsewhere; put it beside the manifest, under a name"
     return "holds a NUL character, wanted a file name" if "\0" in written else None
 
 

@@ -150,10 +150,13 @@ def reader_of(source: SourceConfig) -> RowReader:
     return reader
 
 
-def file_place(written: str | MediaPlace) -> MediaPlace:
-    """Returns the place of an image, of a name that of the file. Raises SampleError `missing_file` for no name."""
+def file_place(written: str | MediaPlace, home: Path | None = None) -> MediaPlace:
+    """Returns the place of an image, of a name that of the file. home: as `usable_name` has it.
+
+    Raises SampleError `missing_file` for no name.
+    """
     place = MediaPlace(path=written) if isinstance(written, str) else written
-    if place.path is not None and (problem := usable_name(place.path)) is not None:
+    if place.path is not None and (problem := usable_name(place.path, home)) is not None:
         raise SampleError("missing_file", f"the name of an image {problem}")
     return place
 

@@ -100,6 +100,25 @@ def test_all_forms_give_the_same_samples(folder: Path, tmp_path: Path) -> None:
         assert cache.metadata["unused_fields"] == {}
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+def test_a_row_says_whether_it_is_learnt(folder: Path, tmp_path: Path, name: str) -> None:
+    learnt: list[Any] = [True, False, False, None] if name == "t.parquet" else ["True", "0", "false", ""]
+    if name == "t.jsonl":
+        learnt = [1, 0, False, None]
+    table = [{**row, "train": said, "mask": None} for row, said in zip(rows(), learnt, strict=True)]
+    report = build_here(config_of(write(folder / name, table), tmp_path, kind="table", columns=COLUMNS))
+    assert table_of(open_cache(report.cache))["sample_id"] == [rows()[0]["name"], rows()[3]["name"]]
+    assert report.failed == {"nothing_to_learn": 2}
+    assert not {"train", "mask"} & report.unused_fields.keys()
+
+
+def test_a_mask_that_is_an_image_says_nothing_of_learning(folder: Path, tmp_path: Path) -> None:
+    table = [{**row, "mask": {"bytes": photo(0), "path": None}} for row in rows()]
+    cache = built(config_of(write(folder / "m.parquet", table), tmp_path, kind="table", columns=COLUMNS))
+    assert len(cache) == 4
+    assert cache.metadata["unused_fields"]["mask"] == 4
+
+
 def test_uncached_and_cached_packs_have_the_same_columns(folder: Path, tmp_path: Path) -> None:
     path = write(folder / "u.csv", rows())
     source: dict[str, Any] = {"kind": "table", "columns": COLUMNS, "keep_columns": KEPT}

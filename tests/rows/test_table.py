@@ -190,6 +190,21 @@ def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
     assert [reason for _, _, reason in rejected(manifest)] == ["bad_row", "bad_row", "bad_row", "repeated_field"]
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_a_url_and_data_in_the_place_of_a_name_cost_their_rows(tmp_path: Path, form: str) -> None:
+    clips(tmp_path, "a.flac")
+    names = ["https://example.org/a.flac", "a.flac", "data:audio/flac;base64,ZkxhQw"]
+    rows = [{"path": name, "sentence": "one"} for name in names]
+    columns = SourceColumns(audio="path", text="sentence")
+    for kind in ("table", "hf") if form == "parquet" else ("table",):
+        manifest = read(kind, write_table(tmp_path / f"t.{form}", rows), root=tmp_path, columns=columns)
+        assert [row["text"] for row in manifest.rows.to_pylist()] == ["one"]
+        assert [reason for _, _, reason in rejected(manifest)] == ["missing_file", "missing_file"]
+        url, data = manifest.rejected["message"].to_pylist()
+        assert "row 1: column path is 'https://example.org/a.flac', and nothing is fetched from elsewhere" in url
+        assert "row 3: column path is a data: URI" in data
+
+
 def test_durations_are_those_of_the_named_column(tmp_path: Path) -> None:
     clips(tmp_path, "a.flac", "b.flac", "c.flac")
     data = "audio,text,seconds\na.flac,one,0.5\nb.flac,two,\nc.flac,three,0:03\n"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forebay.preprocess.vision.headers import image_names
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ManifestError
+from forebay.preprocess.image_group import image_names
 from tests.rows.helpers import SPEECH, audio, described, ids, read, rejected, write_tar
 from tests.rows.pictures import asked, converse, images_of, picture
 from tests.tar.files import END, header, member
@@ -333,7 +333,7 @@ def test_a_file_name_that_is_not_utf_8_has_one_escape(tmp_path: Path) -> None:
     }
     path = write_tar(tmp_path / os.fsdecode(b"caf\xe9.tar"), {**members, "c.json": b"{"})
     manifest = converse("webdataset", path, root=tmp_path)
-    assert image_names(manifest, [0]) == [r"caf\xe9.tar:a.png"]
+    assert image_names(manifest.images, manifest.files)[:1] == [r"caf\xe9.tar:a.png"]
     found = dict(zip(manifest.rejected["sample_id"].to_pylist(), manifest.rejected["message"].to_pylist(), strict=True))
     assert found["b"].startswith(r"image caf\xe9.tar:b.png: ")
     assert found["c"].startswith(r"caf\xe9.tar: member c.json: ")

@@ -38,7 +38,9 @@ _WHAT = {
     PIXEL_LIMITS: "a size of one image, other than that of the processor",
 }
 IDS = frozenset({"sample_id", "id"})
-_COMMON = IDS | {"system", "images", "image"}
+LEARNT_OF_ROW = ("loss_scale", "train", "mask")
+"""Fields of a row that speak of all its messages. `loss` and `weight` of a row are figures about it."""
+_COMMON = IDS | {"system", "images", "image", *LEARNT_OF_ROW}
 WITH_MESSAGES = _COMMON | {"messages", "conversations"}
 WITH_QUESTION = _COMMON | {"question", "answer"}
 LEARNT = {"loss": True, "weight": True, "loss_scale": True, "train": True, "mask": False}
@@ -78,7 +80,8 @@ def canonical(
     fields: `messages` (or `conversations`) of `role` and `content` (or `from`: human, gpt; and `value`), or `question`
     and `answer`; `system`, a message to put first. A content is a string, in which `<image>` (with a newline before
     and after it) or `<img>name</img>` stands for an image, or parts `{"type": "text", "text"}`, `{"type": "image"}` and
-    `{"type": "image", "image": name}`. `LEARNT` of an assistant's message say whether it is learnt.
+    `{"type": "image", "image": name}`. `LEARNT` of an assistant's message say whether it is learnt,
+    `LEARNT_OF_ROW` of a row whether any is.
     images: what tags and parts without a name stand for, in order; anything, a named part gives its name. A question
     without a tag has them before it. unknown: the names of all other fields that have a value are added to it, as
     `name`, `messages.name`, `messages.content.name`.
@@ -156,6 +159,8 @@ def _conversation(fields: Mapping[str, Any], *, num_images: int, unknown: set[st
         conversation = list(_messages(fields[given[0]], given[0], unknown))
     else:
         conversation = list(_asked(fields, num_images=num_images))
+    if not _is_learnt({name: fields.get(name) for name in LEARNT_OF_ROW}, "assistant", "the row"):
+        conversation = [{**each, "loss": False} if each["role"] == "assistant" else each for each in conversation]
     return [*_system(fields, conversation, unknown), *conversation]
 
 

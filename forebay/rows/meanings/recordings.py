@@ -27,7 +27,7 @@ from forebay.rows.manifest import (
 )
 from forebay.rows.meanings.recording_pieces import BOUNDS, span_columns
 from forebay.rows.media_reader import is_gone, opened
-from forebay.rows.named_files import NamedFiles, manifest_files, path_stem, usable_name
+from forebay.rows.named_files import NamedFiles, manifest_files, path_stem
 from forebay.rows.reader import DURATIONS, IDS, Failures, FilePiece, Located, LocateTask, MediaPlace, Record, Sink
 from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
 from forebay.rows.readers.tar_members import UnreadableTar
@@ -119,7 +119,7 @@ class RecordingSink:
     def _add(self, record: Record, stem: str | None) -> None:
         fields, group = record.fields, self._group
         self.unused.add_of(fields, self._taken)
-        place = _place_of(record)
+        place = self._place_of(record)
         given, *texts = _texts_of(fields)
         seconds = seconds_of(fields, DURATIONS)
         to_keep = values_in(fields if record.kept is None else record.kept, self.source.keep_columns)
@@ -130,16 +130,15 @@ class RecordingSink:
         numbers = (file, place.offset, place.size)
         self._rows.append((self.count, group, sample_id, given is not None, *numbers, seconds, *texts))
 
-
-def _place_of(record: Record) -> MediaPlace:
-    """Returns the place of a recording. Raises JsonError where its record names none."""
-    for place in record.media or ():
-        if isinstance(place, MediaPlace):
-            return place
-    audio = string_of(record.fields, ("audio",), required=True) or ""
-    if problem := usable_name(audio):
-        raise JsonError(f"field audio {problem}")
-    return MediaPlace(audio)
+    def _place_of(self, record: Record) -> MediaPlace:
+        """Returns the place of a recording. Raises JsonError where its record names none."""
+        for place in record.media or ():
+            if isinstance(place, MediaPlace):
+                return place
+        audio = string_of(record.fields, ("audio",), required=True) or ""
+        if problem := self._files.problem(audio, manifest=self.manifests[self._group]):
+            raise JsonError(f"field audio {problem}", reason="missing_file")
+        return MediaPlace(audio)
 
 
 def _texts_of(fields: dict[str, Any]) -> tuple[str | None, ...]:

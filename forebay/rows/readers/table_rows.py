@@ -18,7 +18,7 @@ from forebay.rows.kept_columns import require_columns
 from forebay.rows.manifest import joined, rejections, row_table
 from forebay.rows.meanings.recording_pieces import SPANS, spans_of
 from forebay.rows.meanings.recordings import duration_of, fill_durations, locate_files, located
-from forebay.rows.named_files import NamedFiles, path_stem, usable_name
+from forebay.rows.named_files import NamedFiles, path_stem
 from forebay.rows.reader import IDS, Failures, Located, LocateTask
 from forebay.rows.readers.arrow_files import (
     DEFAULTS,
@@ -280,7 +280,7 @@ class TableRows:
             if row in problems:
                 continue
             nothing = "is null" if holds_numbers(self._audio_kind) else "has neither bytes nor a path"
-            problem = nothing if written is None else usable_name(written)
+            problem = nothing if written is None else files.problem(written, manifest=self._manifest)
             if problem:
                 where = f"{self._manifest.path}, row {row + 1}: column {self._columns.media} {problem}"
                 problems[row] = (reason, where)

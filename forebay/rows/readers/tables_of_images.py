@@ -14,7 +14,7 @@ from forebay.config.data import COLUMNS_READ, TABLE_FILES, Reads, SourceColumns
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
 from forebay.rows.manifest import WHOLE_FILE
-from forebay.rows.meanings.canonical_chat import IDS, MESSAGES, REFUSED_OF_ROW
+from forebay.rows.meanings.canonical_chat import IDS, LEARNT_OF_ROW, MESSAGES, REFUSED_OF_ROW
 from forebay.rows.meanings.image_class import declared_classes, named_labels, written_label
 from forebay.rows.reader import FilePiece, MediaPlace, Record, Sink, one_a_file
 from forebay.rows.readers.arrow_files import (
@@ -88,7 +88,7 @@ def _read_csv(piece: FilePiece, rows: Sink) -> None:
     source, columns = piece.source, piece.source.columns
     named = {name: getattr(columns, name) or name for name in COLUMNS_READ[piece.reads]}
     if piece.reads == "conversations":
-        named["system"] = "system"
+        named |= {name: name for name in ("system", *LEARNT_OF_ROW)}
     if columns.id is None:
         named |= {name: name for name in IDS}
     table = read_csv(Path(piece.path), WantedColumns(frozenset((*named.values(), *source.keep_columns)), columns.image))
@@ -102,11 +102,17 @@ def _read_csv(piece: FilePiece, rows: Sink) -> None:
             rows.reject(None, *problem)
             continue
         fields = {name: value for name, values in found.items() if (value := values[row]) is not None}
+        fields |= {name: _said(fields[name]) for name in LEARNT_OF_ROW if name in fields}
         if "label" in fields:
             fields["label"] = written_label(fields["label"])
         record = Record(fields, None, {name: values[row] for name, values in kept.items()}, ("messages", "image"))
         rows.take(record, where=f"{piece.name}, row {row + 1}", number=row + 1)
     rows.unused.add({*names} - {*named.values(), *source.keep_columns}, rows=len(table))
+
+
+def _said(text: str) -> bool | str:
+    """What a cell says of whether a row is learnt; a text that says nothing of it as it is."""
+    return {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}.get(text.lower(), text)
 
 
 def _require_named(piece: FilePiece, names: Sequence[str]) -> None:
@@ -150,7 +156,7 @@ def read_typed(
     require_columns(piece.source.keep_columns, file.schema.names, where=piece.path)
     text |= {name: name for name in piece.source.keep_columns}
     taken = {*text.values(), *images.names}
-    held = [name for name in file.schema.names if name in _HELD - taken] if piece.reads == "conversations" else []
+    held = _held(file, taken) if piece.reads == "conversations" else []
     classes = declared_classes(file.schema, text["label"]) if "label" in text else None
     columns = list(dict.fromkeys([*text.values(), *held, *images.leaves]))
     is_large = any(map(_holds_bytes, (file.schema.field(name).type for name in held)))
@@ -174,6 +180,13 @@ def read_typed(
         raise damaged(piece.path, err) from err
     rows.unused.add(set(file.schema.names) - taken - {*held}, rows=number - piece.first)
     rows.classes = classes
+
+
+def _held(file: HfFile, taken: set[str]) -> list[str]:
+    """The columns of `_HELD`, and those that say whether a row is learnt: one of images is no such `mask`."""
+    names = file.schema.names
+    said = {name for name in {*LEARNT_OF_ROW}.intersection(names) if not _holds_bytes(file.schema.field(name).type)}
+    return [name for name in names if name in (_HELD | said) - taken]
 
 
 def _values(column: pa.Array) -> list[Any]:

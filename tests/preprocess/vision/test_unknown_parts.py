@@ -52,6 +52,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": conversation({"content": [{"type": "image", "image": "p0.jpg", "max_pixels": 784}]}, {})},
         "image_pixel_limits",
     ),
+    "row-scale": ({**QUESTION, "loss_scale": 0.3}, "loss_weight"),
+    "row-masks": ({"image": "p0.jpg", "messages": TURNS, "mask": [1, 0]}, "loss_weight"),
+    "row-name": ({"image": "p0.jpg", "messages": TURNS, "mask": "masks/p0.png"}, "loss_weight"),
+    "row-two": ({**QUESTION, "mask": 1, "train": True}, "loss_weight"),
+    "row-train": ({"image": "p0.jpg", "messages": TURNS, "train": False}, "nothing_to_learn"),
+    "row-mask": ({**QUESTION, "mask": 1}, "nothing_to_learn"),
     "unlearnt": ({"image": "p0.jpg", "messages": conversation({}, {"loss": False})}, "nothing_to_learn"),
 }
 
@@ -100,12 +106,13 @@ def test_images_are_found_where_the_row_has_them(corpus: PhotoCorpus) -> None:
         "fine": QUESTION,
         "img": {"question": "Picture 1: <img>p0.jpg</img>\nWhat?", "answer": "A wave."},
         "both": {**QUESTION, "images": []},
+        "learnt": {**QUESTION, "train": True, "mask": 0, "loss_scale": 1.0},
         "other": {"image": "", "images": ["p0.jpg"], "messages": TURNS},
         "same": {"image": "p0.jpg", "messages": conversation({"from": "human"}, {"from": "gpt", "value": "A wave."})},
     }.items():
         add(corpus, name, row)
     report = build_here(corpus.config())
-    assert (report.num_samples, report.unused_fields) == (5, {})
+    assert (report.num_samples, report.unused_fields) == (6, {})
     assert (
         words(open_cache(report.cache), "img", targets=False).count("Picture 1: <|vision_start|><|vision_end|>\nWh")
         == 1
