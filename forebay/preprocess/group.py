@@ -39,7 +39,7 @@ class Items:
 
     table: a row an item, in the order in which they are stored: those of each source file by their first mention.
     group: int [items], the source file that each is cut by. different: items of the listing, each once. offsets: int64
-    [rows + 1], None where each row is its own item; those of row i are places[offsets[i] : offsets[i + 1]] of the table.
+    [rows + 1], None where each row is its own item; those of row i are places[offsets[i] : offsets[i + 1]].
     """
 
     table: pa.Table

@@ -154,7 +154,7 @@ class ImageSink:
             values = values_in(fields if kept is None else kept, self.keep)
         except JsonError as err:
             raise text_error(err) from err
-        places = [file_place(image, self.home) if isinstance(image, str) else image for image in used]
+        places = [file_place(image, self.home) for image in used]
         numbers = [self._places.setdefault(place, len(self._places)) for place in places]
         self._append((sample_id, is_given, text, numbers, None, None, None), values)
 

@@ -76,7 +76,7 @@ def _hours(source: SampleSource, source_of: Array, num_sources: int) -> list[flo
         counts: list[float] = np.bincount(source_of, minlength=num_sources).astype(float).tolist()
         return counts
     samples = np.bincount(source_of, weights=length_of(source, "num_audio_samples"), minlength=num_sources)
-    hours: list[float] = (samples / (3600 * int(source.constants["sample_rate_hz"]))).tolist()
+    hours: list[float] = (samples / (3600 * int(source.constants.get("sample_rate_hz", 1)))).tolist()
     return hours
 
 
