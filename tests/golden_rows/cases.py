@@ -24,7 +24,7 @@ QWEN_ASR = {"tokenizer": SPEECH / "qwen3_asr_model", "prompt": "qwen3_asr", "max
 KEEP = {"keep_columns": ["speaker", "snr", "takes"]}
 KEEP_IMAGES = {"keep_columns": ["grade", "place"]}
 WAVE = {"features": "waveform"}
-CODE = {"run": {"allow_code": True}}
+CODE: dict[str, Any] = {"run": {"allow_code": True}}
 
 
 def speech(kind: str, manifest: str = "raw", **sections: Any) -> dict[str, Any]:
@@ -66,6 +66,21 @@ def clips(kind: str = "tar", count: int = 14, *, bad: bool = False, form: str = 
     )
 
 
+def words(form: str = "") -> Write:
+    """Returns what writes texts without sound."""
+    return lambda folder: data.speech("text", folder / "raw", data.texts(), form=form)
+
+
+def below(write: Write) -> Write:
+    """Returns what makes a folder, and writes there."""
+
+    def write_there(folder: Path) -> None:
+        folder.mkdir()
+        write(folder)
+
+    return write_there
+
+
 def talks(kind: str = "jsonl", count: int = 14, *, bad: bool = False, form: str = "") -> Write:
     """Returns what writes conversations over six pictures."""
 
@@ -82,10 +97,10 @@ def single(kind: str = "jsonl", *, form: str = "", bad: bool = False) -> Write:
 
     def write(folder: Path) -> None:
         rows, files = data.labelled(), data.pictures() | (data.bad_pictures() if bad else {})
-        odd = [
+        odd: list[dict[str, Any]] = [
             {"id": f"of {name}", "image": name, "label": "cat", "text": "a cat"} for name in [*files, "gone.png"][6:]
         ]
-        several = [
+        several: list[dict[str, Any]] = [
             {"id": "two", "image": "p0.png", "label": ["cat", "dog"]},
             {"id": "below", "image": "p0.png", "label": -1},
         ]
@@ -143,14 +158,16 @@ MIXTURES: Loads = {
     "ends": {"mixture": {"column": "language", "temperature": 0.0, "exhausted": "end"}},
     "of-source": {"mixture": {"column": "source", "batches": "per_source", "exhausted": "end"}},
 }
+BOTH: dict[str, Any] = {"source": [{"config": "case.toml"}, {"config": "other.toml"}]}
+WEIGHED: dict[str, Any] = {"source": [{"config": "case.toml", "weight": 1}, {"config": "other.toml", "weight": 3}]}
 TWO: Loads = {
-    name: {"mixture": {"source": [{"config": "case.toml"}, {"config": "other.toml"}], **more}}
-    for name, more in {"mixed": {}, "apart": {"batches": "per_source"}, "lifted": {"temperature": 0.5}}.items()
-} | {
-    "weighed": {
-        "mixture": {"source": [{"config": "case.toml", "weight": 1}, {"config": "other.toml", "weight": 3}]},
-        "filter": {"where": "language != 'fr'"},
-    }
+    "mixed": {"mixture": BOTH},
+    "apart": {"mixture": {**BOTH, "batches": "per_source"}},
+    "lifted": {"mixture": {**BOTH, "temperature": 0.5}},
+    "weighed": {"mixture": WEIGHED, "filter": {"where": "language != 'fr'"}},
+}
+EXTRACTORS: dict[str, dict[str, Any]] = {
+    **{"SpeechT5": {}, "Parakeet": {"dtype": "float16"}, "Wav2Vec2": {}, "Dac": {}, "Whisper": {}}
 }
 PACKINGS: Loads = {
     "uint8": loader(pixels="uint8"),
@@ -300,13 +317,7 @@ CASES: dict[str, Case] = {
             config=speech("jsonl", "raw/train.jsonl", audio={"features": "extractor", "extractor": "model", **more}),
             loads=LIVE | {"half": loader(dtype="float16")},
         )
-        for name, more in {
-            "SpeechT5": {},
-            "Parakeet": {"dtype": "float16"},
-            "Wav2Vec2": {},
-            "Dac": {},
-            "Whisper": {},
-        }.items()
+        for name, more in EXTRACTORS.items()
     },
     "own-step-folder": Case(
         data=with_files(clips("folder"), own__py=data.Code.BANDS),
@@ -354,7 +365,7 @@ CASES: dict[str, Case] = {
             ("jsonl", "raw/train.jsonl", "", {"source": {"exclude": ["c03", "c05"], "duration_tolerance": 2.0}}),
             ("hf", "raw", "", {"source": {"max_samples": 11, "min_duration_s": 0.3}}),
             ("table", "raw/train.tsv", ".tsv", {"source": {"columns": {"audio": "path", "duration": "length"}}}),
-            ("folder", "raw", "", {"source": {"max_duration_s": 1.0, "max_sample_bytes": 60_000}}),
+            ("folder", "raw", "", {"source": {"max_duration_s": 1.0, "max_sample_bytes": 120_000}}),
             (
                 "ljspeech",
                 "raw",
@@ -365,19 +376,24 @@ CASES: dict[str, Case] = {
     },
     # Texts without sound.
     "text-jsonl": Case(
-        data=lambda folder: data.speech("text", folder / "raw", data.texts()),
+        data=words(),
         config=texts("raw/texts.jsonl", source=KEEP),
-        loads=LIVE | {"k": plan(k=3, batch_tokens=100), "size": plan(edges=[20, 40], batch_size=4, tail="pad")},
+        loads=LIVE
+        | {
+            "k": plan(k=3, batch_tokens=100),
+            "size": plan(edges=[20, 40], batch_size=4, tail="pad"),
+            "window": plan(kind="window", window=2, batch_size=5),
+        },
         exact=True,
     ),
     "text-txt": Case(
-        data=lambda folder: data.speech("text", folder / "raw", data.texts(), form=".txt"),
-        config=texts("raw", source={"rows": "2:20:2"}, text={"normalize": "none", "max_label_tokens": 30}),
+        data=words(".txt"),
+        config=texts("raw", source={"rows": "2:20:2"}, text={"normalize": "none", "max_label_tokens": 40}),
         loads=LIVE,
         exact=True,
     ),
     "text-parquet": Case(
-        data=lambda folder: data.speech("text", folder / "raw", data.texts(), form=".parquet"),
+        data=words(".parquet"),
         config=texts("raw/texts.parquet", text=WHISPER, source={"max_samples": 13}),
         loads=LIVE,
         exact=True,
@@ -394,11 +410,12 @@ CASES: dict[str, Case] = {
                 "normalize": ["nfkc", "numbers", "lower"],
                 "languages": ["en", "fr", "es", "it"],
             },
+            plan={"=": 1, "edges": [30, 50], "batch_tokens": 250},
         ),
         loads=LIVE | {"mixture": {"mixture": {"column": "language", "temperature": 0.0}}},
     ),
     "text-code-jsonl": Case(
-        data=with_files(lambda folder: data.speech("text", folder / "raw", data.texts()), words__py=data.Code.WORDS),
+        data=with_files(words(), words__py=data.Code.WORDS),
         config=texts(
             "raw/texts.jsonl",
             text={"normalize": ["nfkc", "words.py:shout"], "language": "detect_missing", "min_confidence": 0.9},
@@ -408,16 +425,14 @@ CASES: dict[str, Case] = {
     ),
     # Mixtures of whole caches.
     "mixture-of-caches": Case(
-        data=with_files(clips("tar"), more=lambda path: (path.mkdir(), clips("jsonl", 6)(path))),
+        data=with_files(clips("tar"), more=below(clips("jsonl", 6))),
         config=speech("tar", audio=WAVE, text=PLAIN),
         others={"other": speech("jsonl", "more/raw/train.jsonl", name="other", audio=WAVE, text=PLAIN)},
         loads=TWO,
         exact=True,
     ),
     "mixture-with-texts": Case(
-        data=with_files(
-            clips("jsonl"), more=lambda path: (path.mkdir(), data.speech("text", path / "raw", data.texts()))
-        ),
+        data=with_files(clips("jsonl"), more=below(words())),
         config=speech(
             "jsonl",
             "raw/train.jsonl",
@@ -474,7 +489,6 @@ CASES: dict[str, Case] = {
         config=packs("jsonl", "raw/train.jsonl", layout={"rows_per_shard": 2}),
         loads={"buffer": {"plan": {"buffer_size": 64}}, "rows": {"source": {"rows": "3:30:2"}}},
         exact=True,
-        wide=True,
     ),
     "packs-bad-jsonl": Case(
         data=talks(bad=True, count=4),
@@ -482,9 +496,32 @@ CASES: dict[str, Case] = {
         loads=LIVE,
         exact=True,
     ),
+    "packs-bad-webdataset": Case(
+        data=lambda folder: data.vision(
+            "webdataset",
+            folder / "raw",
+            [*data.talks(4), *(row for row in data.bad_talks() if isinstance(row, dict))],
+            data.pictures() | data.bad_pictures(),
+        ),
+        config=packs("webdataset", source={"exclude": ["t02"]}),
+        loads=LIVE,
+        exact=True,
+    ),
     # Images as their processor gives them.
     "chat-gemma3-hf": Case(
-        data=talks("hf"), config=images("hf", GEMMA3), loads=LIVE | {"bfloat": loader(dtype="bfloat16")}, exact=True
+        data=talks("hf"),
+        config=images("hf", GEMMA3, source=KEEP_IMAGES),
+        loads=LIVE
+        | {
+            "bfloat": loader(dtype="bfloat16"),
+            "k": plan(k=3, batch_size=2),
+            "tokens": plan(edges=[60], batch_tokens=250),
+        }
+        | {
+            "window": plan(kind="window", window=2, batch_size=4, tail="drop"),
+            "where": {"filter": {"where": "grade > 2"}},
+        },
+        exact=True,
     ),
     "chat-gemma3-zstd-webdataset": Case(
         data=talks("webdataset"), config=images("webdataset", GEMMA3, vision={"codec": "zstd"}), exact=True
@@ -503,7 +540,6 @@ CASES: dict[str, Case] = {
             data=with_files(talks(count=10), model=partial(write_family, FAMILIES[name])),
             config=images("jsonl", "model", "raw/train.jsonl", plan={"edges": None}),
             exact=True,
-            wide=name in ("idefics3", "internvl"),
         )
         for name in ("llava_onevision", "idefics3", "internvl", "pixtral")
     },
@@ -536,6 +572,11 @@ CASES: dict[str, Case] = {
     "label-two-bad-jsonl": Case(
         data=with_files(single(bad=True), model=folders.vit),
         config=images("jsonl", "model", "raw/train.jsonl", prompt="label"),
+        exact=True,
+    ),
+    "label-saved-hf": Case(
+        data=with_files(raw=data.classes, model=folders.vit),
+        config=images("hf", "model", prompt="label", source={"keep_columns": ["grade"]}),
         exact=True,
     ),
     "label-python": Case(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,7 +34,8 @@ def noise(seed: int, count: int) -> np.ndarray[Any, Any]:
     x = np.arange(count, dtype=np.uint64) * np.uint64(2654435761) + np.uint64(seed * 97 + 13)
     x = (x ^ (x >> np.uint64(15))) * np.uint64(2246822519) & np.uint64(0xFFFFFFFF)
     x = (x ^ (x >> np.uint64(13))) * np.uint64(3266489917) & np.uint64(0xFFFFFFFF)
-    return (x >> np.uint64(16)).astype(np.int64)
+    found: np.ndarray[Any, Any] = (x >> np.uint64(16)).astype(np.int64)
+    return found
 
 
 def wave(seed: int, seconds: float, rate: int = 16_000) -> np.ndarray[Any, Any]:
@@ -43,7 +45,8 @@ def wave(seed: int, seconds: float, rate: int = 16_000) -> np.ndarray[Any, Any]:
     period = rate // (90 + 17 * (seed % 11))
     triangle = np.abs(at % period * 2 - period) * 16_000 // period - 8_000
     loud = np.where(at // (rate // 10) % 4 == 3, 0, 1)
-    return ((triangle + noise(seed, count) // 32 - 1_000) * loud).astype(np.int16)
+    found: np.ndarray[Any, Any] = ((triangle + noise(seed, count) // 32 - 1_000) * loud).astype(np.int16)
+    return found
 
 
 def encoded(samples: np.ndarray[Any, Any], rate: int = 16_000, form: str = "FLAC") -> bytes:
@@ -61,14 +64,19 @@ def clips(count: int = 14, *, rate: int = 16_000, form: str = "FLAC") -> list[Ro
 def clip(n: int, *, seconds: float, rate: int = 16_000, form: str = "FLAC", **other: Any) -> Row:
     """Returns one recording; `other` says what differs."""
     language, text = TEXTS[n % len(TEXTS)]
-    row = {"id": f"c{n:02}", "bytes": encoded(wave(n, seconds, rate), rate, form), "text": text, "language": language}
+    row: Row = {
+        "id": f"c{n:02}",
+        "bytes": encoded(wave(n, seconds, rate), rate, form),
+        "text": text,
+        "language": language,
+    }
     row |= {"seconds": round(seconds, 4), "speaker": f"s{n % 3}", "snr": None if n == 2 else n * 1.25, "takes": n % 4}
     return row | other
 
 
 def spoken(count: int) -> list[Row]:
     """Returns recordings at 22,050 Hz that say words of the lexicon of demo/ljspeech."""
-    words = ("oh", "hello golf", "four minute papa", "press echo, lima", "eighth")
+    words = ("oh", "Hello.", "twelfth", "four papa", "eleventh")
     rows = [clip(n, seconds=0.3 + 0.05 * n, rate=22_050, form="WAV", language="en") for n in range(count)]
     return [row | {"text": words[n % 5]} for n, row in enumerate(rows)]
 
@@ -192,6 +200,8 @@ def _files(kind: str, raw: Path, rows: Sequence[Row], form: str) -> None:
     elif kind != "folder":
         audio, seconds = ("audio", "duration_s") if kind == "jsonl" else ("path", "length")
         found = [picked(row, "id", "text", "language", *KEPT, **{seconds: "seconds"}) for row in rows]
+        for row in found[2::4] if kind == "jsonl" else []:
+            row["prompt"] = f"Before {row['id']}."
         table(raw / f"train{form or '.jsonl'}", [{audio: f"{row['id']}.flac", **row} for row in found])
 
 
@@ -274,8 +284,9 @@ def vision(kind: str, raw: Path, rows: Sequence[Row], files: Mapping[str, bytes]
         for name, part in {"a": rows[:half], "b": rows[half:]}.items():
             members = []
             for row in part:
-                members += [(f"{row['id']}.{at}.png", files[image]) for at, image in enumerate(row["images"])]
-                members.append((f"{row['id']}.json", json.dumps({**row, "images": None}).encode()))
+                there = [files[image] for image in _names(row) if image in files]
+                members += [(f"{row['id']}.{at}.png", content) for at, content in enumerate(there)]
+                members.append((f"{row['id']}.json", json.dumps({**row, "images": None, "image": None}).encode()))
             tar(raw / f"{name}.tar", members)
     elif kind == "hf":
         inside = [[{"bytes": files[name], "path": name} for name in row["images"]] for row in rows]
@@ -389,6 +400,23 @@ def labelled(count: int = 12) -> list[Row]:
     return rows
 
 
+def _names(row: Row) -> list[str]:
+    """Returns the names of a conversation's images."""
+    named = row.get("images") or row.get("image") or []
+    return [named] if isinstance(named, str) else list(named)
+
+
+def classes(folder: Path) -> None:
+    """Writes a data set as `save_to_disk` does, of images with a ClassLabel."""
+    datasets.disable_progress_bars()
+    rows = [row for row in labelled() if row["label"]]
+    columns: dict[str, list[Any]] = {"image": [{"bytes": pictures()[r["image"]], "path": None} for r in rows]}
+    columns |= {"label": [r["label"] for r in rows], "grade": [r["grade"] for r in rows]}
+    kinds = {"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=["cat", "fish", "dog", "bird"])}
+    features = datasets.Features({**kinds, "grade": datasets.Value("float64")})
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(folder), num_shards=2)
+
+
 def single(kind: str, raw: Path, rows: Sequence[Row], files: Mapping[str, bytes], *, form: str = "") -> None:
     """Writes single images with what stands beside each, as a kind of source reads them."""
     raw.mkdir()
@@ -419,7 +447,7 @@ def bad_pictures() -> dict[str, bytes]:
     deep = io.BytesIO()
     Image.fromarray((noise(1, 60 * 60).reshape(60, 60)).astype(np.uint16)).save(deep, "PNG")
     moving = io.BytesIO()
-    frames = [Image.new("P", (60, 60), n) for n in (1, 2)]
+    frames = [Image.new("RGB", (60, 60), colour) for colour in ("red", "blue")]
     frames[0].save(moving, "GIF", save_all=True, append_images=frames[1:])
     whole = picture(3)
     return {

@@ -38,7 +38,7 @@ class Case:
     """data: writes the raw files into a folder. loads: what batches are made with, over `config`.
 
     others: configs that are built first, by the names of their files. exact: no float is of a transform, a product of
-    matrices or a resampler, so all bits are pinned. wide: left to `make test-wide`.
+    matrices or a resampler, so all bits are pinned.
     """
 
     data: Callable[[Path], object]
@@ -46,7 +46,6 @@ class Case:
     loads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     exact: bool = False
-    wide: bool = False
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +100,8 @@ def pin(case: Case, folder: Path, command: Command, *, exact: bool = False) -> d
     facts = command("inspect", path)
     found["inspect"] = _facts({**facts, "plans": None})
     found["plans"] = sorted(_plan_facts(plan) for plan in facts["plans"])
-    return _cleaned(found, folder)
+    cleaned: dict[str, Any] = _cleaned(found, folder)
+    return cleaned
 
 
 def _built(path: Path) -> forebay.preprocess.BuildReport:
@@ -216,7 +216,8 @@ def _load(path: Path, document: Mapping[str, Any], *, exact: bool, whole: bool) 
                 for epoch in range(1 if live else 2):
                     found |= _epoch(loader, f"{world}.{rank} epoch {epoch}", exact=exact, whole=whole)
         if whole:
-            loader = forebay.train.make_loader(config, shuffle=False, with_ids=True, dp_rank=0, dp_world_size=1)
+            columns = ("sample_id", "text", *document["source"].get("keep_columns", ()))
+            loader = forebay.train.make_loader(config, shuffle=False, with_columns=columns, dp_rank=0, dp_world_size=1)
             found |= _epoch(loader, "in order", exact=exact, whole=False)
         return found
     except ForebayError as err:
@@ -239,7 +240,7 @@ def _plan(plan: forebay.plan.Plan, report: forebay.preprocess.BuildReport | None
 def _epoch(loader: forebay.train.Loader, name: str, *, exact: bool, whole: bool) -> dict[str, Any]:
     """Returns a digest a batch, and of the first batches of the first epoch each field too."""
     lines, seen = [], {}
-    for number, (batch, ids) in enumerate(loader):
+    for number, (batch, ids) in enumerate(loader):  # of a loader with columns: these by their names
         fields = getattr(batch, "fields", batch)
         values = {key: _Value.of(fields[key]) for key in sorted(fields)}
         parts = [f"{key} {value.digest(exact=exact)}" for key, value in values.items()]

@@ -16,9 +16,7 @@ from tests.golden_rows.pin import differences, pin
 PINNED = Path(__file__).parent / "pinned"
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.wide if case.wide else ()) for name, case in CASES.items()]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_nothing_moved(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exact = os.environ.get(EXACT)
     found = pin(CASES[name], tmp_path, lambda *arguments: run_json(capsys, *arguments), exact=exact is not None)
