@@ -105,6 +105,11 @@ class _Lines:
             for row, line, pad in zip(rows, self._lines, padding, strict=True):
                 row[: len(line)] = line
                 row[len(line) :] = pad
+        elif write.casts and not is_cat and field.side == "right":
+            scratch = allocate("piece", (PIECE,), dtype=torch.float32)
+            for part, row, line, pad in zip(out.unbind(), rows, self._lines, padding, strict=True):
+                copy_values(np.ascontiguousarray(line), part[: len(line)], scratch=scratch)
+                row[len(line) :] = pad
         else:
             self._write(write, rows, out, padding)
         return out.movedim(1, field.grows[0] + 1) if not is_cat and field.grows[0] else out
@@ -232,7 +237,7 @@ class _Writer:
     """Makes parts of a tensor of a batch the values of arrays.
 
     rows: its memory as numpy has it. assigns: whether values go there as they are, by numpy's own assignment.
-    takes_tensors: whether a part is to be given as a tensor too.
+    casts: whether floats go there, rounded. takes_tensors: whether a part is to be given as a tensor too.
     """
 
     def __init__(self, field: FieldForm, out: torch.Tensor, *, allocate: Allocate) -> None:
@@ -241,6 +246,7 @@ class _Writer:
         self._is_computed = field.finish is not None or field.scale is not None
         is_same = not out.is_floating_point() or field.stored_dtype == self.rows.dtype
         self.assigns = is_same and field.table is None and not self._is_computed
+        self.casts = not self.assigns and field.table is None and not self._is_computed
         self.takes_tensors = not self.assigns and not (self._is_computed and out.dtype == torch.float32)
         self._kept: dict[str, torch.Tensor] = {}
 
