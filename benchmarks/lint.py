@@ -29,8 +29,8 @@ from forebay.lint.command import LintOptions, Target, lint
 from forebay.lint.items import RawTask, measure_rows
 from forebay.lint.limits import Limits
 from forebay.lint.raw import tasks_of
-from forebay.preprocess.groups import Groups
-from forebay.preprocess.listing import Listing, listed
+from forebay.preprocess.groups import Groups, Listing
+from forebay.preprocess.listing import listed
 from forebay.preprocess.speech.decode import decode_audio
 from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import recipe_of

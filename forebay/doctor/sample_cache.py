@@ -15,7 +15,8 @@ from forebay.doctor.clock import StageClock
 from forebay.doctor.figures import Made, Skip, Stage
 from forebay.preprocess.assemble import assemble
 from forebay.preprocess.cut import Cut
-from forebay.preprocess.listing import Listing
+from forebay.preprocess.finished_rows import read_rows
+from forebay.preprocess.groups import Listing
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.workspace import Receipt
 from forebay.spans import DECODE, FEATURES, PATCHES, RAW_READ, RESAMPLE, RESIZE, TOKENS
@@ -151,7 +152,7 @@ def _seal(bench: Bench, listing: Listing, done: Done, rows: int) -> int:
     manifest = dataclasses.replace(listing.manifest, rows=listing.rows.slice(0, rows))
     listing = dataclasses.replace(listing, manifest=manifest)
     finished = {group: [(path, receipt.entry) for path, receipt in made] for group, made in done.items()}
-    found = listing.groups.read_rows(finished, listing)
+    found = read_rows(listing, finished)
     config = dataclasses.replace(bench.raw_config, source=dataclasses.replace(bench.config.source, confined=False))
     contents = assemble(
         config,

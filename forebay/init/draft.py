@@ -9,7 +9,6 @@ from pathlib import Path
 
 from forebay.init.found import Found
 from forebay.init.model import Model
-from forebay.init.subjects import subject_of
 from forebay.init.toml import Section
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -17,13 +16,17 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """A config to be written. head: comments on top. said: what was decided and a person should hear too."""
+    """A config to be written. trains: whether `forebay train` can train on it.
+
+    head: comments on top. said: what was decided and a person should hear too.
+    """
 
     name: str
     out: Path
     found: Found
     model: Model | None = None
     weights: str | None = None
+    trains: bool = False
     sections: list[Section] = field(default_factory=list)
     head: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
@@ -32,8 +35,3 @@ class Draft:
         """Returns a path as the config writes it: relative to the config's folder."""
         text = os.path.relpath(path, self.out.parent)
         return f"./{text}" if _SCHEME.match(text) else text
-
-    @property
-    def trains(self) -> bool:
-        """Whether `forebay train` can train on it."""
-        return self.model is not None and subject_of(self.found).trains(self.found, self.model)

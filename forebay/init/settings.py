@@ -23,8 +23,9 @@ def draft(found: Found, *, name: str, out: Path, model: Model | None, weights: s
 
     Raises ConfigError where the data needs a model's folder and there is none, or the model takes other data.
     """
-    made = Draft(name=name, out=out, found=found, model=model, weights=weights)
     subject = subject_of(found)
+    trains = model is not None and subject.trains(found, model)
+    made = Draft(name=name, out=out, found=found, model=model, weights=weights, trains=trains)
     subject.check(model)
     made.head = [
         f"{facts(found)}.",

@@ -19,8 +19,8 @@ from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.coded import Coder
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.group import ItemGroup, Items
-from forebay.preprocess.groups import Groups
-from forebay.preprocess.listing import Listing, listed
+from forebay.preprocess.groups import Groups, Listing
+from forebay.preprocess.listing import listed
 from forebay.rows.manifest import Manifest
 from forebay.rows.meanings.image_class import empty_classes, labels_of
 from forebay.rows.named_files import shown_name

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from forebay.config import Config
 from forebay.preprocess.cut import NO_TEXT
+from forebay.preprocess.finished_rows import Rows, summary
 from forebay.preprocess.group import Finished
-from forebay.preprocess.groups import Rows
-from forebay.preprocess.listing import Listing
+from forebay.preprocess.groups import Listing
 from forebay.store.layout import Group
 from forebay.store.lookup import CONFINED
 from forebay.store.seal import Contents
@@ -62,7 +62,7 @@ def assemble(
         "excluded": _counts(rejections, "excluded"),
         "failed": _counts(rejections, "failed"),
         "unused_fields": dict(listing.manifest.unused),
-        **groups.summary(listing, rows, keep),
+        **summary(listing, rows, keep),
         **({CONFINED: True} if config.source.confined else {}),
         "size_bytes": sum(entry.size_bytes for shards in finished.values() for _, entry in shards),
         "made_with": {"forebay": __version__, "numpy": np.__version__, "python": platform.python_version()}

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from functools import cached_property, partial
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -17,23 +17,18 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.preprocess.audio_group import AudioItems
-from forebay.preprocess.coded import Coded, Coder
 from forebay.preprocess.cut import Cut, cut_rows
-from forebay.preprocess.group import Finished, ItemGroup, Items, Read, Values, narrow, with_group
+from forebay.preprocess.group import ItemGroup, Items, Read, Values, narrow, with_group
 from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.text_group import NAMES, TOLD, TextItems
-from forebay.preprocess.workspace import Failure
 from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest
 from forebay.steps.recipe import Recipe
 from forebay.store.image.codec import Codec
 from forebay.store.key import digest
-from forebay.store.layout import FORMAT_VERSION, ROW_BITS, TEXT, Array, FieldSpec, Group, ListedItems
-from forebay.store.shard import Shard, shard_fields
-from forebay.store.source_files import SourceFile
-
-if TYPE_CHECKING:
-    from forebay.preprocess.listing import Listing
+from forebay.store.layout import FORMAT_VERSION, TEXT, FieldSpec, Group
+from forebay.store.memo import SIZE
+from forebay.store.source_files import SourceFile, StoredSource
 
 GROUPS: Mapping[Group, Callable[[Config, Any], ItemGroup]] = {"audio": AudioItems.of, "image": ImageItems.of}
 """What makes the items of a group, by the group's name in a recipe."""
@@ -43,23 +38,6 @@ NOTHING: Mapping[str, Any] = {"features": "none", "prompt": None}
 
 TEXT_SHARD_ROWS = 8
 """How many times `layout.rows_per_shard` a shard of texts without items holds; part of where shards begin."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Every row of every text shard, in order, which is that of the listing: what `assemble` decides about.
-
-    slots: int64 [rows]. reasons: why a row is no sample, empty where it is one. languages: empty where a row has none.
-    lengths: int32 [names, rows], as `Groups.length_names`. failures: the bad rows that no receipt lists. items: slots
-    of the items of the groups that rows list.
-    """
-
-    slots: Array
-    reasons: Coded
-    languages: Coded
-    lengths: Array
-    failures: tuple[Failure, ...] = ()
-    items: Mapping[Group, ListedItems]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,61 +245,6 @@ class Groups:
         of_items = sum(group.estimate_bytes(listing.items[group.name].table) for group in self.items)
         return of_items + self.text.estimate_bytes(listing.rows) + _OVERHEAD_BYTES * len(listing.rows)
 
-    def read_rows(self, finished: Finished, listing: Listing) -> Rows:
-        """Returns every row of finished shards, which are those of a listing in its order."""
-        fields, why, spoken = self.fields(), Coder(), Coder()
-        texts = [Shard(path, entry, shard_fields(fields, TEXT)) for path, entry in finished[TEXT]]
-        codes = _column(texts, lambda shard: why.column(shard, "failure"), np.int32)
-        lengths = {"num_tokens": _column(texts, self.text.lengths, np.int64)}
-        languages = _column(texts, lambda shard: _languages(shard, spoken), np.int32)
-        slots: dict[Group, ListedItems] = {}
-        for group in self.items:
-            items = listing.items[group.name]
-            shards = [Shard(path, entry, shard_fields(fields, group.name)) for path, entry in finished[group.name]]
-            failed = items.first(_column(shards, lambda shard: why.column(shard, "failure"), np.int32))
-            # What a row is itself comes first, then its text, then what it lists.
-            codes = np.where(codes, codes, failed) if items.is_listed else np.where(failed, failed, codes)
-            counts = [group.lengths(shard) for shard in shards]
-            for name, numbers in zip(group.length_names, _joined(counts, len(group.length_names)), strict=True):
-                lengths[name] = items.sums(numbers)
-            if items.offsets is not None:
-                slots[group.name] = ListedItems(items.offsets, _slots(shards)[items.places])
-        failures: list[Failure] = []
-        for group in self.items:
-            late = group.refused(lengths, listing.rows, why)
-            codes = np.where(codes, codes, late)
-            failures += group.refusals(lengths, listing.rows, codes, why)
-        return Rows(
-            slots=_slots(texts),
-            reasons=why.coded(codes),
-            languages=spoken.coded(languages),
-            lengths=np.stack([_as_int32(lengths[name]) for name in self.length_names]),
-            failures=tuple(failures),
-            items=slots,
-        )
-
-    def summary(self, listing: Listing, rows: Rows, keep: Array) -> dict[str, Any]:
-        """Returns what metadata.json says of the samples that are kept, beside their number."""
-        lengths = dict(zip(self.length_names, rows.lengths, strict=True))
-        found: dict[str, Any] = {"clipped": 0, "longer": 0, "languages": {}}
-        for group in self.items:
-            found |= group.summary(lengths, listing.rows, listing.items[group.name], keep)
-        if "language" in {field.name for field in self.text.fields()}:
-            found["languages"] = self._spoken(lengths, rows, keep)
-        return found
-
-    def _spoken(self, lengths: Mapping[str, Array], rows: Rows, keep: Array) -> dict[str, Any]:
-        samples = rows.languages.counts(keep).tolist()
-        hours = np.zeros(len(samples))
-        if self.recipe.audio is not None:
-            rate_hz = self.recipe.audio.decode.sample_rate_hz
-            hours = rows.languages.counts(keep, lengths["num_audio_samples"]) / rate_hz / 3600
-        return {
-            name or "unknown": {"samples": count, "hours": length}
-            for name, count, length in sorted(zip(rows.languages.names, samples, hours.tolist(), strict=True))
-            if count
-        }
-
 
 _OVERHEAD_BYTES = 160
 """What a sample costs beside its values: offsets, hashes, id, lengths."""
@@ -339,31 +262,44 @@ def _different(rows: pa.Table, name: str) -> list[str]:
     return sorted(str(value) for value in column_of(rows, name).unique().to_pylist() if value is not None)
 
 
-def _column(shards: Sequence[Shard], make: Callable[[Shard], Array], dtype: Any) -> Array:
-    return np.concatenate([np.zeros(0, dtype), *map(make, shards)])
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What a build starts from: the rows of the sources, by content. key: the cache's."""
 
+    groups: Groups
+    manifest: Manifest
+    key: str
 
-def _joined(parts: Sequence[Array], count: int) -> Array:
-    return np.concatenate([np.zeros((count, 0), np.int64), *parts], axis=1)
+    @property
+    def recipe(self) -> Recipe:
+        """The steps."""
+        return self.groups.recipe
 
+    @property
+    def rows(self) -> pa.Table:
+        """Candidate samples, see `Manifest`."""
+        return self.manifest.rows
 
-def _slots(shards: Sequence[Shard]) -> Array:
-    """Returns the slot of every row of all shards, in order: int64 [rows]."""
-    found = [
-        (np.int64(index) << ROW_BITS) | np.arange(shard.entry.rows, dtype=np.int64)
-        for index, shard in enumerate(shards)
-    ]
-    return np.concatenate([np.zeros(0, np.int64), *found])
+    @cached_property
+    def items(self) -> Mapping[Group, Items]:
+        """The items of every group, as they are stored."""
+        return self.groups.items_of(self.manifest)
 
+    @property
+    def files(self) -> tuple[SourceFile, ...]:
+        """Every file whose content defines the samples."""
+        return self.manifest.files
 
-def _languages(shard: Shard, spoken: Coder) -> Array:
-    if all(field.name != "language" for field in shard.fields):
-        return np.zeros(shard.entry.rows, np.int32)
-    return spoken.column(shard, "language")
+    @cached_property
+    def hashes(self) -> Sequence[str]:
+        """xxh3-128 by file, ABSENT where a file cannot be opened."""
+        return [file.xxh3_128 for file in self.files]
 
-
-def _as_int32(lengths: Array) -> Array:
-    """Returns lengths as `lengths.npy` holds them. Raises OverflowError for a sample that no int32 can count."""
-    if lengths.size and lengths.max() > np.iinfo(np.int32).max:
-        raise OverflowError(f"a sample of {lengths.max()} elements does not fit int32 lengths")
-    return lengths.astype("<i4")
+    def sources(self) -> list[StoredSource]:
+        """Returns the files as the sealed cache remembers them."""
+        return [
+            StoredSource(
+                file.name, file.entry, file.listed, file.xxh3_128, -1 if file.stat is None else file.stat[SIZE]
+            )
+            for file in self.files
+        ]

@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
-import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError
-from forebay.preprocess.group import Items
-from forebay.preprocess.groups import Groups
+from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.pool import Pool
 from forebay.rows.list_images import read_conversations
 from forebay.rows.list_recordings import read_rows
@@ -27,13 +24,12 @@ from forebay.steps.form import promises
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.content import content_of, explained
 from forebay.store.key import SourceDigest, cache_key
-from forebay.store.layout import Group
 from forebay.store.lookup import find_cache
-from forebay.store.memo import SIZE, Memo
+from forebay.store.memo import Memo
 from forebay.store.remote.raw.arriving import run_on_sources, unhashed
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import localized, naming_urls, place_of
-from forebay.store.source_files import SourceFile, StoredSource
+from forebay.store.source_files import SourceFile
 from forebay.task_map import Map
 from forebay.visible import printable
 
@@ -43,49 +39,6 @@ logger = logging.getLogger(__name__)
 
 _LISTINGS = 3
 """Times that sources are listed where they change meanwhile."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listing:
-    """What a build starts from: the rows of the sources, by content. key: the cache's."""
-
-    groups: Groups
-    manifest: Manifest
-    key: str
-
-    @property
-    def recipe(self) -> Recipe:
-        """The steps."""
-        return self.groups.recipe
-
-    @property
-    def rows(self) -> pa.Table:
-        """Candidate samples, see `Manifest`."""
-        return self.manifest.rows
-
-    @cached_property
-    def items(self) -> Mapping[Group, Items]:
-        """The items of every group, as they are stored."""
-        return self.groups.items_of(self.manifest)
-
-    @property
-    def files(self) -> tuple[SourceFile, ...]:
-        """Every file whose content defines the samples."""
-        return self.manifest.files
-
-    @cached_property
-    def hashes(self) -> Sequence[str]:
-        """xxh3-128 by file, ABSENT where a file cannot be opened."""
-        return [file.xxh3_128 for file in self.files]
-
-    def sources(self) -> list[StoredSource]:
-        """Returns the files as the sealed cache remembers them."""
-        return [
-            StoredSource(
-                file.name, file.entry, file.listed, file.xxh3_128, -1 if file.stat is None else file.stat[SIZE]
-            )
-            for file in self.files
-        ]
 
 
 def listed(config: Config, groups: Groups, *, map_: Map = map, is_hashed: bool = False) -> Manifest:

@@ -16,8 +16,8 @@ from forebay.config.tree import Config
 from forebay.config.url import is_url, parse_url
 from forebay.errors import BuildError, CacheCorruptError, PlanError
 from forebay.plan.make import plan_example, plan_of
-from forebay.preprocess.groups import NOTHING, Groups
-from forebay.preprocess.listing import Listing, resolve
+from forebay.preprocess.groups import NOTHING, Groups, Listing
+from forebay.preprocess.listing import resolve
 from forebay.preprocess.outline import folder_of
 from forebay.preprocess.pool import Pool, Runner
 from forebay.preprocess.prepared import Prepared, PrepareReport, prepared, require_key, require_numerics, require_parts

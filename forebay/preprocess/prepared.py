@@ -25,8 +25,7 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.cut import Cut
-from forebay.preprocess.groups import Groups
-from forebay.preprocess.listing import Listing
+from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.outline import DOCUMENT, FORMAT, files_now, folder_of, read_document, submission_file, table_of
 from forebay.rows.manifest import Manifest
 from forebay.steps.recipe import Recipe

@@ -17,6 +17,7 @@ from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.assemble import EXCLUDING, assemble, messages_of
 from forebay.preprocess.cut import Cut
+from forebay.preprocess.finished_rows import read_rows
 from forebay.preprocess.pool import Pool, Runner
 from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared
@@ -313,7 +314,7 @@ class Run:
             {group: [cut.key for cut in self.cuts if cut.group == group] for group in self.groups.names}
         )
         memo = self.memo.dump([file.path for file in self.listing.files])
-        rows = self.groups.read_rows(finished, self.listing)
+        rows = read_rows(self.listing, finished)
         self.failures += rows.failures
         failures = [*(f for receipt in self.workspace.receipts.values() for f in receipt.failures), *rows.failures]
         messages = {(f.sample_id, f.reason): shown(f.message) for f in failures}

@@ -47,7 +47,7 @@ def inodes(cache: Cache, group: str) -> list[int]:
 def cuts_of(config: Config, probe: dict[str, str]) -> dict[str, list[tuple[int, int, str]]]:
     groups = Groups.of(config, recipe_of(config))
     manifest = listed(config, groups)
-    from forebay.preprocess.listing import Listing
+    from forebay.preprocess.groups import Listing
 
     found: dict[str, list[tuple[int, int, str]]] = {}
     listing = Listing(groups=groups, manifest=manifest, key="")

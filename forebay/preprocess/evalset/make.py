@@ -28,7 +28,8 @@ from forebay.preprocess.audio_group import DurationLimits
 from forebay.preprocess.evalset.draw import RULE, UNKNOWN, Drawn, drawn
 from forebay.preprocess.evalset.tar_task import TarTask, make_tar
 from forebay.preprocess.group import narrow
-from forebay.preprocess.listing import Listing, resolve
+from forebay.preprocess.groups import Listing
+from forebay.preprocess.listing import resolve
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.prepared import load as load_prepared
 from forebay.preprocess.unchanged import require_unchanged

@@ -7,7 +7,7 @@ from pathlib import Path
 from forebay.config.tree import Config
 from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError
-from forebay.preprocess.listing import Listing
+from forebay.preprocess.groups import Listing
 from forebay.preprocess.outline import folder_of
 from forebay.preprocess.prepared import remove
 from forebay.preprocess.report import Options

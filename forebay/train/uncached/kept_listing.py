@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.preprocess.assemble import EXCLUDING
-from forebay.preprocess.groups import Groups
-from forebay.preprocess.listing import Listing, listed
+from forebay.preprocess.groups import Groups, Listing
+from forebay.preprocess.listing import listed
 from forebay.preprocess.text_group import TOKENS
 from forebay.progress import Progress
 from forebay.rows.kept_columns import PREFIX, STORED_TYPES, names_of

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import ManifestError
-from forebay.preprocess.groups import Groups
-from forebay.preprocess.listing import Listing, listed
+from forebay.preprocess.groups import Groups, Listing
+from forebay.preprocess.listing import listed
 from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import recipe_of
 from forebay.steps.text.row_encoder import RowEncoder

@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ManifestError, SampleError
 from forebay.preprocess.group import ItemGroup
-from forebay.preprocess.groups import Groups
-from forebay.preprocess.listing import Listing
+from forebay.preprocess.groups import Groups, Listing
 from forebay.rows.kept_columns import column_of, names_of
 from forebay.rows.media_reader import MediaReader, sparse_files
 from forebay.rows.readers.python_inputs import list_inputs
