@@ -152,8 +152,8 @@ class PatchGroup(ListedGroup):
 
     def item(self, about: dict[str, Any]) -> PatchItem:
         """See `ListedGroup`."""
-        patches, thw = (about["arrays"][name] for name in self.fields)
-        grid = (int(thw[0]), int(thw[1]), int(thw[2]))
+        patches, grid = (about["arrays"][name] for name in self.fields)
+        grid = (int(grid[0]), int(grid[1]), int(grid[2]))
         return PatchItem(
             **about,
             grid=grid,
