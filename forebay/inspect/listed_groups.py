@@ -152,8 +152,8 @@ class PatchGroup(ListedGroup):
 
     def item(self, about: dict[str, Any]) -> PatchItem:
         """See `ListedGroup`."""
-        patches, grid = (about["arrays"][name] for name in self.fields)
-        grid = (int(grid[0]), int(grid[1]), int(grid[2]))
+        patches, sizes = (about["arrays"][name] for name in self.fields)
+        grid = (int(sizes[0]), int(sizes[1]), int(sizes[2]))
         return PatchItem(
             **about,
             grid=grid,
