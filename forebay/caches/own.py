@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +45,27 @@ def strangers(item: Item, contents: Contents, descriptor: int, folder: Path) -> 
         return f"a process of some machine has a removed file of it open: {silly[0]}"
     odd = [file.name for file in contents.files if file.kind == "other"]
     odd += [name for name in contents.names if name not in odd and not is_own(name)]
-    odd += [name for name in _folders(contents) if not _is_folder_of(item.kind, name)]
+    odd += [name for name in _folders(contents) if not _is_folder_of(item.kind, name, contents)]
     if not odd:
         return None
     more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
     return f"it holds what forebay did not write: {', '.join(odd[:_SHOWN])}{more}; move that elsewhere first"
 
 
+def _within(name: str, contents: Contents) -> Iterator[bool]:
+    return (True for other in contents.names if other.startswith(f"{name}/"))
+
+
 def _folders(contents: Contents) -> list[str]:
     return [file.name for file in contents.files if file.kind == "folder"]
 
 
-def _is_folder_of(kind: Kind, name: str) -> bool:
-    """Whether an item of this kind may have a folder; what lies in it is looked at by itself."""
-    if kind in ("cache", "build") and is_group_name(name):
+def _is_folder_of(kind: Kind, name: str, contents: Contents) -> bool:
+    """Whether an item of this kind may have a folder; what lies in it is looked at by itself.
+
+    A sealed group has a shard, so an empty folder in a cache is not a group's. A build makes the folder first.
+    """
+    if is_group_name(name) and (kind == "build" or kind == "cache" and any(_within(name, contents))):
         return True
     return name in _FOLDERS[kind] or (kind == "build" and is_temporary(name.partition("/")[0]))
 

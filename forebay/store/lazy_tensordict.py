@@ -9,7 +9,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 if TYPE_CHECKING:
-    from forebay.store.by_hand import ByHand
+    from forebay.store.source import SampleSource
 
 _READ_ONLY = (
     "the samples of a cache are read and not written; take copies first: td[i] is one, and td[i:j].clone() are several"
@@ -19,7 +19,7 @@ _READ_ONLY = (
 class Members(Sequence[TensorDict]):
     """Samples as tensordicts, each read when it is asked for; nothing is kept."""
 
-    def __init__(self, source: ByHand, places: Sequence[int]) -> None:
+    def __init__(self, source: SampleSource, places: Sequence[int]) -> None:
         """places: the indices of the samples in the source."""
         self.source, self.places = source, places
 
@@ -33,7 +33,8 @@ class Members(Sequence[TensorDict]):
     def __getitem__(self, index: int | slice) -> TensorDict | Members:
         if isinstance(index, slice):
             return Members(self.source, self.places[index])
-        return TensorDict(self.source[self.places[index]], batch_size=[])
+        arrays = self.source.arrays(self.places[index])
+        return TensorDict({name: torch.from_numpy(value.copy()) for name, value in arrays.items()}, batch_size=[])
 
     def field(self, name: str) -> Iterator[TensorDict]:
         """Yields one field of each sample; the bytes of the others are not copied."""
@@ -61,7 +62,7 @@ class SamplesTensorDict(LazyStackedTensorDict):  # type: ignore[misc]  # tensord
         is_stack = not args or isinstance(args[0], TensorDictBase)
         return LazyStackedTensorDict(*args, **kwargs) if is_stack else super().__new__(cls)
 
-    def __init__(self, source: ByHand, places: Sequence[int]) -> None:
+    def __init__(self, source: SampleSource, places: Sequence[int]) -> None:
         """places: the indices of the samples in the source."""
         super().__init__(batch_size=[])
         self._fields: list[str] | None = None

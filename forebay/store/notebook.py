@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forebay.store.layout import FieldSpec
 from forebay.store.source import SampleSource
 from forebay.visible import human_bytes, printable
-
-if TYPE_CHECKING:
-    from forebay.store.by_hand import ByHand
 
 _MAX_ROWS = 12
 """Languages, or fields, that are shown."""
 _MAX_CHARACTERS = 300
 
 
-def source_html(source: ByHand) -> str:
+def source_html(source: SampleSource) -> str:
     """Returns the facts of a cache or a selection as a table; other people's text is escaped."""
     return table_html(type(source).__name__, source_facts(source))
 

@@ -79,7 +79,7 @@ def test_an_image_is_stored_once_a_shard_whatever_file_holds_it(tmp_path: Path) 
     report, cache = built(corpus)
     assert (report.num_samples, cache.metadata["num_images"]) == (11, 4)
     assert cache.lengths["num_images"].tolist().count(2) == 1
-    rows = sum(entry.rows for _, entry in cache.shard_entries("media"))
+    rows = sum(entry.rows for _, entry in cache.shard_entries("image"))
     assert rows < cache.lengths["num_images"].sum()
 
 

@@ -90,8 +90,8 @@ def test_a_code_that_the_table_does_not_have_is_no_batch(tmp_path: Path) -> None
 def test_a_row_that_names_no_image_and_a_torn_image_are_named(tmp_path: Path) -> None:
     corpus = tiny_corpus(tmp_path, kind="free")
     cache = open_cache(build_here(corpus.config("vision.codec=zstd")).cache, verify="never")
-    path, _ = cache.shard_entries("media")[0]
-    shard = cache.shard("media", 0)
+    path, _ = cache.shard_entries("image")[0]
+    shard = cache.shard("image", 0)
     data = bytearray(path.read_bytes())
     start = bytes(data).index(shard.row(0)["pixel_values_zstd"].tobytes())
     data[start : start + 8] = bytes(8)

@@ -126,7 +126,7 @@ def test_one_more_tar_processes_one_tar(corpus: Corpus) -> None:
     assert (report.num_samples, report.shards_linked, report.shards_written) == (19, 10, 2)
     assert report.key != first.key
     old, new = open_cache(first.cache), open_cache(report.cache)
-    assert os.path.samefile(old.shard("media", 0).path, new.shard("media", 0).path)
+    assert os.path.samefile(old.shard("audio", 0).path, new.shard("audio", 0).path)
     np.testing.assert_array_equal(new.read(18)["waveform"], corpus.audio["c1"])
 
 
@@ -157,11 +157,11 @@ def test_a_rebuild_gives_the_same_bytes_in_new_files(corpus: Corpus) -> None:
     before = shard_bytes(Path(first.cache))
     reader = open_cache(first.cache)
     kept = reader.read(0)["waveform"]
-    inode = reader.shard("media", 0).path.stat().st_ino
+    inode = reader.shard("audio", 0).path.stat().st_ino
     report = make(corpus.config(), rebuild=True)
     assert (report.key, report.cache, report.shards_written) == (first.key, first.cache, 10)
     assert shard_bytes(Path(first.cache)) == before
-    assert open_cache(first.cache).shard("media", 0).path.stat().st_ino != inode
+    assert open_cache(first.cache).shard("audio", 0).path.stat().st_ino != inode
     np.testing.assert_array_equal(kept, corpus.audio["a0"])
     np.testing.assert_array_equal(reader.read(16)["waveform"], corpus.audio["b6"])
 
@@ -207,7 +207,7 @@ def test_a_dry_run_writes_no_shard_and_says_what_would_be_done(corpus: Corpus) -
 def test_a_damaged_shard_alone_is_made_again(corpus: Corpus, damage: str) -> None:
     first = make(corpus.config())
     before = shard_bytes(Path(first.cache))
-    shard = Path(first.cache) / "media" / "00001.tdz"
+    shard = Path(first.cache) / "audio" / "00001.tdz"
     data = shard.read_bytes()
     shard.unlink()
     if damage == "truncate":
@@ -393,7 +393,7 @@ def test_another_tokenisation_decodes_nothing(tmp_path: Path) -> None:
     assert report.excluded == {"label_too_long": 52 - report.num_samples}
     assert 0 < report.num_samples < 52
     old, new = open_cache(first.cache), open_cache(report.cache)
-    assert os.path.samefile(old.shard("media", 0).path, new.shard("media", 0).path)
+    assert os.path.samefile(old.shard("audio", 0).path, new.shard("audio", 0).path)
     kept = [i for i, n in enumerate(old.lengths["num_tokens"]) if n - 1 <= 40]
     assert new.samples["sample_id"].to_pylist() == old.samples["sample_id"].take(kept).to_pylist()
     for index, before in enumerate(kept):
@@ -410,7 +410,7 @@ def test_other_numerics_than_a_caches_are_reported_and_its_shards_not_kept(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = make(corpus.config())
-    shard = Path(first.cache) / "media" / "00000.tdz"
+    shard = Path(first.cache) / "audio" / "00000.tdz"
     shard.unlink()
     monkeypatch.setenv("FOREBAY_TEST_OTHER_NUMERICS", "1")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "other_numerics"))
@@ -425,8 +425,8 @@ def test_a_damaged_shard_names_the_linked_copies_and_takes_none_of_them(
     first = make(corpus.config())
     corpus.add_tar("c.tar", ["c0"])
     grown = make(corpus.config())
-    shard = Path(first.cache) / "media" / "00001.tdz"
-    linked = Path(grown.cache) / "media" / "00001.tdz"
+    shard = Path(first.cache) / "audio" / "00001.tdz"
+    linked = Path(grown.cache) / "audio" / "00001.tdz"
     assert os.path.samefile(shard, linked)
     before = shard.read_bytes()
     with open(linked, "r+b") as file:  # in place: one damage in both
@@ -457,6 +457,6 @@ def test_what_a_killed_run_left_beside_the_caches_is_swept_by_the_next(corpus: C
 
 def test_a_folder_that_a_builder_left_after_it_had_sealed_is_removed(corpus: Corpus) -> None:
     report = make(corpus.config())
-    (corpus.root / ".building" / report.key[:16] / "media").mkdir(parents=True)
+    (corpus.root / ".building" / report.key[:16] / "audio").mkdir(parents=True)
     assert make(corpus.config()).already_sealed
     assert not (corpus.root / ".building").exists()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks.here_pool import HerePool
@@ -16,11 +15,8 @@ from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import BuildReport, Options
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
-from forebay.store.layout import FieldSpec, Group
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
-from forebay.store.seal import Contents, seal
-from forebay.store.shard import ShardEntry, shard_fields, write_shard
 from forebay.store.verify import verify_folder
 from tests.preprocess.corpus import json_lines, shard_bytes
 from tests.preprocess.here_pool import build_here
@@ -59,7 +55,7 @@ def test_a_build_stores_the_texts_and_nothing_of_audio(folder: Path) -> None:
         assert sample["input_ids"][-1] == cache.constants["eos_token_id"]
     assert verify_folder(Path(report.cache)).ok
     assert sorted(path.name for path in Path(report.cache).rglob("*.tdz")) == [f"{i:05d}.tdz" for i in range(4)]
-    assert not (Path(report.cache) / "media").exists()
+    assert not (Path(report.cache) / "audio").exists()
     assert (cache.groups, cache.metadata["probe"].keys()) == (("text",), {"text"})
     assert cache.metadata["rows_per_shard"] == 16
 
@@ -176,43 +172,3 @@ def test_a_damaged_shard_of_texts_is_made_again(folder: Path, tmp_path: Path) ->
     mended = build_here(config, verify=True)
     assert (mended.shards_written, mended.shards_linked, mended.key) == (1, 3, report.key)
     assert verify_folder(Path(mended.cache)).ok
-
-
-def test_a_cache_of_texts_with_media_files_is_read_and_kept(tmp_path: Path) -> None:
-    """As they were made before there were caches without media: form 1, with `sample_id` in shards of their own."""
-    config = text_config(tmp_path)
-    report = build_here(config)
-    made = open_cache(report.cache)
-    old = with_media(Path(report.cache), made, tmp_path / "scratch")
-    assert (old.groups, old.metadata["format_version"]) == (("media", "text"), 1)
-    for index in range(len(made)):
-        assert {name: value.tolist() for name, value in old.read(index).items()} == {
-            name: value.tolist() for name, value in made.read(index).items()
-        }
-        assert old.sample_id(index) == made.sample_id(index)
-    columns = sorted(made.samples.column_names)
-    assert old.samples.select(columns).equals(made.samples.select(columns))
-    assert build_here(config).already_sealed
-
-
-def with_media(folder: Path, cache: Cache, scratch: Path) -> Cache:
-    """Returns the cache in the form before, in the place of itself."""
-    ids = FieldSpec(name="sample_id", dtype="str", role="table")
-    fields = (ids, *(spec for spec in cache.fields.values() if spec.name != "sample_id"))
-    shards: dict[Group, list[tuple[Path, ShardEntry]]] = {"media": [], "text": []}
-    for number, (_, entry) in enumerate(cache.shard_entries("text")):
-        shard = cache.shard("text", number)
-        strings = {s.name: shard.strings(s.name) for s in shard.fields if s.role == "table"}
-        rows = [{**shard.row(i), **{n: v[i] for n, v in strings.items()}} for i in range(entry.rows)]
-        for group, found in shards.items():
-            path = scratch / group / f"{number}.tdz"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            found.append((path, write_shard(path, shard_fields(fields, group), rows, key=f"{number:064x}")))
-    names = ("checksum", "format_version", "fields", "files", "groups")
-    document = {name: value for name, value in cache.metadata.items() if name not in names}
-    arrays = {name: np.load(folder / name) for name in ("slots.npy", "lengths.npy")}
-    kept = [name for name in cache.metadata["files"] if not name.endswith(".npy")]
-    files = {name: (folder / name).read_bytes() for name in kept}
-    contents = Contents(fields=fields, shards=shards, items={}, arrays=arrays, files=files, document=document)
-    assert seal(folder, contents, scratch=scratch, replace=True)
-    return open_cache(folder)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forebay.preprocess.modality import modality_of
 
 from benchmarks.objects.faults import FORBIDDEN, Rule
 from benchmarks.objects.proxy import Proxy
@@ -21,7 +20,9 @@ from forebay.config import Config
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import parse_url
 from forebay.errors import BuildError, ManifestError, RemoteError, RemoteReplacedError
+from forebay.preprocess.groups import Groups
 from forebay.preprocess.index import index_manifests
+from forebay.preprocess.listing import listed
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import Options
 from forebay.steps.recipe import recipe_of
@@ -350,7 +351,7 @@ def test_indexes_of_a_bucket(data: Data, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "raw/data/0.tar.index.json" in data.bucket.names()
     before = data.proxy.requests
     clean = data.remote(node="node-3", root="clean")
-    manifest = modality_of(clean, recipe_of(clean)).manifest(clean)
+    manifest = listed(clean, Groups.of(clean, recipe_of(clean)))
     gets = {key for method, key in data.proxy.requests - before if method == "GET"}
     assert len(manifest.rows) == 4
     assert "raw/data/0.tar.index.json" in {key.removeprefix(f"{data.bucket.name}/") for key in gets}
@@ -397,7 +398,7 @@ def test_few_large_members_are_read_one_by_one(data: Data, monkeypatch: pytest.M
 def test_a_listing_of_many_files_is_few_requests(data: Data) -> None:
     many_tars(data, 12)
     before = data.proxy.requests
-    manifest = modality_of(config := data.remote(), recipe_of(config)).manifest(config)
+    manifest = listed(config := data.remote(), Groups.of(config, recipe_of(config)))
     asked = data.proxy.requests - before
     assert len(manifest.rows) == 12
     assert sum(count for (method, _), count in asked.items() if method == "LIST") <= 3

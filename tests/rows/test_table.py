@@ -20,6 +20,7 @@ from forebay.rows.manifest import Manifest
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
+from forebay.store.layout import FORMAT_VERSION
 from forebay.store.lookup import find_cache
 from tests.preprocess.here_pool import build_here
 from tests.rows.helpers import SPEECH, audio, ids, read, rejected
@@ -101,9 +102,9 @@ def test_media_do_not_depend_on_kept_columns(caches: dict[str, Cache], tmp_path:
     root = cache.folder.parents[1] / "cv"
     config = config_of(root / "commas.csv", tmp_path, audio_dir=str(root / "clips"))
     other = open_cache(build_here(config).cache)
-    assert [e.key for _, e in other.shard_entries("media")] == [e.key for _, e in cache.shard_entries("media")]
+    assert [e.key for _, e in other.shard_entries("audio")] == [e.key for _, e in cache.shard_entries("audio")]
     assert "snr" not in other.column_names
-    assert other.metadata["format_version"] == 1
+    assert other.metadata["format_version"] == FORMAT_VERSION
     assert cache.metadata["format_version"] == 3
     assert other.metadata["unused_fields"] == {"client_id": 8, "snr": 8, "up_votes": 8}
 

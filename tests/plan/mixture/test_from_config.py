@@ -104,7 +104,7 @@ def test_caches_whose_samples_cannot_stand_in_one_batch(tmp_path: Path, changes:
 def test_a_damaged_sample_names_its_cache(tmp_path: Path) -> None:
     folders = [make_cache(tmp_path, num_samples=3, seed=seed) for seed in (1, 2)]
     union = SourceUnion([open_cache(folder) for folder in folders], ["one", "two"])
-    path = folders[1] / "media" / "00000.tdz"
+    path = folders[1] / "audio" / "00000.tdz"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.chmod(0o644)

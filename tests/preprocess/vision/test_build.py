@@ -77,7 +77,7 @@ def test_a_photo_is_stored_once_a_shard_and_questions_about_it_stand_together(
     ids = list(by_id(cache))
     assert ids[:3] == ["q0-0", "q0-1", "q0-2"]
     assert sorted(ids) == sorted(row["id"] for row in corpus.rows)
-    hashes = [cache.shard("media", i).strings("image_hash") for i in range(cache.num_shards)]
+    hashes = [cache.shard("image", i).strings("image_hash") for i in range(cache.num_shards)]
     assert all(len(set(part)) == len(part) for part in hashes)
     # "both" joins the questions about two photos: seven rows, more than a shard of four.
     assert [len(part) for part in hashes] == [1, 2, 2, 1] or sum(map(len, hashes)) < len(corpus.rows)
@@ -127,7 +127,7 @@ def test_every_codec_gives_the_same_samples_in_a_folder_of_its_own(corpus: Photo
 
 
 def media_bytes(cache: Cache) -> int:
-    return sum(entry.size_bytes for _, entry in cache.shard_entries("media"))
+    return sum(entry.size_bytes for _, entry in cache.shard_entries("image"))
 
 
 def test_one_worker_gives_the_same_bytes(built: tuple[PhotoCorpus, BuildReport]) -> None:
@@ -162,7 +162,7 @@ def test_a_new_question_or_template_decodes_nothing_again(corpus: PhotoCorpus) -
 def test_a_damaged_shard_of_images_is_made_again_to_the_same_bytes(corpus: PhotoCorpus) -> None:
     folder = sealed(corpus)
     wanted = shard_bytes(folder)
-    path = folder / "media" / "00001.tdz"
+    path = folder / "image" / "00001.tdz"
     data = bytearray(path.read_bytes())
     data[200] ^= 1
     path.chmod(0o644)

@@ -217,7 +217,7 @@ def test_the_promise_is_said(tmp_path: Path, folder: Path, capsys: pytest.Captur
     named = f'audio.extractor="{folder}/LasrFeatureExtractor"'
     cache = build_here(config).cache
     assert explain(config, may_hash=True)["promises"] == {
-        "media": "exact where attention_mask is 1, by LasrFeatureExtractor"
+        "audio": "exact where attention_mask is 1, by LasrFeatureExtractor"
     }
     assert cli.main(["key", config.path, "--explain", "--set", 'audio.features="extractor"', "--set", named]) == 0
     assert "batches:    media: exact where attention_mask is 1" in capsys.readouterr().out
@@ -233,7 +233,7 @@ def test_the_signals_for_which_a_promise_does_not_hold_are_said(
     said = re.compile(
         r"within \de-06.* but 0\.\d+ was seen in digital silence, constants, steady tones, squares and noise"
     )
-    assert said.match(explain(config, may_hash=True)["promises"]["media"])
+    assert said.match(explain(config, may_hash=True)["promises"]["audio"])
     named = f'audio.extractor="{folder}/ParakeetFeatureExtractor"'
     for command in (
         ["key", str(config.path), "--explain", "--set", 'audio.features="extractor"', "--set", named],
