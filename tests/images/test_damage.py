@@ -51,8 +51,9 @@ LIES: dict[str, tuple[Change, str]] = {
     "no shape": (lambda d: field(d).update(shape="3"), "a field of its form is"),
     "objects": (lambda d: field(d).update(stored_dtype="object"), "object"),
     "a number": (lambda d: field(d).update(name=7), "a field of its form is"),
-    "texts": (lambda d: d.update(media_rows="text"), "there is no field text"),
-    "no rows": (lambda d: d.pop("media_rows"), "KeyError"),
+    "no group": (lambda d: d["groups"].pop("image"), "image"),
+    "own items": (lambda d: d["groups"]["image"].update(num_items=None), "image"),
+    "more items": (lambda d: d["groups"]["image"].update(num_items=1 << 40), "image_slots"),
     "no lengths": (lambda d: d["length_names"].remove("num_images"), "length_names has no num_images"),
 }
 
@@ -98,7 +99,7 @@ def test_a_row_that_names_no_image_and_a_torn_image_are_named(tmp_path: Path) ->
     path.chmod(0o644)
     path.write_bytes(data)
     damaged = open_cache(cache.folder, verify="never")
-    with pytest.raises(CacheCorruptError, match=r"media|row 0: the bytes of pixel_values do not decompress"):
+    with pytest.raises(CacheCorruptError, match=r"image: the bytes of pixel_values do not decompress"):
         damaged.read(0)
     with pytest.raises(CacheCorruptError, match=r"xxh3-64|computed"):
         open_cache(cache.folder).read(0)
@@ -129,8 +130,7 @@ def test_no_shape_that_a_row_says_ends_in_another_error(
 
 def test_fields_that_the_form_does_not_declare_are_not_read_as_images() -> None:
     specs = [
-        FieldSpec(name="pixels", dtype="uint8", shape=(4,)),
-        FieldSpec(name="image_rows", dtype="int32", group="text"),
+        FieldSpec(name="pixels", dtype="uint8", shape=(4,), group="image"),
     ]
     form = {"fields": [{"name": "pixels", "shape": [None, 4], "stored_dtype": "uint8"}]}
     metadata = {

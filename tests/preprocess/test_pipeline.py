@@ -415,7 +415,7 @@ def test_other_numerics_than_a_caches_are_reported_and_its_shards_not_kept(
     monkeypatch.setenv("FOREBAY_TEST_OTHER_NUMERICS", "1")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "other_numerics"))
     report = make_by_workers(corpus.config())
-    assert "the media steps give other values here" in caplog.text
+    assert "the audio steps give other values here" in caplog.text
     assert (report.shards_written, report.shards_linked) == (5, 5)
 
 

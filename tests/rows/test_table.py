@@ -105,7 +105,6 @@ def test_media_do_not_depend_on_kept_columns(caches: dict[str, Cache], tmp_path:
     assert [e.key for _, e in other.shard_entries("audio")] == [e.key for _, e in cache.shard_entries("audio")]
     assert "snr" not in other.column_names
     assert other.metadata["format_version"] == FORMAT_VERSION
-    assert cache.metadata["format_version"] == 3
     assert other.metadata["unused_fields"] == {"client_id": 8, "snr": 8, "up_votes": 8}
 
 

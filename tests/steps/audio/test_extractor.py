@@ -220,9 +220,9 @@ def test_the_promise_is_said(tmp_path: Path, folder: Path, capsys: pytest.Captur
         "audio": "exact where attention_mask is 1, by LasrFeatureExtractor"
     }
     assert cli.main(["key", config.path, "--explain", "--set", 'audio.features="extractor"', "--set", named]) == 0
-    assert "batches:    media: exact where attention_mask is 1" in capsys.readouterr().out
+    assert "batches:    audio: exact where attention_mask is 1" in capsys.readouterr().out
     assert cli.main(["inspect", str(cache)]) == 0
-    assert "batches     media: exact where attention_mask is 1, by LasrFeatureExtractor" in capsys.readouterr().out
+    assert "batches     audio: exact where attention_mask is 1, by LasrFeatureExtractor" in capsys.readouterr().out
 
 
 def test_the_signals_for_which_a_promise_does_not_hold_are_said(
