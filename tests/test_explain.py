@@ -72,7 +72,7 @@ def test_a_code_is_given_as_a_text_or_taken_from_another_error() -> None:
         for keyword in node.keywords
         if keyword.arg == "code" and not isinstance(keyword.value, ast.Constant)
     }
-    assert computed == {"code_of(found)", "asker.code"}
+    assert computed == {"code_of(found)", "asker.code", "self.code"}
 
 
 _ADDED = {"_refuse": 1, "add": 2, "number": 0, "SampleError": 0, "DecodeError": 0, "TextError": 0, "Problem": 0}
@@ -116,7 +116,7 @@ def _reasons() -> set[str]:
     """Every reason that the source gives."""
     found = {*canonical._WHAT, json_lines.REPEATED, *scan._REASONS.values(), "unknown_type"}
     for path, tree in TREES.items():
-        if re.match(r"forebay/(preprocess|tar|steps|store/image|train/uncached)/", path):
+        if re.match(r"forebay/(preprocess/|rows/|tar/|steps/|store/(image/|sound_containers)|train/uncached/)", path):
             found.update(text for node in ast.walk(tree) for text in _reasons_of(node, path))
     return {text for text in found if re.fullmatch(r"[a-z]+(_[a-z]+)+|format|sparse|symlink|truncated", text)}
 

@@ -93,7 +93,7 @@ for given in sys.argv[1:]:
     folder = Path(given)
     for load in (
         lambda: load_processor(folder, "pil"),
-        lambda: Chat(tokenizer=tokenizer_digest(folder)).encoder(folder, merge_size=2),
+        lambda: Chat(tokenizer=tokenizer_digest(folder)).opened(folder, merge_size=2),
         lambda: load_tokenizer(folder),
         lambda: model_facts(folder),
         lambda: load_model(folder, seed=0, init="random"),

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.config.url import is_url, parse_url
@@ -46,9 +45,9 @@ class Outline:
 
     @cached_property
     def by_group(self) -> dict[Group, pa.Table]:
-        """The shards of each group, text last."""
+        """The shards of each group, text last; those of a group stand together."""
         groups = self.cuts["group"].to_pylist()
-        return {group: self.cuts.filter(pc.equal(self.cuts["group"], group)) for group in dict.fromkeys(groups)}
+        return {group: self.cuts.slice(groups.index(group), groups.count(group)) for group in dict.fromkeys(groups)}
 
     def num_rows(self, group: Group) -> Array:
         """Returns the rows of every shard of a group."""

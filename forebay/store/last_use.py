@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.store.temporary import is_temporary, temporary_name
+from forebay.store.temporary import is_temporary, sweep, temporary_name
 
 PLANS = "plans"
 _MIRRORS = "mirrors"
@@ -119,7 +119,11 @@ def _write(notes: int, host: str) -> None:
 
 
 def _forget_old(notes: int) -> None:
-    """Removes notes of hosts that were not heard of for a month: a container may have another name each time."""
+    """Removes notes of hosts that were not heard of for a month, and what a killed process left half written.
+
+    A container may have another name each time.
+    """
+    sweep(Path(f"/proc/self/fd/{notes}"))
     with os.scandir(notes) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):

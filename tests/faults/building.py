@@ -168,7 +168,7 @@ def check_settled(root: Path, wanted: dict[str, bytes]) -> None:
     """Asserts that one right cache is there, and nothing that a build leaves behind."""
     assert check_caches(root, wanted) == 1
     left = [str(path.relative_to(root)) for path in root.rglob("*") if TEMPORARY_MARK in path.name]
-    assert left == []
+    assert left == [], left
     assert not (root / ".building").exists()
 
 

@@ -49,7 +49,7 @@ def _crashing(config: Path, root: Path, sample_id: str, end: signal.Signals, onc
 
     blamed = sample_id
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forebay.preprocess.speech.samples.decode_audio", decode)
+        patch.setattr("forebay.preprocess.audio_group.decode_audio", decode)
         return build_here(config, root, Fault(), {})
 
 

@@ -78,13 +78,13 @@ def test_it_is_named_counted_and_removed(tmp_path: Path, version: int, capsys: p
     folder = made(root, version)
     size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     listed = run(capsys, "ls", root)
-    assert [Path(row["path"]).name for row in listed["caches"]] == [folder.name]
+    assert [row["name"] for row in listed["caches"]] == [folder.name]
     found = run(capsys, "du", root)
     assert found["kinds"]["cache"]["number"] == 1
     assert found["kinds"]["cache"]["size_bytes"] >= size_bytes
-    assert run(capsys, "rm", folder)["items"][0]["did"] == "would go"
+    assert run(capsys, "rm", folder, "--force")["items"][0]["did"] == "would go"
     assert folder.exists()
-    run(capsys, "rm", folder, "--yes")
+    run(capsys, "rm", folder, "--force", "--yes")
     assert not folder.exists()
     folder = made(root, version)
     run(capsys, "prune", root, "--older-than", "0d", "--yes", "--force")

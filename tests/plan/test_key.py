@@ -47,7 +47,7 @@ def test_every_change_is_another_key() -> None:
     keys |= {plan_key("a" * 64, settings) for settings in (WindowConfig(batch_size=4), PACKS)}
     assert len(keys) == len(CHANGES) + 2
     names = {field.name for settings in (BucketConfig, WindowConfig, PackConfig) for field in fields(settings)}
-    assert names == set(CHANGES) | {"kind", "window", "calibration"} | set(OF_PACKS)
+    assert names == set(CHANGES) | {"kind", "window", "calibration", "max_frames"} | set(OF_PACKS)
 
 
 def test_the_document_holds_what_the_plan_depends_on() -> None:

@@ -86,7 +86,7 @@ def test_the_shards_of_a_selection_beside_a_whole_cache(config: Config, made: Pa
     shards = RemoteShards(chosen)
     assert np.flatnonzero(shards.is_used).tolist() == [0, 2, 11]
     assert shards.num_used == 3
-    assert shards.of(np.array([2, 0, 1])).tolist() == [11, 0, 2]
+    assert shards.of(np.array([2, 0, 1])).tolist() == [0, 2, 11]
     assert shards.total_bytes == shards.kept_bytes + int(shards.sizes[[0, 2, 11]].sum())
     assert shards.missing_bytes() == int(shards.sizes[[0, 2, 11]].sum())
     local = open_cache(made)

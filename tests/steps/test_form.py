@@ -260,7 +260,8 @@ def test_a_cache_of_declared_features_collates_and_counts() -> None:
     field = FieldForm(name="features", dtype="float32", shape=(2, None), stored_dtype="float32", multiple=4)
     mask = FieldForm(name="mask", dtype="int32", shape=(None,), stored_dtype="int32", mask_of="features")
     form = form_of(field, mask)
-    stored = Stored("cache x", {"form": form.to_json()}, {spec.name: spec for spec in form.specs()})
+    fields = {spec.name: replace(spec, group="audio") for spec in form.specs()}
+    stored = Stored("cache x", {"form": form.to_json()}, fields)
     made = Declared.batch(stored)
     with pytest.raises(ConfigError, match=r"cache x: .* the field features is None, the form wants"):
         Declared.batch(replace(stored, fields={}))

@@ -17,7 +17,7 @@ from forebay.store.row_table import SampleColumns, categories
 from tests.store.trees import flip
 from tests.store_factory import LANGUAGES, RATE_HZ, TEXTS, make_cache
 
-TABLE = ["index", "num_audio_samples", "sample_id", "text", "language", "prompt", "source", "duration_s"]
+TABLE = ["index", "sample_id", "num_audio_samples", "text", "language", "prompt", "source", "duration_s"]
 
 
 def test_columns_and_their_types(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def look(command: str, folder: Path) -> list[tuple[str, int, str | None]]:
     if command == "page":
         write_report(overview_of(open_cache(folder), None, choice=Choice(), roots=[]), folder.parent / "page.html")
         return []
-    with mock.patch("forebay.lint.cached.Pool", HerePool):
+    with mock.patch("forebay.lint.walk.Pool", HerePool):
         found = lint([Target(place=str(folder))], [], LintOptions(progress=False)).findings
     return [(each.check, each.row, each.other) for each in found]
 

@@ -17,7 +17,13 @@ from tests.plan.packs import photos_and_text
 
 TOKENS, PATCHES = photos_and_text(300, text_share=0.2)
 
-SOURCE: Any = SimpleNamespace(
+
+class Source(SimpleNamespace):
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+SOURCE: Any = Source(
     constants={},
     key="cd" * 32,
     recipe_key="ef" * 32,

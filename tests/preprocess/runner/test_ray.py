@@ -123,7 +123,7 @@ def test_nodes_of_other_numerics_are_refused(corpus: Corpus, monkeypatch: pytest
     here = socket.gethostname()
     with pytest.raises(
         BuildError,
-        match=rf"media steps give other values on node {here} \(probe \w+\) than on {here} \(probe 0+\).*--runner ray",
+        match=rf"audio steps give other values on node {here} \(probe \w+\) than on {here} \(probe 0+\).*--runner ray",
     ):
         on_ray(corpus.config())
 

@@ -15,6 +15,7 @@ from forebay.plan.mixture.plan import MixturePlan
 from forebay.steps.recipe import Recipe, load_config, recipe_of
 from forebay.steps.text.transcript import DETECTED_FIELDS, Transcript
 from forebay.store.cache import Cache, open_cache
+from forebay.store.layout import FORMAT_VERSION
 from forebay.train.select import make_loader, select
 from tests.commands import inspect
 from tests.preprocess.here_pool import build_here
@@ -76,7 +77,7 @@ def test_rows_have_what_was_detected_and_what_was_stated(cache: Cache) -> None:
         **{"de": 1, "en": 2, "fr": 2, "hi": 2},
         "unknown": 1,
     }
-    assert cache.metadata["format_version"] == 2
+    assert cache.metadata["format_version"] == FORMAT_VERSION
 
 
 def test_only_rows_without_a_language_are_asked(folder: Path) -> None:

@@ -152,7 +152,7 @@ def test_other_fields_are_named_once_a_build(corpus: PhotoCorpus, caplog: pytest
         add(corpus, str(number), {**QUESTION, "split": "train", **({"model\x1b[2J": "m"} if number else {})})
     add(corpus, "5", {"image": "p1.jpg", "messages": conversation({}, {"name": "Bob"})})
     expected = {"split": 5, "model\x1b[2J": 4, "messages.name": 1}
-    line = 'conversations: 3 fields are not used: "split" (5 rows), "model\\x1b[2J" (4 rows), "messages.name" (1 row)'
+    line = 'samples: 3 fields are not used: "split" (5 rows), "model\\x1b[2J" (4 rows), "messages.name" (1 row)'
     report = build_here(corpus.config())
     assert (report.num_samples, report.unused_fields) == (6, expected)
     assert [r.getMessage() for r in caplog.records if "not used" in r.getMessage()] == [line]

@@ -325,7 +325,7 @@ def test_decode_leaves_masked_labels_out(values: list[int]) -> None:
 
 def test_constants_are_what_the_models_configurations_say() -> None:
     whisper = json.loads((WHISPER / "config.json").read_bytes())
-    assert encoder("whisper").constants == {
+    assert encoder("whisper").constants == {"prompt": "whisper"} | {
         name: whisper[name] for name in ("vocab_size", "pad_token_id", "eos_token_id")
     }
     qwen = json.loads((QWEN3_ASR / "config.json").read_bytes())
@@ -388,7 +388,7 @@ def test_tokenizer_whose_words_are_its_control_tokens_refuses_such_text(tmp_path
     PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", unk_token="<unk>").save_pretrained(tmp_path)
     coder = step_of("plain", tmp_path).encoder(tmp_path)
     assert ids_of(coder, "hello world") == [1, 2]
-    assert coder.constants == {"vocab_size": 3}
+    assert coder.constants == {"prompt": "plain", "vocab_size": 3}
     with pytest.raises(TextError, match="s: the tokenizer reads <s> in the text as a control token") as caught:
         ids_of(coder, "hello <s>")
     assert caught.value.reason == "bad_text"
