@@ -40,7 +40,8 @@ AnyPlan = BucketPlan | WindowPlan | PackPlan
 
 _KINDS: dict[str, type[AnyPlan]] = {"bucket": BucketPlan, "window": WindowPlan, "pack": PackPlan}
 
-PLAN_FORMAT_VERSION = 1
+PLAN_FORMAT_VERSION = 2
+"""1 is of plans beside caches of the formats 1 to 3."""
 
 METADATA = "metadata.json"
 
@@ -254,7 +255,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     """Returns the checked metadata of a plan's folder, by which plans are found, listed and compared; reads no array.
 
     Raises CacheNotFoundError where no plan is, CacheCorruptError where the document is not what was written or none
-    that forebay writes, CacheMismatchError where a newer forebay wrote it, OSError where it cannot be read.
+    that forebay writes, CacheMismatchError where a newer or an older forebay wrote it, OSError where it cannot be read.
     """
     path = folder / METADATA
     try:
@@ -273,6 +274,10 @@ def read_metadata(folder: Path) -> dict[str, Any]:
             f"{path}: format_version differs ({version} stored, {PLAN_FORMAT_VERSION} is the newest that this forebay "
             f"reads); install a newer forebay, or {_AGAIN}",
             code="FB406",
+        )
+    if isinstance(version, int) and version < PLAN_FORMAT_VERSION:
+        raise CacheMismatchError(
+            f"{path}: format_version is {version}, this forebay reads {PLAN_FORMAT_VERSION}; {_AGAIN}", code="FB407"
         )
     if stored != computed:
         raise CacheCorruptError(f"{path}: checksum {stored} stored, {computed} computed; {_AGAIN}", code="FB412")

@@ -152,12 +152,20 @@ def test_a_missing_file_is_noticed_and_repaired(tmp_path: Path, name: str) -> No
 
 def test_a_newer_format_is_refused_by_name_and_not_replaced(tmp_path: Path) -> None:
     folder = saved(tmp_path)
-    rewrite(folder, lambda metadata: metadata.update(format_version=2, arrays="elsewhere"), checksum=False)
-    message = r"format_version differs \(2 stored, 1 is the newest that this forebay reads\); install a newer forebay"
+    rewrite(folder, lambda metadata: metadata.update(format_version=3, arrays="elsewhere"), checksum=False)
+    message = r"format_version differs \(3 stored, 2 is the newest that this forebay reads\); install a newer forebay"
     with pytest.raises(CacheMismatchError, match=message):
         load_plan(folder, cache_key=KEY, settings=SETTINGS)
     with pytest.raises(CacheMismatchError, match="format_version differs"):
         saved(tmp_path)
+
+
+def test_an_older_format_is_refused_by_its_own_code(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    rewrite(folder, lambda metadata: metadata.update(format_version=1))
+    with pytest.raises(CacheMismatchError, match=r"format_version is 1, this forebay reads 2; delete that") as err:
+        load_plan(folder, cache_key=KEY, settings=SETTINGS)
+    assert err.value.code == "FB407"
 
 
 def test_another_plan_is_refused_with_both_values(tmp_path: Path) -> None:
