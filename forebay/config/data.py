@@ -18,7 +18,7 @@ class SourceKind:
 
     files: those of a folder that are manifests. else_files: those of a folder that has none of these, one group of
     names after the other. has_columns: it reads `[source.columns]`, which are then in the key. has_audio: its samples
-    have sound. has_splits: a folder may hold several splits, of which `source.split` is read. keeps: the modalities
+    have sound. has_splits: a folder may hold several splits, of which `source.split` is read. keeps: the kinds of data
     whose samples may have `keep_columns`. is_deep: the files lie below the folder at any depth, and are samples
     themselves. needs_text: a sample without text is left out as `no_text`. images: those of a folder under `[vision]`,
     where these are others than `files`.

@@ -23,6 +23,7 @@ from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.text_group import NAMES, TOLD, TextItems
 from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest
+from forebay.rows.media_reader import MediaReader, sparse_files
 from forebay.steps.recipe import Recipe
 from forebay.store.image.codec import Codec
 from forebay.store.key import digest
@@ -294,6 +295,21 @@ class Listing:
     def hashes(self) -> Sequence[str]:
         """xxh3-128 by file, ABSENT where a file cannot be opened."""
         return [file.xxh3_128 for file in self.files]
+
+    def readers(self, config: Config) -> dict[Group, MediaReader]:
+        """Returns what reads the items of each group, as they were when they were listed, for threads to share."""
+        sparse = sparse_files(self.rows, self.files) if "size" in self.rows.column_names else frozenset[int]()
+        return {
+            group.name: MediaReader(
+                self.files,
+                max_open=config.run.max_open_tars,
+                max_bytes=config.source.max_sample_bytes,
+                column=group.column,
+                as_listed=True,
+                sparse=sparse,
+            )
+            for group in self.groups.items
+        }
 
     def sources(self) -> list[StoredSource]:
         """Returns the files as the sealed cache remembers them."""

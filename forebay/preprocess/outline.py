@@ -1,6 +1,6 @@
 """What a prepared build says of itself, without its rows: how `forebay status` and the jobs of a cluster look at one.
 
-It imports no modality, so looking costs little.
+It imports no group and no step, so looking costs little.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ LIES: dict[str, tuple[Change, str]] = {
     "no shape": (lambda d: field(d).update(shape="3"), "a field of its form is"),
     "objects": (lambda d: field(d).update(stored_dtype="object"), "object"),
     "a number": (lambda d: field(d).update(name=7), "a field of its form is"),
-    "no group": (lambda d: d["groups"].pop("image"), "image"),
-    "own items": (lambda d: d["groups"]["image"].update(num_items=None), "image"),
+    "no group": (lambda d: d["groups"].pop("image"), "a field is {'dtype': 'uint8', 'group': 'image'"),
+    "own items": (lambda d: d["groups"]["image"].update(num_items=None), "image has 1 shards, text 3"),
     "more items": (lambda d: d["groups"]["image"].update(num_items=1 << 40), "image_slots"),
     "no lengths": (lambda d: d["length_names"].remove("num_images"), "length_names has no num_images"),
 }

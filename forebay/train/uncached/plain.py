@@ -13,7 +13,6 @@ from forebay.config.tree import Config
 from forebay.errors import ManifestError
 from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.listing import listed
-from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import recipe_of
 from forebay.steps.text.row_encoder import RowEncoder
 from forebay.store.layout import TEXT
@@ -36,16 +35,7 @@ class PlainSamples:
         self._listing = Listing(groups=self.groups, manifest=manifest, key="")
         self._names, self._items = [file.name for file in manifest.files], self._listing.items
         self._texts: list[dict[str, Any]] = []
-        self._readers = {
-            group.name: MediaReader(
-                manifest.files,
-                max_open=config.run.max_open_tars,
-                max_bytes=config.source.max_sample_bytes,
-                column=group.column,
-                as_listed=True,
-            )
-            for group in self.groups.items
-        }
+        self._readers = self._listing.readers(config)
         self.constants = self.groups.constants()
         self.fields = {spec.name: spec for spec in self.groups.fields()}
 

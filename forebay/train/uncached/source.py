@@ -19,7 +19,6 @@ from forebay.errors import BuildError, ManifestError, SampleError
 from forebay.preprocess.group import ItemGroup
 from forebay.preprocess.groups import Groups, Listing
 from forebay.rows.kept_columns import column_of, names_of
-from forebay.rows.media_reader import MediaReader, sparse_files
 from forebay.rows.readers.python_inputs import list_inputs
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import digest
@@ -72,17 +71,7 @@ class UncachedSource(SampleSource):
         self._listing = Listing(groups=self._groups, manifest=found.manifest, key="")
         self._rows, self._files, self._said = found.rows, found.files, found.said
         self._items = self._listing.items
-        self._readers = {
-            group.name: MediaReader(
-                found.files,
-                max_open=config.run.max_open_tars,
-                max_bytes=config.source.max_sample_bytes,
-                column=group.column,
-                as_listed=True,
-                sparse=sparse_files(self._rows, found.files) if "size" in self._rows.column_names else frozenset(),
-            )
-            for group in self._groups.items
-        }
+        self._readers = self._listing.readers(config)
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in self._groups.fields()}
         self.constants = self._groups.constants()
         self.lengths = found.lengths
