@@ -14,7 +14,7 @@ import pytest
 from forebay import load_config
 from forebay.config import Config
 from forebay.errors import SampleError
-from forebay.preprocess.image_group import _opened_processor
+from forebay.preprocess.image_form import _opened_processor
 from forebay.preprocess.text_group import opened_text
 from forebay.steps.form import BatchForm, FieldForm, Promise, Table
 from forebay.steps.image.processor.step import OpenProcessor, Processed, require_size

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ManifestError
-from forebay.preprocess.image_group import image_names
+from forebay.preprocess.image_form import image_names
 from tests.rows.helpers import SPEECH, audio, described, ids, read, rejected, write_tar
 from tests.rows.pictures import asked, converse, images_of, picture
 from tests.tar.files import END, header, member

@@ -1,0 +1,388 @@
+"""In which form images are stored: as patches that a Qwen-VL takes, or as the arrays that a processor gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.errors import BuildError, SampleError
+from forebay.preprocess.group import Values
+from forebay.preprocess.probe_inputs import probe_images
+from forebay.preprocess.unchanged import require_processor
+from forebay.rows.image_facts import image_name
+from forebay.rows.manifest import Manifest, rejections
+from forebay.rows.shared_images import flattened
+from forebay.spans import FEATURES, span
+from forebay.steps.form import BatchForm
+from forebay.steps.image.processor.step import OpenProcessor, Processed
+from forebay.steps.image.qwen2_vl import Patches, PixelSteps
+from forebay.steps.recipe import ImageGroup
+from forebay.store.image.arrays import FEATURES as ARRAYS
+from forebay.store.image.arrays import ArrayField, StoredArrays, StoredItems, shape_name
+from forebay.store.image.codec import Codec, StoredImages, encode
+from forebay.store.image.settings import ImageSettings, grid_thw, image_settings
+from forebay.store.key import digest
+from forebay.store.layout import Array, FieldSpec
+from forebay.store.shard import Shard
+from forebay.store.source_files import SourceFile
+
+_ANY = 2**31
+"""A user's limit is on images of theirs."""
+
+
+class Form(Protocol):
+    """In which form images are stored."""
+
+    length_names: tuple[str, ...]
+    merge_size: int | None
+    probe_values: tuple[tuple[int, int], ...]
+    columns: tuple[str, ...]
+    """What is known of an image by its header, in the columns of a listing: what prompts are told, and `make` wants."""
+
+    @property
+    def read_values(self) -> frozenset[str]:
+        """See `ItemGroup`."""
+        ...
+
+    def of_manifest(self, manifest: Manifest) -> Manifest:
+        """Returns the manifest with `columns`, without rows whose images have no such."""
+        ...
+
+    def told(self, values: Sequence[int]) -> Any:
+        """Returns what prompts are told of an image with these values of `columns`."""
+        ...
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns the fields of an image."""
+        ...
+
+    def make(self, row: Mapping[str, Any], data: bytes) -> Values:
+        """Returns the fields of an image. Raises SampleError. row: `sample_id` and `columns`."""
+        ...
+
+    def lengths(self, shard: Shard) -> Array:
+        """See `ItemGroup`; of `length_names` behind `num_images`."""
+        ...
+
+    def constants(self) -> dict[str, Any]:
+        """See `ItemGroup`."""
+        ...
+
+    def probed(self) -> Iterator[Mapping[str, Any]]:
+        """Yields what is made of the built-in images, and what else decides values."""
+        ...
+
+    def listed_lengths(self, images: pa.Table) -> dict[str, Array]:
+        """Returns those of `length_names` that are known before an image is decoded, integers [images]."""
+        ...
+
+    def raw_bytes(self, images: pa.Table) -> int:
+        """Returns about what the values of images take."""
+        ...
+
+    def stored(self) -> StoredItems:
+        """Returns how a sample is made of them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PatchForm:
+    """Patches of the Qwen2-VL family."""
+
+    step: Patches
+    folder: str
+    codec: Codec
+    settings: ImageSettings
+    length_names: ClassVar[tuple[str, ...]] = ("num_patches",)
+    columns: ClassVar[tuple[str, ...]] = ("grid_h", "grid_w")
+    read_values: ClassVar[frozenset[str]] = frozenset({"image_grid_thw"})
+    probe_values: ClassVar[tuple[tuple[int, int], ...]] = ((4, 6), (8, 4))
+
+    @property
+    def merge_size(self) -> int:
+        return self.settings.merge_size
+
+    def of_manifest(self, manifest: Manifest) -> Manifest:
+        images = images_of(manifest)
+        sizes = np.stack([images["width"].to_numpy(), images["height"].to_numpy()], axis=1).astype(np.int64)
+        unique, inverse = np.unique(sizes, axis=0, return_inverse=True)
+        inverse = inverse.reshape(-1)
+        grids = np.zeros((len(unique), 2), np.int32)
+        refused: dict[int, SampleError] = {}
+        for number, (width, height) in enumerate(unique.tolist()):
+            try:
+                grids[number] = grid_thw(width, height, self.settings)[1:]
+            except SampleError as err:
+                refused[number] = err
+        for place, name in enumerate(self.columns):
+            images = images.append_column(name, pa.array(grids[inverse, place], pa.int32()))
+        manifest = dataclasses.replace(manifest, images=images)
+        return _without(manifest, {i: refused[n] for i, n in enumerate(inverse.tolist()) if n in refused})
+
+    def told(self, values: Sequence[int]) -> tuple[int, int, int]:
+        return (1, values[0], values[1])
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        return self.step.fields(self.codec, patch_bytes=self.settings.patch_bytes)
+
+    def make(self, row: Mapping[str, Any], data: bytes) -> Values:
+        with span(FEATURES):
+            image = self._opened().make(data, sample_id=row["sample_id"])
+        if image.grid != (1, row["grid_h"], row["grid_w"]):
+            raise SampleError(
+                "unreadable_image",
+                f"{row['sample_id']}: its header gives a grid of (1, {row['grid_h']}, {row['grid_w']}), "
+                f"its pixels one of {image.grid}; save the image again",
+            )
+        name, stored = encode(self.codec, data=data, pixels=image.pixels, patches=image.patches)
+        return {name: stored, "image_grid_thw": np.array([image.grid], np.int32)}
+
+    def lengths(self, shard: Shard) -> Array:
+        grids, offsets = shard.column("image_grid_thw")
+        patches = np.zeros(shard.entry.rows, np.int64)
+        present = np.diff(offsets) > 0
+        patches[present] = grids[offsets[:-1][present]].astype(np.int64).prod(axis=1)
+        return patches[None]
+
+    def constants(self) -> dict[str, Any]:
+        # `patch_table` [3][256]: the processor's float32 for each uint8 value, by channel.
+        return {
+            "features": "patches",
+            "patch_size": self.settings.patch_size,
+            "merge_size": self.settings.merge_size,
+            "temporal_patch_size": self.settings.temporal_patch_size,
+            "patch_table": self._opened().table.tolist(),
+            "image": self.settings.to_json(),
+            "max_pixels": self.step.max_pixels,
+            "alpha": self.step.alpha,
+        }
+
+    def probed(self) -> Iterator[Mapping[str, Any]]:
+        steps = self._opened()
+        for name, data in probe_images():
+            image = steps.make(data, sample_id=name, max_pixels=_ANY)
+            yield {"patches": image.patches, "grid": np.array(image.grid)}
+        yield {"table": steps.table}
+
+    def listed_lengths(self, images: pa.Table) -> dict[str, Array]:
+        height, width = (images[name].to_numpy().astype(np.int64) for name in self.columns)
+        return {"num_patches": height * width}
+
+    def raw_bytes(self, images: pa.Table) -> int:
+        sides = (images[name].to_numpy().astype(np.int64) for name in self.columns)
+        return int(np.prod(np.stack(list(sides)), axis=0).sum()) * self.settings.patch_bytes
+
+    def stored(self) -> StoredImages:
+        return StoredImages(self.codec, self.settings, self.step.max_pixels, self.step.alpha)
+
+    def _opened(self) -> PixelSteps:
+        return _opened_patches(self.step, self.folder, self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayForm:
+    """Whatever an image processor gives. known: the form as JSON, where a worker found it; empty: it is found here."""
+
+    step: Processed
+    codec: Codec
+    known: str = ""
+    merge_size: ClassVar[int | None] = None
+    probe_values: ClassVar[tuple[tuple[int, int], ...]] = ((96, 64), (300, 200))
+    columns: ClassVar[tuple[str, ...]] = ("width", "height")
+
+    @property
+    def form(self) -> BatchForm:
+        """The declared form of what the processor gives of an image."""
+        return _known_form(self.known) if self.known else self._opened().form
+
+    @property
+    def arrays(self) -> tuple[ArrayField, ...]:
+        """How the fields of the form lie on disk. Under zstd the largest field is compressed."""
+        form = self.form
+        packed = form.pixels.name if self.codec == "zstd" else None
+        return tuple(
+            ArrayField(
+                name=one.name,
+                shape=one.shape,
+                dtype=np.dtype(one.stored_dtype).newbyteorder("<"),
+                is_packed=one.name == packed,
+            )
+            for one in form.stored
+        )
+
+    @property
+    def counted(self) -> ArrayField | None:
+        """The field whose first axis counts the patches or tiles of an image; None where images are not cut."""
+        pixels = self.form.pixels
+        if pixels.grows != (0,) or pixels.join == "stack":
+            return None
+        return next(one for one in self.arrays if one.name == pixels.name)
+
+    @property
+    def length_names(self) -> tuple[str, ...]:
+        return () if self.counted is None else ("num_patches",)
+
+    @property
+    def read_values(self) -> frozenset[str]:
+        counted = self.counted
+        return frozenset([shape_name(counted.name)] if counted is not None and counted.has_shape else [])
+
+    def of_manifest(self, manifest: Manifest) -> Manifest:
+        return manifest
+
+    def told(self, values: Sequence[int]) -> tuple[int, int]:
+        return (values[0], values[1])
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        return tuple(spec for one in self.arrays for spec in one.specs())
+
+    def make(self, row: Mapping[str, Any], data: bytes) -> Values:
+        form = self.form
+        try:
+            with span(FEATURES):
+                made = self._opened().make(data, sample_id=row["sample_id"], size=(row["width"], row["height"]))
+            return _stored(form, self.arrays, made)
+        except ValueError as err:
+            raise BuildError(
+                f"image {row['sample_id']!r}: {form.made_by} gives {err}, which its answers to small images did not "
+                "show; leave the image out by [source] exclude, or tell the project which processor this is",
+                code="FB125",
+            ) from err
+
+    def lengths(self, shard: Shard) -> Array:
+        counted = self.counted
+        if counted is None:
+            return np.zeros((0, shard.entry.rows), np.int64)
+        if not counted.has_shape:
+            return shard.lengths(counted.name)[None]
+        values, offsets = shard.column(shape_name(counted.name))
+        patches = np.zeros(shard.entry.rows, np.int64)
+        present = np.diff(offsets) > 0
+        patches[present] = values[offsets[:-1][present]]
+        return patches[None]
+
+    def constants(self) -> dict[str, Any]:
+        return {"features": ARRAYS, "form": self.form.to_json()}
+
+    def probed(self) -> Iterator[Mapping[str, Any]]:
+        yield from self._made()
+        yield {"form": digest(self.form.to_json())}
+
+    def listed_lengths(self, images: pa.Table) -> dict[str, Array]:  # noqa: ARG002  only its processor knows
+        return {}
+
+    def raw_bytes(self, images: pa.Table) -> int:
+        # Of arrays of one shape exact, of others as the built-in images are on average.
+        made = [one for one in self._made() if "failure" not in one]
+        whole: int = sum(array.nbytes for one in made for array in one.values())
+        return len(images) * whole // max(len(made), 1)
+
+    def stored(self) -> StoredArrays:
+        return StoredArrays(self.arrays)
+
+    def _made(self) -> Iterator[dict[str, Any]]:
+        """Yields what is made of the built-in images; of one that the processor refuses, why."""
+        for name, data in probe_images():
+            try:
+                yield dict(self._opened().make(data, sample_id=name))
+            except SampleError as err:
+                yield {"failure": err.reason}
+
+    def _opened(self) -> OpenProcessor:
+        # By the form that stands in the cache, whatever this worker would find.
+        return _opened_processor(self.step, _known_form(self.known) if self.known else None)
+
+
+def form_of(steps: ImageGroup, codec: Codec) -> PatchForm | ArrayForm:
+    """Returns the form in which the steps of a recipe store images, by a codec."""
+    match steps.step:
+        case Patches() as step:
+            return PatchForm(step, steps.folder, codec, image_settings(Path(steps.folder)))
+        case Processed() as processed:
+            return ArrayForm(processed, codec)
+    raise TypeError(f"{steps.step} stores no images")
+
+
+def _stored(form: BatchForm, fields: Sequence[ArrayField], made: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns what is stored of one image. made: an array of each field; ValueError for one that does not fit."""
+    values: dict[str, Array] = {}
+    for one, stored in zip(form.stored, fields, strict=True):
+        values |= stored.packed(one.stored(made[one.name]), made[one.name].shape)
+    return values
+
+
+@functools.lru_cache(maxsize=4)
+def _known_form(text: str) -> BatchForm:
+    return BatchForm.from_json(json.loads(text))
+
+
+@functools.lru_cache(maxsize=1)
+def _opened_patches(step: Patches, folder: str, settings: ImageSettings) -> PixelSteps:
+    """Returns the steps of a processor's folder; a worker keeps the last ones.
+
+    Raises BuildError where the folder is not what the step was made of any more.
+    """
+    steps = PixelSteps(step, Path(folder), settings)
+    require_processor(Path(folder), step.processor)
+    return steps
+
+
+@functools.lru_cache(maxsize=1)
+def _opened_processor(step: Processed, form: BatchForm | None) -> OpenProcessor:
+    """Returns the processor of a step; a worker keeps the last one. form: what a probe found, None: probes itself.
+
+    Raises BuildError where the folder is not what the step was made of any more.
+    """
+    opened = step.opened(form)
+    require_processor(Path(step.folder), step.processor)
+    return opened
+
+
+def images_of(manifest: Manifest) -> pa.Table:
+    """Returns the images of a manifest."""
+    if manifest.images is None:
+        raise ValueError("a manifest of recordings has no images")
+    return manifest.images
+
+
+def _without(manifest: Manifest, refused: dict[int, SampleError]) -> Manifest:
+    """A manifest without the rows that use a refused image."""
+    if not refused:
+        return manifest
+    offsets, flat = flattened(manifest.rows["images"])
+    is_bad = np.isin(flat, list(refused))
+    rows = np.repeat(np.arange(len(manifest.rows)), np.diff(offsets))
+    bad, first = np.unique(rows[is_bad], return_index=True)
+    culprits = flat[is_bad][first].tolist()
+    left_out = manifest.rows.take(pa.array(bad))
+    names = image_names(images_of(manifest).take(pa.array(culprits)), manifest.files)
+    failed = rejections(
+        left_out["row"],
+        left_out["sample_id"],
+        kind="failed",
+        reason=[refused[image].reason for image in culprits],
+        message=[f"{name}: {refused[i]}" for name, i in zip(names, culprits, strict=True)],
+    )
+    keep = np.ones(len(manifest.rows), bool)
+    keep[bad] = False
+    return dataclasses.replace(
+        manifest,
+        rows=manifest.rows.filter(pa.array(keep)),
+        rejected=pa.concat_tables([manifest.rejected, failed]),
+    )
+
+
+def image_names(items: pa.Table, files: Sequence[SourceFile]) -> list[str]:
+    """Returns what to call some images: the file, and the member or the row inside it."""
+    return [
+        image_name(files[row["file"]], row["member"], offset=row["offset"], size=row["size"])
+        for row in items.select(["file", "member", "offset", "size"]).to_pylist()
+    ]
