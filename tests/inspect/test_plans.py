@@ -92,9 +92,9 @@ def test_a_newer_plan_is_left_out_by_its_version(
 ) -> None:
     folder = save(tmp_path, cache, BucketConfig(batch_size=2))
     document = json.loads((folder / "metadata.json").read_text())
-    (folder / "metadata.json").write_text(json.dumps({**document, "format_version": 2}))
+    (folder / "metadata.json").write_text(json.dumps({**document, "format_version": 3}))
     assert plans_of(cache.key, [tmp_path]) == []
-    assert "format_version differs (2 stored, 1 is the newest that this forebay reads)" in caplog.text
+    assert "format_version differs (3 stored, 2 is the newest that this forebay reads)" in caplog.text
 
 
 def test_reading_changes_nothing(tmp_path: Path, cache: Cache) -> None:

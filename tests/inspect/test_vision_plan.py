@@ -177,10 +177,10 @@ def test_a_newer_plan_asks_for_a_newer_forebay(
 ) -> None:
     plan = Path(shutil.copytree(photos.plan, tmp_path / "plans" / photos.plan.name))
     document = json.loads((plan / "metadata.json").read_text())
-    (plan / "metadata.json").write_text(json.dumps({**document, "format_version": 2}))
+    (plan / "metadata.json").write_text(json.dumps({**document, "format_version": 3}))
     code, out, err = inspect(capsys, plan)
     assert (code, out) == (1, "")
-    assert "format_version differs (2 stored, 1 is the newest that this forebay reads); install a newer forebay" in err
+    assert "format_version differs (3 stored, 2 is the newest that this forebay reads); install a newer forebay" in err
 
 
 def test_a_plan_of_buckets_has_a_report_and_no_packs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
