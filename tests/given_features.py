@@ -13,10 +13,10 @@ import numpy as np
 import soundfile
 
 from forebay.config import Config
-from forebay.rows.list_recordings import read_rows
 from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import load_config
 from forebay.store.layout import Array
+from tests.rows.helpers import read_rows
 
 ROOT = Path(__file__).parents[1]
 SPEECH = ROOT / "configs" / "demo_speech.toml"

@@ -82,7 +82,7 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.bucket_manifests is not None:
         if config is None:
             raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {place} is a folder")
-        from forebay.rows.list_recordings import tar_places
+        from forebay.rows.list_rows import tar_places
 
         seed, folder = 42 if options.seed is None else options.seed, options.bucket_manifests
         return command.show_bucket_manifests(config, folder, seed=seed, places=tar_places, as_json=options.json)

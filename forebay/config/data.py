@@ -64,13 +64,13 @@ MEANINGS: Mapping[str, MeaningFacts] = {
     for facts in (
         MeaningFacts(
             name="recordings",
-            target=f"{_MEANINGS}.recordings:Recordings",
+            target=f"{_MEANINGS}.recordings:Recorded",
             columns=("audio", "text", "language", "id", "duration", "features", "labels"),
             groups=("audio",),
         ),
         MeaningFacts(
             name="texts",
-            target=f"{_MEANINGS}.recordings:Texts",
+            target=f"{_MEANINGS}.recordings:TextOnly",
             columns=("text", "language", "id", "prompt"),
             groups=(),
         ),
@@ -83,21 +83,21 @@ MEANINGS: Mapping[str, MeaningFacts] = {
         ),
         MeaningFacts(
             name="labels",
-            target=f"{_MEANINGS}.image_class:Labels",
+            target=f"{_MEANINGS}.image_class:Labelled",
             columns=("image", "label", "id"),
             groups=("image",),
             prompt="label",
         ),
         MeaningFacts(
             name="captions",
-            target=f"{_MEANINGS}.image_class:Captions",
+            target=f"{_MEANINGS}.image_class:Captioned",
             columns=("image", "text", "id"),
             groups=("image",),
             prompt="plain",
         ),
         MeaningFacts(
             name="images",
-            target=f"{_MEANINGS}.image_class:Images",
+            target=f"{_MEANINGS}.image_class:OneImage",
             columns=("image", "id"),
             groups=("image",),
             prompt="none",

@@ -24,7 +24,7 @@ from forebay.init.settings import draft, mixture, next_commands, why_not_trained
 from forebay.init.subjects import subject_of
 from forebay.init.toml import document_of, text_of
 from forebay.init.trial import tried
-from forebay.rows.list_recordings import check_pieces
+from forebay.rows.list_rows import check_pieces
 from forebay.steps.contradictions import contradictions
 from forebay.steps.recipe import recipe_of
 from forebay.steps.sections import section_problems

@@ -15,10 +15,9 @@ from forebay.config.tree import Config
 from forebay.errors import BuildError
 from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.pool import Pool
-from forebay.rows.list_images import read_conversations
-from forebay.rows.list_recordings import read_rows
+from forebay.rows.list_rows import list_rows
 from forebay.rows.manifest import Manifest
-from forebay.rows.meanings.image_class import class_doubts
+from forebay.rows.meanings.own import meaning_of
 from forebay.rows.named_files import shown_name
 from forebay.steps.form import promises
 from forebay.steps.recipe import Recipe, recipe_of
@@ -48,12 +47,9 @@ def listed(config: Config, groups: Groups, *, map_: Map = map, is_hashed: bool =
     Raises ConfigError or ManifestError where the config or its manifest cannot be used.
     """
     forget()
-    source = localized(config).source
-    if config.reads == "recordings":
-        manifest = read_rows(source, cache_root=config.cache_root, map_=map_, is_hashed=is_hashed)
-    else:
-        manifest = read_conversations(source, cache_root=config.cache_root, map_=map_, reads=config.reads)
-    for doubt in class_doubts(config.source, manifest.rows) if config.reads == "labels" else ():
+    source, meaning = localized(config).source, meaning_of(config)
+    manifest = list_rows(source, meaning, cache_root=config.cache_root, map_=map_, is_hashed=is_hashed)
+    for doubt in meaning.doubts(config.source, manifest.rows):
         logger.warning("classes: %s", doubt)
     return groups.checked(manifest)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,21 +14,20 @@ import pyarrow.compute as pc
 import xxhash
 
 from forebay.config.data import SourceConfig
-from forebay.errors import SampleError
-from forebay.rows.image_rows import ImagePart
-from forebay.rows.manifest import IMAGE_SCHEMA, UNLOCATED, WHOLE_FILE, storable, table_of
+from forebay.errors import BuildError, SampleError
+from forebay.rows.audio_facts import NamedMembers
+from forebay.rows.manifest import IMAGE_SCHEMA, LISTS, UNLOCATED, WHOLE_FILE, Manifest, rejections, storable, table_of
 from forebay.rows.media_reader import MediaReader, is_gone
 from forebay.rows.named_files import NamedFiles, shown_name
 from forebay.rows.reader import RowReader
 from forebay.rows.readers.arrow_files import damaged, place_row
-from forebay.rows.readers.tar_members import UnreadableTar, missing_reason, tar_index
+from forebay.rows.shared_images import first_uses, flattened, share_groups
 from forebay.store.image.formats import image_size
-from forebay.store.layout import Array
+from forebay.store.layout import Array, Group
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources
 from forebay.store.remote.raw.sources import look_up, shown
 from forebay.store.source_files import SourceFile
-from forebay.tar.members import TarIndex
-from forebay.task_map import Map, mark
+from forebay.task_map import Map, WorkerDied, mark
 
 IMAGES_PER_TASK = 512
 
@@ -80,7 +80,7 @@ def look_at(task: ImageTask) -> pa.Table:
     as its index says, ManifestError where a data file is damaged.
     """
     facts: list[tuple[Any, ...]] = []
-    tars = _Tars(task)
+    tars = NamedMembers(task.cache_root)
     look_up(_paths(task))
     with MediaReader(task.files, max_open=_MAX_OPEN, max_bytes=task.max_bytes, column=task.column) as read:
         places = zip(*(task.places[name].to_pylist() for name in _PLACE), strict=True)
@@ -89,32 +89,14 @@ def look_at(task: ImageTask) -> pa.Table:
             name = task.name(position)
             try:
                 if size == UNLOCATED:
-                    offset, size = tars.located(file, member)
+                    source = task.files[file]
+                    offset, size = tars.located(str(source.path), member, name=shown_name(source))
                 data = _read(read, task, file, offset, size)
                 width, height = image_size(data, max_pixels=task.max_pixels, sample_id=name)
                 facts.append((offset, size, xxhash.xxh3_128_hexdigest(data), width, height, None, None))
             except SampleError as err:
                 facts.append((offset, size, "", 0, 0, err.reason, storable(f"image {name}: {err}")))
     return table_of(facts, _FACTS)
-
-
-@dataclass(slots=True)
-class _Tars:
-    """The tars of a task whose members are only known by name."""
-
-    task: ImageTask
-    _indexes: dict[int, TarIndex | UnreadableTar] = field(default_factory=dict)
-
-    def located(self, file: int, member: str) -> tuple[int, int]:
-        """Returns offset and size of a member. Raises SampleError where there is none that can be read."""
-        source = self.task.files[file]
-        if (index := self._indexes.get(file)) is None:
-            index = self._indexes[file] = tar_index(str(source.path), cache_root=self.task.cache_root)
-        if isinstance(index, UnreadableTar):
-            raise SampleError("missing_file" if index.absent else index.reason, index.message)
-        if (row := index.find(member)) is None:
-            raise SampleError(*missing_reason(index, member, shown_name(source)))
-        return int(index.offsets[row]), int(index.sizes[row])
 
 
 def _paths(task: ImageTask) -> list[Path]:
@@ -147,6 +129,7 @@ class ListedImages:
     map_: Map
     reader: RowReader
     cache_root: str
+    group: ClassVar[Group] = "image"
     file: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     fact: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     _group: Array = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -154,11 +137,11 @@ class ListedImages:
     _facts: list[pa.Table] = field(default_factory=lambda: [_FACTS.empty_table()])
     _fact_of_file: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def extend(self, parts: Sequence[ImagePart]) -> None:
-        """Adds the references of more parts; nothing is looked at."""
-        counts = [len(part.images) for part in parts]
-        self._places += [part.images for part in parts]
-        groups = np.array([part.group for part in parts], np.int32)
+    def extend(self, parts: Sequence[tuple[int, pa.Table]]) -> None:
+        """Adds the references of more parts; nothing is looked at. parts: source file, and PART_ITEMS."""
+        counts = [len(places) for _, places in parts]
+        self._places += [places for _, places in parts]
+        groups = np.array([number for number, _ in parts], np.int32)
         self._group = np.append(self._group, np.repeat(groups, counts))
         self.file = np.append(self.file, np.full(sum(counts), -1, np.int32))
         self.fact = np.append(self.fact, np.full(sum(counts), -1, np.int64))
@@ -194,6 +177,39 @@ class ListedImages:
         self.fact[todo] = self._looked_at(todo)
         self._fact_of_file[self.file[once]] = self.fact[once]
         self.fact[own] = self._fact_of_file[self.file[own]]
+
+    def failed(self, rows: pa.Table, max_samples: int | None) -> Array:
+        """Returns the first image of each row that cannot be used, as a reference, else -1.
+
+        Rows behind the one that fills `max_samples` are not looked at.
+        """
+        count = len(rows) if max_samples is None else max_samples
+        while True:
+            offsets, references = flattened(rows[LISTS[self.group]].slice(0, count))
+            try:
+                self.look(first_uses(references)[0])
+            except WorkerDied as err:
+                raise BuildError(self._death(err, rows), code="FB302") from err
+            is_bad = self.facts()["reason"].is_valid().to_numpy()[self.fact[references]]
+            owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[is_bad]
+            failed = np.full(len(offsets) - 1, -1, np.int64)
+            failed[owner[::-1]] = references[is_bad][::-1]
+            good = np.flatnonzero(failed < 0)
+            if max_samples is not None and len(good) >= max_samples:
+                return failed[: good[max_samples - 1] + 1]
+            if count >= len(rows):
+                return failed
+            count *= 2
+
+    def _death(self, err: WorkerDied, rows: pa.Table) -> str:
+        offsets, references = flattened(rows[LISTS[self.group]])
+        used = np.flatnonzero(np.isin(references, self.references_to(err.task, err.position)))
+        owners = pa.array(np.unique(np.searchsorted(offsets, used, side="right") - 1))
+        excluded = ", ".join(f'"{sample}"' for sample in rows["sample_id"].take(owners).to_pylist())
+        return (
+            f"{err} at the header of image {err.task.name(err.position)!r}. If that is to blame, leave out what it is "
+            f"of: [source] exclude = [{excluded}]; then run: forebay preprocess CONFIG"
+        )
 
     def _looked_at(self, references: Array) -> Array:
         """Where in `facts()` those of some references are, after running the tasks."""
@@ -262,3 +278,49 @@ class ListedImages:
                 max_pixels=self.source.max_pixels,
             )
             start = stop
+
+
+def with_images(manifest: Manifest, failed: Array, images: ListedImages) -> Manifest:
+    """Returns the listing of the rows that were looked at, with their images. failed: of `ListedImages.failed`."""
+    column = LISTS[images.group]
+    rows, rejected = manifest.rows.slice(0, len(failed)), manifest.rejected
+    if np.count_nonzero(failed < 0) == images.source.max_samples:  # `max_samples` left out what follows
+        rejected = rejected.filter(pc.less(rejected["row"], rows["row"][-1]))
+    rejected = pa.concat_tables([rejected, _failures(rows, failed, images)])
+    num_listed = len(manifest.files)
+    used = np.unique(images.file[flattened(rows[column])[1]])
+    absent = {*manifest.absent, *used[(used >= num_listed) & np.isin(used, images.absent())].tolist()}
+    rows, table = _brought_together(rows.filter(pa.array(failed < 0)) if np.any(failed >= 0) else rows, images)
+    return dataclasses.replace(
+        manifest,
+        files=tuple(images.files.files[: max(num_listed, int(used.max(initial=0)) + 1)]),
+        rows=rows,
+        rejected=rejected.take(pa.array(np.argsort(rejected["row"].to_numpy(), kind="stable"))),
+        absent=tuple(sorted(absent)),
+        images=table,
+    )
+
+
+def _failures(rows: pa.Table, failed: Array, images: ListedImages) -> pa.Table:
+    gone = rows.filter(pa.array(failed >= 0))
+    facts = images.facts().take(pa.array(images.fact[failed[failed >= 0]]))
+    return rejections(gone["row"], gone["sample_id"], kind="failed", reason=facts["reason"], message=facts["message"])
+
+
+def _brought_together(rows: pa.Table, images: ListedImages) -> tuple[pa.Table, pa.Table]:
+    """The rows, and IMAGE_SCHEMA, where all images can be used."""
+    column = LISTS[images.group]
+    offsets, references = flattened(rows[column])
+    groups = share_groups(rows["group"].to_numpy(), offsets, images.contents(references))
+    order = np.argsort(groups, kind="stable")
+    if np.any(order[1:] < order[:-1]):  # a copy of all texts
+        rows = rows.take(pa.array(order))
+    offsets, references = flattened(rows[column])
+    different, numbers = first_uses(images.contents(references))
+    first = np.empty(len(different), np.int64)
+    first[numbers[::-1]] = references[::-1]
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(numbers, pa.int32()))
+    rows = rows.set_column(rows.schema.get_field_index(column), pa.field(column, lists.type, nullable=False), lists)
+    shared = pa.field("image_group", pa.int64(), nullable=False)
+    place = rows.schema.get_field_index(column) + 1
+    return rows.add_column(place, shared, pa.array(first_uses(groups[order])[1])), images.table(first)

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import with_kept
+from forebay.store.layout import Group
 from forebay.store.source_files import SourceFile
 from forebay.visible import printable
 
@@ -82,6 +83,9 @@ IMAGE_SCHEMA = pa.schema(
 )
 """Columns of `Manifest.images`, each content once: a place that `MediaReader` takes (that of its first use), the
 xxh3-128 of the encoded bytes as 32 hex digits, width and height in pixels as displayed."""
+
+LISTS: Mapping[Group, str] = {"image": "images"}
+"""The columns of rows that list items, by group. Of a group that is not here a row is an item itself."""
 
 WHOLE_FILE = -1
 """`size` of a row whose media is a file of its own (offset 0), or a row of an `hf` file (offset: the row number)."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from forebay.config.data import PICTURES, SOURCE_KINDS, Reads, SourceConfig
+from forebay.config.data import PICTURES, SOURCE_KINDS, SourceConfig
 from forebay.config.digest import hub_advice
 from forebay.config.url import is_url
 from forebay.errors import ManifestError
@@ -23,6 +23,7 @@ _YOUNG_NS = 2_000_000_000
 _TICK_S, _COARSE_TICK_S = 0.02, 2.0
 """Time stamps move in ticks of the kernel's clock, 10 ms at most, or every two seconds (FAT, old NFS)."""
 _WAITS = 3
+OLDER = {"texts": "recordings", "captions": "texts"}
 
 
 class NamedFiles:
@@ -77,15 +78,14 @@ class NamedFiles:
         return (Path(os.path.relpath(path.parent, base)) / path.name).as_posix()
 
 
-def manifest_files(source: SourceConfig, *, reads: Reads = "recordings") -> list[SourceFile]:
+def manifest_files(source: SourceConfig, *, meaning: str = "recordings") -> list[SourceFile]:
     """Returns the files that `source.manifest` stands for, with the stat that they have before they are read.
 
-    reads: what their rows are read as.
-
+    meaning: the name of what their rows are.
     Raises ManifestError where an entry stands for none, two for the same, or under `source.confined` for a file outside
     of its folder.
     """
-    files = listed_files(source, reads=reads)
+    files = listed_files(source, reads=OLDER.get(meaning, meaning))  # type: ignore[arg-type]
     found = {file.entry for file in files}
     for number, entry in enumerate(source.manifests):
         if number not in found and source.kind == "python":

@@ -9,58 +9,33 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import SOURCE_KINDS, Reads, SourceConfig
-from forebay.errors import SampleError
-from forebay.rows.manifest import REJECTED_SCHEMA, WHOLE_FILE, Kind, Manifest, Unused, reduced, storable, table_of
-from forebay.rows.named_files import shown_name, usable_name
+from forebay.config.data import SOURCE_KINDS, SourceConfig
+from forebay.rows.manifest import REJECTED_SCHEMA, UNLOCATED, Kind, Manifest, Unused, reduced, storable, table_of
+from forebay.rows.named_files import path_stem
 from forebay.rows.readers.tar_members import UnreadableTar, tar_index
+from forebay.rows.record import Meaning, Record
+from forebay.store.layout import Group
 from forebay.store.remote.raw.sources import is_hash_known
 from forebay.store.source_files import SourceFile
 from forebay.tar.index import has_index
 from forebay.tar.members import TarIndex
-
-IDS, DURATIONS = ("sample_id", "id"), ("duration_s", "duration")
-"""Fields and columns that hold ids and durations, the first of them that is there."""
-
-
-class MediaPlace(NamedTuple):
-    """Where a recording or an image lies. run: of places that are read by one task: a row group, a stretch of a tar."""
-
-    path: str | None = None
-    member: str = ""
-    offset: int = 0
-    size: int = WHOLE_FILE
-    run: int = 0
-
-
-class Record(NamedTuple):
-    """A row as its file has it.
-
-    media: what the row is of, a place in the file, the name of another file, or None for one that is missing; left out:
-    the fields name it. kept: the values that are kept, where they are not among the fields. nested: fields whose text
-    is JSON.
-    """
-
-    fields: dict[str, Any]
-    media: Sequence[MediaPlace | str | None] | None = None
-    kept: Mapping[str, Any] | None = None
-    nested: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePiece:
     """Part of one file. group: its number. name: in messages. start, stop: bytes of lines, row groups of a data file.
 
-    first: number of the first line, from 1; of the first row of a data file, from 0. files: those of a folder.
+    first: number of the first line, from 1; of the first row of a data file, from 0. files: those of a folder. stem: of
+    the ids of lines that give none.
     """
 
     source: SourceConfig
-    reads: Reads
+    meaning: Meaning
     group: int
     name: str
     path: str
@@ -69,16 +44,16 @@ class FilePiece:
     stop: int = 0
     first: int = 0
     files: Any = None
+    stem: str = ""
 
 
 class Sink(Protocol):
     """Takes the records of a piece, and what is known of the piece as a whole.
 
-    reads: what its rows are. unused: fields that nothing takes; a reader adds those that it knows of a whole file.
-    classes: the names of all classes, where the file itself says them. is_absent: the file cannot be opened.
+    unused: fields that nothing takes; a reader adds those that it knows of a whole file. classes: the names of all
+    classes, where the file itself says them. is_absent: the file cannot be opened.
     """
 
-    reads: Reads
     unused: Unused
     classes: tuple[str, ...] | None
     is_absent: bool
@@ -130,15 +105,16 @@ class RowReader:
     lists_media: bool = False
 
     def pieces_of(
-        self, source: SourceConfig, files: Sequence[SourceFile], *, reads: Reads, cache_root: str
+        self, source: SourceConfig, files: Sequence[SourceFile], *, meaning: Meaning, cache_root: str
     ) -> Iterator[FilePiece]:
         """Yields the pieces of a source, in the order of its files."""
-        whole = FilePiece(source=source, reads=reads, group=0, name="", path="", cache_root=cache_root)
+        whole = FilePiece(source=source, meaning=meaning, group=0, name="", path="", cache_root=cache_root)
         if self.pieces is not None:
             yield from self.pieces(whole, files)
             return
         for group, file in self.files(source, files):
-            own = replace(whole, group=group, name=shown_name(file), path=str(file.path))
+            stem = storable(path_stem(file.name))
+            own = replace(whole, group=group, name=meaning.called(file), path=str(file.path), stem=stem)
             yield from (
                 replace(own, start=start, stop=stop, first=first) for start, stop, first in self.runs(file.path)
             )
@@ -150,42 +126,38 @@ def reader_of(source: SourceConfig) -> RowReader:
     return reader
 
 
-def file_place(written: str | MediaPlace, home: Path | None = None) -> MediaPlace:
-    """Returns the place of an image, of a name that of the file. home: as `usable_name` has it.
-
-    Raises SampleError `missing_file` for no name.
-    """
-    place = MediaPlace(path=written) if isinstance(written, str) else written
-    if place.path is not None and (problem := usable_name(place.path, home)) is not None:
-        raise SampleError("missing_file", f"the name of an image {problem}")
-    return place
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingLister:
-    """How recordings of a kind are listed.
+    """How rows that are items themselves are listed.
 
-    list: the rows that the manifests name. locate: what the files of a task tell of its rows. has_index: `list` takes
-    the cache root too, under which it keeps an index. in_tars: clips are members of tars. lists_tars: the manifests
-    name tars alone, and only `locate` knows their rows.
+    list: the rows that the manifests name, by column; None: they are read record by record. locate: what the files of a
+    task tell of its rows. group: whose items the rows are, None: of texts. read: gives their records, where those are
+    others than the reader's. has_index: `list` takes the cache root too, under which it keeps an index. in_tars: clips
+    are members of tars. lists_tars: the manifests name tars alone, and only `locate` knows their rows. by_file: shards
+    are cut by the files of the items.
     """
 
-    list: Callable[..., Manifest]
+    list: Callable[..., Manifest] | None = None
     locate: Callable[[LocateTask], Located]
+    group: Group | None = "audio"
+    read: Callable[[FilePiece, Sink], None] | None = None
     has_index: bool = False
     in_tars: bool = False
     lists_tars: bool = False
+    by_file: bool = False
 
     def needs(self, task: LocateTask, *, is_hashed: bool) -> Sequence[str]:
         """Returns the files that a task opens: a tar unless its index alone will do, clips of unknown duration.
 
         is_hashed: and a tar whose hash the node does not know: it is needed soon.
         """
-        unknown = task.rows.filter(pc.is_nan(task.rows["duration_s"]))
+        is_unknown = pc.is_nan(task.rows["duration_s"])
+        unknown = task.rows.filter(is_unknown)
         if self.in_tars:
             path = task.paths[task.group]
             is_enough = not self.lists_tars and not len(unknown) and has_index(path, cache_root=task.cache_root)
             return [path] if not is_enough or (is_hashed and not is_hash_known(path)) else []
+        unknown = task.rows.filter(pc.or_(is_unknown, pc.equal(task.rows["size"], UNLOCATED)))
         return [task.paths[number] for number in pc.unique(unknown["file"]).to_pylist()]
 
 

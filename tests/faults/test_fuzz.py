@@ -15,7 +15,6 @@ from forebay.config import BucketConfig, Config, SourceConfig
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.statistics import batch_statistics
-from forebay.rows.list_recordings import read_rows
 from forebay.steps.recipe import load_config
 from forebay.store.cache import open_cache
 from forebay.store.key import canonical_json
@@ -28,6 +27,7 @@ from tests.faults.children import Children, serving
 from tests.faults.fuzzing import PER_TRIAL, WICKED, Fuzz, npy, object_arrays, sign
 from tests.faults.row import Row, made
 from tests.preprocess.corpus import Corpus
+from tests.rows.helpers import read_rows
 from tests.store_factory import make_cache
 from tests.strategies import changed_bytes, changed_documents
 

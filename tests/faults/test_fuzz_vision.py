@@ -25,7 +25,6 @@ from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.pack.plan import pack_plan
 from forebay.plan.statistics import pack_statistics
 from forebay.preprocess.groups import Groups
-from forebay.rows.list_images import read_conversations
 from forebay.rows.manifest import Manifest
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
@@ -43,7 +42,7 @@ from tests.faults.children import Children
 from tests.faults.fuzzing import PER_TRIAL, WICKED, Fuzz, npy
 from tests.faults.row import Row, made
 from tests.golden import make_v4_patches as golden
-from tests.rows.pictures import asked, picture, source_of, write_lines, write_picture
+from tests.rows.pictures import asked, picture, read_conversations, source_of, write_lines, write_picture
 from tests.store.sealed import DEMO_VISION, config_of
 from tests.strategies import changed_bytes, changed_documents
 

@@ -25,7 +25,6 @@ from forebay.config import SourceConfig
 from forebay.errors import CacheError, ConfigError, ManifestError
 from forebay.plan.disk import load_plan
 from forebay.plan.usage import to_line
-from forebay.rows.list_recordings import read_rows
 from forebay.steps.recipe import load_config
 from forebay.store.metadata import write_metadata
 from tests.faults.children import Children, limit
@@ -34,6 +33,7 @@ from tests.faults.sandbox import confine
 from tests.faults.test_fuzz import _plan_settings, _prepare
 from tests.faults.test_inspect import _document
 from tests.preprocess.corpus import flac, tone
+from tests.rows.helpers import read_rows
 from tests.store_factory import make_cache
 
 _PIECES = (

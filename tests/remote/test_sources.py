@@ -174,7 +174,7 @@ def test_an_object_replaced_between_listing_and_download_is_listed_again(
         if len(calls) == 1:
             data.bucket.put("raw/data/0.tar", new)
 
-    before(monkeypatch, "forebay.rows.list_recordings", "locate_tasks", replace)
+    before(monkeypatch, "forebay.rows.list_rows", "locate_tasks", replace)
     remote = build_here(data.remote())
     assert remote.key == build_here(data.local()).key
     assert shard_bytes(Path(remote.cache)) == shard_bytes(Path(build_here(data.local()).cache))

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import soundfile as sf
 
 from forebay.config import SourceConfig
-from forebay.rows.list_recordings import read_rows
+from forebay.rows import list_rows as listing
 from forebay.rows.manifest import Manifest
+from forebay.rows.record import Meaning, meaning_named
 
 RATE_HZ = 16_000
 SPEECH = Path(__file__).parents[2] / "demo" / "speech"
@@ -56,6 +57,21 @@ def write_manifest(path: Path, rows: Sequence[Mapping[str, Any]], **types: pa.Da
 def described(**fields: Any) -> bytes:
     """Returns a JSON document."""
     return json.dumps(fields).encode()
+
+
+def heard(source: SourceConfig) -> Meaning:
+    """Returns what the rows of a source without images mean."""
+    return meaning_named("texts" if source.kind == "text" else "recordings")
+
+
+def read_rows(source: SourceConfig, **options: Any) -> Manifest:
+    """Returns the rows of a source of recordings or texts."""
+    return listing.list_rows(source, heard(source), **options)
+
+
+def read_manifest(source: SourceConfig) -> Manifest:
+    """Returns the rows that the manifests of such a source name."""
+    return listing.read_manifest(source, heard(source))
 
 
 def read(kind: Any, *manifests: Path | str, root: Path, **settings: Any) -> Manifest:

@@ -12,9 +12,10 @@ import xxhash
 from PIL import Image, ImageOps
 
 from forebay.config import SourceConfig
-from forebay.rows.list_images import read_conversations
+from forebay.rows.list_rows import list_rows
 from forebay.rows.manifest import Manifest
 from forebay.rows.media_reader import MediaReader
+from forebay.rows.record import meaning_named
 
 
 def picture(number: int = 0, *, width: int = 8, height: int = 6, kind: str = "PNG", **options: Any) -> bytes:
@@ -49,6 +50,11 @@ def write_lines(path: Path, rows: Sequence[dict[str, Any] | str | bytes]) -> Pat
 def source_of(kind: Any, *manifests: Path | str, **settings: Any) -> SourceConfig:
     """Returns the `[source]` of a config."""
     return SourceConfig(kind=kind, manifest=tuple(map(str, manifests)), **settings)
+
+
+def read_conversations(source: SourceConfig, *, meaning: str = "conversations", **options: Any) -> Manifest:
+    """Returns the rows of a source of images."""
+    return list_rows(source, meaning_named(meaning), **options)
 
 
 def converse(kind: Any, *manifests: Path | str, root: Path, **settings: Any) -> Manifest:

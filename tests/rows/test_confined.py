@@ -13,13 +13,12 @@ from forebay.config import SourceConfig
 from forebay.errors import BuildError, CacheMismatchError, CacheNotFoundError, ManifestError
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import Options
-from forebay.rows.list_images import read_conversations
-from forebay.rows.list_recordings import read_rows
 from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import failures_of, find_cache, require
 from forebay.train.select import make_loader
 from tests.preprocess.corpus import Corpus, flac, tone
-from tests.rows.pictures import picture
+from tests.rows.helpers import read_rows
+from tests.rows.pictures import picture, read_conversations
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from PIL import Image
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
-from forebay.rows.list_images import read_conversations
-from forebay.rows.list_recordings import read_manifest
 from forebay.rows.readers.json_lines import not_lines
+from tests.rows.helpers import read_manifest
+from tests.rows.pictures import read_conversations
 
 ROWS = [{"audio": "a.flac", "text": "hello, world"}, {"audio": "b.flac", "text": "bye"}]
 FORMS = {

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.config.data import READS, Reads
+from forebay.config.data import MEANINGS
 from forebay.errors import ManifestError, TextError
-from forebay.rows.image_rows import ImageSink
-from forebay.rows.meanings.image_class import EXCLUDED, Untyped, labels_of, read_row, with_labels, written_label
-from forebay.rows.reader import MediaPlace, Record
+from forebay.rows.meanings.image_class import EXCLUDED, OneImage, Untyped, labels_of, with_labels, written_label
+from forebay.rows.record import MediaPlace, Record, meaning_named
+from forebay.rows.row_pieces import RowSink
 from forebay.steps.text.label import Label, Labels
 
-ONE_IMAGE: tuple[Reads, ...] = ("labels", "texts", "images")
+ONE_IMAGE = ("labels", "captions", "images")
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -29,8 +29,17 @@ JSON = st.recursive(
 )
 
 
+def said(meaning: str, fields: dict[str, Any], *, count: int = 1, unknown: set[str] | None = None) -> str:
+    """Returns the text of a row of so many images."""
+    record = Record(fields, [MediaPlace(path="a.jpg")] * count)
+    found = meaning_named(meaning).row(record, unknown=set() if unknown is None else unknown, home=Path())
+    assert found.items == {"image": record.media}
+    assert found.text is not None
+    return found.text
+
+
 def label_text(value: Any) -> str:
-    return read_row("labels", {"label": value}, ["image"], unknown=set())[0]
+    return said("labels", {"label": value})
 
 
 def listed(*labels: Any, declared: tuple[str, ...] | None = None) -> tuple[list[str], Labels]:
@@ -57,13 +66,15 @@ def numbers(*labels: Any, classes: tuple[str, ...] | None = None, declared: tupl
 
 
 def test_every_prompt_of_one_image_is_read_so() -> None:
-    assert {*READS.values()} == {*get_args(Reads)} - {"recordings"}
+    alone = {name for name, facts in MEANINGS.items() if facts.prompt in ("label", "plain", "none")}
+    assert alone == {*ONE_IMAGE}
+    assert all(isinstance(meaning_named(name), OneImage) for name in alone)
 
 
 @given(JSON, st.sampled_from(ONE_IMAGE))
 @settings(max_examples=50)
-def test_any_value_is_a_row_or_has_a_reason(value: Any, reads: Reads) -> None:
-    rows = ImageSink(reads=reads)
+def test_any_value_is_a_row_or_has_a_reason(value: Any, meaning: str) -> None:
+    rows = RowSink(meaning_named(meaning))
     for fields in ({"label": value, "text": value}, {"label": [value, value]}):
         rows.take(Record(fields, [MediaPlace(path="a.jpg")]), where="a")
     table = rows.part(0).rows
@@ -72,7 +83,7 @@ def test_any_value_is_a_row_or_has_a_reason(value: Any, reads: Reads) -> None:
     for kind, reason in zip(table["kind"].to_pylist(), table["reason"].to_pylist(), strict=True):
         assert kind == (None if reason is None else "excluded" if reason in EXCLUDED else "failed")
     good = table.filter(pa.compute.is_valid(table["text"]))
-    if reads == "labels" and len(good):
+    if meaning == "labels" and len(good):
         texts = with_labels(good, [None])["text"].to_pylist()
         assert all(text.encode() for text in texts)
 
@@ -158,23 +169,22 @@ def test_what_is_no_class_is_bad(value: Any) -> None:
 )
 def test_a_row_without_a_text_is_excluded_and_what_is_none_is_bad(value: Any, reason: str) -> None:
     with pytest.raises(TextError, match="text") as caught:
-        read_row("texts", {"text": value}, ["image"], unknown=set())
+        said("captions", {"text": value})
     assert caught.value.reason == reason
 
 
-@pytest.mark.parametrize("reads", ONE_IMAGE)
+@pytest.mark.parametrize("meaning", ONE_IMAGE)
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_row_has_one_image(reads: Reads, count: int) -> None:
-    with pytest.raises(TextError, match=f"has {count} images, and a row of {reads} has one"):
-        read_row(reads, {"label": 1, "text": "a"}, ["image"] * count, unknown=set())
+def test_a_row_has_one_image(meaning: str, count: int) -> None:
+    with pytest.raises(
+        TextError, match=f"has {count} images, and a row of {meaning.replace('captions', 'texts')} has one"
+    ):
+        said(meaning, {"label": 1, "text": "a"}, count=count)
 
 
 def test_other_fields_are_named() -> None:
     unknown: set[str] = set()
-    assert read_row("images", {"id": 1, "image": "x", "label": "a", "mood": None}, ["x"], unknown=unknown) == (
-        "",
-        ["x"],
-    )
+    assert not said("images", {"id": 1, "image": "x", "label": "a", "mood": None}, unknown=unknown)
     assert unknown == {"label"}
 
 

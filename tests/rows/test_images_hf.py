@@ -15,6 +15,7 @@ from forebay.errors import ManifestError, MissingExtraError
 from forebay.rows.reader import FilePiece
 from forebay.rows.readers import arrow_files as hf_file
 from forebay.rows.readers import tables_of_images
+from forebay.rows.record import meaning_named
 from tests.rows.helpers import ids, rejected
 from tests.rows.pictures import converse, images_of, picture, source_of, write_picture
 
@@ -129,7 +130,13 @@ def test_where_all_images_are_there_none_is_read_to_list_them(tmp_path: Path) ->
     leaves = {}
     for name in ("one", "many"):
         path = tmp_path / f"{name}.parquet"
-        piece = FilePiece(source=source_of("hf", path), reads="conversations", group=0, name=path.name, path=str(path))
+        piece = FilePiece(
+            source=source_of("hf", path),
+            meaning=meaning_named("conversations"),
+            group=0,
+            name=path.name,
+            path=str(path),
+        )
         column = tables_of_images._ImageColumn(hf_file.HfFile(path), piece)
         leaves[name] = column.leaves
     assert leaves == {"one": ["image.path"], "many": ["image.list.element.path"]}

@@ -17,13 +17,12 @@ import pytest
 from forebay import load_config
 from forebay.config import Config
 from forebay.errors import ConfigError, ManifestError
-from forebay.rows.list_images import read_conversations
 from forebay.rows.manifest import Manifest
 from forebay.rows.meanings.image_class import labels_of
 from forebay.steps.recipe import recipe_of
 from forebay.steps.text.label import Labels
 from tests.preprocess.vision.corpus import DEMO
-from tests.rows.pictures import images_of, picture, write_lines, write_picture
+from tests.rows.pictures import images_of, picture, read_conversations, write_lines, write_picture
 
 ROWS = [("a", "dog"), ("b", "cat"), ("c", "dog"), ("d", None)]
 PROMPTS: dict[str, dict[str, Any]] = {
@@ -45,7 +44,7 @@ def config_of(manifest: Path, kind: str, *, prompt: str = "label", **source: Any
 
 
 def rows_of(config: Config) -> Manifest:
-    return read_conversations(config.source, cache_root=config.cache_root, reads=config.reads)
+    return read_conversations(config.source, cache_root=config.cache_root, meaning=config.meaning)
 
 
 def texts_of(manifest: Manifest) -> dict[str, str]:

@@ -13,8 +13,7 @@ from forebay.config import SourceConfig
 from forebay.errors import ManifestError
 from forebay.preprocess.pool import Pool
 from forebay.rows import image_facts as conversation_images
-from forebay.rows import list_images as conversations
-from forebay.rows.list_images import read_conversations
+from forebay.rows import list_rows as conversations
 from forebay.rows.manifest import Manifest
 from forebay.rows.readers import jsonl as conversation_jsonl
 from tests.rows.helpers import described, ids, rejected, write_tar
@@ -23,6 +22,7 @@ from tests.rows.pictures import (
     converse,
     images_of,
     picture,
+    read_conversations,
     source_of,
     write_lines,
     write_picture,

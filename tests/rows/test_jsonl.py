@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
-from forebay.rows.meanings.recordings import list_records
 from forebay.rows.media_reader import MediaReader
 from forebay.rows.readers import jsonl as conversation_jsonl
-from forebay.rows.readers.jsonl import read_lines
-from tests.rows.helpers import audio, ids, read, rejected
+from tests.rows.helpers import audio, ids, read, read_manifest, rejected
 from tests.rows.pictures import asked, converse, images_of, picture, write_lines, write_picture
 
 
@@ -182,7 +180,7 @@ _fields = st.sampled_from(["audio", "text", "language", "prompt", "id", "sample_
 def test_any_json_gives_its_rows_or_a_manifest_error(tmp_path: Path, rows: list[Any]) -> None:
     path = write_jsonl(tmp_path / "m.jsonl", *(json.dumps(row) for row in rows))
     try:
-        manifest = list_records(SourceConfig(kind="jsonl", manifest=str(path)), read_lines)
+        manifest = read_manifest(SourceConfig(kind="jsonl", manifest=str(path)))
     except ManifestError:
         return
     assert len(manifest.rows) + len(manifest.rejected) == len(rows)
@@ -202,7 +200,7 @@ def test_any_bytes_give_rows_or_a_manifest_error(tmp_path: Path, content: bytes)
     path = tmp_path / "m.jsonl"
     path.write_bytes(content)
     try:
-        manifest = list_records(SourceConfig(kind="jsonl", manifest=str(path)), read_lines)
+        manifest = read_manifest(SourceConfig(kind="jsonl", manifest=str(path)))
     except ManifestError:
         return
     assert len(manifest.rows) <= content.count(b"\n") + 1

@@ -11,11 +11,10 @@ from forebay.config import SourceConfig
 from forebay.errors import SampleError, TarError
 from forebay.preprocess.pool import Pool
 from forebay.rows.eligible import FIRST_WAVE
-from forebay.rows.list_recordings import read_manifest, read_rows
 from forebay.rows.manifest import ROW_SCHEMA
 from forebay.rows.media_reader import MediaReader
 from forebay.rows.reader import LocateTask
-from tests.rows.helpers import SPEECH, audio, ids, read, write_manifest, write_tar
+from tests.rows.helpers import SPEECH, audio, ids, read, read_manifest, read_rows, write_manifest, write_tar
 
 DEMO = [("tar", "train.parquet"), ("filelist", "train.tsv"), ("webdataset", "train-*.tar")]
 

@@ -21,8 +21,7 @@ from forebay.config.data import SourceConfig
 from forebay.errors import CacheNotFoundError, ConfigError, ManifestError
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import listed
-from forebay.rows.list_images import read_conversations
-from forebay.rows.readers.python_inputs import list_inputs, list_python
+from forebay.rows.readers.python_inputs import list_inputs
 from forebay.rows.readers.python_run import InputError, _image_line, _image_name, wav
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
@@ -33,7 +32,8 @@ from forebay.train import make_loader
 from tests.commands import run, run_json
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO
-from tests.rows.pictures import write_picture
+from tests.rows.helpers import read_manifest
+from tests.rows.pictures import read_conversations, write_picture
 
 LINES = st.lists(
     st.dictionaries(
@@ -57,7 +57,7 @@ def test_a_list_of_anything_is_read_or_refused(lines: list[dict[str, object]], m
         path.write_bytes("".join(json.dumps(line) + "\n" for line in lines).encode() + more)
         files: tuple[SourceFile, ...] = ()
         with contextlib.suppress(ManifestError):
-            files = list_python(SourceConfig(kind="python", manifest=str(path))).files
+            files = read_manifest(SourceConfig(kind="python", manifest=str(path))).files
         assert {file.path.parent for file in files} <= {Path(folder)}
 
 
@@ -277,7 +277,7 @@ def test_images_come_from_an_iterator_too(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(text.replace("[plan]\nbatch_size = 2\nedges_s = [2]\n", ""))
     config = load_config(tmp_path / "own.toml")
     list_inputs(config)
-    found = read_conversations(localized(config).source, cache_root=config.cache_root, reads="labels")
+    found = read_conversations(localized(config).source, cache_root=config.cache_root, meaning="labels")
     assert found.rows["sample_id"].to_pylist() == ["0", "3", "1", "2"]  # rows of one image stand together
     assert found.images is not None
     names = [found.files[number].name for number in found.images["file"].to_pylist()]

@@ -129,7 +129,7 @@ def test_counts_are_the_same_whatever_reads_the_parts(tmp_path: Path) -> None:
         fields = {"text": "a", f"only{number}": 1, "all": 1}
         write_tar(tmp_path / f"{number:02}.tar", [("x.flac", audio(seed=number)), ("x.json", as_json(**fields))])
     from forebay.config import SourceConfig
-    from forebay.rows.list_recordings import read_rows
+    from tests.rows.helpers import read_rows
 
     source = SourceConfig(kind="webdataset", manifest=str(tmp_path / "*.tar"))
     one = read_rows(source, cache_root=tmp_path)

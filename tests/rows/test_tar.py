@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from forebay import load_config
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError, TarError
-from forebay.rows.list_images import read_conversations
-from forebay.rows.list_recordings import locate_tasks, read_manifest
+from forebay.rows.list_rows import RowListing, locate_tasks
 from forebay.rows.media_reader import MediaReader
 from forebay.rows.readers import tar_members as members_module
 from forebay.rows.readers.tar_lists import locate_tar
@@ -30,8 +29,8 @@ from forebay.store.cache import open_cache
 from forebay.train.select import select
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, photo
-from tests.rows.helpers import SPEECH, audio, ids, read, rejected, write_manifest, write_tar
-from tests.rows.pictures import converse, images_of, picture, source_of
+from tests.rows.helpers import SPEECH, audio, heard, ids, read, read_manifest, rejected, write_manifest, write_tar
+from tests.rows.pictures import converse, images_of, picture, read_conversations, source_of
 
 
 def test_demo_rows_are_those_of_a_plain_loop_over_tarfile(tmp_path: Path) -> None:
@@ -262,7 +261,9 @@ def test_a_task_carries_its_own_rows_through_pickle(tmp_path: Path) -> None:
         write_tar(tmp_path / f"{name}.tar", {f"{i}.flac": audio() for i in range(50)})
     rows = [{"tar_path": f"{name}.tar", "tar_member_name": f"{i}.flac"} for name in "ab" for i in range(50)]
     source = SourceConfig(kind="tar", manifest=str(write_manifest(tmp_path / "m.parquet", rows * 40)))
-    tasks = list(locate_tasks(read_manifest(source), source, cache_root=tmp_path))
+    tasks = list(
+        locate_tasks(read_manifest(source), RowListing(source=source, meaning=heard(source), cache_root=str(tmp_path)))
+    )
     assert [len(task.rows) for task in tasks] == [50, 50]
     copy = pickle.loads(pickle.dumps(tasks[1]))  # noqa: S301  as a process pool does it
     assert len(pickle.dumps(tasks[1])) < 12_000
@@ -337,7 +338,7 @@ def test_a_row_may_have_a_class(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {"x.png": picture(1), "y.png": picture(2)})
     rows = [{"tar_path": "a.tar", "tar_member_name": f"{name}.png", "label": name} for name in "yx"]
     source = source_of("tar", write(tmp_path / "m.parquet", rows))
-    manifest = read_conversations(source, cache_root=tmp_path / "root", reads="labels")
+    manifest = read_conversations(source, cache_root=tmp_path / "root", meaning="labels")
     assert manifest.rows["sample_id"].to_pylist() == ["m/0", "m/1"]
     assert manifest.rows["text"].to_pylist() == ["y", "x"]
 

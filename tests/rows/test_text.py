@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
-from forebay.rows.list_recordings import read_rows
 from forebay.rows.readers import line_blocks as lines
 from forebay.rows.readers.text_files import JsonLines
+from tests.rows.helpers import read_rows
 
 
 def write(path: Path, *rows: dict[str, Any] | str) -> Path:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forebay.rows.reader import FilePiece, Record, RowReader, Sink
+from forebay.rows.reader import FilePiece, RowReader, Sink
 from forebay.rows.readers.json_lines import manifest_lines
+from forebay.rows.record import Record
 
 
 def read(piece: FilePiece, rows: Sink) -> None:
-    is_heard = rows.reads == "recordings"
+    is_heard = "audio" in piece.meaning.columns
     names = ("audio", "text") if is_heard else ("image", "question", "answer")
     for number, line in manifest_lines(Path(piece.path)):
         fields = dict(zip(names, line.decode().split("\t"), strict=True))

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from forebay import cli
 from forebay.config import Config
 from forebay.errors import ConfigError, DecodeError, ManifestError
-from forebay.rows.list_recordings import read_rows
 from forebay.steps.audio.given import Given, num_valid
 from forebay.steps.audio.log_mel import MAX_FRAMES
 from forebay.steps.recipe import load_config, recipe_of
@@ -24,6 +23,7 @@ from forebay.train.loop.run import run
 from forebay.train.select import make_loader
 from tests.given_features import FORMS, NUM_CLIPS, Recordings, given_config, padded_labels, recordings, save
 from tests.preprocess.here_pool import build_here
+from tests.rows.helpers import read_rows
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 from forebay.config.tree import Config
 from forebay.errors import ForebayError
 from forebay.preprocess.speech.decode import decode_audio
-from forebay.rows.list_recordings import read_rows
+from forebay.rows.list_rows import list_rows
 from forebay.rows.manifest import Manifest
+from forebay.rows.meanings.own import meaning_of
 from forebay.rows.media_reader import MediaReader
 from forebay.steps.audio.waveform import Waveform
 from forebay.steps.recipe import recipe_of
@@ -55,7 +56,9 @@ class Heard:
             if self._manifest is None:
                 stored = load_sources(self._folder / SOURCES_NAME)
                 self._hashes = {(source.entry, source.name): source.xxh3_128 for source in stored}
-                self._manifest = read_rows(localized(self._config).source, cache_root=self._config.cache_root)
+                self._manifest = list_rows(
+                    localized(self._config).source, meaning_of(self._config), cache_root=self._config.cache_root
+                )
             files, rows = self._manifest.files, self._manifest.rows
             if (place := pc.index(rows["sample_id"], sample_id).as_py()) < 0:
                 return None

@@ -16,7 +16,8 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.preprocess.cut import NO_TEXT
 from forebay.progress import Progress
-from forebay.rows.list_recordings import read_rows
+from forebay.rows.list_rows import list_rows
+from forebay.rows.meanings.own import meaning_of
 from forebay.steps.recipe import text_line
 from forebay.steps.table import text_step
 from forebay.steps.text.line import TextLine
@@ -135,7 +136,9 @@ def _prepared(config: Config, line: TextLine, failed: Counter[str], *, progress:
 
     What is made of a text is kept in the store of texts, so that a build makes none of it again.
     """
-    rows = read_rows(localized(config).source, cache_root=config.cache_root).rows.select(["text", "language"])
+    rows = list_rows(localized(config).source, meaning_of(config), cache_root=config.cache_root).rows.select(
+        ["text", "language"]
+    )
     opened, store = line.open(), TextStore(config.cache_root)
     with contextlib.suppress(OSError):  # the store says itself that nothing can be kept there
         config.cache_root.mkdir(parents=True, exist_ok=True)

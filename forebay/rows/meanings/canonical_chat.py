@@ -1,4 +1,4 @@
-"""One conversation in any of the usual forms to the canonical one.
+"""Rows that are conversations over images: each in any of the usual forms to the canonical one.
 
 Which fields a conversation may have: those that are taken, those that would change its meaning, and all others.
 """
@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
-from forebay.errors import TextError
-from forebay.rows.readers.json_lines import JsonError, id_of, string_of
+from forebay.config.data import SourceColumns
+from forebay.errors import SampleError, TextError
+from forebay.rows.manifest import LISTS
+from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
+from forebay.rows.record import Meaning, MeantRow, MediaPlace, Record, file_place
 
 Image = TypeVar("Image")
 
@@ -21,7 +25,7 @@ _TAG = re.compile(r"\n?<image>\n?|<img>([^<>]+)</img>")
 
 MESSAGES = ("messages", "conversations")
 
-IMAGES = ("images", "image")
+IMAGES = (LISTS["image"], "image")
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 TOOLS, REASONING, VIDEO, AUDIO = "has_tools", "has_reasoning", "has_video", "has_audio"
@@ -40,7 +44,7 @@ _WHAT = {
 IDS = frozenset({"sample_id", "id"})
 LEARNT_OF_ROW = ("loss_scale", "train", "mask")
 """Fields of a row that speak of all its messages. `loss` and `weight` of a row are figures about it."""
-_COMMON = IDS | {"system", "images", "image", *LEARNT_OF_ROW}
+_COMMON = IDS | {"system", *IMAGES, *LEARNT_OF_ROW}
 WITH_MESSAGES = _COMMON | {"messages", "conversations"}
 WITH_QUESTION = _COMMON | {"question", "answer"}
 LEARNT = {"loss": True, "weight": True, "loss_scale": True, "train": True, "mask": False}
@@ -70,6 +74,58 @@ REFUSED_ROLES: Mapping[str, str] = dict.fromkeys(
 )
 _REFUSED_TAGS = {"video": VIDEO, "audio": AUDIO, "bbox": BOXES, "ref-object": BOXES}
 _REFUSED_TAG = re.compile(rf"<({'|'.join(_REFUSED_TAGS)})>")
+
+
+class ListsImages(Meaning):
+    """Rows that list images, and are no item themselves."""
+
+    def identifier(self, fields: Mapping[str, Any]) -> str | None:
+        return identifier(fields)
+
+
+class Conversations(ListsImages):
+    """A conversation as `canonical` takes it, and any number of images."""
+
+    beside: ClassVar[tuple[str, ...]] = ("system", *LEARNT_OF_ROW)
+    refuses: ClassVar[frozenset[str]] = frozenset({"system", *REFUSED_OF_ROW})
+    lists_any: ClassVar[bool] = True
+    bad: ClassVar[str | None] = "bad_conversation"
+
+    def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:  # noqa: ARG002
+        text, used = canonical(*with_images(record), unknown=unknown)
+        return MeantRow(text=text, items={"image": used})
+
+    def lacking(self, found: Collection[str], columns: SourceColumns) -> str | None:
+        if "messages" in found or {"question", "answer"} <= {*found}:
+            return None
+        return f"{columns.messages}, nor {columns.question} and {columns.answer}"
+
+
+def with_images(record: Record) -> tuple[dict[str, Any], list[MediaPlace]]:
+    """Returns the fields of a record, nested JSON decoded, and its images. Raises SampleError."""
+    images: list[MediaPlace] = []
+    if record.media is not None:
+        found = [place if place is None else file_place(place) for place in record.media]
+        images = [place for place in found if place is not None]
+        if len(images) < len(found):
+            raise SampleError("missing_file", "its image has neither bytes nor a path")
+    fields = decoded_fields(record)
+    if record.media is None:
+        images = [*map(file_place, image_names(fields))]
+    return fields, images
+
+
+def decoded_fields(record: Record) -> dict[str, Any]:
+    """Returns the fields of a record, nested JSON decoded. Raises TextError where it is none."""
+    fields = record.fields
+    for name in record.nested:
+        text = fields.get(name)
+        if isinstance(text, str) and (name not in IMAGES or text.lstrip().startswith("[")):
+            try:
+                fields = {**fields, name: parse_nested(text)}
+            except JsonError as err:
+                raise text_error(JsonError(f"field {name}: {err}", reason=err.reason)) from err
+    return fields
 
 
 def canonical(

@@ -1,4 +1,4 @@
-"""What a row of images holds beside them: a conversation, a class, a text or nothing; and what a column of classes is.
+"""Rows of one image, with a class, a text or nothing; and what a column of classes is.
 
 A class stands in a part's rows as JSON, so that nothing of it is lost before all rows are known: a name `"cat"`, an
 integer `3`, a list of them, and `{"": "3"}` for a text of which nobody has said what it stands for (of a CSV, or a
@@ -12,24 +12,23 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import PICTURES, Reads, SourceConfig
+from forebay.config.data import PICTURES, SourceColumns, SourceConfig
 from forebay.config.url import is_url
 from forebay.errors import ManifestError, TextError
-from forebay.rows.meanings.canonical_chat import IDS, IMAGES, canonical
+from forebay.rows.meanings.canonical_chat import IDS, IMAGES, ListsImages, with_images
 from forebay.rows.readers.arrow_files import class_names
 from forebay.rows.readers.json_lines import JsonError, parse_nested
+from forebay.rows.record import MeantRow, Record
 from forebay.steps.text.label import LABELS_KEY, Labels
 from forebay.store.remote.raw.sources import walk
 from forebay.visible import printable
-
-Image = TypeVar("Image")
 
 EXCLUDED = frozenset(("no_label", "no_text"))
 """Reasons of rows that lack what the config asks for: they are left out, and no failure."""
@@ -39,7 +38,6 @@ MAX_NUMBER = 1 << 31
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-Taken = Callable[[Mapping[str, Any]], str]
 logger = logging.getLogger(__name__)
 
 _MANY = 1_000
@@ -66,25 +64,57 @@ def written_label(text: str) -> Any:
     return Untyped(text)
 
 
-def read_row(
-    reads: Reads, fields: Mapping[str, Any], images: Sequence[Image], *, unknown: set[str]
-) -> tuple[str, list[Image | str]]:
-    """Returns the text of a row, and its images in their order. unknown: the names of fields not taken are added.
+class OneImage(ListsImages):
+    """Rows of one image, and what their field `field` says of it. said: how messages call such rows."""
 
-    Raises TextError as `canonical` for a conversation; else `no_label`, `bad_label`, `no_text`, `bad_text`, and
-    `image_count_mismatch` for a row of no image or of several.
-    """
-    if reads not in _TAKES:
-        return canonical(fields, images, unknown=unknown)
-    name, take = _TAKES[reads]
-    taken = {*IDS, *IMAGES, name}
-    unknown.update(field for field in fields.keys() - taken if fields[field] is not None)
-    text = take(fields)
-    if len(images) != 1:
-        raise TextError(
-            "image_count_mismatch", f"has {len(images)} images, and a row of {reads} has one; give a row an image"
-        )
-    return text, [*images]
+    field: ClassVar[str] = "image"
+    said: ClassVar[str] = "images"
+
+    def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:  # noqa: ARG002
+        """Raises TextError `image_count_mismatch` for a row of no image or of several, and as `taken` does."""
+        fields, images = with_images(record)
+        known = {*IDS, *IMAGES, self.field}
+        unknown.update(field for field in fields.keys() - known if fields[field] is not None)
+        text = self.taken(fields)
+        if len(images) != 1:
+            raise TextError(
+                "image_count_mismatch",
+                f"has {len(images)} images, and a row of {self.said} has one; give a row an image",
+            )
+        return MeantRow(text=text, items={"image": images})
+
+    def taken(self, fields: Mapping[str, Any]) -> str:  # noqa: ARG002
+        """Returns the text of a row."""
+        return ""
+
+    def lacking(self, found: Collection[str], columns: SourceColumns) -> str | None:
+        return None if self.field in ("image", *found) else str(getattr(columns, self.field))
+
+
+class Labelled(OneImage):
+    """An image with a class, or with several."""
+
+    field: ClassVar[str] = "label"
+    said: ClassVar[str] = "labels"
+
+    def taken(self, fields: Mapping[str, Any]) -> str:
+        return _label(fields)
+
+    def finished(self, rows: pa.Table, classes: Sequence[tuple[str, ...] | None]) -> pa.Table:
+        return with_labels(rows, classes)
+
+    def doubts(self, source: SourceConfig, rows: pa.Table) -> Iterator[str]:
+        return class_doubts(source, rows)
+
+
+class Captioned(OneImage):
+    """An image with a text."""
+
+    field: ClassVar[str] = "text"
+    said: ClassVar[str] = "texts"
+
+    def taken(self, fields: Mapping[str, Any]) -> str:
+        return _text(fields)
 
 
 def _label(fields: Mapping[str, Any]) -> str:
@@ -154,18 +184,6 @@ def _text(fields: Mapping[str, Any]) -> str:
     except UnicodeEncodeError as err:
         raise TextError("bad_text", "its text holds half of a surrogate pair; correct the row") from err
     return value
-
-
-def _nothing(fields: Mapping[str, Any]) -> str:  # noqa: ARG001
-    return ""
-
-
-_TAKES: Mapping[str, tuple[str, Taken]] = {
-    "labels": ("label", _label),
-    "texts": ("text", _text),
-    "images": ("image", _nothing),
-}
-"""By what is read: the field that is taken beside the image, and the row's text of it."""
 
 
 def declared_classes(schema: pa.Schema, column: str) -> tuple[str, ...] | None:

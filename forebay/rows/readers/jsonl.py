@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.rows.meanings.canonical_chat import text_error
-from forebay.rows.reader import FilePiece, Record, RowReader, Sink
+from forebay.rows.reader import FilePiece, RowReader, Sink
 from forebay.rows.readers.json_lines import (
     BOM,
     JsonError,
@@ -20,6 +20,7 @@ from forebay.rows.readers.json_lines import (
     parse_object,
     reading,
 )
+from forebay.rows.record import Record
 from forebay.store.remote.raw.sources import at_hand
 
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -70,11 +71,11 @@ def read_lines(
 
     A line of images is a conversation as `canonical` takes it with `image` or `images` (a path or paths, relative to
     the manifest) and optional `sample_id` or `id`; or an image with `label`, with `text`, or alone. A line of a
-    recording is as `RecordingSink` takes it. Raises ManifestError, with the line, for what is no JSON object; a line
+    recording is as `Recorded` takes it. Raises ManifestError, with the line, for what is no JSON object; a line
     that has a field twice fails. renamed: gives the fields of a line the names that rows have.
     """
     made = functools.partial(_record, Path(piece.path), renamed)
-    for place, line in _lines(piece):
+    for place, line in piece_lines(piece):
         rows.take(functools.partial(made, place, line), where=f"{piece.name}, {place}", number=place.number)
 
 
@@ -87,7 +88,8 @@ def _record(path: Path, renamed: Callable[[dict[str, Any]], dict[str, Any]], pla
         raise text_error(err) from err
 
 
-def _lines(piece: FilePiece) -> Iterator[tuple[LineWhere, bytes]]:
+def piece_lines(piece: FilePiece) -> Iterator[tuple[LineWhere, bytes]]:
+    """Yields the objects of some lines, or of a whole file, with their places; blank lines are none."""
     path = Path(piece.path)
     if not piece.stop:
         yield from manifest_objects(path)

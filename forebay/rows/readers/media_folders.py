@@ -17,15 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import RECORDINGS, TEXT_OF_IMAGE, UNREAD, Reads, SourceConfig
+from forebay.config.data import RECORDINGS, TEXT_OF_IMAGE, UNREAD, SourceConfig
 from forebay.errors import ManifestError, SampleError
+from forebay.rows.audio_facts import locate_files
 from forebay.rows.manifest import SPAN, Manifest, Unused, require_rows, row_table
 from forebay.rows.meanings.recording_pieces import SEVERAL, refuse_differing
-from forebay.rows.meanings.recordings import locate_files
 from forebay.rows.named_files import is_picture, manifest_files, path_stem, shown_name
-from forebay.rows.reader import Failures, FilePiece, MediaPlace, Record, RecordingLister, RowReader, Sink
+from forebay.rows.reader import Failures, FilePiece, RecordingLister, RowReader, Sink
 from forebay.rows.readers.json_lines import manifest_lines
 from forebay.rows.readers.table_files import open_rows
+from forebay.rows.record import MediaPlace, Record
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.sources import at_hand, files_below, is_folder, place_of, walk
@@ -202,16 +203,16 @@ def _read_pictures(piece: FilePiece, rows: Sink) -> None:
     pictures: _Pictures = piece.files
     for image in pictures.images:
         name = shown_name(image)
-        record = partial(_picture, image, name, piece.reads, pictures.texts.get(path_stem(str(image.path))))
+        record = partial(_picture, image, name, piece.meaning.columns, pictures.texts.get(path_stem(str(image.path))))
         rows.take(record, where=name, stem=path_stem(name))
     rows.unused.merge(pictures.others)
 
 
-def _picture(image: SourceFile, name: str, reads: Reads, beside: SourceFile | None) -> Record:
+def _picture(image: SourceFile, name: str, columns: Sequence[str], beside: SourceFile | None) -> Record:
     fields = {}
-    if reads == "labels" and "/" in name:
+    if "label" in columns and "/" in name:
         fields["label"] = name.partition("/")[0]
-    if reads == "texts" and beside is not None:
+    if "text" in columns and beside is not None:
         fields["text"] = _text_of_picture(beside)
     # A size, also of a whole file: a listed file without one is a table of images.
     size = 0 if image.stat is None else image.stat[SIZE]

@@ -12,8 +12,6 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +19,15 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.config.code import ask
-from forebay.config.data import SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ManifestError, SampleError
-from forebay.rows.manifest import Manifest
-from forebay.rows.meanings.recordings import RecordingSink, fill_durations, header_duration_s, located
+from forebay.rows.audio_facts import fill_durations, header_duration_s, located
+from forebay.rows.kept_columns import values_in
 from forebay.rows.media_reader import opened
-from forebay.rows.named_files import manifest_files
-from forebay.rows.reader import (
-    Failures,
-    FilePiece,
-    Located,
-    LocateTask,
-    MediaPlace,
-    Record,
-    RecordingLister,
-    RowReader,
-    Sink,
-)
-from forebay.rows.readers.json_lines import JsonError, manifest_lines, parse_object, string_of
-from forebay.rows.readers.jsonl import line_runs, read_lines
+from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, RecordingLister, RowReader, Sink
+from forebay.rows.readers.json_lines import JsonError, parse_object, string_of
+from forebay.rows.readers.jsonl import line_runs, piece_lines, read_lines
+from forebay.rows.record import MediaPlace, Record
 from forebay.store.inputs import ASKER, SAMPLES, Inputs, inputs_of
 from forebay.store.temporary import temporary_name
 
@@ -154,32 +141,22 @@ _MEDIA = re.compile(r"[0-9]{5}\.media")
 _FIELDS = frozenset({"id", "xxh3_128", "media", "offset", "size", "text", "language", "prompt"})
 
 
-def list_python(source: SourceConfig) -> Manifest:
-    """Returns the rows that were written down when the iterator ran; shards are cut by the files of their sounds.
-
-    Raises ManifestError where it has not run yet, or where the list is not as it was written.
-    """
-    listed = _SampleSink(source, manifest_files(source)).read(_read_samples)
-    place = listed.rows.schema.get_field_index("group")
-    return replace(listed, rows=listed.rows.set_column(place, listed.rows.schema.field(place), listed.rows["file"]))
-
-
-class _SampleSink(RecordingSink):
-    """A list that is not as it was written costs the build, not a row."""
-
-    def refuse(self, err: SampleError | JsonError, where: str, sample_id: str) -> None:  # noqa: ARG002
-        """Raises ManifestError."""
-        raise ManifestError(
-            f"{where}: {err}; correct what the iterator yields, or run: forebay preprocess CONFIG --rebuild",
-            code="FB129",
-        ) from err
-
-
 def _read_samples(piece: FilePiece, rows: Sink) -> None:
-    for number, line in manifest_lines(Path(piece.path)):
-        rows.take(
-            partial(_sample, line, rows, piece.source.keep_columns), where=f"{piece.path}, line {number}", number=number
-        )
+    """Gives the samples that were written down when the iterator ran.
+
+    Raises ManifestError where the list is not as it was written: that costs the build, not a row.
+    """
+    for place, line in piece_lines(piece):
+        where = f"{piece.path}, {place}"
+        try:
+            record = _sample(line, rows, piece.source.keep_columns)
+            piece.meaning.row(record, unknown=set(), home=Path(piece.path))
+        except (SampleError, JsonError) as err:
+            raise ManifestError(
+                f"{where}: {err}; correct what the iterator yields, or run: forebay preprocess CONFIG --rebuild",
+                code="FB129",
+            ) from err
+        rows.take(record, where=where, number=place.number)
 
 
 def _sample(line: bytes, rows: Sink, keep: Sequence[str]) -> Record:
@@ -190,6 +167,7 @@ def _sample(line: bytes, rows: Sink, keep: Sequence[str]) -> Record:
         raise JsonError(f"offset and size are {offset!r:.40} and {size!r:.40}, wanted integers")
     if _MEDIA.fullmatch(media) is None:
         raise JsonError(f"field media is {media!r:.40}, wanted a name as 00000.media")
+    values_in(fields, keep)
     own = {name: fields.get(name) for name in ("text", "language", "prompt")}
     own["sample_id"] = string_of(fields, ("id",), required=True)
     rows.unused.add_of(fields, _FIELDS.union(keep))
@@ -210,4 +188,6 @@ def locate_python(task: LocateTask) -> Located:
     return located(task, {"duration_s": pa.array(durations)}, failures)
 
 
-READER = RowReader(read=read_lines, runs=line_runs, recordings=RecordingLister(list=list_python, locate=locate_python))
+READER = RowReader(
+    read=read_lines, runs=line_runs, recordings=RecordingLister(read=_read_samples, locate=locate_python, by_file=True)
+)

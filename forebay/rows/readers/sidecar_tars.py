@@ -14,24 +14,14 @@ import pyarrow as pa
 
 from forebay.config.data import SourceConfig
 from forebay.errors import DecodeError, SampleError, TextError
+from forebay.rows.audio_facts import header_duration_s, no_duration
 from forebay.rows.kept_columns import parts_of_rows, with_kept
 from forebay.rows.manifest import ROW_SCHEMA, Manifest, Unused, columns_of, storable
 from forebay.rows.meanings.canonical_chat import IMAGES, image_names, text_error
 from forebay.rows.meanings.image_class import Untyped
-from forebay.rows.meanings.recordings import header_duration_s, no_duration
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import manifest_files
-from forebay.rows.reader import (
-    Failures,
-    FilePiece,
-    Located,
-    LocateTask,
-    MediaPlace,
-    Record,
-    RecordingLister,
-    RowReader,
-    Sink,
-)
+from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, RecordingLister, RowReader, Sink
 from forebay.rows.readers.json_lines import JsonError, parse_object
 from forebay.rows.readers.tar_members import (
     AUDIO,
@@ -46,6 +36,7 @@ from forebay.rows.readers.tar_members import (
     split_name,
     tar_index,
 )
+from forebay.rows.record import MediaPlace, Record
 from forebay.store.remote.raw.sources import files_in, is_folder, shown
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.members import Refused, TarIndex
@@ -77,11 +68,11 @@ def read_tar(piece: FilePiece, rows: Sink) -> None:
         rows.reject(piece.name, index.reason, index.message)
         rows.is_absent = index.absent
         return
-    is_chat = piece.reads == "conversations"
-    members = _Members.of(index, _BESIDE[:1] if is_chat else _BESIDE)
+    meaning = piece.meaning
+    members = _Members.of(index, _BESIDE[:1] if meaning.lists_any else _BESIDE)
+    read = _read_samples if meaning.in_fields else _read_conversations if meaning.lists_any else _read_images
     with opened(index.path) as descriptor:
-        tar = _Tar(descriptor, index, members)
-        (_read_conversations if is_chat else _read_images)(tar, piece, rows)
+        read(_Tar(descriptor, index, members), piece, rows)
 
 
 @dataclass(slots=True)
@@ -134,8 +125,12 @@ class _Tar:
     def read(self, stem: str, extension: str) -> bytes | None:
         """Returns the bytes of what lies beside an image, None where there is none."""
         row = self.members.beside.get((stem, extension))
+        return None if row is None else self.read_row(row)
+
+    def read_row(self, row: int) -> bytes:
+        """Returns the bytes of a member that describes another one."""
         try:
-            return None if row is None else read_sidecar(self.descriptor, self.index, row)
+            return read_sidecar(self.descriptor, self.index, row)
         except JsonError as err:
             raise text_error(err) from err
 
@@ -201,13 +196,13 @@ def _read_images(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
     stems = {stem for _, stem in tar.members.images}
     for row, stem in tar.members.images:
         where = f"{piece.name}: member {tar.index.names[row]}"
-        rows.take(functools.partial(_image, tar, row, stem, piece.reads), where=where, stem=storable(stem))
+        rows.take(functools.partial(_image, tar, row, stem, piece.meaning.columns), where=where, stem=storable(stem))
     tar.reject_refused(rows, piece.name, stems)
     lonely = sum(stem not in stems and stem not in tar.members.refused for stem, _ in tar.members.beside)
     rows.unused.merge({_NO_OWNER: lonely})
 
 
-def _image(tar: _Tar, row: int, stem: str, reads: str) -> Record:
+def _image(tar: _Tar, row: int, stem: str, columns: Sequence[str]) -> Record:
     tar.require(stem)
     fields: dict[str, Any] = {}
     for extension, data in _beside(tar, stem):
@@ -216,9 +211,37 @@ def _image(tar: _Tar, row: int, stem: str, reads: str) -> Record:
             continue
         text = _text(data, f"{stem}{extension}")
         name, value = ("label", Untyped(text)) if extension == ".cls" else ("text", text)
-        if fields.get(name) is None and reads == f"{name}s":
+        if fields.get(name) is None and name in columns:
             fields[name] = value
     return Record(fields, [tar.place(row)])
+
+
+def _read_samples(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
+    """Gives a row for each name up to its first dot.
+
+    Its fields are those of its JSON, and by extension the texts of `.txt` and `.cls` and the places of other members.
+    """
+    samples: dict[str, dict[str, int]] = {}
+    for row, name in enumerate(tar.index.names):
+        if tar.index.rows[name] == row:
+            stem = _first_dot(name)
+            samples.setdefault(stem, {})[name[len(stem) :].lower()] = row
+    for stem, members in samples.items():
+        record = functools.partial(_sample, tar, stem, members)
+        rows.take(record, where=f"{piece.name}: {stem}", stem=storable(stem))
+    tar.reject_refused(rows, piece.name, samples)
+
+
+def _sample(tar: _Tar, stem: str, members: Mapping[str, int]) -> Record:
+    tar.require(stem)
+    fields: dict[str, Any] = {}
+    for ending, row in members.items():
+        if ending in _BESIDE:
+            data = tar.read_row(row)
+            fields |= _json(data) if ending == ".json" else {ending[1:]: _text(data, f"{stem}{ending}")}
+        else:
+            fields[ending[1:]] = tar.place(row)
+    return Record(fields)
 
 
 def _beside(tar: _Tar, stem: str) -> Iterator[tuple[str, bytes]]:

@@ -14,12 +14,14 @@ from forebay.rows.kept_columns import concatenated
 from forebay.rows.manifest import Manifest, Unused, require_rows
 from forebay.rows.meanings.recording_pieces import SPANS
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder
-from forebay.rows.reader import DURATIONS, FilePiece, Record, RecordingLister, RowReader, Sink
+from forebay.rows.reader import FilePiece, RecordingLister, RowReader, Sink
 from forebay.rows.readers.arrow_files import HfFile, data_files
 from forebay.rows.readers.csv_tables import TextTable, WantedColumns, read_csv, read_json_lines
-from forebay.rows.readers.json_lines import decoded, manifest_lines
+from forebay.rows.readers.json_lines import decoded
+from forebay.rows.readers.jsonl import line_runs, piece_lines
 from forebay.rows.readers.table_rows import TableRows, locate_rows, taken_columns
 from forebay.rows.readers.tables_of_images import file_runs, read_table, read_typed, table_runs
+from forebay.rows.record import DURATIONS, Record
 from forebay.store.remote.raw.sources import folders_in, names_in, place_of
 from forebay.store.source_files import SourceFile
 
@@ -129,7 +131,7 @@ def read_ljspeech(piece: FilePiece, rows: Sink) -> None:
     """
     path = Path(piece.path)
     present = _audio_names(path)
-    for number, line in manifest_lines(path):
+    for (number, _), line in piece_lines(piece):
         sample_id, text = _ljspeech_fields(decoded(line, path, number), f"{path}, line {number}")
         name = next((n for e in _EXTENSIONS if (n := sample_id + e) in present), sample_id + _EXTENSIONS[0])
         record = Record({"audio": f"{AUDIO_FOLDER}/{name}", "text": text})
@@ -168,4 +170,4 @@ HF_READER = RowReader(
     recordings=RecordingLister(list=list_hf, locate=locate_rows),
     holds_media=True,
 )
-LJSPEECH_READER = RowReader(read=read_ljspeech)
+LJSPEECH_READER = RowReader(read=read_ljspeech, runs=line_runs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import COLUMNS_READ, TABLE_FILES, Reads, SourceColumns
+from forebay.config.data import TABLE_FILES, SourceColumns
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
 from forebay.rows.manifest import WHOLE_FILE
-from forebay.rows.meanings.canonical_chat import IDS, LEARNT_OF_ROW, MESSAGES, REFUSED_OF_ROW
+from forebay.rows.meanings.canonical_chat import IDS, LEARNT_OF_ROW, MESSAGES
 from forebay.rows.meanings.image_class import declared_classes, named_labels, written_label
-from forebay.rows.reader import FilePiece, MediaPlace, Record, Sink, one_a_file
+from forebay.rows.reader import FilePiece, Sink, one_a_file
 from forebay.rows.readers.arrow_files import (
     DEFAULTS,
     HfFile,
@@ -29,6 +29,7 @@ from forebay.rows.readers.arrow_files import (
 )
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv
 from forebay.rows.readers.jsonl import line_runs, read_lines
+from forebay.rows.record import Meaning, MediaPlace, Record
 
 _TEXTS, _LINES, _TYPED = (".csv", ".tsv"), (".jsonl", ".json"), (".parquet", ".arrow")
 
@@ -40,9 +41,6 @@ _IMAGES_PER_BATCH = 32
 """Rows that are held at once where their images are read with them."""
 
 _IDS = tuple(sorted(IDS, reverse=True))
-
-_HELD = {"system", *REFUSED_OF_ROW}
-"""Columns that are looked at for whether a row has a value, beside those of texts."""
 
 
 def table_runs(path: Path) -> Iterator[tuple[int, int, int]]:
@@ -71,14 +69,13 @@ def read_table(piece: FilePiece, rows: Sink) -> None:
     if ending in _TYPED:
         read_typed(piece, rows)
     elif ending in _LINES:
-        read_lines(piece, rows, renamed=lambda fields: _renamed(fields, piece.source.columns, piece.reads))
+        read_lines(piece, rows, renamed=lambda fields: _renamed(fields, piece.source.columns, piece.meaning.columns))
     else:
         _read_csv(piece, rows)
 
 
-def _renamed(fields: Mapping[str, Any], columns: SourceColumns, reads: Reads) -> dict[str, Any]:
+def _renamed(fields: Mapping[str, Any], columns: SourceColumns, names: Sequence[str]) -> dict[str, Any]:
     """Returns the fields of a line under the names that rows have."""
-    names = COLUMNS_READ[reads]
     given = {name: column for name in names if (column := getattr(columns, name)) not in (None, name)}
     rest = {name: value for name, value in fields.items() if name not in given and name not in given.values()}
     return rest | {name: fields[column] for name, column in given.items() if column in fields}
@@ -86,9 +83,8 @@ def _renamed(fields: Mapping[str, Any], columns: SourceColumns, reads: Reads) ->
 
 def _read_csv(piece: FilePiece, rows: Sink) -> None:
     source, columns = piece.source, piece.source.columns
-    named = {name: getattr(columns, name) or name for name in COLUMNS_READ[piece.reads]}
-    if piece.reads == "conversations":
-        named |= {name: name for name in ("system", *LEARNT_OF_ROW)}
+    named = {name: getattr(columns, name) or name for name in piece.meaning.columns}
+    named |= {name: name for name in piece.meaning.beside}
     if columns.id is None:
         named |= {name: name for name in IDS}
     table = read_csv(Path(piece.path), WantedColumns(frozenset((*named.values(), *source.keep_columns)), columns.image))
@@ -117,13 +113,14 @@ def _said(text: str) -> bool | str:
 
 def _require_named(piece: FilePiece, names: Sequence[str]) -> None:
     """Raises ManifestError where a table lacks what is read of it, or a column by another name than its default."""
-    columns, reads = piece.source.columns, piece.reads
-    for name in COLUMNS_READ[reads]:
+    columns, meaning = piece.source.columns, piece.meaning
+    for name in meaning.columns:
         column = getattr(columns, name)
         if column is not None and column not in names and column != getattr(DEFAULTS, name):
             raise _no_column(piece, f"{column} (source.columns.{name})", names)
-    if _lacks_text(reads, {name for name in COLUMNS_READ[reads] if getattr(columns, name) in names}):
-        raise _no_column(piece, _wanted_text(columns, reads), names)
+    found = {name for name in meaning.columns if getattr(columns, name) in names}
+    if (lacking := meaning.lacking(found, columns)) is not None:
+        raise _no_column(piece, lacking, names)
 
 
 def file_runs(path: Path) -> Iterator[tuple[int, int, int]]:
@@ -151,16 +148,19 @@ def read_typed(
     missing columns and other types.
     """
     file = HfFile(Path(piece.path))
-    images = (media or _ImageColumn)(file, piece)
+    images = _media_columns(file, piece, media)
     text = _text_columns(file, piece)
     require_columns(piece.source.keep_columns, file.schema.names, where=piece.path)
     text |= {name: name for name in piece.source.keep_columns}
-    taken = {*text.values(), *images.names}
-    held = _held(file, taken) if piece.reads == "conversations" else []
+    taken = {*text.values(), *(name for each in images.values() for name in each.names)}
+    held = _held(file, piece.meaning, taken)
     classes = declared_classes(file.schema, text["label"]) if "label" in text else None
-    columns = list(dict.fromkeys([*text.values(), *held, *images.leaves]))
+    leaves = [leaf for each in images.values() for leaf in each.leaves]
+    columns = list(dict.fromkeys([*text.values(), *held, *leaves]))
     is_large = any(map(_holds_bytes, (file.schema.field(name).type for name in held)))
-    batch_rows = _IMAGES_PER_BATCH if is_large else images.batch_rows
+    batch_rows = (
+        _IMAGES_PER_BATCH if is_large else min((each.batch_rows for each in images.values()), default=_ROWS_PER_BATCH)
+    )
     number = piece.first
     parts = range(piece.start, piece.stop)
     try:
@@ -171,8 +171,10 @@ def read_typed(
             values |= {name: _values(batch[name]) for name in held}
             if classes is not None:
                 values["label"] = [*named_labels(values["label"], classes)]
-            for position, places in enumerate(images.places(batch, number, runs.tolist())):
-                record = Record({name: c[position] for name, c in values.items()}, places, nested=("messages",))
+            places = {name: [*each.places(batch, number, runs.tolist())] for name, each in images.items()}
+            for position in range(len(batch)):
+                fields = {name: c[position] for name, c in values.items()}
+                record = _record(piece, fields, {name: each[position] for name, each in places.items()})
                 row = number + position + 1
                 rows.take(record, where=f"{piece.name}, row {row}", number=row)
             number += len(batch)
@@ -182,11 +184,34 @@ def read_typed(
     rows.classes = classes
 
 
-def _held(file: HfFile, taken: set[str]) -> list[str]:
-    """The columns of `_HELD`, and those that say whether a row is learnt: one of images is no such `mask`."""
+def _media_columns(
+    file: HfFile, piece: FilePiece, media: Callable[[HfFile, FilePiece], MediaColumns] | None
+) -> dict[str, MediaColumns]:
+    """The columns that say which items rows have, by the field that each becomes where items are fields."""
+    if media is not None or not piece.meaning.in_fields:
+        return {"image": (media or _ImageColumn)(file, piece)}
+    named = {group: getattr(piece.source.columns, group) for group in piece.meaning.facts.groups}
+    return {
+        group: _ImageColumn(file, piece, column)
+        for group, column in named.items()
+        if group in piece.meaning.columns and column in file.schema.names
+    }
+
+
+def _record(
+    piece: FilePiece, fields: dict[str, Any], places: Mapping[str, Sequence[MediaPlace | str | None]]
+) -> Record:
+    if not piece.meaning.in_fields:
+        return Record(fields, places["image"], nested=("messages",))
+    own = {name: found[0] if len(found) == 1 else [*found] or None for name, found in places.items()}
+    return Record(fields | own, nested=("messages",))
+
+
+def _held(file: HfFile, meaning: Meaning, taken: set[str]) -> list[str]:
+    """The columns that are looked at for whether a row has a value; one of images is no `mask` of what is learnt."""
     names = file.schema.names
-    said = {name for name in {*LEARNT_OF_ROW}.intersection(names) if not _holds_bytes(file.schema.field(name).type)}
-    return [name for name in names if name in (_HELD | said) - taken]
+    said = {name for name in meaning.beside if name in names and not _holds_bytes(file.schema.field(name).type)}
+    return [name for name in names if name in (meaning.refuses | said) - taken]
 
 
 def _values(column: pa.Array) -> list[Any]:
@@ -211,40 +236,31 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 def _text_columns(file: HfFile, piece: FilePiece) -> dict[str, str]:
     """The columns of texts and ids by their names in a row. Raises ManifestError where there are none."""
     columns, names = piece.source.columns, file.schema.names
-    wanted = {name: getattr(columns, name) for name in COLUMNS_READ[piece.reads] if name not in ("image", "id")}
+    meaning = piece.meaning
+    others = (name for name in meaning.columns if name not in (*meaning.facts.groups, "id"))
+    wanted = {name: column for name in others if (column := getattr(columns, name)) is not None}
     found = {name: column for name, column in wanted.items() if column in names}
-    if piece.reads == "conversations" and "messages" not in found and columns.messages == MESSAGES[0]:
+    if "messages" in wanted and "messages" not in found and columns.messages == MESSAGES[0]:
         found |= {"messages": MESSAGES[1]} if MESSAGES[1] in names else {}
     ids = {name: name for name in _IDS if name in names} if columns.id is None else {"id": columns.id}
     for name, column in {**wanted, **ids}.items():
         if column not in names and column != getattr(DEFAULTS, name):
             raise _no_column(piece, f"{column} (source.columns.{name})", names)
-    if _lacks_text(piece.reads, found):
-        raise _no_column(piece, _wanted_text(columns, piece.reads), names)
+    if (lacking := meaning.lacking(found, columns)) is not None:
+        raise _no_column(piece, lacking, names)
     return found | ids
-
-
-def _lacks_text(reads: Reads, found: Collection[str]) -> bool:
-    """Says whether a table with these of the columns of `[source.columns]` does not hold what rows are read as."""
-    if reads == "conversations":
-        return "messages" not in found and not {"question", "answer"} <= {*found}
-    return reads != "images" and {"labels": "label", "texts": "text"}[reads] not in found
-
-
-def _wanted_text(columns: SourceColumns, reads: Reads) -> str:
-    """Returns what to call the columns that rows are read from, beside the image's."""
-    if reads == "conversations":
-        return f"{columns.messages}, nor {columns.question} and {columns.answer}"
-    return columns.label if reads == "labels" else columns.text
 
 
 def _no_column(piece: FilePiece, what: str, names: Sequence[str]) -> ManifestError:
     """Returns the error for a table without a column that is read."""
-    *others, last = (name for name in COLUMNS_READ[piece.reads] if name != "id")
+    *others, last = (name for name in piece.meaning.columns if name != "id")
     listed = f"{', '.join(others)} or {last}" if others else last
     return ManifestError(
         f"{piece.path}: no column {what}; it has {', '.join(names)}; set {listed} under [source.columns]", code="FB202"
     )
+
+
+Places = Sequence[MediaPlace | str | None]
 
 
 class MediaColumns(Protocol):
@@ -257,7 +273,7 @@ class MediaColumns(Protocol):
     leaves: Sequence[str]
     batch_rows: int
 
-    def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Sequence[MediaPlace | str | None]]:
+    def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Places]:
         """Yields the images of each row: a place in the file, a path, or None if there are neither bytes nor a path."""
         ...
 
@@ -265,9 +281,9 @@ class MediaColumns(Protocol):
 class _ImageColumn:
     """The image column of a data file: what of it has to be read to know which rows have how many images, and where."""
 
-    def __init__(self, file: HfFile, piece: FilePiece) -> None:
-        self._name = name = piece.source.columns.image
-        self.names = [name]
+    def __init__(self, file: HfFile, piece: FilePiece, column: str | None = None) -> None:
+        self._name = name = column or piece.source.columns.image
+        self.names: Sequence[str] = [name]
         if name not in file.schema.names:
             raise _no_column(piece, f"{name} (source.columns.image)", file.schema.names)
         kind = file.schema.field(name).type
@@ -279,7 +295,8 @@ class _ImageColumn:
                 code="FB203",
             )
         children = {field.name for field in element} if pa.types.is_struct(element) else set()
-        self.leaves, self._all_inside = [name], False
+        self.leaves: Sequence[str] = [name]
+        self._all_inside = False
         has_bytes = "bytes" in children or is_bytes(element)
         inside = next((p for p in file.leaves(name) if is_bytes(element) or p.endswith(".bytes")), name)
         if has_bytes and file.is_filled(inside):
@@ -289,7 +306,7 @@ class _ImageColumn:
         reads_images = has_bytes and not self._all_inside
         self.batch_rows = _IMAGES_PER_BATCH if reads_images else _ROWS_PER_BATCH
 
-    def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Sequence[MediaPlace | str | None]]:
+    def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Places]:
         """See `MediaColumns`."""
         if not self.leaves:
             yield from ([_inside(first + row, 0, run)] for row, run in enumerate(runs))

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from forebay.config.data import SourceConfig
 from forebay.errors import DecodeError, ManifestError
+from forebay.rows.audio_facts import all_failed, fill_durations, header_duration_s, located, no_duration
 from forebay.rows.kept_columns import concatenated, part_of, require_columns
 from forebay.rows.manifest import (
     UNLOCATED,
@@ -31,10 +32,9 @@ from forebay.rows.manifest import (
     storable,
 )
 from forebay.rows.meanings.recording_pieces import BOUNDS, spans_of
-from forebay.rows.meanings.recordings import all_failed, fill_durations, header_duration_s, located, no_duration
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import NamedFiles, manifest_files, usable_name
-from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, MediaPlace, RecordingLister, RowReader, Sink
+from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, RecordingLister, RowReader, Sink
 from forebay.rows.readers.arrow_files import HfFile
 from forebay.rows.readers.json_lines import JsonError, decoded
 from forebay.rows.readers.sidecar_tars import clip_duration_s
@@ -54,6 +54,7 @@ from forebay.rows.readers.tar_members import (
     take_or_zero,
     without_dot,
 )
+from forebay.rows.record import MediaPlace
 from forebay.store.remote.raw.sources import at_hand
 from forebay.store.source_files import SourceFile
 from forebay.tar.members import TarIndex

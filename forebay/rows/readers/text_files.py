@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.errors import ConfigError, ManifestError, TextError
+from forebay.rows.audio_facts import as_listed
 from forebay.rows.kept_columns import parts_of_rows, values_in
 from forebay.rows.manifest import Manifest, did_you_mean, joined, require_rows, storable
-from forebay.rows.meanings.recordings import located
 from forebay.rows.named_files import manifest_files, path_stem
-from forebay.rows.reader import IDS, Failures, Located, LocateTask, RecordingLister, RowReader
+from forebay.rows.reader import RecordingLister, RowReader
 from forebay.rows.readers.arrow_files import HfFile
 from forebay.rows.readers.json_lines import JsonError, not_lines, not_text, parse_object, refuse_constant, string_of
 from forebay.rows.readers.line_blocks import LineBlock, codec_of, head_of, line_blocks, plain_name
@@ -36,6 +36,7 @@ from forebay.rows.readers.text_rows import (
     problem_of,
     wanted_early,
 )
+from forebay.rows.record import IDS
 from forebay.store.layout import Array
 from forebay.store.remote.raw.sources import files_in, is_folder
 from forebay.store.source_files import SourceFile
@@ -388,9 +389,4 @@ def _tell_what_is_beside(source: SourceConfig, manifests: list[SourceFile]) -> N
             )
 
 
-def _as_listed(task: LocateTask) -> Located:
-    """Returns the rows as they are: there is nothing to find."""
-    return located(task, {}, Failures())
-
-
-READER = RowReader(recordings=RecordingLister(list=list_text, locate=_as_listed, has_index=True))
+READER = RowReader(recordings=RecordingLister(list=list_text, locate=as_listed, group=None, has_index=True))

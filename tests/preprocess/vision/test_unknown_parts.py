@@ -13,12 +13,12 @@ from transformers import AutoTokenizer
 
 from forebay.config import SourceConfig
 from forebay.preprocess.pool import Pool
-from forebay.rows.list_images import read_conversations
 from forebay.store.cache import Cache, open_cache
 from forebay.train.select import select
 from tests.preprocess.corpus import json_lines, speech_corpus
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo
+from tests.rows.pictures import read_conversations
 
 QUESTION: dict[str, Any] = {"image": "p0.jpg", "question": "What?", "answer": "A wave."}
 TURNS = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "A wave."}]

@@ -1,0 +1,500 @@
+"""A listing in two stages: the rows that manifests name, by reader and meaning, then what their items are.
+
+Rows are read piece by piece, a task each; recordings that a reader lists by column are read at once. Then the media of
+each source file is located, a task each, and the images that rows list are looked at, each once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.config.data import SourceConfig, row_slice
+from forebay.config.tree import Config
+from forebay.errors import ManifestError
+from forebay.rows.audio_facts import as_listed, locate_files
+from forebay.rows.eligible import (
+    FIRST_WAVE,
+    apply_filters,
+    fail_impossible,
+    name_absent_languages,
+    next_wave,
+    take_first,
+    unique_ids,
+    unneeded,
+)
+from forebay.rows.image_facts import ListedImages, with_images
+from forebay.rows.kept_columns import column_of, concatenated, names_of, require_values, typed, with_kept
+from forebay.rows.manifest import CONVERSATION_SCHEMA, ROW_SCHEMA, SPAN, Manifest, merged, require_rows
+from forebay.rows.meanings.own import meaning_of
+from forebay.rows.meanings.recording_pieces import refuse_differing, refuse_uncovered, to_judge
+from forebay.rows.named_files import NamedFiles, manifest_files, require_folder, shown_name, stamped
+from forebay.rows.reader import (
+    FilePiece,
+    Located,
+    LocateTask,
+    RecordingLister,
+    RowReader,
+    no_records,
+    reader_of,
+)
+from forebay.rows.record import Meaning
+from forebay.rows.row_pieces import ReadPiece, RowPart, candidate_rows, first_places, listed_rows
+from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large
+from forebay.store.remote.raw.sources import localized, shown
+from forebay.store.source_files import SourceFile
+from forebay.task_map import Map
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+ROWS_PER_TASK = 4096
+_CHECKED_ROWS = 256
+
+_TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "size", "duration_s", "language")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowListing:
+    """A listing of one source: where its rows are read from and what they mean.
+
+    map_: runs the tasks, `map` or one over processes. is_hashed: of a store whole files are downloaded ahead, since
+    they will be hashed, even if an index would do.
+    """
+
+    source: SourceConfig
+    meaning: Meaning
+    cache_root: str
+    map_: Map = map
+    is_hashed: bool = False
+    reader: RowReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reader", reader_of(self.source))
+
+    @functools.cached_property
+    def lister(self) -> RecordingLister:
+        """How rows that are items themselves are listed and located: by column where the reader can, else by record."""
+        found, own = self.reader.recordings, self.meaning.own
+        if found is not None and self.meaning.by_column and found.group == own:
+            return found
+        if self.reader.read is no_records:
+            raise ManifestError(
+                f'source.kind is "{self.source.kind}", which has no rows for source.meaning = '
+                f'"{self.meaning.facts.name}"; list them in a table or as JSON lines',
+                code="FB144",
+            )
+        if own is None:
+            return RecordingLister(locate=as_listed)
+        return RecordingLister(locate=found.locate if found is not None and self.reader.holds_media else locate_files)
+
+    @functools.cached_property
+    def manifests(self) -> Sequence[SourceFile]:
+        """The source files, with the stat that they have before they are read."""
+        return manifest_files(self.source, meaning=self.meaning.facts.name)
+
+    def pieces(self) -> Iterator[FilePiece]:
+        """Yields the pieces of the source files."""
+        yield from self.reader.pieces_of(self.source, self.manifests, meaning=self.meaning, cache_root=self.cache_root)
+
+    def parts(self, pieces: Sequence[FilePiece]) -> list[RowPart]:
+        """Returns what the records of pieces mean."""
+        own = None if self.meaning.lists_all else self.lister.read
+        read = ReadPiece(own or self.reader.read)
+        return self.run(read, pieces, lambda piece: [piece.path], total=len(self.manifests))
+
+    def run(
+        self, function: Callable[[T], R], tasks: Sequence[T], needs: Callable[[T], Sequence[str]], *, total: int
+    ) -> list[R]:
+        """Returns `function(task)` of every task, in their order."""
+        return run_on_sources(self.map_, function, tasks, needs, is_remote=is_remote(self.source), total=total)
+
+    def images(self) -> ListedImages:
+        """Returns the images that rows list, none yet."""
+        files = NamedFiles(self.manifests, self.source)
+        return ListedImages(self.source, files, self.map_, self.reader, self.cache_root)
+
+    def in_waves(
+        self,
+        tasks: Iterator[T],
+        run: Callable[[Sequence[T]], Sequence[R]],
+        judge: Callable[[Sequence[R], bool], tuple[Manifest | None, int]],
+        *,
+        first: int | None,
+        total: int | None = None,
+    ) -> Manifest:
+        """Returns what a judge makes of the results of tasks, of no more of these than it takes.
+
+        judge: (results so far, whether they are all) -> (the listing, or None where more is needed; the good rows).
+        first: tasks of the first wave; None: all. total: of all tasks, where that is known.
+        """
+        results: list[R] = []
+        wave = first
+        while True:
+            batch = list(itertools.islice(tasks, wave))
+            results += run(batch)
+            is_all = wave is None or len(batch) < wave or len(results) == total
+            manifest, rows = judge(results, is_all)
+            if manifest is not None:
+                return manifest
+            remote = is_remote(self.source)
+            wave = next_wave(wave or 1, looked_at=len(results), rows=rows, source=self.source, is_remote=remote)
+
+    @property
+    def first_wave(self) -> int:
+        """Tasks that are run at once, at first, where the rest of them may be needless."""
+        return 1 if is_remote(self.source) else FIRST_WAVE
+
+    def is_enough(self, num_good: int) -> bool:
+        """Whether so many rows are all that are wanted."""
+        return self.source.max_samples is not None and num_good >= self.source.max_samples
+
+
+def list_rows(
+    source: SourceConfig,
+    meaning: Meaning,
+    *,
+    cache_root: str | os.PathLike[str],
+    map_: Map = map,
+    is_hashed: bool = False,
+) -> Manifest:
+    """Returns the eligible rows, what their items are, every place and duration known, and what was left out.
+
+    Of rows that are items themselves: ROW_SCHEMA, left out by duplicate ids, `source.exclude`, languages and durations.
+    Of rows that list images: CONVERSATION_SCHEMA, with rows of one file that share an image brought together, the
+    groups by first appearance; and IMAGE_SCHEMA, of these rows alone. They are left out in this order: `source.rows`,
+    records of another form, ids that occur twice, `source.exclude`, images that cannot be used (a row fails with its
+    first), `max_samples`; of a row that is out by an earlier one no image is read. Rows may be both.
+
+    With `max_samples` or an end in `source.rows` only as much is read as it takes, and a bit more. Raises ManifestError
+    where a manifest as a whole cannot be used, BuildError where an image kills the processes of `map_`, OSError or
+    TarError where the machine fails.
+    """
+    listing = RowListing(
+        source=source, meaning=meaning, cache_root=os.fspath(cache_root), map_=map_, is_hashed=is_hashed
+    )
+    return _listed_alone(listing) if meaning.lists_all else _located(listing)
+
+
+def _listed_alone(listing: RowListing) -> Manifest:
+    """The rows of a meaning that lists all of its items, in waves of pieces."""
+    source = listing.source
+    manifests, images = listing.manifests, listing.images()
+    require_folder(source)
+    tell_if_too_large(manifests)
+    selected = slice(None) if source.rows is None else row_slice(source.rows)
+
+    def run(pieces: Sequence[FilePiece]) -> Sequence[RowPart]:
+        found = listing.parts(pieces)
+        images.extend([(part.group, part.items[images.group]) for part in found])
+        return found
+
+    def judge(parts: Sequence[RowPart], is_all: bool) -> tuple[Manifest | None, int]:  # noqa: FBT001
+        rows = listed_rows(parts)
+        is_all = is_all or (selected.stop is not None and len(rows) >= selected.stop)
+        if not is_all and source.max_samples is None:
+            return None, 0
+        candidates = _candidates(listing, _selected(rows, selected, source, is_all=is_all), parts, images)
+        failed = images.failed(candidates.rows, source.max_samples)
+        good = int(np.count_nonzero(failed < 0))
+        if not is_all and not listing.is_enough(good):
+            return None, good
+        manifest = with_images(candidates, failed, images)
+        require_values(manifest.rows, manifest.unused, where=", ".join(source.manifests))
+        return _meant(listing, manifest, parts), good
+
+    first = listing.first_wave if _may_end_early(source, selected) else None
+    return listing.in_waves(listing.pieces(), run, judge, first=first)
+
+
+def _candidates(listing: RowListing, rows: pa.Table, parts: Sequence[RowPart], images: ListedImages) -> Manifest:
+    """The rows that can be used and that filters leave, as far as their texts and names tell."""
+
+    def places(rows: pa.Table) -> dict[str, Any]:
+        if not listing.reader.lists_media:
+            return {"file": rows["group"]}
+        # Ids that clash are named after the images themselves.
+        found = first_places(rows, parts, images.group, lambda path, _: images.files.listed(path))
+        return {"file": found["file"]}
+
+    manifest = candidate_rows(rows, listing.manifests, places)
+    manifest = apply_filters(unique_ids(manifest), listing.source)
+    rows, schema = manifest.rows, pa.schema([field for field in CONVERSATION_SCHEMA if field.name != "image_group"])
+    table = pa.table([rows[field.name] for field in schema], schema=schema)
+    return dataclasses.replace(
+        manifest,
+        rows=with_kept(table, {name: column_of(rows, name) for name in names_of(rows)}),
+        absent=tuple(part.group for part in parts if part.absent),
+        unused=merged(part.unused for part in parts),
+    )
+
+
+def _meant(listing: RowListing, manifest: Manifest, parts: Sequence[RowPart]) -> Manifest:
+    """A listing whose rows are all known, with what its meaning makes of all of them."""
+    lister, absent = listing.reader.recordings, manifest.absent
+    is_of_tars = lister is not None and lister.lists_tars
+    if is_of_tars and listing.is_enough(len(manifest.rows)):
+        absent = (*absent, *unneeded(manifest, manifest.rows))
+    rows = listing.meaning.finished(manifest.rows, [part.classes for part in parts if len(part.rows)])
+    return dataclasses.replace(manifest, rows=rows, absent=absent)
+
+
+def _may_end_early(source: SourceConfig, selected: slice) -> bool:
+    """Whether the rows that are wanted may be known before all are; those counted from the end are not."""
+    ends = [number for number in (selected.start, selected.stop) if number is not None]
+    return all(number >= 0 for number in ends) and (source.max_samples is not None or selected.stop is not None)
+
+
+def _selected(rows: pa.Table, selected: slice, source: SourceConfig, *, is_all: bool) -> pa.Table:
+    """Returns the rows that `source.rows` selects. Raises ManifestError where there is none, and no others follow."""
+    named, chosen = ", ".join(source.manifests), np.arange(len(rows), dtype=np.int64)[selected]
+    if is_all and not len(rows):
+        raise ManifestError(f"{named}: no rows; add samples or name another manifest", code="FB204")
+    if is_all and not len(chosen):
+        raise ManifestError(
+            f"{named}: source.rows is {source.rows}, which selects none of {len(rows)} rows; correct it", code="FB204"
+        )
+    return rows if source.rows is None else rows.take(pa.array(chosen))
+
+
+@dataclass(frozen=True)
+class NamedRows:
+    """The rows that manifests name, whose own items are not located yet. parts: of rows that were read by record."""
+
+    manifest: Manifest
+    parts: Sequence[RowPart] = ()
+    images: ListedImages | None = None
+
+
+def _named(listing: RowListing) -> NamedRows:
+    """The rows of a meaning whose rows may be items themselves, and that the filters leave."""
+    lister, source = listing.lister, listing.source
+    if lister.list is not None:
+        root = Path(listing.cache_root) if listing.cache_root else None
+        named = NamedRows(lister.list(source, *([root] if lister.has_index else [])))
+    else:
+        named = _by_record(listing)
+    listed = named.manifest
+    rows = typed(listed.rows)
+    if listing.meaning.own is not None:
+        rows = refuse_differing(rows, functools.partial(_recording, listed))
+    manifest = unique_ids(dataclasses.replace(listed, rows=rows))
+    if not lister.lists_tars:
+        name_absent_languages(manifest.rows, source)
+    return dataclasses.replace(named, manifest=apply_filters(fail_impossible(manifest), source))
+
+
+def _by_record(listing: RowListing) -> NamedRows:
+    images, own = listing.images(), listing.meaning.own
+    parts = listing.parts([*listing.pieces()])
+    rows = listed_rows(parts)
+    require_rows(len(rows), listing.manifests)
+
+    def places(rows: pa.Table) -> dict[str, Any]:
+        if own is None:
+            return {"file": rows["group"], "duration_s": pa.array(np.zeros(len(rows)))}
+
+        def number(path: str, group: int) -> int:
+            return images.files.number(path, manifest=listing.manifests[group])
+
+        found = first_places(rows, parts, own, number)
+        return found | ({"group": found["file"]} if listing.lister.by_file else {})
+
+    manifest = candidate_rows(rows, listing.manifests, places)
+    unused = merged(part.unused for part in parts)
+    require_values(manifest.rows, unused, where=", ".join(listing.source.manifests))
+    images.files.stamp()
+    manifest = dataclasses.replace(manifest, files=tuple(images.files.files), unused=unused)
+    if images.group not in listing.meaning.facts.groups:
+        return NamedRows(manifest, parts)
+    images.extend([(part.group, part.items[images.group]) for part in parts])
+    return NamedRows(manifest, parts, images)
+
+
+def read_manifest(
+    source: SourceConfig, meaning: Meaning, *, cache_root: str | os.PathLike[str] | None = None
+) -> Manifest:
+    """Returns the rows that a manifest names and the filters leave, as far as it alone tells; no tar is opened.
+
+    Tars that are listed without their rows have none yet; durations may be NaN, places UNLOCATED. cache_root: None
+    where no index may be kept.
+    Raises ManifestError where a manifest as a whole cannot be used: absent, empty, another form, columns or types.
+    """
+    return _named(RowListing(source=source, meaning=meaning, cache_root=os.fspath(cache_root or ""))).manifest
+
+
+def _located(listing: RowListing) -> Manifest:
+    """The rows of a meaning whose rows may be items themselves: those are located in waves, a source file a task."""
+    source, lister, named = listing.source, listing.lister, _named(listing)
+    listed = dataclasses.replace(named.manifest, files=tuple(stamped(named.manifest.files)))
+    tell_if_too_large(listed.files)
+    tasks = list(locate_tasks(listed, listing))
+
+    def judge(results: Sequence[Located], is_all: bool) -> tuple[Manifest | None, int]:  # noqa: FBT001
+        manifest = _with_places(listed, results, listing, is_all=is_all)
+        failed = None if named.images is None else named.images.failed(manifest.rows, source.max_samples)
+        good = len(manifest.rows) if failed is None else int(np.count_nonzero(failed < 0))
+        if not is_all and not listing.is_enough(good):
+            return None, good
+        if named.images is None or failed is None:
+            return take_first(manifest, source.max_samples, is_all=is_all, is_of_tars=lister.lists_tars), good
+        return with_images(manifest, failed, named.images), good
+
+    # Where no more rows were listed than are wanted, every task is needed.
+    all_at_once = source.max_samples is None or 0 < len(listed.rows) <= source.max_samples
+    run = functools.partial(_located_of, listing, total=len(listed.files))
+    first = None if all_at_once else listing.first_wave
+    manifest = listing.in_waves(iter(tasks), run, judge, first=first, total=len(tasks))
+    _refuse_pieces(manifest, listing)
+    rows = manifest.rows.select([name for name in manifest.rows.column_names if not name.startswith(SPAN)])
+    manifest = dataclasses.replace(manifest, rows=listing.meaning.finished(rows, [p.classes for p in named.parts]))
+    if not len(manifest.rows) and not len(manifest.rejected):
+        raise ManifestError(
+            f"{', '.join(source.manifests)}: no audio in any of its files; correct source.manifest", code="FB204"
+        )
+    return manifest
+
+
+def locate_tasks(manifest: Manifest, listing: RowListing) -> Iterator[LocateTask]:
+    """Yields a task for every tar that has rows left, in their order; of other kinds, for runs of 4096 rows of a file.
+
+    A tar is not divided: its index would be loaded for each run.
+    """
+    kind, source, rows = listing.lister, listing.source, manifest.rows.select(_TASK_COLUMNS)
+    if kind.lists_tars:
+        cuts = [(number, 0, 0) for number in range(len(manifest.files))]
+    else:
+        most = source.max_samples if source.max_samples is not None and is_remote(source) else ROWS_PER_TASK
+        step = len(rows) if kind.in_tars else min(most, ROWS_PER_TASK)
+        cuts = _cuts(manifest.rows["group"].to_numpy(), step)
+    for group, start, stop in cuts:
+        part = rows.slice(start, stop - start)
+        numbers = {group, *pc.unique(part["file"]).to_pylist()}
+        yield LocateTask(
+            group=group,
+            name=shown_name(manifest.files[group]),
+            paths={number: str(manifest.files[number].path) for number in sorted(numbers)},
+            rows=part,
+            cache_root=listing.cache_root,
+            column=source.columns.media,
+            keep=tuple(sorted(source.keep_columns)),
+        )
+
+
+def _located_of(listing: RowListing, tasks: Sequence[LocateTask], *, total: int) -> list[Located]:
+    needs = functools.partial(listing.lister.needs, is_hashed=listing.is_hashed)
+    return listing.run(listing.lister.locate, tasks, needs, total=total)
+
+
+def check_pieces(config: Config) -> None:
+    """Raises ManifestError where the table of a config says of one of its first rows that it is of a piece."""
+    listing = RowListing(source=config.source, meaning=meaning_of(config), cache_root=str(config.cache_root))
+    listed = read_manifest(config.source, listing.meaning)
+    is_one = np.cumsum(to_judge(listed.rows)) <= _CHECKED_ROWS
+    judged = dataclasses.replace(listed, rows=listed.rows.filter(pa.array(is_one)))
+    _refuse_pieces(judged, listing)
+
+
+def _refuse_pieces(manifest: Manifest, listing: RowListing) -> None:
+    """Raises ManifestError for a row that its table says is of a piece of its recording."""
+    rows = manifest.rows.filter(pa.array(to_judge(manifest.rows)))
+    if not len(rows):
+        return
+    # What a table states need not be how long the recording is.
+    place = ROW_SCHEMA.get_field_index("duration_s")
+    seconds = pc.if_else(pc.is_null(rows["stated_s"]), rows["duration_s"], float("nan"))
+    unknown = dataclasses.replace(manifest, rows=rows.set_column(place, ROW_SCHEMA.field(place), seconds))
+    tasks = list(locate_tasks(unknown, listing))
+    results = _located_of(dataclasses.replace(listing, is_hashed=False), tasks, total=len(manifest.files))
+    found = {row["row"]: row["duration_s"] for each in results for row in each.rows.to_pylist()}
+    durations = np.array([found.get(row, np.nan) for row in rows["row"].to_pylist()])
+    refuse_uncovered(rows, durations, listing.source.duration_tolerance, functools.partial(_recording, manifest))
+
+
+def _recording(manifest: Manifest, file: int, member: str) -> str:
+    """Returns what a recording is called in a message, with the table that names it."""
+    path = shown(str(manifest.files[file].path))
+    return (
+        f"{shown(str(manifest.files[0].path))}: {path}{f', {member}' if member and not path.endswith(member) else ''}"
+    )
+
+
+def _with_places(listed: Manifest, results: Sequence[Located], listing: RowListing, *, is_all: bool) -> Manifest:
+    """The listed rows that were found and that filters leave now that durations are known."""
+    source = listing.source
+    found = _concatenated([result.rows for result in results])
+    failed = pa.concat_tables([listed.rejected, *(result.failed for result in results)])
+    manifest = dataclasses.replace(
+        listed,
+        rows=_merged(listed.rows, found),
+        rejected=failed,
+        absent=tuple(sorted({number for result in results for number in result.absent})),
+        unused=merged([listed.unused, *(result.unused for result in results)]),
+    )
+    if listing.lister.lists_tars:
+        manifest = unique_ids(manifest)
+        if is_all:  # of some of the tars, more may be in the others
+            name_absent_languages(manifest.rows, source)
+            require_values(manifest.rows, manifest.unused, where=", ".join(source.manifests))
+    manifest = apply_filters(fail_impossible(manifest), source)
+    order = np.argsort(manifest.rejected["row"].to_numpy(), kind="stable")
+    return dataclasses.replace(manifest, rejected=manifest.rejected.take(pa.array(order)))
+
+
+def _merged(rows: pa.Table, found: pa.Table) -> pa.Table:
+    """The listed rows that were found, with the columns that were found; of `found` alone where it is complete."""
+    if found.column_names[: len(ROW_SCHEMA)] == ROW_SCHEMA.names:
+        return found
+    if len(found) < len(rows):
+        rows = rows.take(pa.array(np.searchsorted(rows["row"].to_numpy(), found["row"].to_numpy())))
+    for name in found.column_names:
+        position = ROW_SCHEMA.get_field_index(name)
+        rows = rows.set_column(position, ROW_SCHEMA.field(position), found[name].cast(ROW_SCHEMA.field(position).type))
+    return rows
+
+
+def _concatenated(tables: Sequence[pa.Table]) -> pa.Table:
+    # A file of which nothing is left gives a table without the columns that it would have found.
+    filled = [table for table in tables if len(table)] or list(tables[:1])
+    return concatenated(filled).combine_chunks() if filled else pa.table({"row": pa.array([], pa.int64())})
+
+
+def _cuts(group: np.ndarray[Any, Any], step: int) -> list[tuple[int, int, int]]:
+    """(group, start, stop) of every run of rows of one group, none longer than `step`."""
+    if not len(group):
+        return []
+    borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
+    return [
+        (int(group[first]), start, min(start + step, last))
+        for first, last in itertools.pairwise(borders)
+        for start in range(first, last, step)
+    ]
+
+
+def tar_places(config: Config) -> pa.Table | None:
+    """Returns `sample_id`, `tar_path` (absolute, or a URL) and `tar_member_name` of all eligible samples.
+
+    None without tars.
+    Raises ManifestError where the manifest cannot be used.
+    """
+    meaning, source = meaning_of(config), localized(config).source
+    if not RowListing(source=source, meaning=meaning, cache_root="").lister.in_tars:
+        return None
+    listed = list_rows(source, meaning, cache_root=config.cache_root)
+    paths = pa.array([shown(os.path.abspath(file.path)) for file in listed.files], pa.large_string())
+    columns = {
+        "sample_id": listed.rows["sample_id"],
+        "tar_path": paths.take(listed.rows["file"].combine_chunks()),
+        "tar_member_name": listed.rows["member"],
+    }
+    return pa.table(columns)

@@ -1,0 +1,142 @@
+"""Rows that are what a class of the user says: a file beside the config, which is run where rows are read.
+
+class Dialogues:
+    columns = ("audio", "image", "text")   # names of [source.columns] that are read
+    groups = ("audio", "image")            # what a row has items of
+
+    def row(self, record):
+        return {"text": record["text"], "audio": record["audio"], "image": record["photos"]}
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from forebay.config.code import same_source
+from forebay.config.meaning import ASKER, own_meaning
+from forebay.config.tree import Config
+from forebay.errors import ConfigError, SampleError
+from forebay.rows.manifest import LISTS, UNLOCATED, storable
+from forebay.rows.meanings.canonical_chat import decoded_fields
+from forebay.rows.named_files import path_stem
+from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
+from forebay.rows.record import Meaning, MeantRow, MediaPlace, Record, meaning_named
+from forebay.steps.run_code import CodeError, described, loaded
+from forebay.store.layout import Group
+from forebay.visible import an
+
+FAILED = "meaning_failed"
+"""The reason of a row for which a class raises, or returns what is no row."""
+
+_TEXTS = ("text", "language", "prompt", "id")
+
+
+@dataclass(frozen=True)
+class OwnRows(Meaning):
+    """What a class of the user makes of records. digest: sha256 of its file, which is in the key."""
+
+    path: Path
+    name: str
+    digest: str
+    in_fields: ClassVar[bool] = True
+    bad: ClassVar[str | None] = FAILED
+
+    def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:  # noqa: ARG002  it may take any field
+        found = self._returned(_fields(record))
+        items = {group: self._places(group, found.get(group)) for group in self.facts.groups}
+        given = found.get("id")
+        texts = [self._text(name, found.get(name)) for name in _TEXTS[:-1]]
+        if given is not None and not (isinstance(given, (str, int)) and str(given)):
+            raise self._wrong("id", given, "a text or an integer")
+        own = items[self.own][0] if self.own is not None else None
+        return MeantRow(
+            text=texts[0],
+            items=items,
+            sample_id=None if given is None else self._text("id", str(given)),
+            name=None if own is None else path_stem(own.member or own.path or "") or None,
+            language=texts[1],
+            prompt=texts[2],
+            seconds=self._seconds(found.get("duration_s")),
+        )
+
+    def _returned(self, fields: dict[str, Any]) -> Mapping[str, Any]:
+        instance = _made(self.path, self.name, self.digest)
+        try:
+            found = instance.row(fields)
+        except (KeyboardInterrupt, MemoryError, SampleError):
+            raise
+        except BaseException as err:
+            raise SampleError(FAILED, f"{self._label} raised {described(err)}") from err
+        if not isinstance(found, Mapping):
+            raise SampleError(FAILED, f"{self._label} returned {an(type(found).__name__)}, wanted a dict")
+        known = {*_TEXTS, "duration_s", *self.facts.groups}
+        if others := sorted(str(name) for name in found.keys() - known):
+            raise SampleError(FAILED, f"{self._label} returned {others}, wanted some of {sorted(known)}")
+        return found
+
+    def _places(self, group: Group, found: Any) -> list[MediaPlace]:
+        several = found if isinstance(found, list) else [] if found is None else [found]
+        if group not in LISTS and len(several) != 1:
+            raise self._wrong(group, found, "one item")
+        return [self._place(group, each) for each in several]
+
+    def _place(self, group: Group, found: Any) -> MediaPlace:
+        match found:
+            case MediaPlace():
+                return found
+            case str():
+                return MediaPlace(self._text(group, found))
+            case (str(tar), str(member)):
+                return MediaPlace(self._text(group, tar), storable(member.removeprefix("./")), size=UNLOCATED)
+        raise self._wrong(group, found, "the name of a file, (tar, member) or what the record has")
+
+    def _text(self, name: str, found: Any) -> str | None:
+        try:
+            return string_of({name: found}, (name,))
+        except JsonError as err:
+            raise SampleError(FAILED, f"{self._label}: {err}") from err
+
+    def _seconds(self, found: Any) -> float:
+        try:
+            return 0.0 if self.own is None else seconds_of({"duration_s": found}, ("duration_s",))
+        except JsonError as err:
+            raise SampleError(FAILED, f"{self._label}: {err}") from err
+
+    def _wrong(self, name: str, found: Any, wanted: str) -> SampleError:
+        return SampleError(FAILED, f"{self._label} returned {name} as {found!r:.80}, wanted {wanted}")
+
+    @property
+    def _label(self) -> str:
+        return f"{self.path.name}:{self.name}"
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    fields = decoded_fields(record)
+    return dict(fields) if record.media is None else {**fields, "image": [*record.media]}
+
+
+@functools.lru_cache(maxsize=8)
+def _made(path: Path, name: str, digest: str) -> Any:
+    """Returns an object of the class in a file of these bytes. Raises ConfigError where there is none."""
+    where = f"{ASKER.setting}: class {name} of {path}"
+    try:
+        made = loaded(same_source(path, digest, ASKER), str(path), name, what="class")()
+    except CodeError as err:
+        raise ConfigError(f"{ASKER.setting}: {path}: {err}; correct the file", code=ASKER.code) from err
+    except (KeyboardInterrupt, MemoryError, ConfigError):
+        raise
+    except BaseException as err:
+        raise ConfigError(f"{where} cannot be made: it raised {described(err)}", code=ASKER.code) from err
+    if not callable(getattr(made, "row", None)):
+        raise ConfigError(f"{where} has no method row(record); add it", code=ASKER.code)
+    return made
+
+
+def meaning_of(config: Config) -> Meaning:
+    """Returns the meaning of a config's rows. Raises ConfigError for a class that is none; runs nothing of it."""
+    own = own_meaning(config)
+    return meaning_named(config.meaning) if own is None else OwnRows(own.facts, own.path, own.name, own.digest)

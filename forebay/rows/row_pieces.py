@@ -1,0 +1,289 @@
+"""The first stage of a listing: the rows of pieces of files, a task each, and all of these as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import ManifestError, SampleError
+from forebay.rows.kept_columns import column_of, concatenated, names_of, parts_of_rows, values_in, with_kept
+from forebay.rows.manifest import (
+    LISTS,
+    REJECTED_SCHEMA,
+    ROW_SCHEMA,
+    SPAN,
+    Kind,
+    Manifest,
+    Unused,
+    joined,
+    rejections,
+    row_table,
+    storable,
+    table_of,
+)
+from forebay.rows.meanings.image_class import EXCLUDED
+from forebay.rows.meanings.recording_pieces import span_columns
+from forebay.rows.named_files import path_stem, shown_name
+from forebay.rows.reader import FilePiece, Sink
+from forebay.rows.readers.json_lines import JsonError
+from forebay.rows.record import Meaning, MediaPlace, Record, file_place
+from forebay.rows.shared_images import flattened
+from forebay.store.layout import Group
+from forebay.store.source_files import SourceFile
+
+_ROWS_PER_BATCH = 4096
+
+PART_ROWS = pa.schema(
+    [
+        pa.field("sample_id", pa.large_string()),
+        pa.field("explicit_id", pa.bool_(), nullable=False),
+        pa.field("text", pa.large_string()),
+        pa.field("kind", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("message", pa.large_string()),
+    ]
+)
+"""One entry a row of the manifest, in order: `sample_id` null where it is `<file>/<row>`; `kind`, `reason` and
+`message` of a row that cannot be used, else null. Behind them stand _SPOKEN where rows may be items themselves, and by
+group lists of places in the part's table of items."""
+
+_SPOKEN = pa.schema(
+    [
+        pa.field("language", pa.large_string()),
+        pa.field("prompt", pa.large_string()),
+        pa.field("duration_s", pa.float64(), nullable=False),
+    ]
+)
+
+PART_ITEMS = pa.schema(
+    [
+        pa.field("path", pa.large_string()),
+        pa.field("member", pa.large_string(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("run", pa.int64(), nullable=False),
+    ]
+)
+"""Places of items: `path`, as written, of a file of its own, else null and a place in the part's file."""
+
+_NOUNS: Mapping[Group, str] = {"audio": "a recording", "image": "an image"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPart:
+    """What a task found: PART_ROWS, and by group PART_ITEMS.
+
+    absent: the file cannot be opened. unused: rows by the name of a field that nothing takes. classes: the names of all
+    classes, in their order, where the file itself says them.
+    """
+
+    group: int
+    rows: pa.Table
+    items: Mapping[Group, pa.Table]
+    absent: bool = False
+    unused: Mapping[str, int] = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
+
+
+@dataclass(slots=True)
+class RowSink:
+    """The rows of a piece, gathered one by one; Python objects are held of at most 4096 rows, and of different places.
+
+    keep: fields of rows that are kept. home: what their files are named in. stem: see `FilePiece`. The rest as a `Sink`
+    has it.
+    """
+
+    meaning: Meaning
+    keep: tuple[str, ...] = ()
+    home: Path = field(default_factory=Path)
+    stem: str = ""
+    unused: Unused = field(default_factory=Unused)
+    classes: tuple[str, ...] | None = None
+    is_absent: bool = False
+    _tables: list[pa.Table] = field(default_factory=list)
+    _rows: list[tuple[Any, ...]] = field(default_factory=list)
+    _kept: list[tuple[Any, ...]] = field(default_factory=list)
+    _bounds: list[Mapping[str, Any]] = field(default_factory=list)
+    _places: dict[Group, dict[MediaPlace, int]] = field(init=False)
+    _schema: pa.Schema = field(init=False)
+
+    def __post_init__(self) -> None:
+        groups = self.meaning.facts.groups
+        self._places = {group: {} for group in groups}
+        lists = [pa.field(group, pa.list_(pa.int32()), nullable=False) for group in groups]
+        self._schema = pa.schema([*PART_ROWS, *lists, *(() if self.meaning.lists_all else _SPOKEN)])
+
+    def take(
+        self, record: Record | Callable[[], Record], *, where: str, stem: str | None = None, number: int = 0
+    ) -> None:
+        """Takes a row; one that cannot be used is rejected. Raises ManifestError where such a row costs the build."""
+        given: str | None = None
+        try:
+            made = record() if callable(record) else record
+            given = self.meaning.identifier(made.fields)
+            self._add(made, stem, given)
+        except (SampleError, JsonError) as err:
+            message, reason = f"{where}: {err}{self.meaning.advice}", err.reason or self.meaning.bad
+            if reason is None:
+                raise ManifestError(message, code="FB203") from err
+            last = f"{self.stem}/{number}" if self.meaning.bad is None else None
+            self.reject(stem or given or last, reason, message)
+
+    def reject(self, sample_id: str | None, reason: str, message: str, *, kind: Kind = "failed") -> None:
+        """Takes a row that cannot be used."""
+        kind = "excluded" if reason in EXCLUDED else kind
+        if reason == "bad_conversation" and self.meaning.bad is not None:
+            reason = self.meaning.bad
+        failed = (sample_id, False, None, kind, reason, storable(message))
+        self._append(failed, {}, (None, None, float("nan")), (None,) * len(self.keep), {})
+
+    def part(self, group: int) -> RowPart:
+        """Returns what was gathered."""
+        self._flush()
+        return RowPart(
+            group=group,
+            rows=concatenated(self._tables, is_last=False),
+            items={name: table_of([*places], PART_ITEMS) for name, places in self._places.items()},
+            absent=self.is_absent,
+            unused=self.unused.counts,
+            classes=self.classes,
+        )
+
+    def _add(self, record: Record, stem: str | None, given: str | None) -> None:
+        unknown: set[str] = set()
+        try:
+            row = self.meaning.row(record, unknown=unknown, home=self.home)
+        finally:  # of a row that lacks its class too: it may have one under another name
+            if unknown.difference(self.keep):
+                self.unused.add(unknown.difference(self.keep))
+        values = values_in(record.fields if record.kept is None else record.kept, self.keep)
+        items = {
+            group: [file_place(place, self.home, of=_NOUNS[group]) for place in places]
+            for group, places in row.items.items()
+        }
+        given = given or row.sample_id
+        found = (given or stem or row.name, given is not None, row.text, None, None, None)
+        self._append(found, items, (row.language, row.prompt, row.seconds), values, row.bounds)
+
+    def _append(
+        self,
+        row: tuple[Any, ...],
+        items: Mapping[Group, Sequence[MediaPlace]],
+        spoken: tuple[Any, ...],
+        kept: tuple[Any, ...],
+        bounds: Mapping[str, Any],
+    ) -> None:
+        lists = [
+            [places.setdefault(place, len(places)) for place in items.get(group, ())]
+            for group, places in self._places.items()
+        ]
+        self._rows.append((*row, *lists, *(() if self.meaning.lists_all else spoken)))
+        self._kept.append(kept)
+        self._bounds.append(bounds)
+        if len(self._rows) == _ROWS_PER_BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        table = table_of(self._rows, self._schema)
+        names = sorted({name for bounds in self._bounds for name in bounds})
+        for name, column in span_columns(self._bounds, names).items():
+            table = table.append_column(SPAN + name, column)
+        self._tables.append(with_kept(table, parts_of_rows(self._kept, self.keep)))
+        for gathered in (self._rows, self._kept, self._bounds):
+            gathered.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPiece:
+    """Reads a piece, as a task."""
+
+    read: Callable[[FilePiece, Sink], None]
+
+    def __call__(self, piece: FilePiece) -> RowPart:
+        """Returns the rows of a piece, and the places of their items."""
+        source = piece.source
+        home = Path(source.media_dir or piece.path)
+        rows = RowSink(piece.meaning, keep=source.keep_columns, home=home, stem=piece.stem)
+        self.read(piece, rows)
+        return rows.part(piece.group)
+
+
+_KINDS: tuple[Kind, ...] = ("excluded", "failed")
+
+
+def listed_rows(parts: Sequence[RowPart]) -> pa.Table:
+    """Returns all rows: those of parts with `row`, `group` and `offset`, the place in its file.
+
+    Items of a group are references: entry i of the parts' tables of items, put together, is reference i.
+    """
+    group = np.repeat([part.group for part in parts], [len(part.rows) for part in parts]).astype(np.int32)
+    row = np.arange(len(group), dtype=np.int64)
+    in_file = row - np.searchsorted(group, group)
+    columns = {"row": pa.array(row), "group": pa.array(group), "offset": pa.array(in_file)}
+    if not parts:
+        return pa.table(columns)
+    tables = [part.rows for part in parts]
+    for name in parts[0].items:
+        bases = np.cumsum([0, *(len(part.items[name]) for part in parts)])
+        tables = [_with_base(table, name, base) for table, base in zip(tables, bases[:-1].tolist(), strict=True)]
+    table = concatenated(tables)
+    return pa.table(columns | {name: table[name] for name in table.column_names})
+
+
+def candidate_rows(
+    rows: pa.Table, files: Sequence[SourceFile], places: Callable[[pa.Table], Mapping[str, Any]]
+) -> Manifest:
+    """Returns the rows that can be used, as ROW_SCHEMA and columns of LISTS behind it, and the others.
+
+    rows: of `listed_rows`. places: gives more columns of those that can be used, `file` among them: where they lie.
+    """
+    stems = pa.array([path_stem(shown_name(file).rpartition("/")[2]) for file in files], pa.large_string())
+    derived = joined(stems.take(rows["group"].combine_chunks()), "/", rows["offset"])
+    place = rows.schema.get_field_index("sample_id")
+    rows = rows.set_column(place, "sample_id", pc.coalesce(rows["sample_id"], derived))
+    unusable = rows.filter(rows["reason"].is_valid())
+    rows = rows.filter(rows["reason"].is_null()) if len(unusable) else rows
+    rejected = [
+        rejections(part["row"], part["sample_id"], kind=kind, reason=part["reason"], message=part["message"])
+        for kind in _KINDS
+        if len(part := unusable.filter(pc.equal(unusable["kind"], kind)))
+    ]
+    names = [name for name in rows.column_names if name in ROW_SCHEMA.names or name.startswith(SPAN)]
+    kept = {name: column_of(rows, name) for name in names_of(rows)}
+    table = row_table({name: rows[name] for name in names} | {**places(rows)}, num_rows=len(rows))
+    for group, column in LISTS.items():
+        table = table.append_column(column, rows[group]) if group in rows.column_names else table
+    table = with_kept(table, kept)
+    rejected = [REJECTED_SCHEMA.empty_table(), *rejected]
+    return Manifest(files=tuple(files), rows=table, rejected=pa.concat_tables(rejected))
+
+
+def first_places(
+    rows: pa.Table, parts: Sequence[RowPart], group: Group, number: Callable[[str, int], int]
+) -> dict[str, Any]:
+    """Returns where the first item of each row lies, as columns; each row has one.
+
+    number: (name, source file) -> the number of a file of its own, asked for in the order of the rows.
+    """
+    numbers = [
+        part.group if path is None else number(path, part.group)
+        for part in parts
+        for path in part.items[group]["path"].to_pylist()
+    ]
+    offsets, references = flattened(rows[group])
+    first = pa.array(references[offsets[:-1]])
+    places = pa.concat_tables([part.items[group] for part in parts]).take(first)
+    file = pa.array(numbers, pa.int32()).take(first)
+    return {"file": file, **{name: places[name] for name in ("member", "offset", "size")}}
+
+
+def _with_base(rows: pa.Table, name: str, base: int) -> pa.Table:
+    offsets, values = flattened(rows[name].combine_chunks())
+    shifted = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values + np.int64(base), pa.int32()))
+    return rows.set_column(rows.schema.get_field_index(name), name, shifted)
