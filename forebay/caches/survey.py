@@ -345,7 +345,7 @@ def _document_of_plan(folder: Path, descriptor: int) -> tuple[Mapping[str, Any],
 
 def _document_of_listing(_: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
     document, made_ns = read_document(descriptor, "listing.json")
-    if not {"files", "sums"} <= document.keys():
+    if not isinstance(document.get("files"), dict):
         raise CacheCorruptError("its listing.json is none that forebay writes")
     return document, made_ns
 

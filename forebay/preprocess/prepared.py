@@ -7,11 +7,8 @@ so many parts of one node share their memory.
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import logging
 import os
-import shutil
 import socket
 import time
 from collections import Counter
@@ -26,31 +23,17 @@ from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.groups import Groups, Listing
-from forebay.preprocess.outline import DOCUMENT, FORMAT, files_now, folder_of, read_document, submission_file, table_of
-from forebay.rows.manifest import Manifest
+from forebay.preprocess.listing_folder import files_now, manifest_in, put_away, save_listing, table_of
+from forebay.preprocess.outline import DOCUMENT, FORMAT, folder_of, prepared_document, submission_file
 from forebay.steps.recipe import Recipe
-from forebay.store.files import hash_file, write_aside, write_bytes
 from forebay.store.key import SHORT
 from forebay.store.layout import Group
 from forebay.store.lookup import Sealed
-from forebay.store.remote.raw.elsewhere import mirrors_in
-from forebay.store.shared_disk import lock_for_work, move, seen
-from forebay.store.source_files import SourceFile
-from forebay.store.temporary import remove_aside, temporary_name
+from forebay.store.shared_disk import lock_for_work
 from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)
 
-_FILES_SCHEMA = pa.schema(
-    [
-        pa.field("name", pa.large_binary()),
-        pa.field("path", pa.large_binary()),
-        pa.field("entry", pa.int32()),
-        pa.field("listed", pa.bool_()),
-        pa.field("stat", pa.list_(pa.int64())),
-        pa.field("xxh3_128", pa.string()),
-    ]
-)
 _CUTS_SCHEMA = pa.schema(
     [
         pa.field("group", pa.string()),
@@ -143,20 +126,13 @@ def prepared(config: Config, recipe: Recipe, make: Callable[[], Prepared]) -> tu
 def load(config: Config, recipe: Recipe) -> Prepared | None:
     """Returns the prepared build of a config; None where there is none, or its sources are not what they were."""
     folder = folder_of(config, recipe)
-    if (document := read_document(folder)) is None:
+    if (document := prepared_document(folder)) is None:
         return None
     files, moved = files_now(config, folder, document)
     if moved is not None:
         logger.warning("%s is not what it was when the build was prepared: it is listed again", moved)
         return None
-    manifest = Manifest(
-        files=files,
-        rows=table_of(folder, "rows"),
-        rejected=table_of(folder, "rejected"),
-        absent=tuple(document["absent"]),
-        images=table_of(folder, "images") if "images.arrow" in document["files"] else None,
-        unused=document["unused"],
-    )
+    manifest = manifest_in(folder, document, files)
     groups = Groups.of(config, recipe).keeping(manifest.rows).measured(document["constants"])
     listing = Listing(groups=groups, manifest=manifest, key=document["key"])
     return Prepared(
@@ -173,7 +149,7 @@ def remove(config: Config, recipe: Recipe) -> None:
     folder = folder_of(config, recipe)
     with contextlib.suppress(OSError):
         if folder.is_dir():
-            _put_away(folder)
+            put_away(folder)
     with contextlib.suppress(OSError):
         folder.with_suffix(".lock").unlink()
     with contextlib.suppress(OSError):
@@ -217,74 +193,15 @@ def require_numerics(config: Config, made: Prepared, here: Mapping[Group, str]) 
 
 def save(folder: Path, made: Prepared) -> None:
     """Makes a folder hold a prepared build."""
-    manifest = made.listing.manifest
-    tables = {"rows": manifest.rows, "rejected": manifest.rejected, "files": _files_table(manifest.files)}
-    tables["cuts"] = _cuts_table(made.cuts)
-    if manifest.images is not None:
-        tables["images"] = manifest.images
-    aside = temporary_name(folder)
-    aside.mkdir(exist_ok=True)  # nobody else has its name: what is there is ours
-    for name, table in tables.items():
-        _write_table(aside / f"{name}.arrow", table)
     document: dict[str, Any] = {
         "format": FORMAT,
         "key": made.listing.key,
         "host": made.host,
-        "prepared_at": time.time(),
-        "absent": list(manifest.absent),
-        "unused": dict(manifest.unused),
+        "listed_at_ns": time.time_ns(),  # all files that are there are hashed
         "probe": dict(made.probe),
         "constants": dict(made.constants),
-        "mirrors": [[folder, str(url)] for folder, url in mirrors_in(manifest.files)],
-        "files": {path.name: _sums(path) for path in aside.iterdir()},
     }
-    write_bytes(aside / DOCUMENT, json.dumps(document).encode("ascii"))
-    _publish(aside, folder, document["files"])
-
-
-def _publish(aside: Path, folder: Path, files: Mapping[str, Any]) -> None:
-    """Puts a prepared build in its place; an equal one of another process, which others may have mapped, stays."""
-    while True:
-        try:
-            move(aside, folder)
-            return
-        except OSError as err:
-            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        seen(folder.is_dir, folder.parent, what=f"{folder.name} of another machine")
-        standing = read_document(folder)
-        if standing is not None and standing["files"] == files:
-            shutil.rmtree(aside, ignore_errors=True)
-            return
-        with contextlib.suppress(FileNotFoundError):  # another process has put it away
-            _put_away(folder)
-
-
-def _put_away(folder: Path) -> None:
-    gone = temporary_name(folder)
-    move(folder, gone)
-    remove_aside(gone)
-
-
-def _sums(path: Path) -> dict[str, Any]:
-    return {"size_bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
-
-
-def _write_table(path: Path, table: pa.Table) -> None:
-    with write_aside(path) as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
-
-
-def _files_table(files: Sequence[SourceFile]) -> pa.Table:
-    columns = {
-        "name": [os.fsencode(file.name) for file in files],
-        "path": [os.fsencode(file.path) for file in files],
-        "entry": [file.entry for file in files],
-        "listed": [file.listed for file in files],
-        "stat": [None if file.stat is None else list(file.stat) for file in files],
-        "xxh3_128": [file.xxh3_128 for file in files],
-    }
-    return pa.table(columns, schema=_FILES_SCHEMA)
+    save_listing(folder, DOCUMENT, made.listing.manifest, tables={"cuts": _cuts_table(made.cuts)}, document=document)
 
 
 def _cuts_table(cuts: Sequence[Cut]) -> pa.Table:

@@ -132,7 +132,7 @@ class Memo:
         entry = self._entries.get(_anywhere(stat))
         if entry is None and self._trusts_etags and (twin := _etag_stat(path)) in self._entries and twin is not None:
             return replace(self._entries[twin], stat=stat)
-        return None if entry is None or max(entry.stat[-2:]) > entry.hashed_at_ns - _RACY_NS else entry
+        return None if entry is None or is_young(entry.stat, entry.hashed_at_ns) else entry
 
     def _save(self) -> None:
         # Another builder may have saved since: take its entries in. What two writers lose to each other is hashed
@@ -190,6 +190,11 @@ def stat_now(path: Path) -> Stat | None:
 def stat_of(status: os.stat_result) -> Stat:
     """Returns what an entry is found by."""
     return stat_of_status(status)
+
+
+def is_young(stat: Stat, seen_ns: int) -> bool:
+    """Whether a file was changed about when it was looked at: it may have changed again and kept its times."""
+    return max(stat[-2:]) > seen_ns - _RACY_NS
 
 
 def is_same(now: Stat | None, known: Stat | None) -> bool:

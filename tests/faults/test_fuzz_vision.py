@@ -151,7 +151,7 @@ def packs_signed(folder: Path, data: st.DataObject) -> None:
 def kept_listing(folder: Path, data: st.DataObject) -> None:
     """What is no listing is made again: nothing is raised, and what is taken holds together."""
     place = folder / "listing"
-    name = data.draw(st.sampled_from(["listing.json", "rows", "images"]))
+    name = data.draw(st.sampled_from(["listing.json", "rows.arrow", "images.arrow"]))
     path = place / name
     document = json.loads((place / "listing.json").read_bytes())
     if name == "listing.json" and data.draw(st.booleans()):
@@ -159,7 +159,7 @@ def kept_listing(folder: Path, data: st.DataObject) -> None:
     else:
         path.write_bytes(data.draw(changed_bytes(path.read_bytes(), WICKED)))
         if name != "listing.json":  # with its checksum
-            document["sums"][name] = hash_file(path)
+            document["files"][name] = {"size_bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
             (place / "listing.json").write_text(json.dumps(document))
     found = listing._load(place, _GROUPS)
     if found is not None and found.manifest.images is not None:

@@ -23,7 +23,8 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config
 from forebay.config.url import Url
 from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError
-from forebay.preprocess.outline import COPY_OF, DOCUMENT, folder_of, read_document
+from forebay.preprocess.listing_folder import COPY_OF
+from forebay.preprocess.outline import DOCUMENT, folder_of, prepared_document
 from forebay.preprocess.prepared import Prepared, load, locked, save
 from forebay.steps.recipe import Recipe
 from forebay.store.files import write_all, write_aside, write_bytes
@@ -71,7 +72,7 @@ def staged_prepared(config: Config, recipe: Recipe, stage: Url, make: Callable[[
 def _remove_sealed(folder: Path, stage: Url, settings: RemoteConfig) -> None:
     """Removes this node's copies of other prepared builds that their stage has no more: their caches are sealed."""
     for other in folder.parent.glob("prepared-*"):
-        document = None if other == folder else read_document(other)
+        document = None if other == folder else prepared_document(other)
         if document is not None and COPY_OF in document:
             try:
                 Bucket(stage / other.name, settings).info(DOCUMENT)
@@ -99,7 +100,7 @@ def _downloaded(bucket: Bucket, folder: Path) -> bool:
     with contextlib.suppress(OSError):
         if (folder / DOCUMENT).read_bytes() == data:
             return True  # this node has put it
-    if (here := read_document(folder)) is not None and here.get(COPY_OF) == digest:
+    if (here := prepared_document(folder)) is not None and here.get(COPY_OF) == digest:
         return True
     aside = temporary_name(folder)
     aside.mkdir()
@@ -130,7 +131,7 @@ def _fetch(bucket: Bucket, path: Path, entry: Mapping[str, Any]) -> None:
 
 def _put(bucket: Bucket, folder: Path, *, create: bool = False) -> None:
     """Puts a prepared build. create: raises RemoteExistsError where one is there by now."""
-    document = read_document(folder)
+    document = prepared_document(folder)
     if document is None:
         return
     files: Mapping[str, Any] = document["files"]

@@ -24,7 +24,7 @@ import xxhash
 from forebay.errors import ManifestError
 from forebay.rows.readers.line_blocks import LineBlock, LinePlace, line_blocks
 from forebay.store.files import write_bytes
-from forebay.store.memo import Stat, is_same, stat_now
+from forebay.store.memo import Stat, is_same, is_young, stat_now
 from forebay.store.remote.raw.sources import at_hand, identity
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,6 @@ LINES = 4096
 """Lines from one mark to the next."""
 
 _VERSION = 1
-_RACY_NS = 2_000_000_000
 _READ_BYTES = 1 << 20
 _CHECKSUM_BYTES, _LENGTH_BYTES = 16, 8
 _MARK = np.dtype([("offset", "<i8"), ("line", "<i8"), ("rows", "<i8"), ("digest", "V16")])
@@ -136,7 +135,7 @@ def _kept(place: Path | None, fresh: LineIndex) -> LineIndex:
 
 def _believed(index: LineIndex, fresh: LineIndex) -> LineIndex:
     """Returns an index without what the file as it is now does not bear out."""
-    if index is fresh or (is_same(index.stat, fresh.stat) and max(index.stat[-2:]) <= index.seen_ns - _RACY_NS):
+    if index is fresh or (is_same(index.stat, fresh.stat) and not is_young(index.stat, index.seen_ns)):
         return index
     with at_hand(Path(fresh.path)) as local, open(local, "rb") as file:
         return replace(fresh, marks=index.marks[: _unchanged(file, index.marks)])

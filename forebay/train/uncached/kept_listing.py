@@ -7,10 +7,8 @@ and used again as long as every file has the stat that it had.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
-import os
-import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,40 +17,43 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from forebay.config.tree import Config
 from forebay.preprocess.assemble import EXCLUDING
 from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.listing import listed
+from forebay.preprocess.listing_folder import (
+    files_of,
+    manifest_in,
+    moved_since,
+    read_document,
+    require_sound,
+    save_listing,
+    table_of,
+)
 from forebay.preprocess.text_group import TOKENS
 from forebay.progress import Progress
-from forebay.rows.kept_columns import PREFIX, STORED_TYPES, names_of
-from forebay.rows.manifest import CONVERSATION_SCHEMA, IMAGE_SCHEMA, Manifest, described
+from forebay.rows.manifest import Manifest, described
 from forebay.rows.named_files import require_confined
 from forebay.steps.text.transcript import DETECTED_FIELDS
-from forebay.store.files import hash_file, write_bytes
 from forebay.store.inputs import located
 from forebay.store.key import SHORT, digest
 from forebay.store.layout import Array
-from forebay.store.memo import stat_now
 from forebay.store.remote.raw.origin import forget
-from forebay.store.remote.raw.sources import localized, look_up
-from forebay.store.source_files import SourceFile, listed_files
-from forebay.store.temporary import sweep, temporary_name
+from forebay.store.remote.raw.sources import localized
+from forebay.store.source_files import SourceFile
+from forebay.store.temporary import sweep
 from forebay.task_map import Map
 
 logger = logging.getLogger(__name__)
 
 FOLDER = ".listings"
 
-_TABLES = ("rows", "images")
-
-_KEPT = ("sample_id", "text", "group", "images")
+DOCUMENT = "listing.json"
 
 _KINDS = ("failed", "excluded")
 
-_VERSION = 3
+_VERSION = 4
 
 _PIECE = 4096
 """Rows tokenised at once."""
@@ -94,6 +95,7 @@ class Counted:
     lengths: Mapping[str, Array]
     rejected: Rejected
     said: pa.Table | None = None
+    listed_at_ns: int = 0
 
     @property
     def rows(self) -> pa.Table:
@@ -118,13 +120,16 @@ def counted_rows(config: Config, groups: Groups) -> Counted:
     name = digest({"recipe": groups.recipe.key, "manifests": manifests, "version": _VERSION})
     folder = config.cache_root / FOLDER / name[:SHORT]
     kept = _load(folder, groups)
-    if kept is not None and _lists_the_same(config, kept.files):
-        require_confined(kept.files, localized(config).source)
-        logger.info("lengths of %d samples from %s", len(kept.rows), folder)
-        return kept
+    if kept is not None:
+        forget()
+        if moved_since(config, kept.files, listed_at_ns=kept.listed_at_ns) is None:
+            require_confined(kept.files, localized(config).source)
+            logger.info("lengths of %d samples from %s", len(kept.rows), folder)
+            return kept
+    listed_at_ns = time.time_ns()
     found = _measured(groups, _listed(config, groups, map_=_with_progress))
     try:
-        _save(folder, found)
+        _save(folder, dataclasses.replace(found, listed_at_ns=listed_at_ns))
     except OSError as err:
         logger.warning("the lengths are not kept: %s cannot be written: %s", folder, err)
     return found
@@ -135,12 +140,6 @@ def _listed(config: Config, groups: Groups, *, map_: Map = map) -> Manifest:
     if manifest.unused:
         logger.warning("samples: %s", described(manifest.unused))
     return manifest
-
-
-def _lists_the_same(config: Config, files: Sequence[SourceFile]) -> bool:
-    """Says whether the config's manifests stand for the files that they stood for: a folder may have got another."""
-    now = [(file.entry, file.name) for file in listed_files(localized(config).source, reads=config.reads)]
-    return now == [(file.entry, file.name) for file in files if file.listed]
 
 
 def _with_progress(function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
@@ -197,94 +196,33 @@ def _save(folder: Path, found: Counted) -> None:
     """Keeps a listing, whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     sweep(folder.parent)
-    aside = temporary_name(folder)
-    aside.mkdir()
-    kept = [PREFIX + name for name in names_of(found.rows)]
-    rows = found.rows.select([*_KEPT, *kept])
-    for name, values in found.lengths.items():
-        rows = rows.append_column(name, pa.array(values))
-    tables = {"rows": rows, "images": found.manifest.images}
-    try:
-        document = {
-            "files": [[f.name, str(f.path), f.entry, f.listed, f.stat] for f in found.files],
-            "rejected": {name: getattr(found.rejected, name) for name in ("num_rows", *_KINDS)},
-            "lengths": list(found.lengths),
-            "sums": {name: _write_table(aside / name, tables[name]) for name in _TABLES},
-        }
-        write_bytes(aside / "listing.json", json.dumps(document).encode("ascii"))
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    tables = {"lengths": pa.table({name: pa.array(values, pa.int32()) for name, values in found.lengths.items()})}
+    if found.said is not None:
+        tables["said"] = found.said
+    rejected = {name: getattr(found.rejected, name) for name in ("num_rows", *_KINDS)}
+    document = {"listed_at_ns": found.listed_at_ns, "rejected": rejected}
+    save_listing(folder, DOCUMENT, found.manifest, tables=tables, document=document)
 
 
 def _load(folder: Path, groups: Groups) -> Counted | None:
-    """Returns what was kept; None where nothing was, it is damaged, or a file has changed since."""
+    """Returns what was kept; None where nothing was, or where it is damaged."""
+    if (document := read_document(folder, DOCUMENT)) is None:
+        return None
     try:
-        document = json.loads((folder / "listing.json").read_bytes())
-        files = tuple(map(_file, document["files"]))
-        forget()
-        look_up([file.path for file in files])
-        if any(stat_now(file.path) != file.stat for file in files):
-            return None
-        if any(hash_file(folder / name) != document["sums"][name] for name in _TABLES):
-            return None
-        lengths = [name for name in groups.length_names if name in document["lengths"]]
-        rows, images = map(_read_table, (folder / name for name in _TABLES), _schemas(groups, lengths))
-        _require_places(rows["group"], len(files))
-        _require_places(pc.list_flatten(rows["images"]), len(images))
-        _require_places(images["file"], len(files))
+        require_sound(folder, document)
+        manifest = manifest_in(folder, document, files_of(table_of(folder, "files")))
+        lengths, listed_at_ns = table_of(folder, "lengths"), int(document["listed_at_ns"])
+        if {*lengths.column_names} - {*groups.length_names} or len(lengths) != len(manifest.rows):
+            raise ValueError(f"{folder} holds lengths of other rows")
         kinds = ({str(why): int(count) for why, count in document["rejected"][k].items()} for k in _KINDS)
         return Counted(
-            manifest=Manifest(files=files, rows=rows.drop_columns(lengths), images=images),
-            lengths={name: rows[name].to_numpy() for name in lengths},
+            manifest=manifest,
+            lengths={name: lengths[name].to_numpy() for name in groups.length_names if name in lengths.column_names},
             rejected=Rejected(int(document["rejected"]["num_rows"]), *map(Counter, kinds)),
+            said=table_of(folder, "said") if "said.arrow" in document["files"] else None,
+            listed_at_ns=listed_at_ns,
         )
     # pyarrow's errors are ValueErrors.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as err:
-        if folder.exists():
-            logger.warning("listing again: %s cannot be used: %s", folder, err)
+        logger.warning("listing again: %s cannot be used: %s", folder, err)
         return None
-
-
-def _schemas(groups: Groups, lengths: Sequence[str]) -> tuple[pa.Schema, pa.Schema]:
-    """Returns the schemas of what is kept: rows with these lengths, and images with what their group knows of them."""
-    known = [name for group in groups.items for name in group.known_columns if name not in IMAGE_SCHEMA.names]
-    return (
-        pa.schema([*map(CONVERSATION_SCHEMA.field, _KEPT), *(pa.field(name, pa.int32()) for name in lengths)]),
-        pa.schema([*IMAGE_SCHEMA, *(pa.field(name, pa.int32()) for name in known)]),
-    )
-
-
-def _write_table(path: Path, table: pa.Table) -> str:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    return hash_file(path)
-
-
-def _read_table(path: Path, schema: pa.Schema) -> pa.Table:
-    """Returns a kept table. Raises ValueError where it is none: its checksum says that it is whole, not whose it is."""
-    with pa.memory_map(str(path)) as source:
-        table = pa.ipc.open_file(source).read_all()
-    table.validate(full=True)  # arrow trusts offsets and ends the process where they lead out
-    kept = [PREFIX + name for name in names_of(table)]
-    if not table.drop_columns(kept).schema.equals(schema) or any(
-        table.schema.field(name).type not in STORED_TYPES for name in kept
-    ):
-        raise ValueError(f"{path} holds {', '.join(table.schema.names)} in other types than a listing does")
-    return table
-
-
-def _require_places(places: pa.ChunkedArray, count: int) -> None:
-    """Raises ValueError where numbers are no places in a list of this length."""
-    ends = pc.min_max(places).as_py()
-    if places.null_count or (len(places) and not 0 <= ends["min"] <= ends["max"] < count):
-        raise ValueError(f"places of {ends} in a list of {count}")
-
-
-def _file(values: list[Any]) -> SourceFile:
-    name, path, entry, listed, stat = values
-    if stat is not None:
-        device, inode, size_bytes, mtime_ns, ctime_ns = stat
-        stat = device, inode, size_bytes, mtime_ns, ctime_ns
-    return SourceFile(name, Path(path), entry, listed, stat)

@@ -1,0 +1,250 @@
+"""A listing in a folder, whole or not at all: its tables, the files that it is of, and a document that names them.
+
+Prepared builds are such folders, and listings that training without a cache keeps. Tables are mapped, so many processes
+of a node share their memory. Nothing here imports a group or a step, so looking at one costs little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.config.tree import Config
+from forebay.config.url import parse_url
+from forebay.rows.kept_columns import PREFIX, STORED_TYPES
+from forebay.rows.manifest import CONVERSATION_SCHEMA, IMAGE_SCHEMA, LISTS, REJECTED_SCHEMA, ROW_SCHEMA, Manifest
+from forebay.store.files import hash_file, write_aside, write_bytes
+from forebay.store.memo import SIZE, Stat, is_same, is_young, stat_now
+from forebay.store.remote.raw.elsewhere import mirrors_in, rebased
+from forebay.store.remote.raw.sources import localized, look_up
+from forebay.store.shared_disk import move, seen
+from forebay.store.source_files import SourceFile, listed_files
+from forebay.store.temporary import remove_aside, temporary_name
+
+COPY_OF = "copy_of"
+"""In the document of a listing that another node has made: the digest of that node's document."""
+
+_FILES_SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.large_binary()),
+        pa.field("path", pa.large_binary()),
+        pa.field("entry", pa.int32()),
+        pa.field("listed", pa.bool_()),
+        pa.field("stat", pa.list_(pa.int64(), 5)),
+        pa.field("xxh3_128", pa.string()),
+    ]
+)
+_ROW_TYPES = {field.name: field.type for field in (*ROW_SCHEMA, *CONVERSATION_SCHEMA)}
+
+
+def save_listing(
+    folder: Path, name: str, manifest: Manifest, *, tables: Mapping[str, pa.Table], document: Mapping[str, Any]
+) -> None:
+    """Makes a folder hold a listing. name: of its document. tables, document: what is there beside the manifest.
+
+    `listed_at_ns` of the document is from before the listing began.
+    """
+    found = {"rows": manifest.rows, "rejected": manifest.rejected, "files": _files_table(manifest.files), **tables}
+    if manifest.images is not None:
+        found["images"] = manifest.images
+    aside = temporary_name(folder)
+    aside.mkdir(exist_ok=True)  # nobody else has its name: what is there is ours
+    try:
+        for table_name, table in found.items():
+            _write_table(aside / f"{table_name}.arrow", table)
+        files = {
+            path.name: {"size_bytes": path.stat().st_size, "xxh3_128": hash_file(path)} for path in aside.iterdir()
+        }
+        whole = {
+            **document,
+            "absent": list(manifest.absent),
+            "unused": dict(manifest.unused),
+            "mirrors": [[at, str(url)] for at, url in mirrors_in(manifest.files)],
+            "files": files,
+        }
+        write_bytes(aside / name, json.dumps(whole).encode("ascii"))
+        _publish(aside, folder, name, files)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sums(path: Path) -> dict[str, Any]:
+    return {"size_bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
+
+
+def _publish(aside: Path, folder: Path, name: str, files: Mapping[str, Any]) -> None:
+    """Puts a listing in its place; an equal one of another process, which others may have mapped, stays."""
+    while True:
+        try:
+            move(aside, folder)
+            return
+        except OSError as err:
+            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        seen(folder.is_dir, folder.parent, what=f"{folder.name} of another machine")
+        standing = read_document(folder, name)
+        if standing is not None and standing["files"] == files:
+            return
+        with contextlib.suppress(FileNotFoundError):  # another process has put it away
+            put_away(folder)
+
+
+def put_away(folder: Path) -> None:
+    """Removes a folder whose name may be used again at once."""
+    gone = temporary_name(folder)
+    move(folder, gone)
+    remove_aside(gone)
+
+
+def read_document(folder: Path, name: str) -> dict[str, Any] | None:
+    """Returns what a listing says of itself; None where it is not whole."""
+    try:
+        document: dict[str, Any] = json.loads((folder / name).read_bytes())
+        for file, entry in document["files"].items():
+            if (folder / file).stat().st_size != entry["size_bytes"]:
+                return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return document
+
+
+def table_of(folder: Path, name: str) -> pa.Table:
+    """Returns a table of a listing, mapped."""
+    with pa.memory_map(str(folder / f"{name}.arrow")) as mapped:
+        return pa.ipc.open_file(mapped).read_all()
+
+
+def manifest_in(folder: Path, document: Mapping[str, Any], files: tuple[SourceFile, ...]) -> Manifest:
+    """Returns the manifest of a listing. files: those of its table, by their paths on this node."""
+    return Manifest(
+        files=files,
+        rows=table_of(folder, "rows"),
+        rejected=table_of(folder, "rejected"),
+        absent=tuple(document["absent"]),
+        images=table_of(folder, "images") if "images.arrow" in document["files"] else None,
+        unused=document["unused"],
+    )
+
+
+def require_sound(folder: Path, document: Mapping[str, Any]) -> None:
+    """Raises ValueError or OSError where tables are not those that were written, or could not have been.
+
+    A checksum says that a table is whole, not whose it is: arrow trusts offsets and ends the process where they lead
+    out.
+    """
+    for file, entry in document["files"].items():
+        if hash_file(folder / file) != entry["xxh3_128"]:
+            raise ValueError(f"{file} is damaged")
+    tables = {file: table_of(folder, file.removesuffix(".arrow")) for file in document["files"]}
+    for table in tables.values():
+        table.validate(full=True)
+    rows, images = tables["rows.arrow"], tables.get("images.arrow", IMAGE_SCHEMA.empty_table())
+    count = len(tables["files.arrow"])
+    _require_types(tables["files.arrow"], dict(zip(_FILES_SCHEMA.names, _FILES_SCHEMA.types, strict=True)))
+    _require_types(tables["rejected.arrow"], dict(zip(REJECTED_SCHEMA.names, REJECTED_SCHEMA.types, strict=True)))
+    named = [name for name in rows.column_names if not name.startswith(PREFIX)]
+    _require_types(rows.select(named), {name: _ROW_TYPES.get(name, pa.null()) for name in {*named, "group", "text"}})
+    if any(rows.schema.field(name).type not in STORED_TYPES for name in {*rows.column_names}.difference(named)):
+        raise ValueError("kept columns have other types than a listing's")
+    _require_types(images, {**dict.fromkeys(images.column_names, pa.int32()), **_types(IMAGE_SCHEMA)})
+    for name in ("group", "file"):
+        if name in named:
+            _require_places(rows[name], count)
+    _require_places(images["file"], count)
+    for name in LISTS.values():
+        if name in named:
+            _require_places(pc.list_flatten(rows[name]), len(images))
+
+
+def _types(schema: pa.Schema) -> dict[str, pa.DataType]:
+    return dict(zip(schema.names, schema.types, strict=True))
+
+
+def _require_types(table: pa.Table, types: Mapping[str, pa.DataType]) -> None:
+    if _types(table.schema) != types:
+        raise ValueError(f"a table holds {', '.join(table.column_names)} in other types than a listing does")
+
+
+def _require_places(places: pa.ChunkedArray, count: int) -> None:
+    """Raises ValueError where numbers are no places in a list of this length."""
+    ends = pc.min_max(places).as_py()
+    if places.null_count or (len(places) and not 0 <= ends["min"] <= ends["max"] < count):
+        raise ValueError(f"places of {ends} in a list of {count}")
+
+
+def files_now(config: Config, folder: Path, document: Mapping[str, Any]) -> tuple[tuple[SourceFile, ...], str | None]:
+    """Returns the files of a listing by their paths on this node, and one that is not what it was then."""
+    files = files_of(table_of(folder, "files"))
+    if is_elsewhere := COPY_OF in document:
+        mirrors = tuple((str(at), parse_url(url)) for at, url in document.get("mirrors", ()))
+        files = rebased(files, mirrors, config.remote)
+    return files, moved_since(config, files, listed_at_ns=document["listed_at_ns"], is_elsewhere=is_elsewhere)
+
+
+def moved_since(
+    config: Config, files: Sequence[SourceFile], *, listed_at_ns: int, is_elsewhere: bool = False
+) -> str | None:
+    """Returns a file that is not what it was when it was listed, None for none: a stat each, and no reading.
+
+    is_elsewhere: another node has listed them. A copy of a file has other times there and the same size; whoever reads
+    the file compares its content. As in `hashes.memo`, a file that nobody has hashed is distrusted where it was changed
+    about when it was listed: a second change inside one clock tick would not show.
+    """
+    found = [(file.entry, file.name) for file in listed_files(localized(config).source, reads=config.reads)]
+    known = [(file.entry, file.name) for file in files if file.listed]
+    if found != known:
+        return next(iter(sorted(name for _, name in set(found) ^ set(known))), config.source.manifests[0])
+    look_up([file.path for file in files])
+    is_known = _is_as_large if is_elsewhere else is_same
+    for file in files:
+        is_trusted = file.xxh3_128 or file.stat is None or not is_young(file.stat, listed_at_ns)
+        if not is_trusted or not is_known(stat_now(file.path), file.stat):
+            return str(file.path)
+    return None
+
+
+def _is_as_large(now: Stat | None, known: Stat | None) -> bool:
+    if now is None or known is None or now[0] < 0:  # the version of an object is the same for all nodes
+        return is_same(now, known)
+    return now[SIZE] == known[SIZE]
+
+
+def files_of(table: pa.Table) -> tuple[SourceFile, ...]:
+    """Returns the files of a listing, by their paths on the node that made it."""
+    return tuple(
+        SourceFile(
+            os.fsdecode(row["name"]),
+            Path(os.fsdecode(row["path"])),
+            entry=row["entry"],
+            listed=row["listed"],
+            stat=None if row["stat"] is None else tuple(row["stat"]),
+            xxh3_128=row["xxh3_128"],
+        )
+        for row in table.to_pylist()
+    )
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    with write_aside(path) as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+
+
+def _files_table(files: Sequence[SourceFile]) -> pa.Table:
+    columns = {
+        "name": [os.fsencode(file.name) for file in files],
+        "path": [os.fsencode(file.path) for file in files],
+        "entry": [file.entry for file in files],
+        "listed": [file.listed for file in files],
+        "stat": [None if file.stat is None else list(file.stat) for file in files],
+        "xxh3_128": [file.xxh3_128 for file in files],
+    }
+    return pa.table(columns, schema=_FILES_SCHEMA)
