@@ -36,11 +36,13 @@ class SourceKind:
     needs_text: bool = False
     images: tuple[str, ...] = ()
 
-    def files_of(self, reads: Reads) -> tuple[str, ...]:
-        """Returns which files of a folder are manifests, for rows that are read so."""
-        if reads == "recordings" or not self.images:
+    def files_of(self, meaning: str) -> tuple[str, ...]:
+        """Returns which files of a folder are manifests, for rows of a meaning; one of the user may have all of them."""
+        facts = MEANINGS.get(meaning)
+        if not self.images or (facts is not None and "image" not in facts.groups):
             return self.files
-        return (*self.images, *(f"*{ending}" for ending in TEXT_OF_IMAGE)) if reads == "texts" else self.images
+        has_texts = facts is None or "text" in facts.columns
+        return (*self.images, *(f"*{ending}" for ending in TEXT_OF_IMAGE if has_texts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,18 +108,6 @@ MEANINGS: Mapping[str, MeaningFacts] = {
 }
 """By `source.meaning`. The class is imported when rows are read."""
 
-Reads = Literal["recordings", "conversations", "labels", "texts", "images"]
-READS: Mapping[str, Reads] = {"chat": "conversations", "label": "labels", "plain": "texts", "none": "images"}
-COLUMNS_READ: Mapping[Reads, tuple[str, ...]] = {
-    "recordings": MEANINGS["recordings"].columns,
-    "conversations": MEANINGS["conversations"].columns,
-    "labels": MEANINGS["labels"].columns,
-    "texts": MEANINGS["captions"].columns,
-    "images": MEANINGS["images"].columns,
-}
-"""By older names of meanings, `Config.reads`; these go with the branches that ask for them."""
-
-
 _READERS = "forebay.rows.readers"
 BOTH = ("speech", "vision")
 _HF_FILES = ("state.json", "dataset_info.json", "*.arrow", "*.parquet")
@@ -171,6 +161,7 @@ SOURCE_KINDS = {
         reader=f"{_READERS}.text_files:READER",
         files=("*.jsonl",),
         else_files=(("*.txt",), ("*.jsonl.gz", "*.jsonl.zst"), ("*.parquet",), ("*.txt.gz", "*.txt.zst")),
+        has_columns=True,
         has_audio=False,
         keeps=("speech",),
     ),

@@ -25,9 +25,7 @@ from forebay.init.subjects import subject_of
 from forebay.init.toml import document_of, text_of
 from forebay.init.trial import tried
 from forebay.rows.list_rows import check_pieces
-from forebay.steps.contradictions import contradictions
-from forebay.steps.recipe import recipe_of
-from forebay.steps.sections import section_problems
+from forebay.steps.recipe import contradictions, recipe_of, section_problems
 from forebay.terminal import wrapped
 from forebay.visible import from_here
 

@@ -17,7 +17,8 @@ from forebay.steps.audio.extractor.step import Extractor
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.image.processor.outputs import UnstorableError
 from forebay.steps.image.processor.step import Processed
-from forebay.steps.recipe import Recipe, TextGroup
+from forebay.steps.recipe import Recipe
+from forebay.steps.text.text_section import TextGroup
 from forebay.visible import from_here, printable
 
 _LIMITS_S = (30.0, 10.0)

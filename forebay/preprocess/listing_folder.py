@@ -199,7 +199,7 @@ def moved_since(
     the file compares its content. As in `hashes.memo`, a file that nobody has hashed is distrusted where it was changed
     about when it was listed: a second change inside one clock tick would not show.
     """
-    found = [(file.entry, file.name) for file in listed_files(localized(config).source, reads=config.reads)]
+    found = [(file.entry, file.name) for file in listed_files(localized(config).source, meaning=config.meaning)]
     known = [(file.entry, file.name) for file in files if file.listed]
     if found != known:
         return next(iter(sorted(name for _, name in set(found) ^ set(known))), config.source.manifests[0])

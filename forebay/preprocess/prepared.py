@@ -26,6 +26,7 @@ from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.listing_folder import files_now, manifest_in, put_away, save_listing, table_of
 from forebay.preprocess.outline import DOCUMENT, FORMAT, folder_of, prepared_document, submission_file
 from forebay.steps.recipe import Recipe
+from forebay.store.constants import Constants
 from forebay.store.key import SHORT
 from forebay.store.layout import Group
 from forebay.store.lookup import Sealed
@@ -55,7 +56,7 @@ class Prepared:
     listing: Listing
     cuts: Sequence[Cut]
     probe: Mapping[Group, str]
-    constants: Mapping[str, Any]
+    constants: Constants
     host: str
 
     @property
@@ -133,13 +134,14 @@ def load(config: Config, recipe: Recipe) -> Prepared | None:
         logger.warning("%s is not what it was when the build was prepared: it is listed again", moved)
         return None
     manifest = manifest_in(folder, document, files)
-    groups = Groups.of(config, recipe).keeping(manifest.rows).measured(document["constants"])
+    constants = Constants(document["constants"])
+    groups = Groups.of(config, recipe).keeping(manifest.rows).measured(constants)
     listing = Listing(groups=groups, manifest=manifest, key=document["key"])
     return Prepared(
         listing=listing,
         cuts=_cuts(table_of(folder, "cuts")),
         probe=document["probe"],
-        constants=document["constants"],
+        constants=constants,
         host=document["host"],
     )
 
@@ -199,7 +201,7 @@ def save(folder: Path, made: Prepared) -> None:
         "host": made.host,
         "listed_at_ns": time.time_ns(),  # all files that are there are hashed
         "probe": dict(made.probe),
-        "constants": dict(made.constants),
+        "constants": made.constants.to_json(),
     }
     save_listing(folder, DOCUMENT, made.listing.manifest, tables={"cuts": _cuts_table(made.cuts)}, document=document)
 

@@ -23,7 +23,6 @@ _YOUNG_NS = 2_000_000_000
 _TICK_S, _COARSE_TICK_S = 0.02, 2.0
 """Time stamps move in ticks of the kernel's clock, 10 ms at most, or every two seconds (FAT, old NFS)."""
 _WAITS = 3
-OLDER = {"texts": "recordings", "captions": "texts"}
 
 
 class NamedFiles:
@@ -85,7 +84,7 @@ def manifest_files(source: SourceConfig, *, meaning: str = "recordings") -> list
     Raises ManifestError where an entry stands for none, two for the same, or under `source.confined` for a file outside
     of its folder.
     """
-    files = listed_files(source, reads=OLDER.get(meaning, meaning))  # type: ignore[arg-type]
+    files = listed_files(source, meaning=meaning)
     found = {file.entry for file in files}
     for number, entry in enumerate(source.manifests):
         if number not in found and source.kind == "python":

@@ -91,7 +91,7 @@ def _compared(
 def _seen(config: Config, stored: Sequence[StoredSource]) -> Seen:
     """Returns name and path of every file that is there and that a cache was made of, by the config's manifests."""
     names = {source.name for source in stored if source.xxh3_128 != ABSENT}
-    files = listed_files(localized(config).source, reads=config.reads)
+    files = listed_files(localized(config).source, meaning=config.meaning)
     listed = {(file.name, file.path) for file in files if file.name in names}
     # What a manifest names is only found where its entry is in the place that it had.
     named = {(s.name, path) for s in stored if s.name in names and (path := path_of(config, s)) is not None}

@@ -95,7 +95,7 @@ def _is_source(path: Path, folder: Path | None, config: Config | None) -> bool:
     stored = load_sources(folder / SOURCES_NAME) if folder and (folder / SOURCES_NAME).is_file() else []
     paths = [path_of(config, source) for source in stored if source.name.endswith(path.name)] if config else []
     if config is not None and any(Path(each) in path.absolute().parents for each in config.source.places):
-        paths += [source.path for source in listed_files(config.source, reads=config.reads)]
+        paths += [source.path for source in listed_files(config.source, meaning=config.meaning)]
     if any(each is not None and each.exists() and each.samefile(path) for each in paths):
         return True
     alike = {source.xxh3_128 for source in stored if source.size_bytes == path.stat().st_size}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.config.data import SOURCE_KINDS, Reads, SourceConfig
+from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, RemoteDeniedError, RemoteMissingError
 from forebay.store.inputs import SAMPLES, is_unlisted
@@ -86,19 +86,19 @@ def leads_out(path: Path, entry: str) -> str | None:
     return sources.leads_out(path, anchor(entry))
 
 
-def listed_files(source: SourceConfig, *, reads: Reads = "recordings") -> list[SourceFile]:
+def listed_files(source: SourceConfig, *, meaning: str = "recordings") -> list[SourceFile]:
     """Returns the files that the entries of `source.manifest` stand for, folders and globs in sorted order.
 
     A file stands for itself, a folder for its files of the kind's type (an `hf` folder of several splits for those of
-    `source.split`), a glob for what it matches. An entry that matches nothing gives nothing. reads: what rows are read
-    as, `Config.reads`.
+    `source.split`), a glob for what it matches. An entry that matches nothing gives nothing. meaning: of the rows,
+    `Config.meaning`.
     """
     files = []
     for number, entry in enumerate(source.manifests):
         base = anchor(entry)
         files += [
             SourceFile(Path(os.path.relpath(path, base)).as_posix(), path, entry=number)
-            for path in _expand(source, Path(entry), reads)
+            for path in _expand(source, Path(entry), meaning)
         ]
     if source.texts is not None:
         texts = Path(source.texts)
@@ -106,11 +106,11 @@ def listed_files(source: SourceConfig, *, reads: Reads = "recordings") -> list[S
     return files
 
 
-def _expand(source: SourceConfig, path: Path, reads: Reads) -> list[Path]:
+def _expand(source: SourceConfig, path: Path, meaning: str) -> list[Path]:
     if sources.is_folder(path):
         kind = SOURCE_KINDS[source.kind]
         if kind.is_deep:
-            return _below(path, tuple(pattern[1:] for pattern in kind.files_of(reads)))
+            return _below(path, tuple(pattern[1:] for pattern in kind.files_of(meaning)))
         folder = path / source.split if kind.has_splits and sources.exists(path / _DICT) else path
         tiers = (_matching(folder, patterns) for patterns in (kind.files, *kind.else_files))
         found = next(filter(None, tiers), [])
@@ -233,7 +233,7 @@ def compare_sources(
 def _compared(
     config: Config, stored: Sequence[StoredSource], memo: Memo, *, may_hash: bool
 ) -> tuple[SourceState, list[str]]:
-    listed = [(f.entry, f.name) for f in listed_files(config.source, reads=config.reads)]
+    listed = [(f.entry, f.name) for f in listed_files(config.source, meaning=config.meaning)]
     expected = [(s.entry, s.name) for s in stored if s.listed]
     if listed and listed != expected:
         return "changed", sorted({name for _, name in set(listed) ^ set(expected)} or {name for _, name in listed})
@@ -269,7 +269,7 @@ def source_differences(
 def _source_difference(config: Config, stored: StoredSource | None, name: str, memo: Memo) -> dict[str, Any]:
     config = sources.localized(config)
     if stored is None:
-        listed = listed_files(config.source, reads=config.reads)
+        listed = listed_files(config.source, meaning=config.meaning)
         path = next((f.path for f in listed if f.name == name and sources.is_file(f.path)), None)
     else:
         path = _file_of(config, stored)

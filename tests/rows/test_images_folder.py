@@ -71,7 +71,7 @@ def test_the_first_folder_is_the_class(folder: Path) -> None:
     assert found.counts() == {"excluded": {"no_label": 1}, "failed": {}}
     assert found.unused == {"(hidden files)": 2, "(files that are no images)": 5}
     # Only the images are sources, and lookup lists the same.
-    listed = [file.name for file in listed_files(config.source, reads=config.reads)]
+    listed = [file.name for file in listed_files(config.source, meaning=config.meaning)]
     assert [file.name for file in found.files] == listed
     assert {Path(name).suffix.lower() for name in listed} == {".jpg", ".jpeg", ".png", ".webp"}
     assert found.images is not None
