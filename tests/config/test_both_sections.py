@@ -61,6 +61,11 @@ def test_the_text_beside_both_is_that_of_the_recording(tmp_path: Path) -> None:
     assert label.text.step.name == "label"
 
 
+def test_a_config_takes_the_items_that_it_has_a_section_for(tmp_path: Path) -> None:
+    assert list(recipe_of(loaded(tmp_path, vision=None)).by_name) == ["audio", "text"]
+    assert list(recipe_of(loaded(tmp_path, audio=None)).by_name) == ["image", "text"]
+
+
 def test_a_plan_is_that_of_the_recording(tmp_path: Path) -> None:
     config = loaded(tmp_path, plan={"batch_seconds": 20})
     assert plan_example(config) == "[plan] with batch_seconds = 120"
@@ -83,8 +88,9 @@ def test_durations_and_slices_of_rows_are_both_settings(tmp_path: Path) -> None:
             r'give one of \[audio\] and \[vision\]: source.meaning is "recordings", .* \[audio\]',
         ),
         ({"groups": "()"}, r"give one of \[audio\] and \[vision\]: .* have items of no group"),
-        ({"vision": None}, r"have items of \[audio\] and \[vision\]; add \[vision\]"),
-        ({"audio": None}, r"have items of \[audio\] and \[vision\]; add \[audio\]"),
+        ({"vision": None, "groups": '("image",)'}, r"have items of \[vision\]; add \[vision\]"),
+        ({"audio": None, "groups": '("audio",)'}, r"have items of \[audio\]; add \[audio\]"),
+        ({"vision": None, "groups": "()"}, r"have items of no group; leave out \[audio\]"),
         ({"vision": {**VISION, "images": "patches"}}, r"patches stand in packs, which hold items of one group"),
         ({"plan": {"kind": "pack", "seq_len": 64}}, r'plan.kind is "pack", wanted "bucket" or "window"'),
         ({"loader": {"crop_s": 1.0}}, r"loader.crop_s is only for audio, not for a config with \[vision\]"),
