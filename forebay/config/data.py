@@ -37,7 +37,7 @@ class SourceKind:
     images: tuple[str, ...] = ()
 
     def files_of(self, meaning: str) -> tuple[str, ...]:
-        """Returns which files of a folder are manifests, for rows of a meaning; one of the user may have all of them."""
+        """Returns which files of a folder are manifests, for rows of a meaning; a class may have all."""
         facts = MEANINGS.get(meaning)
         if not self.images or (facts is not None and "image" not in facts.groups):
             return self.files
