@@ -49,7 +49,8 @@ from forebay.rows.reader import (
     reader_of,
 )
 from forebay.rows.record import Meaning
-from forebay.rows.row_pieces import ReadPiece, RowPart, candidate_rows, first_places, listed_rows
+from forebay.rows.row_pieces import TEXT_AT, ReadPiece, RowPart, candidate_rows, first_places, listed_rows
+from forebay.rows.texts_aside import gathered
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large
 from forebay.store.remote.raw.sources import localized, shown
 from forebay.store.source_files import SourceFile
@@ -229,8 +230,8 @@ def _candidates(listing: RowListing, rows: pa.Table, parts: Sequence[RowPart], i
 
     manifest = candidate_rows(rows, listing.manifests, places)
     manifest = apply_filters(unique_ids(manifest), listing.source)
-    rows, schema = manifest.rows, pa.schema([field for field in CONVERSATION_SCHEMA if field.name != "image_group"])
-    table = pa.table([rows[field.name] for field in schema], schema=schema)
+    rows = manifest.rows
+    table = rows.select([name for name in (*CONVERSATION_SCHEMA.names, TEXT_AT) if name not in ("text", "image_group")])
     return dataclasses.replace(
         manifest,
         rows=with_kept(table, {name: column_of(rows, name) for name in names_of(rows)}),
@@ -245,7 +246,11 @@ def _meant(listing: RowListing, manifest: Manifest, parts: Sequence[RowPart]) ->
     is_of_tars = lister is not None and lister.lists_tars
     if is_of_tars and listing.is_enough(len(manifest.rows)):
         absent = (*absent, *unneeded(manifest, manifest.rows))
-    rows = listing.meaning.finished(manifest.rows, [part.classes for part in parts if len(part.rows)])
+    rows, texts = manifest.rows, [part.texts.column() for part in parts]
+    rows = rows.append_column("text", gathered(texts, rows[TEXT_AT].to_numpy(), listing.cache_root))
+    kept = {name: column_of(rows, name) for name in names_of(rows)}
+    rows = pa.table([rows[field.name] for field in CONVERSATION_SCHEMA], schema=CONVERSATION_SCHEMA)
+    rows = listing.meaning.finished(with_kept(rows, kept), [part.classes for part in parts if len(part.rows)])
     return dataclasses.replace(manifest, rows=rows, absent=absent)
 
 

@@ -34,6 +34,7 @@ from forebay.rows.reader import FilePiece, Sink
 from forebay.rows.readers.json_lines import JsonError
 from forebay.rows.record import Meaning, MediaPlace, Record, file_place
 from forebay.rows.shared_images import flattened
+from forebay.rows.texts_aside import TextsAside
 from forebay.store.layout import Group
 from forebay.store.source_files import SourceFile
 
@@ -72,12 +73,15 @@ PART_ITEMS = pa.schema(
 )
 """Places of items: `path`, as written, of a file of its own, else null and a place in the part's file."""
 
+TEXT_AT = "text_at"
+"""The column of rows whose texts lie aside: their places among the texts of all parts."""
+
 _NOUNS: Mapping[Group, str] = {"audio": "a recording", "image": "an image"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPart:
-    """What a task found: PART_ROWS, and by group PART_ITEMS.
+    """What a task found: PART_ROWS, and by group PART_ITEMS. texts: those of the rows, where these have TEXT_AT.
 
     absent: the file cannot be opened. unused: rows by the name of a field that nothing takes. classes: the names of all
     classes, in their order, where the file itself says them.
@@ -86,6 +90,7 @@ class RowPart:
     group: int
     rows: pa.Table
     items: Mapping[Group, pa.Table]
+    texts: TextsAside
     absent: bool = False
     unused: Mapping[str, int] = field(default_factory=dict)
     classes: tuple[str, ...] | None = None
@@ -143,12 +148,18 @@ class RowSink:
         failed = (sample_id, False, None, kind, reason, storable(message))
         self._append(failed, {}, (None, None, float("nan")), (None,) * len(self.keep), {})
 
-    def part(self, group: int) -> RowPart:
-        """Returns what was gathered."""
+    def part(self, group: int, *, cache_root: str = "") -> RowPart:
+        """Returns what was gathered. cache_root: below it large texts are put aside."""
         self._flush()
+        rows, texts = concatenated(self._tables, is_last=False), TextsAside(None)
+        if self.meaning.lists_all:  # nothing looks at their texts until all rows are known
+            texts = TextsAside.of([rows["text"].combine_chunks()], cache_root)
+            place = rows.schema.get_field_index("text")
+            rows = rows.set_column(place, TEXT_AT, pa.array(np.arange(len(rows))))
         return RowPart(
             group=group,
-            rows=concatenated(self._tables, is_last=False),
+            rows=rows,
+            texts=texts,
             items={name: table_of([*places], PART_ITEMS) for name, places in self._places.items()},
             absent=self.is_absent,
             unused=self.unused.counts,
@@ -211,7 +222,7 @@ class ReadPiece:
         home = Path(source.media_dir or piece.path)
         rows = RowSink(piece.meaning, keep=source.keep_columns, home=home, stem=piece.stem)
         self.read(piece, rows)
-        return rows.part(piece.group)
+        return rows.part(piece.group, cache_root=piece.cache_root)
 
 
 _KINDS: tuple[Kind, ...] = ("excluded", "failed")
@@ -233,7 +244,8 @@ def listed_rows(parts: Sequence[RowPart]) -> pa.Table:
         bases = np.cumsum([0, *(len(part.items[name]) for part in parts)])
         tables = [_with_base(table, name, base) for table, base in zip(tables, bases[:-1].tolist(), strict=True)]
     table = concatenated(tables)
-    return pa.table(columns | {name: table[name] for name in table.column_names})
+    columns |= {name: table[name] for name in table.column_names}
+    return pa.table(columns | ({TEXT_AT: columns["row"]} if TEXT_AT in columns else {}))
 
 
 def candidate_rows(
@@ -257,8 +269,8 @@ def candidate_rows(
     names = [name for name in rows.column_names if name in ROW_SCHEMA.names or name.startswith(SPAN)]
     kept = {name: column_of(rows, name) for name in names_of(rows)}
     table = row_table({name: rows[name] for name in names} | {**places(rows)}, num_rows=len(rows))
-    for group, column in LISTS.items():
-        table = table.append_column(column, rows[group]) if group in rows.column_names else table
+    for name, column in {TEXT_AT: TEXT_AT, **LISTS}.items():
+        table = table.append_column(column, rows[name]) if name in rows.column_names else table
     table = with_kept(table, kept)
     rejected = [REJECTED_SCHEMA.empty_table(), *rejected]
     return Manifest(files=tuple(files), rows=table, rejected=pa.concat_tables(rejected))

@@ -77,7 +77,8 @@ def test_any_value_is_a_row_or_has_a_reason(value: Any, meaning: str) -> None:
     rows = RowSink(meaning_named(meaning))
     for fields in ({"label": value, "text": value}, {"label": [value, value]}):
         rows.take(Record(fields, [MediaPlace(path="a.jpg")]), where="a")
-    table = rows.part(0).rows
+    part = rows.part(0)
+    table = part.rows.append_column("text", part.texts.column())
     assert {*table["reason"].to_pylist()} <= {None, "no_label", "bad_label", "no_text", "bad_text"}
     assert len(table) == 2
     for kind, reason in zip(table["kind"].to_pylist(), table["reason"].to_pylist(), strict=True):

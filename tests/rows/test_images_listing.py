@@ -160,6 +160,27 @@ def test_worker_processes_give_the_same_tables(source: SourceConfig, tmp_path: P
     assert together.images.equals(alone.images)
 
 
+def test_texts_that_are_too_many_to_be_held_lie_in_a_file_that_is_gone(
+    source: SourceConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = read(source, tmp_path)
+    aside = tmp_path / "cache_root" / ".building"
+    assert not aside.exists()
+    monkeypatch.setattr("forebay.rows.texts_aside.HELD_BYTES", 64)
+    monkeypatch.setattr("forebay.rows.texts_aside._BLOCK_ROWS", 5)
+    monkeypatch.setattr(conversation_jsonl, "BLOCK_BYTES", 200)
+    held = pa.total_allocated_bytes()
+    mapped = read(source, tmp_path)
+    assert mapped.rows.to_pylist() == alone.rows.to_pylist()
+    assert mapped.rows.schema.equals(alone.rows.schema)
+    assert pa.total_allocated_bytes() - held < mapped.rows.nbytes
+    assert aside.is_dir()
+    assert not any(aside.iterdir())
+    aside.rmdir()
+    aside.write_bytes(b"no folder")
+    assert read(source, tmp_path).rows.to_pylist() == alone.rows.to_pylist()
+
+
 def test_manifests_of_two_folders_keep_their_own_images(tmp_path: Path) -> None:
     for n, folder in enumerate("ab"):
         write_picture(tmp_path / folder / "x.png", n)

@@ -29,9 +29,6 @@ from forebay.steps.run_code import CodeError, described, loaded
 from forebay.store.layout import Group
 from forebay.visible import an
 
-FAILED = "meaning_failed"
-"""The reason of a row for which a class raises, or returns what is no row."""
-
 _TEXTS = ("text", "language", "prompt", "id")
 
 
@@ -43,7 +40,7 @@ class OwnRows(Meaning):
     name: str
     digest: str
     in_fields: ClassVar[bool] = True
-    bad: ClassVar[str | None] = FAILED
+    bad: ClassVar[str | None] = "meaning_failed"
 
     def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:  # noqa: ARG002  it may take any field
         found = self._returned(_fields(record))
@@ -70,12 +67,12 @@ class OwnRows(Meaning):
         except (KeyboardInterrupt, MemoryError, SampleError):
             raise
         except BaseException as err:
-            raise SampleError(FAILED, f"{self._label} raised {described(err)}") from err
+            raise _failed(f"{self._label} raised {described(err)}") from err
         if not isinstance(found, Mapping):
-            raise SampleError(FAILED, f"{self._label} returned {an(type(found).__name__)}, wanted a dict")
+            raise _failed(f"{self._label} returned {an(type(found).__name__)}, wanted a dict")
         known = {*_TEXTS, "duration_s", *self.facts.groups}
         if others := sorted(str(name) for name in found.keys() - known):
-            raise SampleError(FAILED, f"{self._label} returned {others}, wanted some of {sorted(known)}")
+            raise _failed(f"{self._label} returned {others}, wanted some of {sorted(known)}")
         return found
 
     def _places(self, group: Group, found: Any) -> list[MediaPlace]:
@@ -98,20 +95,24 @@ class OwnRows(Meaning):
         try:
             return string_of({name: found}, (name,))
         except JsonError as err:
-            raise SampleError(FAILED, f"{self._label}: {err}") from err
+            raise _failed(f"{self._label}: {err}") from err
 
     def _seconds(self, found: Any) -> float:
         try:
             return 0.0 if self.own is None else seconds_of({"duration_s": found}, ("duration_s",))
         except JsonError as err:
-            raise SampleError(FAILED, f"{self._label}: {err}") from err
+            raise _failed(f"{self._label}: {err}") from err
 
     def _wrong(self, name: str, found: Any, wanted: str) -> SampleError:
-        return SampleError(FAILED, f"{self._label} returned {name} as {found!r:.80}, wanted {wanted}")
+        return _failed(f"{self._label} returned {name} as {found!r:.80}, wanted {wanted}")
 
     @property
     def _label(self) -> str:
         return f"{self.path.name}:{self.name}"
+
+
+def _failed(message: str) -> SampleError:
+    return SampleError("meaning_failed", message)
 
 
 def _fields(record: Record) -> dict[str, Any]:
@@ -126,13 +127,13 @@ def _made(path: Path, name: str, digest: str) -> Any:
     try:
         made = loaded(same_source(path, digest, ASKER), str(path), name, what="class")()
     except CodeError as err:
-        raise ConfigError(f"{ASKER.setting}: {path}: {err}; correct the file", code=ASKER.code) from err
+        raise ConfigError(f"{ASKER.setting}: {path}: {err}; correct the file", code="FB144") from err
     except (KeyboardInterrupt, MemoryError, ConfigError):
         raise
     except BaseException as err:
-        raise ConfigError(f"{where} cannot be made: it raised {described(err)}", code=ASKER.code) from err
+        raise ConfigError(f"{where} cannot be made: it raised {described(err)}", code="FB144") from err
     if not callable(getattr(made, "row", None)):
-        raise ConfigError(f"{where} has no method row(record); add it", code=ASKER.code)
+        raise ConfigError(f"{where} has no method row(record); add it", code="FB144")
     return made
 
 

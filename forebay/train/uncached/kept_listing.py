@@ -167,7 +167,9 @@ def _measured(groups: Groups, manifest: Manifest) -> Counted:
                 if len(told) > 1:
                     said.append({name: sample[name] for name in told})
             bar.update(len(part))
-    good = dataclasses.replace(manifest, rows=rows.filter(pa.array(is_good)).combine_chunks())
+    good = manifest  # a copy of all texts, where one is bad
+    if not is_good.all():
+        good = dataclasses.replace(manifest, rows=rows.filter(pa.array(is_good)))
     lengths = _lengths(groups, good, counts[is_good])
     table = pa.Table.from_pylist(said, schema=_SAID) if said else None
     return Counted(manifest=good, lengths=lengths, rejected=rejected, said=table)
