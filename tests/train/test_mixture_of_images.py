@@ -184,6 +184,8 @@ class Other(FakeSource):
     def __init__(self, **constants: Any) -> None:
         super().__init__([10])
         self.constants = flat(**constants)
+        if "image" in self.constants.groups:
+            self.lengths = {name: self.lengths["num_tokens"] for name in ("num_tokens", "num_images")}
 
 
 def test_packs_patches_and_other_modalities_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
