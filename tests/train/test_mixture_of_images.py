@@ -185,7 +185,7 @@ class Other(FakeSource):
         super().__init__([10])
         self.constants = flat(**constants)
         if "image" in self.constants.groups:
-            self.lengths = {name: self.lengths["num_tokens"] for name in ("num_tokens", "num_images")}
+            self.lengths = dict.fromkeys(("num_tokens", "num_images"), self.lengths["num_tokens"])
 
 
 def test_packs_patches_and_other_modalities_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
