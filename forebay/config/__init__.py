@@ -1,11 +1,12 @@
 """The configuration: one dataclass a section, from one TOML file or dict. Imports the standard library only."""
 
-from forebay.config.data import AudioConfig, LayoutConfig, SourceColumns, SourceConfig, TextConfig, VisionConfig
+from forebay.config.data import SourceColumns, SourceConfig
 from forebay.config.filter import FilterConfig
 from forebay.config.load import parse_config
 from forebay.config.loader import LoaderConfig, MixtureConfig, MixtureSource
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.config.remote import RemoteConfig
+from forebay.config.step_sections import AudioConfig, LayoutConfig, TextConfig, VisionConfig
 from forebay.config.train import EvalConfig, LoraConfig, RunConfig, TrainConfig
 from forebay.config.tree import Config
 

@@ -7,20 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from forebay.config.data import (
-    MEANINGS,
-    SOURCE_KINDS,
-    STRICT,
-    AudioConfig,
-    LayoutConfig,
-    SourceConfig,
-    TextConfig,
-    VisionConfig,
-)
+from forebay.config.data import MEANINGS, SOURCE_KINDS, STRICT, SourceConfig
 from forebay.config.filter import FilterConfig
 from forebay.config.loader import LoaderConfig, MixtureConfig
 from forebay.config.plan import ByKind, PackConfig, PlanConfig
 from forebay.config.remote import RemoteConfig
+from forebay.config.step_sections import AudioConfig, LayoutConfig, TextConfig, VisionConfig
 from forebay.config.train import RunConfig, TrainConfig
 from forebay.config.url import is_url
 

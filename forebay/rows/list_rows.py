@@ -8,157 +8,46 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from forebay.config.data import SourceConfig, row_slice
 from forebay.config.tree import Config
 from forebay.errors import ManifestError
-from forebay.rows.audio_facts import as_listed, locate_files
 from forebay.rows.eligible import (
-    FIRST_WAVE,
     apply_filters,
     fail_impossible,
     name_absent_languages,
-    next_wave,
     take_first,
     unique_ids,
     unneeded,
 )
 from forebay.rows.image_facts import ListedImages, with_images
-from forebay.rows.kept_columns import column_of, concatenated, names_of, require_values, typed, with_kept
-from forebay.rows.manifest import CONVERSATION_SCHEMA, ROW_SCHEMA, SPAN, Manifest, merged, require_rows
+from forebay.rows.kept_columns import column_of, names_of, require_values, typed, with_kept
+from forebay.rows.located_rows import locate_tasks, located_of, recording, refuse_pieces, with_places
+from forebay.rows.manifest import CONVERSATION_SCHEMA, SPAN, Manifest, merged, require_rows
 from forebay.rows.meanings.own import meaning_of
-from forebay.rows.meanings.recording_pieces import refuse_differing, refuse_uncovered, to_judge
-from forebay.rows.named_files import NamedFiles, manifest_files, require_folder, shown_name, stamped
+from forebay.rows.meanings.recording_pieces import refuse_differing, to_judge
+from forebay.rows.named_files import require_folder, stamped
 from forebay.rows.reader import (
     FilePiece,
     Located,
-    LocateTask,
-    RecordingLister,
-    RowReader,
-    no_records,
-    reader_of,
 )
 from forebay.rows.record import Meaning
-from forebay.rows.row_pieces import TEXT_AT, ReadPiece, RowPart, candidate_rows, first_places, listed_rows
+from forebay.rows.row_listing import RowListing
+from forebay.rows.row_pieces import TEXT_AT, RowPart, candidate_rows, first_places, listed_rows
 from forebay.rows.texts_aside import gathered
-from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large
+from forebay.store.remote.raw.arriving import tell_if_too_large
 from forebay.store.remote.raw.sources import localized, shown
-from forebay.store.source_files import SourceFile
 from forebay.task_map import Map
 
-T = TypeVar("T")
-R = TypeVar("R")
-
-ROWS_PER_TASK = 4096
 _CHECKED_ROWS = 256
-
-_TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "size", "duration_s", "language")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowListing:
-    """A listing of one source: where its rows are read from and what they mean.
-
-    map_: runs the tasks, `map` or one over processes. is_hashed: of a store whole files are downloaded ahead, since
-    they will be hashed, even if an index would do.
-    """
-
-    source: SourceConfig
-    meaning: Meaning
-    cache_root: str
-    map_: Map = map
-    is_hashed: bool = False
-    reader: RowReader = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reader", reader_of(self.source))
-
-    @functools.cached_property
-    def lister(self) -> RecordingLister:
-        """How rows that are items themselves are listed and located: by column where the reader can, else by record."""
-        found, own = self.reader.recordings, self.meaning.own
-        if found is not None and self.meaning.by_column and found.group == own:
-            return found
-        if self.reader.read is no_records:
-            raise ManifestError(
-                f'source.kind is "{self.source.kind}", which has no rows for source.meaning = '
-                f'"{self.meaning.facts.name}"; list them in a table or as JSON lines',
-                code="FB144",
-            )
-        if own is None:
-            return RecordingLister(locate=as_listed)
-        return RecordingLister(locate=found.locate if found is not None and self.reader.holds_media else locate_files)
-
-    @functools.cached_property
-    def manifests(self) -> Sequence[SourceFile]:
-        """The source files, with the stat that they have before they are read."""
-        return manifest_files(self.source, meaning=self.meaning.facts.name)
-
-    def pieces(self) -> Iterator[FilePiece]:
-        """Yields the pieces of the source files."""
-        yield from self.reader.pieces_of(self.source, self.manifests, meaning=self.meaning, cache_root=self.cache_root)
-
-    def parts(self, pieces: Sequence[FilePiece]) -> list[RowPart]:
-        """Returns what the records of pieces mean."""
-        own = None if self.meaning.lists_all else self.lister.read
-        read = ReadPiece(own or self.reader.read)
-        return self.run(read, pieces, lambda piece: [piece.path], total=len(self.manifests))
-
-    def run(
-        self, function: Callable[[T], R], tasks: Sequence[T], needs: Callable[[T], Sequence[str]], *, total: int
-    ) -> list[R]:
-        """Returns `function(task)` of every task, in their order."""
-        return run_on_sources(self.map_, function, tasks, needs, is_remote=is_remote(self.source), total=total)
-
-    def images(self) -> ListedImages:
-        """Returns the images that rows list, none yet."""
-        files = NamedFiles(self.manifests, self.source)
-        return ListedImages(self.source, files, self.map_, self.reader, self.cache_root)
-
-    def in_waves(
-        self,
-        tasks: Iterator[T],
-        run: Callable[[Sequence[T]], Sequence[R]],
-        judge: Callable[[Sequence[R], bool], tuple[Manifest | None, int]],
-        *,
-        first: int | None,
-        total: int | None = None,
-    ) -> Manifest:
-        """Returns what a judge makes of the results of tasks, of no more of these than it takes.
-
-        judge: (results so far, whether they are all) -> (the listing, or None where more is needed; the good rows).
-        first: tasks of the first wave; None: all. total: of all tasks, where that is known.
-        """
-        results: list[R] = []
-        wave = first
-        while True:
-            batch = list(itertools.islice(tasks, wave))
-            results += run(batch)
-            is_all = wave is None or len(batch) < wave or len(results) == total
-            manifest, rows = judge(results, is_all)
-            if manifest is not None:
-                return manifest
-            remote = is_remote(self.source)
-            wave = next_wave(wave or 1, looked_at=len(results), rows=rows, source=self.source, is_remote=remote)
-
-    @property
-    def first_wave(self) -> int:
-        """Tasks that are run at once, at first, where the rest of them may be needless."""
-        return 1 if is_remote(self.source) else FIRST_WAVE
-
-    def is_enough(self, num_good: int) -> bool:
-        """Whether so many rows are all that are wanted."""
-        return self.source.max_samples is not None and num_good >= self.source.max_samples
 
 
 def list_rows(
@@ -292,7 +181,7 @@ def _named(listing: RowListing) -> NamedRows:
     listed = named.manifest
     rows = typed(listed.rows)
     if listing.meaning.own is not None:
-        rows = refuse_differing(rows, functools.partial(_recording, listed))
+        rows = refuse_differing(rows, functools.partial(recording, listed))
     manifest = unique_ids(dataclasses.replace(listed, rows=rows))
     if not lister.lists_tars:
         name_absent_languages(manifest.rows, source)
@@ -346,7 +235,7 @@ def _located(listing: RowListing) -> Manifest:
     tasks = list(locate_tasks(listed, listing))
 
     def judge(results: Sequence[Located], is_all: bool) -> tuple[Manifest | None, int]:  # noqa: FBT001
-        manifest = _with_places(listed, results, listing, is_all=is_all)
+        manifest = with_places(listed, results, listing, is_all=is_all)
         failed = None if named.images is None else named.images.failed(manifest.rows, source.max_samples)
         good = len(manifest.rows) if failed is None else int(np.count_nonzero(failed < 0))
         if not is_all and not listing.is_enough(good):
@@ -357,10 +246,10 @@ def _located(listing: RowListing) -> Manifest:
 
     # Where no more rows were listed than are wanted, every task is needed.
     all_at_once = source.max_samples is None or 0 < len(listed.rows) <= source.max_samples
-    run = functools.partial(_located_of, listing, total=len(listed.files))
+    run = functools.partial(located_of, listing, total=len(listed.files))
     first = None if all_at_once else listing.first_wave
     manifest = listing.in_waves(iter(tasks), run, judge, first=first, total=len(tasks))
-    _refuse_pieces(manifest, listing)
+    refuse_pieces(manifest, listing)
     rows = manifest.rows.select([name for name in manifest.rows.column_names if not name.startswith(SPAN)])
     manifest = dataclasses.replace(manifest, rows=listing.meaning.finished(rows, [p.classes for p in named.parts]))
     if not len(manifest.rows) and not len(manifest.rejected):
@@ -370,120 +259,13 @@ def _located(listing: RowListing) -> Manifest:
     return manifest
 
 
-def locate_tasks(manifest: Manifest, listing: RowListing) -> Iterator[LocateTask]:
-    """Yields a task for every tar that has rows left, in their order; of other kinds, for runs of 4096 rows of a file.
-
-    A tar is not divided: its index would be loaded for each run.
-    """
-    kind, source, rows = listing.lister, listing.source, manifest.rows.select(_TASK_COLUMNS)
-    if kind.lists_tars:
-        cuts = [(number, 0, 0) for number in range(len(manifest.files))]
-    else:
-        most = source.max_samples if source.max_samples is not None and is_remote(source) else ROWS_PER_TASK
-        step = len(rows) if kind.in_tars else min(most, ROWS_PER_TASK)
-        cuts = _cuts(manifest.rows["group"].to_numpy(), step)
-    for group, start, stop in cuts:
-        part = rows.slice(start, stop - start)
-        numbers = {group, *pc.unique(part["file"]).to_pylist()}
-        yield LocateTask(
-            group=group,
-            name=shown_name(manifest.files[group]),
-            paths={number: str(manifest.files[number].path) for number in sorted(numbers)},
-            rows=part,
-            cache_root=listing.cache_root,
-            column=source.columns.media,
-            keep=tuple(sorted(source.keep_columns)),
-        )
-
-
-def _located_of(listing: RowListing, tasks: Sequence[LocateTask], *, total: int) -> list[Located]:
-    needs = functools.partial(listing.lister.needs, is_hashed=listing.is_hashed)
-    return listing.run(listing.lister.locate, tasks, needs, total=total)
-
-
 def check_pieces(config: Config) -> None:
     """Raises ManifestError where the table of a config says of one of its first rows that it is of a piece."""
     listing = RowListing(source=config.source, meaning=meaning_of(config), cache_root=str(config.cache_root))
     listed = read_manifest(config.source, listing.meaning)
     is_one = np.cumsum(to_judge(listed.rows)) <= _CHECKED_ROWS
     judged = dataclasses.replace(listed, rows=listed.rows.filter(pa.array(is_one)))
-    _refuse_pieces(judged, listing)
-
-
-def _refuse_pieces(manifest: Manifest, listing: RowListing) -> None:
-    """Raises ManifestError for a row that its table says is of a piece of its recording."""
-    rows = manifest.rows.filter(pa.array(to_judge(manifest.rows)))
-    if not len(rows):
-        return
-    # What a table states need not be how long the recording is.
-    place = ROW_SCHEMA.get_field_index("duration_s")
-    seconds = pc.if_else(pc.is_null(rows["stated_s"]), rows["duration_s"], float("nan"))
-    unknown = dataclasses.replace(manifest, rows=rows.set_column(place, ROW_SCHEMA.field(place), seconds))
-    tasks = list(locate_tasks(unknown, listing))
-    results = _located_of(dataclasses.replace(listing, is_hashed=False), tasks, total=len(manifest.files))
-    found = {row["row"]: row["duration_s"] for each in results for row in each.rows.to_pylist()}
-    durations = np.array([found.get(row, np.nan) for row in rows["row"].to_pylist()])
-    refuse_uncovered(rows, durations, listing.source.duration_tolerance, functools.partial(_recording, manifest))
-
-
-def _recording(manifest: Manifest, file: int, member: str) -> str:
-    """Returns what a recording is called in a message, with the table that names it."""
-    path = shown(str(manifest.files[file].path))
-    return (
-        f"{shown(str(manifest.files[0].path))}: {path}{f', {member}' if member and not path.endswith(member) else ''}"
-    )
-
-
-def _with_places(listed: Manifest, results: Sequence[Located], listing: RowListing, *, is_all: bool) -> Manifest:
-    """The listed rows that were found and that filters leave now that durations are known."""
-    source = listing.source
-    found = _concatenated([result.rows for result in results])
-    failed = pa.concat_tables([listed.rejected, *(result.failed for result in results)])
-    manifest = dataclasses.replace(
-        listed,
-        rows=_merged(listed.rows, found),
-        rejected=failed,
-        absent=tuple(sorted({number for result in results for number in result.absent})),
-        unused=merged([listed.unused, *(result.unused for result in results)]),
-    )
-    if listing.lister.lists_tars:
-        manifest = unique_ids(manifest)
-        if is_all:  # of some of the tars, more may be in the others
-            name_absent_languages(manifest.rows, source)
-            require_values(manifest.rows, manifest.unused, where=", ".join(source.manifests))
-    manifest = apply_filters(fail_impossible(manifest), source)
-    order = np.argsort(manifest.rejected["row"].to_numpy(), kind="stable")
-    return dataclasses.replace(manifest, rejected=manifest.rejected.take(pa.array(order)))
-
-
-def _merged(rows: pa.Table, found: pa.Table) -> pa.Table:
-    """The listed rows that were found, with the columns that were found; of `found` alone where it is complete."""
-    if found.column_names[: len(ROW_SCHEMA)] == ROW_SCHEMA.names:
-        return found
-    if len(found) < len(rows):
-        rows = rows.take(pa.array(np.searchsorted(rows["row"].to_numpy(), found["row"].to_numpy())))
-    for name in found.column_names:
-        position = ROW_SCHEMA.get_field_index(name)
-        rows = rows.set_column(position, ROW_SCHEMA.field(position), found[name].cast(ROW_SCHEMA.field(position).type))
-    return rows
-
-
-def _concatenated(tables: Sequence[pa.Table]) -> pa.Table:
-    # A file of which nothing is left gives a table without the columns that it would have found.
-    filled = [table for table in tables if len(table)] or list(tables[:1])
-    return concatenated(filled).combine_chunks() if filled else pa.table({"row": pa.array([], pa.int64())})
-
-
-def _cuts(group: np.ndarray[Any, Any], step: int) -> list[tuple[int, int, int]]:
-    """(group, start, stop) of every run of rows of one group, none longer than `step`."""
-    if not len(group):
-        return []
-    borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
-    return [
-        (int(group[first]), start, min(start + step, last))
-        for first, last in itertools.pairwise(borders)
-        for start in range(first, last, step)
-    ]
+    refuse_pieces(judged, listing)
 
 
 def tar_places(config: Config) -> pa.Table | None:

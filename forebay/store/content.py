@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from forebay.config.data import AudioConfig
+from forebay.config.step_sections import AudioConfig
 from forebay.config.tree import Config
 from forebay.store.inputs import SAMPLES
 from forebay.visible import printable

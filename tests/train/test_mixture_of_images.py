@@ -184,6 +184,8 @@ class Other(FakeSource):
     def __init__(self, **constants: Any) -> None:
         super().__init__([10])
         self.constants = flat(**constants)
+        if "image" in self.constants.groups:
+            self.lengths = dict.fromkeys(("num_tokens", "num_images"), self.lengths["num_tokens"])
 
 
 def test_packs_patches_and_other_modalities_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

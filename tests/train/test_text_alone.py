@@ -24,6 +24,7 @@ from forebay.train.loop.dry_run import dry_run
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import run
 from forebay.train.select import make_loader, select
+from tests.flat_constants import flat
 from tests.preprocess.here_pool import build_here
 from tests.store_factory import make_cache
 from tests.text_corpus import demo_texts, mixed_config, speech_config, text_config
@@ -220,7 +221,7 @@ def test_batches_of_any_fields_mix_but_not_two_tokenizers_or_rates(tmp_path: Pat
     assert made.constants == {"sample_rate_hz": 16_000, "prompt": "plain"}
     assert set(made.fields) == {"sample_id", "input_ids", "prefix_len", "text", "language", "prompt", "source"}
     assert [made.part(index) for index in (0, 6, 17)] == [0, 1, 2]
-    other_rate = {"constants": {"features": "waveform", "sample_rate_hz": 8000, "prompt": "plain"}}
+    other_rate = {"constants": flat(features="waveform", sample_rate_hz=8000, prompt="plain").to_json()}
     with pytest.raises(CacheMismatchError, match=r"cannot mix two and three: text.tokenizer is 0{16} in the former"):
         union({"tokenizer": None}, {"features": "none"}, {"features": "none", "tokenizer": "1" * 64})
     with pytest.raises(

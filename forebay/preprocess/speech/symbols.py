@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.config.data import TextConfig
+from forebay.config.step_sections import TextConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.preprocess.cut import NO_TEXT

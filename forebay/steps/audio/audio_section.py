@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from forebay.config.code import not_allowed
-from forebay.config.data import AudioConfig
 from forebay.config.plan import PackConfig
+from forebay.config.step_sections import AudioConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import Declared

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from forebay.config.data import AudioConfig
+from forebay.config.step_sections import AudioConfig
 from forebay.config.tree import Config
 from forebay.steps.form import BatchForm
 from forebay.steps.step import AudioStep, Fields, Stored

@@ -11,8 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
-from forebay.config.data import SourceConfig, VisionConfig
+from forebay.config.data import SourceConfig
 from forebay.config.digest import processor_digest
+from forebay.config.step_sections import VisionConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.group_recipe import GroupRecipe
