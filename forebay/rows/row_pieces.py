@@ -171,9 +171,9 @@ class RowSink:
         try:
             row = self.meaning.row(record, unknown=unknown, home=self.home)
         finally:  # of a row that lacks its class too: it may have one under another name
-            if unknown.difference(self.keep):
-                self.unused.add(unknown.difference(self.keep))
-        values = values_in(record.fields if record.kept is None else record.kept, self.keep)
+            if unknown and (others := unknown.difference(self.keep)):
+                self.unused.add(others)
+        values = values_in(record.fields if record.kept is None else record.kept, self.keep) if self.keep else ()
         items = {
             group: [file_place(place, self.home, of=_NOUNS[group]) for place in places]
             for group, places in row.items.items()

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ import pytest
 from forebay import load_config
 from forebay.cli import BAD_CONFIG, main
 from forebay.config import Config
-from forebay.config.data import SOURCE_KINDS, SourceColumns, SourceKind
+from forebay.config.data import MEANINGS, SOURCE_KINDS, MeaningFacts, SourceColumns, SourceKind
 from forebay.errors import ConfigError
 from forebay.rows.reader import RowReader, no_records
+from forebay.rows.record import meaning_named
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.source_files import listed_files
@@ -23,6 +25,7 @@ from forebay.train.select import select
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, photo
 from tests.rows.helpers import audio
+from tests.rows.pictures import write_lines
 
 LINES = {
     "speech": "a.flac\thello\nb.flac\tworld\n",
@@ -66,6 +69,24 @@ def test_a_new_kind_is_one_file_and_one_line(tmp_path: Path, modality: str, monk
         for name, values in cached.items():
             for one, other in zip(values, made[name], strict=True):
                 np.testing.assert_array_equal(one, other)
+
+
+def test_a_new_meaning_is_one_file_and_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = replace(MEANINGS["recordings"], name="whispered", target="tests.rows.toy:Whispered")
+    monkeypatch.setitem(cast(dict[str, MeaningFacts], MEANINGS), "whispered", facts)
+    config = corpus(tmp_path, "speech", kind="jsonl", manifest="m.jsonl")
+    lines = [{"audio": f"{name}.flac", "text": f"HELLO {name.upper()}"} for name in "ab"]
+    write_lines(tmp_path / "lists" / "m.jsonl", lines)
+    plain = recipe_of(config).key
+    config = load_config(tmp_path / "c.toml", overrides=["source.meaning=whispered"])
+    assert recipe_of(config).key != plain
+    cache = open_cache(build_here(config).cache)
+    assert cache.table(["text"])["text"].to_pylist() == ["hello a", "hello b"]
+
+
+def test_every_meaning_is_found_in_its_module() -> None:
+    for name in MEANINGS:
+        assert meaning_named(name).facts.name == name
 
 
 def test_every_kind_is_found_in_its_module() -> None:

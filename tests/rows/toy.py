@@ -1,12 +1,14 @@
-"""A kind of source that forebay does not have: tab-separated lines of a file's name, and a text or two."""
+"""A kind of source that forebay does not have: tab-separated lines of a file's name, and a text or two; and a meaning."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from forebay.rows.meanings.recordings import Recorded
 from forebay.rows.reader import FilePiece, RowReader, Sink
 from forebay.rows.readers.json_lines import manifest_lines
-from forebay.rows.record import Record
+from forebay.rows.record import MeantRow, Record
 
 
 def read(piece: FilePiece, rows: Sink) -> None:
@@ -19,3 +21,11 @@ def read(piece: FilePiece, rows: Sink) -> None:
 
 
 READER = RowReader(read=read)
+
+
+class Whispered(Recorded):
+    """A meaning that forebay does not have: a recording whose text is written small."""
+
+    def row(self, record: Record, **context: Any) -> MeantRow:
+        row = super().row(record, **context)
+        return row._replace(text=(row.text or "").lower())

@@ -29,8 +29,9 @@ class TextOnly(Meaning):
         return str(file.path)
 
     def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:  # noqa: ARG002
-        unknown.update(name for name in record.fields.keys() - _TAKEN if record.fields[name] is not None)
-        return _said(record.fields)
+        _note_unknown(record.fields, unknown)
+        given, language, prompt, text = _said(record.fields)
+        return MeantRow(text=text, sample_id=given, language=language, prompt=prompt)
 
 
 class Recorded(TextOnly):
@@ -42,11 +43,16 @@ class Recorded(TextOnly):
 
     def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:
         fields = record.fields
-        unknown.update(name for name in fields.keys() - _TAKEN if fields[name] is not None)
+        _note_unknown(fields, unknown)
         place = _place_of(record, home)
-        return _said(fields)._replace(
-            items={"audio": [place]},
+        given, language, prompt, text = _said(fields)
+        return MeantRow(
+            text=text,
+            items={"audio": (place,)},
+            sample_id=given,
             name=path_stem(place.path or ""),
+            language=language,
+            prompt=prompt,
             seconds=seconds_of(fields, DURATIONS),
             bounds={name: fields[name] for name in fields.keys() & BOUNDS},
         )
@@ -63,12 +69,16 @@ def _place_of(record: Record, home: Path) -> MediaPlace:
     return MediaPlace(audio)
 
 
-def _said(fields: dict[str, Any]) -> MeantRow:
+def _note_unknown(fields: dict[str, Any], unknown: set[str]) -> None:
+    if not fields.keys() <= _TAKEN:
+        unknown.update(name for name in fields.keys() - _TAKEN if fields[name] is not None)
+
+
+def _said(fields: dict[str, Any]) -> tuple[str | None, ...]:
     """Returns id, language, prompt and text of a record. Raises JsonError for one without the field `text`."""
     if "text" not in fields:
         raise JsonError("has no field text, wanted a string or null")
     given = string_of(fields, IDS)
     if given == "":
         raise JsonError(f"field {IDS[0]} is empty, wanted an id")
-    language, prompt, text = (string_of(fields, (name,)) for name in ("language", "prompt", "text"))
-    return MeantRow(text=text, sample_id=given, language=language, prompt=prompt)
+    return given, *(string_of(fields, (name,)) for name in ("language", "prompt", "text"))

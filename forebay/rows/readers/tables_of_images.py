@@ -158,14 +158,11 @@ def read_typed(
     leaves = [leaf for each in images.values() for leaf in each.leaves]
     columns = list(dict.fromkeys([*text.values(), *held, *leaves]))
     is_large = any(map(_holds_bytes, (file.schema.field(name).type for name in held)))
-    batch_rows = (
-        _IMAGES_PER_BATCH if is_large else min((each.batch_rows for each in images.values()), default=_ROWS_PER_BATCH)
-    )
-    number = piece.first
-    parts = range(piece.start, piece.stop)
+    most = min([_ROWS_PER_BATCH, *(each.batch_rows for each in images.values())])
+    parts, number = range(piece.start, piece.stop), piece.first
     try:
         starts = np.asarray(file.part_starts())
-        for batch in file.batches(parts, columns, batch_rows=batch_rows):
+        for batch in file.batches(parts, columns, batch_rows=_IMAGES_PER_BATCH if is_large else most):
             runs = np.searchsorted(starts, np.arange(number, number + len(batch)), side="right")
             values = {name: batch[column].to_pylist() for name, column in text.items()}
             values |= {name: _values(batch[name]) for name in held}
