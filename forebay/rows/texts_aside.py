@@ -6,7 +6,7 @@ that cannot be written, texts are held. A file of a process that was killed is s
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.store.layout import Array
-from forebay.store.temporary import temporary_name
+from forebay.store.temporary import sweep, temporary_name
 
 HELD_BYTES = 4 << 20
 """Texts of a piece, or of a listing, that are held as they are."""
@@ -41,9 +41,22 @@ class TextsAside:
         for block in rest:
             held.append(block)
             if sum(each.nbytes for each in held) > HELD_BYTES:
-                with contextlib.suppress(OSError):
-                    return cls(None, _written(held, rest, cache_root))
+                return cls._written(itertools.chain(held, rest), cache_root)
         return cls(pa.chunked_array(held, _TEXT))
+
+    @classmethod
+    def _written(cls, blocks: Iterable[Any], cache_root: str) -> TextsAside:
+        path = temporary_name(Path(cache_root) / _FOLDER / "texts")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            sweep(path.parent)
+            file = pa.OSFile(str(path), "wb")
+        except OSError:
+            return cls(pa.chunked_array([*blocks], _TEXT))
+        with file, pa.ipc.new_file(file, _SCHEMA) as writer:
+            for block in blocks:
+                writer.write_table(pa.table([block], schema=_SCHEMA))
+        return cls(None, path)
 
     def column(self) -> pa.ChunkedArray:
         """Returns the texts."""
@@ -53,16 +66,6 @@ class TextsAside:
             self.path.unlink()
             self.path = None
         return self.held
-
-
-def _written(held: list[Any], rest: Iterator[Any], cache_root: str) -> Path:
-    path = temporary_name(Path(cache_root) / _FOLDER / "texts")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
-        while held:
-            writer.write_table(pa.table([pa.chunked_array(held, _TEXT)], schema=_SCHEMA))
-            held[:] = [block for block in [next(rest, None)] if block is not None]
-    return path
 
 
 def gathered(parts: Sequence[pa.ChunkedArray], places: Array, cache_root: str) -> pa.ChunkedArray:

@@ -1,4 +1,4 @@
-"""A kind of source that forebay does not have: tab-separated lines of a file's name, and a text or two; and a meaning."""
+"""A kind of source that forebay does not have, tab-separated lines of a file and a text or two; and a meaning."""
 
 from __future__ import annotations
 
