@@ -58,7 +58,7 @@ def own_meaning(config: Config) -> OwnMeaning | None:
     if config.meaning in MEANINGS:
         return None
     if (problem := meaning_problem(config)) is not None:
-        raise ConfigError(problem, code=ASKER.code)
+        raise ConfigError(problem, code="FB144")
     folder, (file, _, name) = Path(config.path).parent, config.meaning.rpartition(":")
     content = source_of(folder / file, folder, ASKER)
     found = written(content, folder / file, name, ("columns", "groups"), ASKER)
@@ -69,7 +69,7 @@ def own_meaning(config: Config) -> OwnMeaning | None:
             f"{ASKER.setting}: the body of class {name} of {folder / file} says what its rows are: "
             'columns = ("audio", "text") of the names of [source.columns], and groups = ("audio",), of "audio" and '
             '"image"',
-            code=ASKER.code,
+            code="FB144",
         )
     facts = MeaningFacts(name=config.meaning, target=config.meaning, columns=columns, groups=groups)
     digest = hashlib.sha256(content).hexdigest()
