@@ -68,7 +68,10 @@ def document_of(number: int) -> dict[str, Any]:
         "num_samples": SHARDS * ROWS,
         "languages": {name: {"hours": 0.01 * number, "samples": 11} for name in ("en", "es", "fr", "it", "ru")},
         "length_names": ["num_audio_samples", "num_frames", "num_tokens"],
-        "constants": {"features": "log_mel", "n_mels": 80, "sample_rate_hz": 16_000, "prompt": "whisper"},
+        "constants": {
+            "audio": {"features": "log_mel", "n_mels": 80, "sample_rate_hz": 16_000},
+            "text": {"prompt": "whisper"},
+        },
         "excluded": {},
         "failed": {},
         "probe": {"audio": "bb" * 16, "text": "0e" * 16},

@@ -91,7 +91,10 @@ def _document(count: int) -> dict[str, Any]:
         "key": "f" * 64,
         "recipe_key": "e" * 64,
         "recipe": {"audio": {"features": "waveform"}},
-        "constants": {"features": "waveform", "sample_rate_hz": RATE_HZ, "dtype": "int16", "prompt": None},
+        "constants": {
+            "audio": {"features": "waveform", "sample_rate_hz": RATE_HZ, "dtype": "int16"},
+            "text": {"prompt": None},
+        },
         "num_samples": count,
         "length_names": ["num_audio_samples", "num_frames", "num_tokens"],
     }

@@ -29,6 +29,7 @@ from benchmarks.plan import usual_durations
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.bucket.plan import BucketPlan, Order
 from forebay.plan.make import Planned
+from forebay.store.constants import Constants
 from forebay.store.layout import FieldSpec
 from forebay.store.source import SampleSource
 from forebay.train.loader import Loader, LoaderSettings
@@ -52,7 +53,8 @@ class FlatSource(SampleSource):
         self.frames.flags.writeable = False
         self.ids = np.arange(5, 5 + NUM_TOKENS, dtype=np.int32)
         self.key = self.recipe_key = "0" * 64
-        self.constants = {"features": features, "prompt": prompt, "pad_token_id": 0, "n_mels": n_mels}
+        audio, text = {"features": features, "n_mels": n_mels}, {"prompt": prompt, "pad_token_id": 0}
+        self.constants = Constants({"audio": audio, "text": text})
         self.fields = {"input_features": FieldSpec(name="input_features", dtype="float16", shape=(n_mels,))}
         self.lengths = {"num_audio_samples": durations, "num_frames": frames, "num_tokens": np.full(count, NUM_TOKENS)}
 

@@ -111,7 +111,7 @@ def _document(index: Any, hours: float, *, failed: int) -> dict[str, Any]:
         "recipe": {"audio": {"features": "log_mel", "n_mels": 80, "sample_rate_hz": RATE_HZ, "keep_waveform": True}},
         "num_samples": len(index),
         "length_names": ["num_audio_samples", "num_frames", "num_tokens"],
-        "constants": {"features": "log_mel", "sample_rate_hz": RATE_HZ, "prompt": "plain"},
+        "constants": {"audio": {"features": "log_mel", "sample_rate_hz": RATE_HZ}, "text": {"prompt": "plain"}},
         "rows_per_shard": ROWS,
         "size_bytes": len(index) * 2_000,
         "languages": dict.fromkeys(_LANGUAGES, each),

@@ -90,7 +90,7 @@ def _row(workload: Workload, index: int, group: Group) -> dict[str, object]:
 
 def document(count: int) -> dict[str, object]:
     """Returns metadata.json of a made-up recipe."""
-    constants = {"features": "qwen3_asr", "sample_rate_hz": 16_000, "prompt": "plain"}
+    constants = {"audio": {"features": "qwen3_asr", "sample_rate_hz": 16_000}, "text": {"prompt": "plain"}}
     return {
         "name": "bench",
         "split": "train",

@@ -146,11 +146,9 @@ def parse_config(document: Mapping[str, Any], *, path: Path, check: Check | None
     except ValidationError as err:
         found = [*map(_describe, err.errors()), *found]
         cause = err
-    if found:
-        raise ConfigError(_listed(path, found), code=code_of(found)) from cause
+    refuse(path, found, cause)
     resolved: Config = _absolute(config, path.parent, found)
-    if found:
-        raise ConfigError(_listed(path, found), code=code_of(found))
+    refuse(path, found)
     return resolved
 
 
@@ -171,17 +169,20 @@ def read_remote(overrides: Sequence[str] = ()) -> RemoteConfig:
         settings = TypeAdapter(RemoteConfig).validate_json(json.dumps(document.get("remote", {})), strict=True)
     except ValidationError as err:
         found = [_describe({**each, "loc": ("remote", *each["loc"])}) for each in err.errors()]
-        raise ConfigError(_listed("--set", found), code=code_of(found)) from err
+        refuse("--set", found, err)
     resolved: RemoteConfig = _absolute(settings, Path.cwd(), found, section="remote.")
-    if found:
-        raise ConfigError(_listed("--set", found), code=code_of(found))
+    refuse("--set", found)
     return resolved
 
 
-def _listed(what: object, problems: Sequence[str]) -> str:
-    lines = [f"  {line}" for line in problems[:_MAX_PROBLEMS]]
-    more = [f"  and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
-    return "\n".join([f"{what} is not a forebay config:", *lines, *more])
+def refuse(what: object, found: Sequence[str], cause: Exception | None = None) -> None:
+    """Raises ConfigError, which lists the problems of a config; returns if there is none."""
+    if not found:
+        return
+    lines = [f"  {line}" for line in found[:_MAX_PROBLEMS]]
+    more = [f"  and {len(found) - _MAX_PROBLEMS} more"] if len(found) > _MAX_PROBLEMS else []
+    listed = "\n".join([f"{what} is not a forebay config:", *lines, *more])
+    raise ConfigError(listed, code=code_of(found)) from cause
 
 
 def code_of(problems: Sequence[str]) -> str:

@@ -251,8 +251,8 @@ def _cut(config: Config, listing: Listing, pool: Pool) -> Prepared:
     num_workers = config.run.num_workers or os.cpu_count() or 1
     probe, constants = _measured(groups, pool, copies=max(1, min(num_shards, num_workers)))
     listing = replace(listing, groups=groups.measured(constants))
-    # What stands in no batch is said before anything is made.
-    forms_of(Stored(config.path, constants, {spec.name: spec for spec in listing.groups.fields()}))
+    if len(groups.items) > 1:  # what stands in no batch together is said before anything is made
+        forms_of(Stored(config.path, constants, {spec.name: spec for spec in listing.groups.fields()}))
     cuts = list(listing.groups.cuts(listing, probe=probe, rows_per_shard=config.layout.rows_per_shard))
     return Prepared(listing=listing, cuts=cuts, probe=probe, constants=constants, host=socket.gethostname())
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
-from forebay.config.load import code_of, read_config
+from forebay.config.load import read_config, refuse
 from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
@@ -96,7 +96,7 @@ def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: 
     Raises ConfigError, which lists every unknown field (with the nearest name), wrong type and impossible value.
     """
     config = read_config(path, overrides=overrides, check=section_problems)
-    _refuse(config, contradictions(config))
+    refuse(config.path, contradictions(config))
     return config
 
 
@@ -105,7 +105,7 @@ def recipe_of(config: Config) -> Recipe:
 
     Raises ConfigError where such a folder is not there, or where a step does not take what its section says.
     """
-    _refuse(config, _settings_problems(config) or contradictions(config))
+    refuse(config.path, _settings_problems(config) or contradictions(config))
     groups = (group.of(config) for group in _GROUPS)
     return Recipe(groups=tuple(group for group in groups if group is not None), source=source_document(config))
 
@@ -154,13 +154,6 @@ def _settings_problems(config: Config) -> list[str]:
             own = {name: getattr(values, name) for name in group.own_names()}
             found += group.problems({**own, **values.settings})
     return found
-
-
-def _refuse(config: Config, found: Sequence[str]) -> None:
-    """Raises ConfigError for problems that were found; returns if there is none."""
-    if found:
-        lines = [f"{config.path} is not a forebay config:", *(f"  {line}" for line in found)]
-        raise ConfigError("\n".join(lines), code=code_of(found))
 
 
 def plan_example(config: Config) -> str:

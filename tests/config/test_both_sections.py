@@ -10,6 +10,7 @@ import pytest
 from forebay import load_config
 from forebay.config import Config
 from forebay.errors import ConfigError
+from forebay.preprocess.groups import Groups
 from forebay.steps.recipe import contradictions, plan_example, recipe_of
 from forebay.steps.text.caption import Caption
 from forebay.steps.text.plain import Plain
@@ -108,3 +109,17 @@ def test_an_audio_section_is_one_though_it_is_empty(tmp_path: Path) -> None:
     assert loaded(tmp_path).audio is not None
     assert loaded(tmp_path, groups='("image",)', audio=None).audio is None
     assert contradictions(loaded(tmp_path)) == []
+
+
+def test_texts_beside_both_have_the_columns_of_both(tmp_path: Path) -> None:
+    config = loaded(tmp_path, audio={"features": "waveform"})
+    groups = Groups.of(config, recipe_of(config))
+    assert groups.names == ("audio", "image", "text")
+    assert [field.name for field in groups.text.fields()][-6:] == [
+        *("sample_id", "text", "images", "language", "prompt", "source")
+    ]
+    assert groups.length_names[:4] == ("num_audio_samples", "num_frames", "num_tokens", "num_images")
+    assert groups.probe("text") == Groups.of(config, recipe_of(config)).probe("text")
+    assert groups.constants_of("text")["prompt"] == "plain"
+    seen = loaded(tmp_path, groups='("image",)', audio=None)
+    assert "language" not in {field.name for field in Groups.of(seen, recipe_of(seen)).text.fields()}
