@@ -127,6 +127,25 @@ def test_two_steps_are_trained_and_the_rest_is_resumed(tmp_path: Path, override:
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+def test_an_iterator_may_yield_both(tmp_path: Path) -> None:
+    config_of(tmp_path)
+    lines = [
+        "class Made:",
+        "    def __iter__(self):",
+        "        for number in range(4):",
+        f"            sound, photo = (open(f'{tmp_path}/{{number}}.{{e}}', 'rb').read() for e in ('flac', 'jpg'))",
+        "            row = {'id': f's{number}', 'name': f's{number}', 'said': 'word'}",
+        "            yield {**row, 'audio': sound, 'images': [photo]}",
+    ]
+    (tmp_path / "made.py").write_text("\n".join(lines))
+    (tmp_path / "rows.py").write_text(CLASS.replace('"clip"', '"audio"').replace('"photos"', '"images"'))
+    settings = ['source.kind="python"', 'source.manifest="made.py:Made"']
+    report = build_here(load_config(tmp_path / "c.toml", overrides=settings))
+    assert (report.num_samples, report.failed) == (4, {})
+    heard = open_cache(report.cache).read(0)
+    assert len(heard["pixel_values"]) == 1
+
+
 def test_it_is_inspected_linted_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build_here(config_of(tmp_path))
     path = tmp_path / "c.toml"

@@ -53,7 +53,7 @@ def listed(question: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `first`, the first lines without their places, and `count`; or `error`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     source = base64.b64decode(question["source"])
-    read = _line if question["modality"] == "speech" else _image_line
+    read = {"speech": _line, "vision": _image_line}.get(question["modality"], _line_of_both)
     writer = _Writer(None if question["folder"] is None else Path(question["folder"]))
     first: list[str] = []
     try:
@@ -123,6 +123,16 @@ def _image_line(values: dict[str, Any], number: int) -> Listed:
         names = [name for name, _ in named]
         values[field] = names if isinstance(given, (list, tuple)) else names[0]
     return _plain(values, what), media
+
+
+def _line_of_both(values: dict[str, Any], number: int) -> Listed:
+    """Returns what the list says of a row of a sound and images, and all of them by the names of their files."""
+    what = f"sample {number}, {values['id']!r:.80}"
+    data = _encoded(values.pop("audio", None), values.pop("sample_rate_hz", None), what)
+    digest = xxhash.xxh3_128_hexdigest(data)
+    name = f"sounds/{digest[:2]}/{digest}.media"
+    line, media = _image_line({**values, "audio": name}, number)
+    return line, [(name, data), *media]
 
 
 def _image_name(data: bytes) -> str:
