@@ -17,11 +17,11 @@ class SourceKind:
     """What is known of a kind of source before any data is read. reader: what reads it. holds: what its rows may be.
 
     files: those of a folder that are manifests. else_files: those of a folder that has none of these, one group of
-    names after the other. has_columns: it reads `[source.columns]`, which are then in the key. has_audio: its samples
-    have sound. has_splits: a folder may hold several splits, of which `source.split` is read. keeps: the kinds of data
-    whose samples may have `keep_columns`. is_deep: the files lie below the folder at any depth, and are samples
-    themselves. needs_text: a sample without text is left out as `no_text`. images: those of a folder under `[vision]`,
-    where these are others than `files`.
+    names after the other. has_columns: it reads `[source.columns]`, which are then in the key. meaning: of its rows,
+    where nothing else says it. has_splits: a folder may hold several splits, of which `source.split` is read. keeps:
+    the kinds of data whose samples may have `keep_columns`. is_deep: the files lie below the folder at any depth, and
+    are samples themselves. needs_text: a sample without text is left out as `no_text`. images: those of a folder whose
+    rows are images, where these are others than `files`.
     """
 
     reader: str
@@ -29,7 +29,7 @@ class SourceKind:
     files: tuple[str, ...] = ("*",)
     else_files: tuple[tuple[str, ...], ...] = ()
     has_columns: bool = False
-    has_audio: bool = True
+    meaning: str = "recordings"
     has_splits: bool = False
     keeps: tuple[str, ...] = ()
     is_deep: bool = False
@@ -162,7 +162,7 @@ SOURCE_KINDS = {
         files=("*.jsonl",),
         else_files=(("*.txt",), ("*.jsonl.gz", "*.jsonl.zst"), ("*.parquet",), ("*.txt.gz", "*.txt.zst")),
         has_columns=True,
-        has_audio=False,
+        meaning="texts",
         keeps=("speech",),
     ),
 }

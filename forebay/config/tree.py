@@ -81,11 +81,9 @@ class Config:
     @property
     def default_meaning(self) -> str:
         """The meaning of rows where `source.meaning` is left out."""
-        kind = SOURCE_KINDS.get(self.source.kind)
-        if kind is not None and not kind.has_audio:
-            return "texts"
         if not self.vision:
-            return "recordings"
+            kind = SOURCE_KINDS.get(self.source.kind)
+            return "recordings" if kind is None else kind.meaning
         prompt = "chat" if self.text is None else self.text.prompt
         return next((facts.name for facts in MEANINGS.values() if facts.prompt == prompt), "conversations")
 

@@ -47,7 +47,7 @@ def source_document(config: Config) -> dict[str, Any]:
 def _columns_document(config: Config) -> dict[str, str]:
     columns, default = config.source.columns, SourceColumns()
     named = {name: getattr(columns, name) for name in columns_read(config)}
-    if not SOURCE_KINDS[config.source.kind].has_audio:  # whose files of lines had no columns before
+    if config.meaning == "texts":  # whose files of lines had no columns before
         named = {name: column for name, column in named.items() if column != getattr(default, name)}
     return {f"{name}_column": column for name, column in named.items() if column is not None}
 
@@ -112,12 +112,13 @@ def _groups_problems(config: Config) -> list[str]:
     rows = f'source.meaning is "{facts.name}", whose rows have items of {" and ".join(wanted) or "no group"}'
     if len(config.subjects) > 1 and len(wanted) < len(config.subjects):
         return [f"give one of [audio] and [vision]: {rows}"]
-    if audio is not None and (step := audio_step(audio.features)).has_audio != kind.has_audio:
+    if audio is not None and (step := audio_step(audio.features)).has_audio == (kind.meaning == "texts"):
         return [
             f'source.kind is "{config.source.kind}" and audio.features is "{step.name}"; text alone needs '
             'kind = "text" and features = "none"'
         ]
-    given = [*(["[audio]"] if audio is not None and kind.has_audio else []), *(["[vision]"] if config.vision else [])]
+    has_sound = audio is not None and kind.meaning != "texts"
+    given = [*(["[audio]"] if has_sound else []), *(["[vision]"] if config.vision else [])]
     others, missing = ([name for name in one if name not in two] for one, two in ((given, wanted), (wanted, given)))
     return [f"{rows}; {f'add {missing[0]}' if missing else f'leave out {others[0]}'}"] if others else []
 
