@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.init.choose import Chooser
-from forebay.init.columns import audio_columns, id_columns, is_language, language_columns, text_columns
-from forebay.init.readings.tables import speech_columns
-from forebay.init.table import Table
+from forebay.init.column_roles import audio_columns, id_columns, is_language, language_columns, text_columns
+from forebay.init.questions import Chooser, speech_columns
+from forebay.init.table_head import Table
 
 SENTENCES = ["the first of them", "another one", "and a third", "the last one"]
 

@@ -1,19 +1,20 @@
-"""What the columns of a table hold, by their names and by what stands in them."""
+"""Which column of a table may hold what, by its name and by what stands in its rows; and the words of whole rows."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forebay.config.data import RECORDINGS
-from forebay.init.conversation import as_list
-from forebay.init.table import Table
-from forebay.init.tree import spread
+from forebay.init.folder_files import spread
+from forebay.init.table_head import Row, Table
+from forebay.rows.meanings.canonical_chat import IMAGES, MESSAGES
 from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -23,7 +24,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "language": ("language", "lang", "locale", "language_code", "lang_code", "lang_id", "language_id"),
     "id": ("sample_id", "id", "clip_id", "utt_id", "utterance_id", "segment_id", "uid", "key", "audio_id", "utt"),
-    "duration": ("duration_s", "duration", "duration_seconds", "seconds", "length_s", "audio_length", "length"),
     "question": ("question", "query", "prompt", "instruction", "input", "problem"),
     "answer": ("answer", "response", "output", "caption", "solution", "label", "text"),
     "messages": ("messages", "conversations", "conversation", "dialogue"),
@@ -50,7 +50,7 @@ _LANGUAGES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class LikelyColumn:
     """A column that may be what is looked for. score: the likelier the more. folder: its paths are relative to."""
 
     name: str
@@ -58,7 +58,7 @@ class Candidate:
     folder: Path | None = None
 
 
-def path_columns(table: Table, extensions: Iterable[str], *, folders: Sequence[Path]) -> list[Candidate]:
+def path_columns(table: Table, extensions: Iterable[str], *, folders: Sequence[Path]) -> list[LikelyColumn]:
     """Returns the columns that hold paths of files that are there, the likeliest first.
 
     folders: where relative paths may begin, the table's own first.
@@ -72,7 +72,7 @@ def path_columns(table: Table, extensions: Iterable[str], *, folders: Sequence[P
             continue
         best = max(((_share_there(named, folder), -number, folder) for number, folder in enumerate(folders)))
         if best[0] >= _ENOUGH:
-            found.append(Candidate(name, best[0], best[2]))
+            found.append(LikelyColumn(name, best[0], best[2]))
     return sorted(found, key=lambda each: -each.score)
 
 
@@ -88,7 +88,7 @@ def written_paths(table: Table, name: str) -> list[str]:
     return [path for value in table.values(name) for path in _paths(value)]
 
 
-def name_columns(table: Table, audio: Sequence[str]) -> list[Candidate]:
+def name_columns(table: Table, audio: Sequence[str]) -> list[LikelyColumn]:
     """Returns the columns that name recordings without their extensions. audio: the names that there are."""
     stems = {form.rpartition(".")[0] for name in audio for form in (name, name.rpartition("/")[2])}
     found = []
@@ -96,7 +96,7 @@ def name_columns(table: Table, audio: Sequence[str]) -> list[Candidate]:
         values = [str(value) for value in table.values(column) if isinstance(value, str | int)]
         share = sum(value in stems for value in values) / len(values) if values else 0.0
         if share >= _ENOUGH and len(set(values)) == len(values):
-            found.append(Candidate(column, share))
+            found.append(LikelyColumn(column, share))
     return sorted(found, key=lambda each: -each.score)
 
 
@@ -112,48 +112,46 @@ def _is_file(folder: Path, value: str) -> bool:
         return False
 
 
-def text_columns(table: Table, *, taken: Iterable[str]) -> list[Candidate]:
+def text_columns(table: Table, *, taken: Iterable[str]) -> list[LikelyColumn]:
     """Returns the columns that may be transcripts: by their usual names, or running text that seldom repeats."""
-    return _scored(table, "text", taken, by_content=_is_prose)
+    return columns_named(table, "text", taken=taken, by_content=_is_prose)
 
 
-def language_columns(table: Table, *, taken: Iterable[str]) -> list[Candidate]:
+def language_columns(table: Table, *, taken: Iterable[str]) -> list[LikelyColumn]:
     """Returns the columns that may be languages: by their usual names, or codes of languages that repeat."""
-    found = _scored(table, "language", taken, by_content=_are_languages)
+    found = columns_named(table, "language", taken=taken, by_content=_are_languages)
     return [each for each in found if each.score >= 1 or len(set(map(str, table.values(each.name)))) <= _FEW]
 
 
-def id_columns(table: Table, *, taken: Iterable[str]) -> list[Candidate]:
+def id_columns(table: Table, *, taken: Iterable[str]) -> list[LikelyColumn]:
     """Returns the columns with a usual name of ids whose values differ from row to row."""
-    found = _scored(table, "id", taken)
+    found = columns_named(table, "id", taken=taken)
     return [each for each in found if _are_different(table.values(each.name), len(table.rows))]
 
 
-def class_columns(table: Table, *, taken: Iterable[str]) -> list[Candidate]:
+def class_columns(table: Table, *, taken: Iterable[str]) -> list[LikelyColumn]:
     """Returns the columns that may be classes of images: ClassLabels, and those with a usual name."""
-    found = _scored(table, "label", taken)
-    declared = [Candidate(name, 3.0) for name in table.classes if name not in set(taken)]
+    found = columns_named(table, "label", taken=taken)
+    declared = [LikelyColumn(name, 3.0) for name in table.classes if name not in set(taken)]
     return [*declared, *(each for each in found if each.name not in table.classes)]
 
 
-def columns_named(table: Table, role: str, *, taken: Iterable[str] = ()) -> list[Candidate]:
-    """Returns the columns with a usual name of what a role holds, the likeliest first."""
-    return _scored(table, role, taken)
+def columns_named(
+    table: Table, role: str, *, taken: Iterable[str] = (), by_content: Callable[[list[Any]], bool] | None = None
+) -> list[LikelyColumn]:
+    """Returns the columns that may hold a role, the likeliest first.
 
-
-def _scored(
-    table: Table, role: str, taken: Iterable[str], *, by_content: Callable[[list[Any]], bool] | None = None
-) -> list[Candidate]:
-    """Returns candidates: 1 to 2 for a usual name, the first of them most; below 1 for the content alone."""
+    Their scores are 1 to 2 for a usual name, the first of these most, and below 1 for the content alone.
+    """
     usual, left = NAMES[role], [name for name in table.names if name not in set(taken)]
     found = []
     for name in left:
         values = table.values(name)
         position = usual.index(name.lower()) if name.lower() in usual else None
         if position is not None and (values or not table.rows) and _fits(role, values):
-            found.append(Candidate(name, 2 - position / len(usual)))
+            found.append(LikelyColumn(name, 2 - position / len(usual)))
         elif by_content is not None and len(values) >= _ENOUGH * len(table.rows) and by_content(values):
-            found.append(Candidate(name, 0.5))
+            found.append(LikelyColumn(name, 0.5))
     return sorted(found, key=lambda each: -each.score)
 
 
@@ -198,17 +196,68 @@ def _are_different(values: list[Any], count: int) -> bool:
 
 def languages_of(tables: Iterable[Table], name: str | None) -> Counter[str]:
     """Returns how often each language stands in whole columns; of huge tables in the rows that were read."""
-    found: Counter[str] = Counter()
-    for table in tables if name else ():
-        found.update(table.counts(name or ""))
-    return found
+    return sum((table.counts(name) for table in tables), Counter()) if name else Counter()
 
 
-def audio_columns(table: Table, folders: Sequence[Path]) -> list[Candidate]:
+def audio_columns(table: Table, folders: Sequence[Path]) -> list[LikelyColumn]:
     """Returns the columns that hold recordings, as paths or in themselves."""
     return path_columns(table, RECORDINGS, folders=folders)
 
 
-def image_columns(table: Table, folders: Sequence[Path]) -> list[Candidate]:
+def image_columns(table: Table, folders: Sequence[Path]) -> list[LikelyColumn]:
     """Returns the columns that hold images, as paths or in themselves."""
     return path_columns(table, IMAGE_EXTENSIONS, folders=folders)
+
+
+def words_of(row: Row, columns: Mapping[str, str | None]) -> str | None:
+    """Returns all words of a row's conversation, None where it holds none. columns: by role, those that are named."""
+    for name in (columns["messages"],) if columns.get("messages") else MESSAGES:
+        if (found := _words_of_messages(row.get(name or ""))) is not None:
+            return found
+    asked, answered = (row.get(columns.get(role) or role) for role in ("question", "answer"))
+    return f"{asked}\n{answered}" if isinstance(asked, str) and isinstance(answered, str) else None
+
+
+def _words_of_messages(value: Any) -> str | None:
+    messages = [] if isinstance(value, dict) else as_list(value)
+    if not all(isinstance(each, dict) for each in messages):
+        return None
+    if not any(each.get("role") or each.get("from") for each in messages):
+        return None
+    return "\n".join(_words(each.get("content") or each.get("value")) for each in messages)
+
+
+def _words(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return " ".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+
+
+def as_list(value: Any) -> list[Any]:
+    """Returns the values of a list, of its JSON, or a value alone."""
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return [value]
+    return value if isinstance(value, list) else [value]
+
+
+def images_of_row(row: Row, column: str | None = None) -> list[str]:
+    """Returns the names of images that a row has, in its fields and in the parts of its messages."""
+    found: list[str] = []
+    for name in (column,) if column else IMAGES:
+        found += [each for each in as_list(row.get(name)) if isinstance(each, str) and each]
+    for name in MESSAGES:
+        messages = row.get(name)
+        for message in messages if isinstance(messages, list) else ():
+            content = message.get("content") if isinstance(message, dict) else None
+            parts = content if isinstance(content, list) else []
+            found += [p["image"] for p in parts if isinstance(p, dict) and isinstance(p.get("image"), str)]
+    return found
+
+
+def classes_of(table: Table, name: str) -> Counter[str]:
+    """Returns how often each class stands in the rows that were read; a row may have a list of them."""
+    return Counter(str(each) for value in table.values(name) for each in as_list(value) if each is not None)

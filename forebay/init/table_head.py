@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import ConfigError, ManifestError
-from forebay.init.tree import SAMPLE, spread
+from forebay.init.folder_files import SAMPLE, spread
 from forebay.rows.readers.arrow_files import HfFile, class_names, holds_numbers, is_bytes
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv, read_json_lines
 from forebay.rows.readers.json_lines import JsonError, is_array, manifest_objects, parse_object
@@ -59,23 +58,30 @@ class Table:
         found = (row.get(name) for row in self.rows)
         return [value for value in found if value is not None and value != ""]
 
+    def strings(self, name: str | None) -> list[str]:
+        """Returns the texts of a column in the rows that were read; none of no column."""
+        return [value for value in self.values(name or "") if isinstance(value, str)]
+
     def counts(self, name: str) -> Counter[str]:
         """Returns how often each value stands in the whole of a column; of a huge table in the rows that were read."""
-        if os.path.getsize(self.path) > (_COUNTED_BYTES if self.form != "data" else math.inf) or name in self.classes:
-            return Counter(map(str, self.values(name)))
-        wanted = WantedColumns(frozenset((name,)), name)
         try:
-            match self.form:
-                case "csv":
-                    column = read_csv(self.path, wanted).values[name]
-                case "jsonl":
-                    column = read_json_lines(self.path, wanted, kept=()).values[name]
-                case _:
-                    column = HfFile(self.path).columns([name])[name]
+            column = None if name in self.classes else self._whole(name)
         except (ManifestError, KeyError, ValueError):  # a name that is not UTF-8 among them
+            column = None
+        if column is None:
             return Counter(map(str, self.values(name)))
         found = {each["values"]: each["counts"] for each in pc.value_counts(column).to_pylist()}
         return Counter({str(value): count for value, count in found.items() if value not in (None, "")})
+
+    def _whole(self, name: str) -> pa.ChunkedArray | None:
+        """Returns a column of a table; None where the table is huge, and a text."""
+        if self.form == "data":
+            return HfFile(self.path).columns([name])[name]
+        if os.path.getsize(self.path) > _COUNTED_BYTES:
+            return None
+        wanted = WantedColumns(frozenset((name,)), name)
+        read = read_csv(self.path, wanted) if self.form == "csv" else read_json_lines(self.path, wanted, kept=())
+        return read.values[name]
 
     def encoded(self, name: str) -> Iterator[bytes]:
         """Yields some of the encoded media of a column of `blobs`."""
@@ -193,21 +199,18 @@ def _members(path: Path) -> list[bytes]:
 
 def _delimited(path: Path, delimiters: str) -> Table:
     size = os.path.getsize(path)
-    lines = [_text(line) for line in _some_lines(path, size)]
+    lines = [line.decode("utf-8", "replace") for line in _some_lines(path, size)]
     if not lines:
         raise ConfigError(f"{path} is empty; name a table with a header line")
     delimiter = max(delimiters, key=lambda each: (lines[0].count(each) > 0, _regularity(lines[:20], each)))
-    records = _records(lines, delimiter)
-    header, *rest = records
-    names = tuple(header)
-    width = len(names)
-    rows = tuple(dict(zip(names, row, strict=True)) for row in rest if len(row) == width)
+    names, *rest = _records(lines, delimiter)
+    rows = tuple(dict(zip(names, row, strict=True)) for row in rest if len(row) == len(names))
     read = sum(len(line.encode("utf-8", "surrogateescape")) + 1 for line in lines[1:])
     num_rows, is_exact = _count(path, size, read / max(1, len(rest)))
     return Table(
         path=path,
         form="csv",
-        names=names,
+        names=tuple(names),
         rows=rows,
         num_rows=max(0, num_rows - 1),
         is_exact=is_exact,
@@ -231,10 +234,6 @@ def _regularity(lines: list[str], delimiter: str) -> float:
     if not counts or counts[0] < 2:
         return 0.0
     return counts.count(counts[0]) / len(counts) + min(counts[0], 50) / 1000
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8", "replace")
 
 
 def _some_lines(path: Path, size: int) -> Iterator[bytes]:

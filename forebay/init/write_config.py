@@ -1,0 +1,388 @@
+"""`forebay init`: looks at data, writes a config that builds, and says what to run next."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forebay.config.digest import url_problem
+from forebay.config.load import parse_config, parse_toml
+from forebay.config.tree import Config
+from forebay.config.url import is_url, url_or_path
+from forebay.errors import ConfigError, DecodeError
+from forebay.init.candidate import Candidate, Draft, facts, problems
+from forebay.init.config_sections import mix, sections_of
+from forebay.init.config_text import Section, document_of, text_of
+from forebay.init.folder_files import config_name
+from forebay.init.model_folder import Model, read_model
+from forebay.init.questions import Choice, Chooser, Wish, written
+from forebay.init.recognise import recognise
+from forebay.steps.audio.extractor.open import OutputError
+from forebay.steps.audio.extractor.probe import noise
+from forebay.steps.audio.extractor.step import Extractor
+from forebay.steps.contradictions import contradictions
+from forebay.steps.form import BatchForm, FieldForm
+from forebay.steps.image.processor.outputs import UnstorableError
+from forebay.steps.image.processor.step import Processed
+from forebay.steps.recipe import Recipe, TextGroup, recipe_of
+from forebay.steps.sections import section_problems
+from forebay.terminal import wrapped
+from forebay.visible import from_here, printable
+
+_TRIALS = 4
+"""Settings that a trial adds at most, one after the other."""
+_LIMITS_S = (30.0, 10.0)
+"""Bounds of clips that are tried where an extractor does not take the longest one whole."""
+_ALONE = "images of other shapes are not padded: each is a batch of its own"
+_LEFT_OUT = "what is given there cannot be stored; if the model needs it, this cache is not for it"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What `forebay init` is asked. out: the config to write; None: named after the data, in this folder."""
+
+    data: tuple[str, ...]
+    model: str | None = None
+    out: Path | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What was found and written. configs: the files, the one to train with first. commands: what to run next."""
+
+    configs: tuple[str, ...]
+    name: str
+    found: tuple[dict[str, Any], ...]
+    decided: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    why: str | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def lines(self) -> list[str]:
+        """Returns what a person reads."""
+        lines = [line for each in self.found for line in wrapped(f"{each['kind']}: ", each["facts"])]
+        lines += [line for note in self.notes for line in wrapped("  ", note)]
+        lines += [f"wrote {', '.join(self.configs)}", "next:", *(f"  {command}" for command in self.commands)]
+        return lines if self.why is None else [*lines, f"({self.why})"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the document of `forebay init --json`."""
+        return {
+            "configs": list(self.configs),
+            "name": self.name,
+            "found": list(self.found),
+            "decided": list(self.decided),
+            "notes": list(self.notes),
+            "next": list(self.commands),
+        }
+
+
+def init(options: Options, chooser: Chooser) -> Report:
+    """Writes the config of some data and returns what was found.
+
+    Raises ConfigError for data of no known form, a question that nobody answers, a model's folder that does not fit,
+    and a file that is there already, without `force`.
+    """
+    if options.out is not None:
+        _refuse_existing(options.out, force=options.force)
+    model = None if options.model is None else read_model(_folder(options.model))
+    chooser.wish = _wish(model)
+    found = recognise(options.data, chooser)
+    name = config_name([Path(os.path.abspath(url_or_path(text))) for text in options.data])
+    out = options.out or Path.cwd() / f"{name}.toml"
+    drafts = _drafts(found, name=name, out=out, model=model, weights=None)
+    texts = {each.out: _checked(each, chooser) for each in drafts}
+    # Asked when all else is well: nobody answers a question for nothing.
+    if (weights := _weights(model, found, chooser)) is not None:
+        drafts = _drafts(found, name=name, out=out, model=model, weights=weights)
+        texts = {each.out: _checked(each, chooser) for each in drafts}
+    _refuse_unused(chooser)
+    for path in texts:
+        _refuse_existing(path, force=options.force)
+    for path, text in texts.items():
+        _write(path, text, force=options.force)
+    return _report(drafts, chooser)
+
+
+def _folder(text: str) -> Path:
+    place = url_or_path(text)
+    if is_url(place):
+        raise ConfigError(f"--model {url_problem(place)}")
+    return Path(os.path.abspath(place))
+
+
+def _wish(model: Model | None) -> Wish | None:
+    """Returns what a model that sees says of how rows of images are read."""
+    if model is None or not model.sees:
+        return None
+    task = model.task
+    if model.has_tokenizer:
+        return Wish() if task is None else Wish(value=task.name, why=task.why)
+    lacks = f"{from_here(model.folder)} holds no tokenizer; put tokenizer.json there and run init again"
+    never = {"chat": lacks, "plain": lacks}
+    # Images alone can be stored for a model of pairs; conversations without their words are nothing.
+    value = None if task is None else "none" if task.name == "plain" else task.name
+    return Wish(value=value, why="" if task is None else task.why, never=never)
+
+
+def _weights(model: Model | None, found: Sequence[Candidate], chooser: Chooser) -> str | None:
+    """Returns `train.init` where it has to be said: for a model whose folder holds no weights."""
+    is_trained = model is not None and any(each.meaning.trains(each, model) for each in found)
+    if "weights" in chooser.given or (model is not None and is_trained and not model.has_weights):
+        if model is None:
+            raise ConfigError("--weights is of a model: give --model DIR too")
+        choices = [
+            Choice("random ones, from the seed", "random", "random"),
+            Choice("pretrained ones, which you put there before training", "pretrained", "pretrained"),
+        ]
+        question = f"which weights does training begin with ({from_here(model.folder)} holds no model.safetensors)"
+        return chooser.one(question, choices, option="weights")
+    return None
+
+
+def _drafts(found: list[Candidate], *, name: str, out: Path, model: Model | None, weights: str | None) -> list[Draft]:
+    """Returns the config to train with, and behind it, where the data is of several kinds, one of each kind.
+
+    weights: `train.init`; None: not asked for.
+    Raises ConfigError where data needs a model's folder and there is none, or the model takes other data.
+    """
+    made = functools.partial(_draft, model=model, weights=weights)
+    if len(found) == 1:
+        return [made(found[0], name=name, out=out)]
+    if any(each.meaning.is_alone for each in found):
+        kinds = ", ".join(f"{each.meaning.name} ({each.kind})" for each in found)
+        raise ConfigError(
+            f"the data is {kinds}, and a cache of images is of one kind; run forebay init on each, "
+            "or write all conversations as JSON lines of one form"
+        )
+    parts = []
+    for number, each in enumerate(found, 1):
+        part = f"{name}-{each.kind if sum(e.kind == each.kind for e in found) == 1 else f'{each.kind}{number}'}"
+        place = out.with_name(f"{out.stem}{part.removeprefix(name)}{out.suffix}")
+        parts.append(made(each, name=part, out=place))
+    whole = made(next((each for each in found if not each.meaning.mixed), found[0]), name=name, out=out)
+    mix(whole, parts)
+    return [whole, *parts]
+
+
+def _draft(found: Candidate, *, name: str, out: Path, model: Model | None, weights: str | None) -> Draft:
+    trains = model is not None and found.meaning.trains(found, model)
+    made = Draft(name=name, out=out, found=found, model=model, weights=weights, trains=trains)
+    found.meaning.check(model)
+    made.head = [
+        f"{facts(found)}.",
+        *problems(found),
+        "Paths are relative to this file. docs/config.md explains every setting.",
+    ]
+    made.sections = sections_of(made)
+    return made
+
+
+def _refuse_unused(chooser: Chooser) -> None:
+    unused = [written(option, value) for option, value in chooser.given.items() if option not in chooser.used]
+    if unused:
+        raise ConfigError(f"{unused[0]} answers no question about this data; leave it out")
+
+
+def _checked(made: Draft, chooser: Chooser) -> str:
+    """Returns the text of a config after it was read as `forebay preprocess` reads it, and its steps were opened.
+
+    Raises ConfigError for what would not build.
+    """
+    made.head += [f"{said}." for said in (*chooser.said, *made.said)]
+    for _ in range(_TRIALS):
+        if _tried(made, recipe_of(_config(made, text_of(made.sections, head=made.head)))):
+            break
+    text = text_of(made.sections, head=made.head)
+    config = _config(made, text)
+    recipe_of(config)
+    made.found.meaning.check_rows(made.found, config)
+    return text
+
+
+def _tried(made: Draft, recipe: Recipe) -> bool:
+    """Returns whether a config can be built as it is; False where a setting was added, and it is to be tried again.
+
+    Comments say what was found. Raises ConfigError where nothing helps.
+    """
+    try:
+        if recipe.image is not None and isinstance(recipe.image.step, Processed):
+            return _images(made, recipe.image.step, recipe.text)
+        if recipe.audio is not None and isinstance(recipe.audio.features, Extractor):
+            return _sound(made, recipe.audio.features)
+    except OutputError as err:
+        if err.is_drawn:
+            raise _with_folder(made, err) from err
+        return _left_out(made, "audio", [err.name])
+    except UnstorableError as err:
+        return _left_out(made, "vision", err.names)
+    except ConfigError as err:
+        raise _with_folder(made, err) from err
+    return True
+
+
+def _sound(made: Draft, step: Extractor) -> bool:
+    _note(made, "audio", step.batch_form())
+    seconds = made.found.sounds.seconds if made.found.sounds is not None else []
+    source = _section(made, "source")
+    if not seconds or any(name == "max_duration_s" for name, *_ in source.lines):
+        return True
+    longest = max(seconds)
+    problem = _problem(step, longest)
+    if problem is None:
+        return True
+    limit = next((limit for limit in _LIMITS_S if limit < longest and _problem(step, limit) is None), None)
+    if limit is None:
+        raise ConfigError(f"a clip of {longest:.1f} s, as the data has one: {problem}", code="FB121")
+    source.add("max_duration_s", limit, f"of {longest:.1f} s, {step.kind} makes other values, or several pieces")
+    source.add("overlong", "drop", "longer clips are left out, counted and listed")
+    return False
+
+
+def _problem(step: Extractor, seconds: float) -> str | None:
+    """Returns why an extractor does not make one clip's values of a clip so long; None where it does."""
+    try:
+        step.make([noise(round(seconds * step.rate_hz), seed=1)])
+    except (DecodeError, OutputError) as err:
+        return str(err)
+    return None
+
+
+def _images(made: Draft, step: Processed, text: TextGroup) -> bool:
+    form, plan = step.opened(None).form, _section(made, "plan")
+    _note(made, "vision", form)
+    if any(map(_has_no_room, form.stored)) and ("batch_size", 1, _ALONE) not in plan.lines:
+        plan.lines = [("batch_size", 1, _ALONE) if line[0] == "batch_size" else line for line in plan.lines]
+        return False
+    try:
+        text.step.opened(Path(text.folder), merge_size=None)
+    except ConfigError as err:
+        raise _again(f"{err}; to store the images without their texts, give --prompt none", err) from err
+    return True
+
+
+def _has_no_room(field: FieldForm) -> bool:
+    """Returns whether arrays of different shapes cannot stand in one batch."""
+    return field.join == "stack" and None in field.shape and field.pad is None
+
+
+def _note(made: Draft, name: str, form: BatchForm) -> None:
+    section = _section(made, name)
+    stored = [field for field in form.stored if field.table is not None]
+    codes = "; floats as codes and a table of their values, bit for bit" if stored else ""
+    names = ", ".join(field.name for field in form.fields)
+    note = f"{form.made_by} gives {names}{codes}. Batches beside those that it makes itself: {form.promise}."
+    if note not in section.notes:
+        section.notes.append(note)
+        said = f"{note} docs/any-model.md says what that means."
+        if form.promise.kind == "alone" and said not in made.found.notes:
+            made.found.notes.append(said)
+
+
+def _left_out(made: Draft, name: str, names: Sequence[str]) -> bool:
+    section = _section(made, name)
+    made.said.append(f"{name}.leave_out: {', '.join(names)} cannot be stored")
+    before: list[str] = next((value for name, value, _ in section.lines if name == "leave_out"), [])
+    section.lines = [line for line in section.lines if line[0] != "leave_out"]
+    section.add("leave_out", sorted({*before, *names}), _LEFT_OUT)
+    return False
+
+
+def _section(made: Draft, name: str) -> Section:
+    return next(section for section in made.sections if section.name == name)
+
+
+def _with_folder(made: Draft, err: ConfigError) -> ConfigError:
+    folder = "" if made.model is None else from_here(Path(made.model.folder))
+    return _again(f"--model {printable(folder)}: {err}", err)
+
+
+def _again(said: str, err: ConfigError) -> ConfigError:
+    """Returns an error of the same code that says more."""
+    found = ConfigError(said)
+    found.code = err.code
+    return found
+
+
+def _config(made: Draft, text: str) -> Config:
+    document = parse_toml(text)
+    if document != document_of(made.sections):
+        raise ConfigError(f"{made.out}: the settings do not survive being written; this is a fault of forebay init")
+    config = parse_config(document, path=made.out, check=section_problems)
+    if found := contradictions(config):
+        raise ConfigError("\n".join([f"{made.out} would be no forebay config:", *(f"  {line}" for line in found)]))
+    return config
+
+
+def _refuse_existing(path: Path, *, force: bool) -> None:
+    if path.exists() and not force:
+        raise ConfigError(f"{from_here(path)} is there already; give --out FILE, or --force to replace it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--out {path}: {path.parent} is no folder; make it first")
+
+
+def _write(path: Path, text: str, *, force: bool) -> None:
+    try:
+        with open(path, "w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as err:
+        raise ConfigError(f"cannot write {path}: {err.strerror}; give --out FILE in another folder") from err
+
+
+def _report(drafts: Sequence[Draft], chooser: Chooser) -> Report:
+    whole, parts = drafts[0], list(drafts[1:])
+    shown = from_here(whole.out)
+    return Report(
+        configs=tuple(from_here(each.out) for each in drafts),
+        name=whole.name,
+        found=tuple(_found_json(each) for each in parts or [whole]),
+        decided=(*chooser.said, *(said for each in drafts for said in each.said)),
+        commands=tuple(_next_commands(whole, parts, shown=shown)),
+        why=_why_not_trained(whole),
+        notes=tuple(note for each in parts or [whole] for note in problems(each.found)),
+    )
+
+
+def _found_json(made: Draft) -> dict[str, Any]:
+    found = made.found
+    return {
+        "kind": found.kind,
+        "modality": found.meaning.name,
+        "manifests": [os.fspath(path) for path in found.manifests],
+        "columns": dict(found.columns),
+        "count": found.count,
+        "is_exact": found.is_exact,
+        "hours": round(found.hours, 4),
+        "languages": dict(found.languages),
+        "facts": facts(found),
+    }
+
+
+def _next_commands(made: Draft, parts: Sequence[Draft], *, shown: str) -> list[str]:
+    """Returns the commands to run next. shown: the config as a person would name it."""
+    built = [os.path.join(os.path.dirname(shown), part.out.name) for part in parts] or [shown]
+    lines = [f"forebay preprocess {shlex.quote(path)}" for path in built]
+    lines += [f"forebay inspect {shlex.quote(path)}" for path in built[:1]]
+    if made.trains:
+        return [*lines, f"forebay train {shlex.quote(shown)} --steps 30"]
+    config = f"forebay.load_config({shown!r})"
+    loop = f"import forebay; print(next(iter(forebay.train.make_loader({config}))).keys())"
+    plain = not set(loop) & set('"$`\\!')
+    return [*lines, f'python -c "{loop}"' if plain else f"python -c {shlex.quote(loop)}"]
+
+
+def _why_not_trained(made: Draft) -> str | None:
+    """Returns why there is no command to train, None where there is one."""
+    if made.trains:
+        return None
+    if made.model is None:
+        return "forebay train needs a model: forebay init ... --model DIR"
+    if not made.found.has_text and made.found.meaning.may_miss:
+        return "forebay train needs texts, and none were found; your own loop takes the batches"
+    return made.found.meaning.not_learnt(made.found, made.model)
