@@ -5,12 +5,14 @@ Nothing here runs the file in this process: what makes keys needs its bytes alon
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
 import stat
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -75,6 +77,51 @@ def same_source(path: Path, digest: str, asker: Asker) -> bytes:
             f"{path} has changed: its sha256 was {digest[:16]} and is {found[:16]}; run it again", code=asker.code
         )
     return content
+
+
+def written(content: bytes, path: Path, class_name: str, names: Sequence[str], asker: Asker) -> dict[str, object]:
+    """Returns the values of some names as the body of a class has them, without running it; of absent names nothing.
+
+    path: of the file, for messages. Raises ConfigError for what is no Python, has no such class, or no plain values.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # whoever runs the file is warned
+            body = ast.parse(content, filename=str(path)).body
+    except SyntaxError as err:
+        raise ConfigError(
+            f"{asker.setting}: {path}, line {err.lineno}: {err.msg}; correct the file", code=asker.code
+        ) from err
+    except (ValueError, RecursionError, MemoryError) as err:
+        why = str(err) or "its parts lie too deep in one another"
+        raise ConfigError(f"{asker.setting}: {path} is no Python: {why}; correct the file", code=asker.code) from err
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    if class_name not in classes:
+        raise ConfigError(
+            f"{asker.setting}: {path} has no class {class_name}; its classes: {', '.join(classes) or 'none'}",
+            code=asker.code,
+        )
+    found = {name: value for node in classes[class_name].body for name, value in _assigned(node) if name in names}
+    return {name: _literal(value, path, names, asker) for name, value in found.items()}
+
+
+def _assigned(node: ast.stmt) -> list[tuple[str, ast.expr]]:
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        return [(node.target.id, node.value)] if isinstance(node.target, ast.Name) else []
+    if isinstance(node, ast.Assign):
+        return [(target.id, node.value) for target in node.targets if isinstance(target, ast.Name)]
+    return []
+
+
+def _literal(node: ast.expr, path: Path, names: Sequence[str], asker: Asker) -> object:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as err:
+        raise ConfigError(
+            f"{asker.setting}: {path}, line {node.lineno}: {' and '.join(names)} are read without running the file; "
+            "write them as plain values",
+            code=asker.code,
+        ) from err
 
 
 def digest_of(path: Path, folder: Path, asker: Asker) -> str:

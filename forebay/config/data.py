@@ -43,21 +43,79 @@ class SourceKind:
         return (*self.images, *(f"*{ending}" for ending in TEXT_OF_IMAGE)) if reads == "texts" else self.images
 
 
-Reads = Literal["recordings", "conversations", "labels", "texts", "images"]
-"""What rows of a source are read as: recordings, or under `[vision]` what `text.prompt` makes of them. `labels`,
-`texts` and `images` are rows of one image with a class, with a text, or with nothing."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeaningFacts:
+    """What is known of a meaning of rows before any data is read. target: the module and the class that read rows so.
 
-READS: Mapping[str, Reads] = {"chat": "conversations", "label": "labels", "plain": "texts", "none": "images"}
-"""By `text.prompt`, under `[vision]`."""
+    columns: the names of `[source.columns]` that kinds of source read by name. groups: those that a row has items of.
+    prompt: the `text.prompt` of a config with `[vision]` that means this where it names no meaning.
+    """
 
-COLUMNS_READ: Mapping[Reads, tuple[str, ...]] = {
-    "recordings": ("audio", "text", "language", "id", "duration", "features", "labels"),
-    "conversations": ("image", "question", "answer", "messages", "id"),
-    "labels": ("image", "label", "id"),
-    "texts": ("image", "text", "id"),
-    "images": ("image", "id"),
+    name: str
+    target: str
+    columns: tuple[str, ...]
+    groups: tuple[str, ...]
+    prompt: str = ""
+
+
+_MEANINGS = "forebay.rows.meanings"
+MEANINGS: Mapping[str, MeaningFacts] = {
+    facts.name: facts
+    for facts in (
+        MeaningFacts(
+            name="recordings",
+            target=f"{_MEANINGS}.recordings:Recordings",
+            columns=("audio", "text", "language", "id", "duration", "features", "labels"),
+            groups=("audio",),
+        ),
+        MeaningFacts(
+            name="texts",
+            target=f"{_MEANINGS}.recordings:Texts",
+            columns=("text", "language", "id", "prompt"),
+            groups=(),
+        ),
+        MeaningFacts(
+            name="conversations",
+            target=f"{_MEANINGS}.canonical_chat:Conversations",
+            columns=("image", "question", "answer", "messages", "id"),
+            groups=("image",),
+            prompt="chat",
+        ),
+        MeaningFacts(
+            name="labels",
+            target=f"{_MEANINGS}.image_class:Labels",
+            columns=("image", "label", "id"),
+            groups=("image",),
+            prompt="label",
+        ),
+        MeaningFacts(
+            name="captions",
+            target=f"{_MEANINGS}.image_class:Captions",
+            columns=("image", "text", "id"),
+            groups=("image",),
+            prompt="plain",
+        ),
+        MeaningFacts(
+            name="images",
+            target=f"{_MEANINGS}.image_class:Images",
+            columns=("image", "id"),
+            groups=("image",),
+            prompt="none",
+        ),
+    )
 }
-"""The columns of `[source.columns]` that kinds of source read by name."""
+"""By `source.meaning`. The class is imported when rows are read."""
+
+Reads = Literal["recordings", "conversations", "labels", "texts", "images"]
+READS: Mapping[str, Reads] = {"chat": "conversations", "label": "labels", "plain": "texts", "none": "images"}
+COLUMNS_READ: Mapping[Reads, tuple[str, ...]] = {
+    "recordings": MEANINGS["recordings"].columns,
+    "conversations": MEANINGS["conversations"].columns,
+    "labels": MEANINGS["labels"].columns,
+    "texts": MEANINGS["captions"].columns,
+    "images": MEANINGS["images"].columns,
+}
+"""By older names of meanings, `Config.reads`; these go with the branches that ask for them."""
 
 
 _READERS = "forebay.rows.readers"
@@ -255,6 +313,11 @@ class SourceConfig:
     """Columns or JSON fields that stay in the row table of the cache, as text, int64 or float64 (a truth value is 0 or
     1): `["speaker", "snr"]`. Of `table`, `folder` with `texts`, `hf`, `jsonl`, `webdataset` (the JSON beside a clip),
     `tar` and JSON lines of `text`. The names are in the key."""
+    meaning: str | None = None
+    """What a row of the source is: `recordings`, `texts`, `conversations`, `labels` (an image with a class), `captions`
+    (an image with a text), `images`, or a class of your own beside the config, `"rows.py:Dialogues"`, with
+    `allow_code = true` under `[run]` in the file itself. Left out: recordings, with `kind = "text"` texts, with
+    `[vision]` what `text.prompt` makes of them. In the key where it is another one than that."""
     rows: str | None = None
     """With `[vision]`, and of `kind = "text"`: the rows of the manifests to take, as a Python slice: `"0:1000"`,
     `"::10"`. Of texts no more is read than that takes."""

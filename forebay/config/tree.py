@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from forebay.config.data import (
-    READS,
+    MEANINGS,
+    SOURCE_KINDS,
     STRICT,
     AudioConfig,
     LayoutConfig,
@@ -107,11 +108,26 @@ class Config:
         return "speech" if self.vision is None else "vision"
 
     @property
-    def reads(self) -> Reads:
-        """What rows of the source are read as."""
+    def meaning(self) -> str:
+        """The name of what a row of the source is, or the `file.py:Class` that says it."""
+        return self.source.meaning or self.default_meaning
+
+    @property
+    def default_meaning(self) -> str:
+        """The meaning of rows where `source.meaning` is left out."""
+        kind = SOURCE_KINDS.get(self.source.kind)
+        if kind is not None and not kind.has_audio:
+            return "texts"
         if self.vision is None:
             return "recordings"
-        return "conversations" if self.text is None else READS.get(self.text.prompt, "conversations")
+        prompt = "chat" if self.text is None else self.text.prompt
+        return next((facts.name for facts in MEANINGS.values() if facts.prompt == prompt), "conversations")
+
+    @property
+    def reads(self) -> Reads:
+        """The meaning of rows by its older name."""
+        older: dict[str, Reads] = {"texts": "recordings", "captions": "texts"}
+        return older.get(self.meaning, cast(Reads, self.meaning))
 
     @property
     def codec(self) -> str | None:

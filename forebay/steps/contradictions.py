@@ -8,6 +8,7 @@ from dataclasses import asdict
 from forebay.config.code import not_allowed
 from forebay.config.data import READS, SOURCE_KINDS, AudioConfig, SourceColumns, TextConfig, VisionConfig
 from forebay.config.loader import LoaderConfig
+from forebay.config.meaning import meaning_problem
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import Declared
@@ -73,6 +74,8 @@ def _kept_and_detected(config: Config) -> list[str]:
 
 
 def _source_problems(config: Config) -> list[str]:
+    if (problem := meaning_problem(config)) is not None:
+        return [problem]
     source, modality = config.source, config.modality
     kinds = [name for name, kind in SOURCE_KINDS.items() if modality in kind.holds]
     if source.kind not in kinds:

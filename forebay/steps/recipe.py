@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol, Self
 from forebay.config.data import SOURCE_KINDS, SourceColumns, SourceConfig, TextConfig, VisionConfig
 from forebay.config.digest import processor_digest, tokenizer_digest
 from forebay.config.load import read_config
+from forebay.config.meaning import own_meaning
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import Declared
@@ -378,8 +379,16 @@ def _source_document(config: Config) -> dict[str, Any]:
         **{name: settings[name] for name in ("kind", "split", *_SOURCE_FIELDS)},
         **named,
         **kept,
+        **_meaning_document(config),
         "version": LISTING_VERSION,
     }
+
+
+def _meaning_document(config: Config) -> dict[str, Any]:
+    """The meaning of the rows, where it is another one than a config of these sections has anyway."""
+    if (own := own_meaning(config)) is not None:
+        return {"meaning": own.document()}
+    return {} if config.meaning == config.default_meaning else {"meaning": config.meaning}
 
 
 def _plain_filters(source: SourceConfig) -> dict[str, Any]:

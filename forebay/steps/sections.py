@@ -9,8 +9,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from forebay.config.data import COLUMNS_READ, SOURCE_KINDS, AudioConfig, TextConfig, VisionConfig
+from forebay.config.data import SOURCE_KINDS, AudioConfig, TextConfig, VisionConfig
 from forebay.config.load import code_of
+from forebay.config.meaning import facts_of
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import Declared
@@ -37,18 +38,13 @@ from forebay.steps.table import (
 from forebay.steps.text.normal.table import problems_of
 from forebay.store.where import parse_where
 
-_TEXT_COLUMNS = ("text", "language", "id", "prompt")
-"""Those of texts without audio; in the key where they are not the default, which files of lines had before columns."""
-
 
 def columns_read(config: Config) -> tuple[str, ...]:
     """Returns the columns that a config's kind of source reads by name; in the key as `audio_column`."""
     kind = SOURCE_KINDS[config.source.kind]
-    if not kind.has_audio:
-        return _TEXT_COLUMNS
     # The folders of images are no table.
-    has_columns = kind.has_columns and not (kind.images and config.vision is not None)
-    return COLUMNS_READ[config.reads] if has_columns else ()
+    has_columns = (kind.has_columns or not kind.has_audio) and not (kind.images and config.vision is not None)
+    return facts_of(config).columns if has_columns else ()
 
 
 def section_problems(section: str, values: Mapping[str, Any]) -> list[str]:

@@ -24,11 +24,9 @@ costs no trust.
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -36,7 +34,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from forebay.config.code import Asker, ask, digest_of, not_allowed, same_source, source_of, spec_problem
+from forebay.config.code import Asker, ask, digest_of, not_allowed, same_source, source_of, spec_problem, written
 from forebay.errors import BuildError, ConfigError
 from forebay.steps import run_code
 from forebay.steps.audio.declared import Declared
@@ -313,26 +311,8 @@ def _beside(path: Path, name: str) -> Path:
 
 def _written(content: bytes, path: Path, class_name: str) -> tuple[int, list[str]]:
     """Returns `version` and `files` as the body of a class has them."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # whoever runs the file is warned
-            body = ast.parse(content, filename=str(path)).body
-    except SyntaxError as err:
-        raise ConfigError(
-            f"{ASKER.setting}: {path}, line {err.lineno}: {err.msg}; correct the file", code="FB128"
-        ) from err
-    except (ValueError, RecursionError, MemoryError) as err:
-        why = str(err) or "its parts lie too deep in one another"
-        raise ConfigError(f"{ASKER.setting}: {path} is no Python: {why}; correct the file", code="FB128") from err
-    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
-    if class_name not in classes:
-        raise ConfigError(
-            f"{ASKER.setting}: {path} has no class {class_name}; its classes: {', '.join(classes) or 'none'}",
-            code="FB128",
-        )
-    written = {name: value for node in classes[class_name].body for name, value in _assigned(node)}
-    version = _literal(written.get("version"), path)
-    files = _literal(written["files"], path) if "files" in written else []
+    found = written(content, path, class_name, ("version", "files"), ASKER)
+    version, files = found.get("version"), found.get("files", [])
     if type(version) is not int:
         raise ConfigError(f"{_of_class(path, class_name)} needs a version: write version = 1 there", code="FB128")
     if not isinstance(files, (list, tuple)) or not all(isinstance(name, str) for name in files):
@@ -341,27 +321,6 @@ def _written(content: bytes, path: Path, class_name: str) -> tuple[int, list[str
             code="FB128",
         )
     return version, list(files)
-
-
-def _assigned(node: ast.stmt) -> list[tuple[str, ast.expr]]:
-    if isinstance(node, ast.AnnAssign) and node.value is not None:
-        return [(node.target.id, node.value)] if isinstance(node.target, ast.Name) else []
-    if isinstance(node, ast.Assign):
-        return [(target.id, node.value) for target in node.targets if isinstance(target, ast.Name)]
-    return []
-
-
-def _literal(node: ast.expr | None, path: Path) -> object:
-    if node is None:
-        return None
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as err:
-        raise ConfigError(
-            f"{ASKER.setting}: {path}, line {node.lineno}: version and files are read without running the file; "
-            "write them as plain values",
-            code="FB128",
-        ) from err
 
 
 def _of_class(path: Path, class_name: str) -> str:
