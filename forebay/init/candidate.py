@@ -48,25 +48,20 @@ class RowMeaning(Protocol):
     """
 
     name: str
-    mixed: tuple[Setting, ...]
-    is_alone: bool
-    may_miss: bool
+    mixed: tuple[Setting, ...] = ()
+    is_alone: bool = False
+    may_miss: bool = False
 
     def check(self, model: Model | None) -> None:
         """Raises ConfigError where the data needs a model's folder and there is none, or the model takes other data."""
-        ...
-
-    def limits(self, made: Draft) -> list[Setting]:
-        """Returns what `[source]` says of items that are too long."""
-        ...
 
     def sections(self, made: Draft) -> list[Section]:
-        """Returns the sections of steps and plan."""
+        """Returns the sections of steps and plan; adds to `[source]` what they ask of it."""
         ...
 
-    def check_rows(self, found: Candidate, config: Config) -> None:
+    def check_rows(self, found: Candidate, config: Config) -> None:  # noqa: ARG002
         """Raises ManifestError for rows that a build would refuse all data for."""
-        ...
+        return
 
     def trains(self, found: Candidate, model: Model) -> bool:
         """Returns whether `forebay train` can train a model on what was found, as far as config.json says it."""
@@ -348,6 +343,10 @@ class Draft:
     sections: list[Section] = field(default_factory=list)
     head: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
+
+    def section(self, name: str) -> Section:
+        """Returns the section of a name."""
+        return next(section for section in self.sections if section.name == name)
 
     def relative(self, path: Path) -> str:
         """Returns a path as the config writes it: relative to the config's folder."""

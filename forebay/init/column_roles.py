@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import re
 from collections import Counter
@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.config.data import RECORDINGS
 from forebay.init.folder_files import spread
-from forebay.init.table_head import Row, Table
+from forebay.init.table_head import Row, Table, as_list
 from forebay.rows.meanings.canonical_chat import IMAGES, MESSAGES
-from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
 
 NAMES: dict[str, tuple[str, ...]] = {
     "text": (
@@ -63,10 +61,9 @@ def path_columns(table: Table, extensions: Iterable[str], *, folders: Sequence[P
 
     folders: where relative paths may begin, the table's own first.
     """
-    ends = frozenset(extensions)
-    found = []
+    ends, found = frozenset(extensions), []
     for name in table.names:
-        values = [path for value in table.values(name) for path in _paths(value)]
+        values = written_paths(table, name)
         named = [value for value in values if os.path.splitext(value)[1].lower() in ends]
         if len(named) < _ENOUGH * len(values) or not named:
             continue
@@ -76,16 +73,10 @@ def path_columns(table: Table, extensions: Iterable[str], *, folders: Sequence[P
     return sorted(found, key=lambda each: -each.score)
 
 
-def _paths(value: Any) -> list[str]:
-    """Returns the paths in a cell: a text, a list of texts, or the `path` of a mapping."""
-    if isinstance(value, dict):
-        value = value.get("path")
-    return [each for each in as_list(value) if isinstance(each, str) and each and "\0" not in each]
-
-
 def written_paths(table: Table, name: str) -> list[str]:
-    """Returns the paths that a column holds, as they are written."""
-    return [path for value in table.values(name) for path in _paths(value)]
+    """Returns the paths that a column holds, as they are written: texts, lists of texts, or `path` of mappings."""
+    cells = (value.get("path") if isinstance(value, dict) else value for value in table.values(name))
+    return [each for cell in cells for each in as_list(cell) if isinstance(each, str) and each and "\0" not in each]
 
 
 def name_columns(table: Table, audio: Sequence[str]) -> list[LikelyColumn]:
@@ -94,22 +85,18 @@ def name_columns(table: Table, audio: Sequence[str]) -> list[LikelyColumn]:
     found = []
     for column in (name for name in table.names if name not in stems):
         values = [str(value) for value in table.values(column) if isinstance(value, str | int)]
-        share = sum(value in stems for value in values) / len(values) if values else 0.0
+        share = sum(value in stems for value in values) / max(1, len(values))
         if share >= _ENOUGH and len(set(values)) == len(values):
             found.append(LikelyColumn(column, share))
     return sorted(found, key=lambda each: -each.score)
 
 
 def _share_there(values: Sequence[str], folder: Path) -> float:
-    looked = spread(values, 40)
-    return sum(_is_file(folder, value) for value in looked) / len(looked)
-
-
-def _is_file(folder: Path, value: str) -> bool:
-    try:
-        return (folder / value).is_file()
-    except (OSError, ValueError):
-        return False
+    looked, there = spread(values, 40), 0
+    for value in looked:
+        with contextlib.suppress(OSError, ValueError):
+            there += (folder / value).is_file()
+    return there / len(looked)
 
 
 def text_columns(table: Table, *, taken: Iterable[str]) -> list[LikelyColumn]:
@@ -125,8 +112,12 @@ def language_columns(table: Table, *, taken: Iterable[str]) -> list[LikelyColumn
 
 def id_columns(table: Table, *, taken: Iterable[str]) -> list[LikelyColumn]:
     """Returns the columns with a usual name of ids whose values differ from row to row."""
-    found = columns_named(table, "id", taken=taken)
-    return [each for each in found if _are_different(table.values(each.name), len(table.rows))]
+    found = [(each, table.values(each.name)) for each in columns_named(table, "id", taken=taken)]
+    return [
+        each
+        for each, values in found
+        if all(isinstance(value, str | int) for value in values) and len(set(values)) == len(table.rows) == len(values)
+    ]
 
 
 def class_columns(table: Table, *, taken: Iterable[str]) -> list[LikelyColumn]:
@@ -147,9 +138,8 @@ def columns_named(
     found = []
     for name in left:
         values = table.values(name)
-        position = usual.index(name.lower()) if name.lower() in usual else None
-        if position is not None and (values or not table.rows) and _fits(role, values):
-            found.append(LikelyColumn(name, 2 - position / len(usual)))
+        if name.lower() in usual and (values or not table.rows) and _fits(role, values):
+            found.append(LikelyColumn(name, 2 - usual.index(name.lower()) / len(usual)))
         elif by_content is not None and len(values) >= _ENOUGH * len(table.rows) and by_content(values):
             found.append(LikelyColumn(name, 0.5))
     return sorted(found, key=lambda each: -each.score)
@@ -167,9 +157,8 @@ def _fits(role: str, values: list[Any]) -> bool:
     return all(isinstance(value, str | int | float) for value in values)
 
 
-def _is_prose(values: list[Any]) -> bool:
-    texts = [value for value in values if isinstance(value, str)]
-    if len(texts) < len(values) or not texts or len(set(texts)) < _ENOUGH * len(texts):
+def _is_prose(texts: list[Any]) -> bool:
+    if not texts or not all(isinstance(text, str) for text in texts) or len(set(texts)) < _ENOUGH * len(texts):
         return False
     spaced = sum(" " in text.strip() or _is_unspaced(text) for text in texts)
     return spaced >= _ENOUGH * len(texts) and not any("://" in text for text in texts[:20])
@@ -190,23 +179,9 @@ def is_language(text: str) -> bool:
     return _CODE.fullmatch(text) is not None and re.split("[-_]", text.lower())[0] in _LANGUAGES
 
 
-def _are_different(values: list[Any], count: int) -> bool:
-    return len(values) == count and all(isinstance(v, str | int) for v in values) and len(set(values)) == len(values)
-
-
 def languages_of(tables: Iterable[Table], name: str | None) -> Counter[str]:
     """Returns how often each language stands in whole columns; of huge tables in the rows that were read."""
     return sum((table.counts(name) for table in tables), Counter()) if name else Counter()
-
-
-def audio_columns(table: Table, folders: Sequence[Path]) -> list[LikelyColumn]:
-    """Returns the columns that hold recordings, as paths or in themselves."""
-    return path_columns(table, RECORDINGS, folders=folders)
-
-
-def image_columns(table: Table, folders: Sequence[Path]) -> list[LikelyColumn]:
-    """Returns the columns that hold images, as paths or in themselves."""
-    return path_columns(table, IMAGE_EXTENSIONS, folders=folders)
 
 
 def words_of(row: Row, columns: Mapping[str, str | None]) -> str | None:
@@ -232,16 +207,6 @@ def _words(content: Any) -> str:
         return content
     parts = content if isinstance(content, list) else []
     return " ".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
-
-
-def as_list(value: Any) -> list[Any]:
-    """Returns the values of a list, of its JSON, or a value alone."""
-    if isinstance(value, str) and value.lstrip()[:1] == "[":
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return [value]
-    return value if isinstance(value, list) else [value]
 
 
 def images_of_row(row: Row, column: str | None = None) -> list[str]:

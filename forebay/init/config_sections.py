@@ -11,7 +11,7 @@ from typing import Any
 from forebay.config.data import OWN_COLUMNS, SOURCE_KINDS
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.init.candidate import Candidate, Draft, Setting
+from forebay.init.candidate import Candidate, Draft, RowMeaning, Setting
 from forebay.init.config_text import Section, value_of
 from forebay.init.model_folder import OF_SOUND, Model
 from forebay.rows.list_recordings import check_pieces
@@ -30,12 +30,10 @@ _TABLES, _MOST_LISTED = ("table", "jsonl", "folder", "tar"), 200_000
 """Kinds whose rows may be of pieces of recordings, and how many of them are listed to see it."""
 
 
-class RecordingSections:
+class RecordingSections(RowMeaning):
     """Sound, with or without texts."""
 
     name = "speech"
-    mixed: tuple[Setting, ...] = ()
-    is_alone = False
     may_miss = True
 
     def check(self, model: Model | None) -> None:
@@ -44,14 +42,6 @@ class RecordingSections:
                 f"--model {model.folder} is {kind_of(model)} and hears no sound; name a Whisper or Qwen3-ASR folder, "
                 "or any other with a feature extractor (docs/models.md)"
             )
-
-    def limits(self, made: Draft) -> list[Setting]:
-        if not _is_heard_in_part(made):
-            return []
-        return [
-            ("max_duration_s", _HEARD_S, "Whisper hears 30 s"),
-            ("overlong", "drop", "longer clips are left out, counted and listed"),
-        ]
 
     def sections(self, made: Draft) -> list[Section]:
         found, model = made.found, made.model
@@ -70,14 +60,16 @@ class RecordingSections:
         text = [] if model is None or model.prompt is None else _text(made, model, model.prompt)
         if text and model is not None and model.task is not None and model.task.name == "CTC" and not found.has_labels:
             text[0].lines.insert(2, ("end_token", False, f"CTC: {model.task.why}"))
-        return [audio, *text, _buckets(found, "", self._room(made))]
-
-    def _room(self, made: Draft) -> Setting:
-        found = made.found
-        if _is_heard_in_part(made) or found.audio:
+        is_in_part = audio.lines[0][1] == "log_mel"
+        if is_in_part:
+            source = made.section("source")
+            source.add("max_duration_s", _HEARD_S, "Whisper hears 30 s")
+            source.add("overlong", "drop", "longer clips are left out, counted and listed")
+        room = ("batch_seconds", _batch_seconds(found), "padded seconds a batch")
+        if is_in_part or found.audio:
             size = max(1, min(BATCH_SIZE, found.count // 4 or 1))
-            return ("batch_size", size, "clips a batch; Whisper pads each to 30 s")
-        return ("batch_seconds", _batch_seconds(found), "padded seconds a batch")
+            room = ("batch_size", size, "clips a batch; Whisper pads each to 30 s")
+        return [audio, *text, _buckets(found, "", room)]
 
     def check_rows(self, found: Candidate, config: Config) -> None:
         if found.kind in _TABLES and found.count <= _MOST_LISTED:
@@ -90,13 +82,15 @@ class RecordingSections:
             return model.audio.get("features") != "extractor"
         return model.task is not None and model.task.name in OF_SOUND and model.prompt is not None and bool(model.audio)
 
-    def not_learnt(self, found: Candidate, model: Model) -> str:  # noqa: ARG002
+    def not_learnt(self, found: Candidate, model: Model) -> str:
+        if not found.has_text:
+            return "forebay train needs texts, and none were found; your own loop takes the batches"
         if model.model_type and model.task is not None and model.prompt is None:
             return f"forebay train needs a tokenizer: put its tokenizer.json into {from_here(model.folder)}"
         return not_known(model)
 
 
-class TextSections(RecordingSections):
+class TextSections(RowMeaning):
     """Texts alone."""
 
     name = "text"
@@ -104,7 +98,6 @@ class TextSections(RecordingSections):
         ("batches", "per_source", ""),
         ("asr_ratio", 0.8, "four of five batches have sound"),
     )
-    may_miss = False
 
     def check(self, model: Model | None) -> None:
         if model is None:
@@ -116,9 +109,6 @@ class TextSections(RecordingSections):
             raise ConfigError(
                 f"--model {model.folder} is {kind_of(model)}; texts alone need a tokenizer of a speech or text model"
             )
-
-    def limits(self, made: Draft) -> list[Setting]:  # noqa: ARG002
-        return []
 
     def sections(self, made: Draft) -> list[Section]:
         model = made.model
@@ -158,10 +148,6 @@ def _audio(made: Draft) -> dict[str, Any]:
     seconds = made.found.sounds.seconds
     is_long = bool(seconds) and sum(each > _HEARD_S for each in seconds) > len(seconds) / 4
     return {"features": "waveform"} if is_long else {"features": "log_mel"}
-
-
-def _is_heard_in_part(made: Draft) -> bool:
-    return _audio(made).get("features") == "log_mel"
 
 
 def _text(made: Draft, model: Model, prompt: str) -> list[Section]:
@@ -226,11 +212,13 @@ def _batch_seconds(found: Candidate) -> int:
 RECORDINGS, TEXTS = RecordingSections(), TextSections()
 
 
-def sections_of(made: Draft) -> list[Section]:
-    """Returns all sections of a config of one source."""
+def add_sections(made: Draft) -> None:
+    """Adds all sections of a config of one source."""
     named = Section("", [("name", made.name, "the first part of the cache folder's name")])
-    sections = [named, *_source(made), *made.found.meaning.sections(made)]
-    return [*sections, _train(made, made.model)] if made.model is not None and made.trains else sections
+    made.sections = [named, *_source(made)]
+    made.sections += made.found.meaning.sections(made)
+    if made.model is not None and made.trains:
+        made.sections.append(_train(made, made.model))
 
 
 def _source(made: Draft) -> list[Section]:
@@ -239,7 +227,6 @@ def _source(made: Draft) -> list[Section]:
     source = Section("source", [("kind", found.kind, ""), ("manifest", paths[0] if len(paths) == 1 else paths, "")])
     for name, value in found.source.items():
         source.add(name, made.relative(value) if isinstance(value, Path) else value)
-    source.lines += found.meaning.limits(made)
     source.offers = _kept(found)
     columns = Section("source.columns", [(role, name, "") for role, name in found.columns.items()])
     return [source, columns] if columns.lines else [source]
@@ -272,7 +259,7 @@ def mix(whole: Draft, parts: Sequence[Draft]) -> None:
     whole.head = ["Several sources, each with a config and a cache of its own; this one mixes them.", whole.head[-1]]
     mixed = [*dict.fromkeys(line for part in parts for line in part.found.meaning.mixed)]
     if mixed:
-        plan = next(section for section in whole.sections if section.name == "plan")
+        plan = whole.section("plan")
         if any(setting == "batch_seconds" for setting, *_ in plan.lines):
             plan.add("batch_tokens", BATCH_TOKENS, "padded tokens a batch of texts")
     how = "" if mixed else ", by its hours; or give each a weight"

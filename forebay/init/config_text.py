@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,11 @@ def _comments(texts: Sequence[str]) -> Iterator[str]:
     for text in texts:
         lines = textwrap.wrap(printable(text), _WIDTH - 2, break_long_words=False, break_on_hyphens=False)
         yield from (f"# {line}" for line in lines or [""])
+
+
+def python_line(code: str) -> str:
+    """Returns a command that runs some Python, quoted as a person would where a shell takes that."""
+    return f"python -c {shlex.quote(code)}" if set(code) & set('"$`\\!') else f'python -c "{code}"'
 
 
 def value_of(value: Any) -> str:

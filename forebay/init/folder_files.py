@@ -5,12 +5,13 @@ They say which files are of the train split, and what a config is called. No fil
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
 import unicodedata
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import TypeVar
 from forebay.config.data import RECORDINGS, TEXTS_BESIDE
 from forebay.errors import ManifestError
 from forebay.rows.readers.line_blocks import head_of
-from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
 from forebay.store.remote.raw.sources import leads_up
 
 T = TypeVar("T")
@@ -72,80 +72,20 @@ class Tree:
 
     def names(self, extensions: frozenset[str]) -> list[str]:
         """Returns the names with one of the extensions, sorted."""
-        found = [self.by_extension[each] for each in self.by_extension if each in extensions]
-        return found[0] if len(found) == 1 else sorted(name for names in found for name in names)
+        return sorted(name for each in extensions for name in self.by_extension.get(each, ()))
 
     @property
     def audio(self) -> list[str]:
         """The names of recordings."""
         return self.names(frozenset(RECORDINGS))
 
-    @property
-    def images(self) -> list[str]:
-        """The names of pictures."""
-        return self.names(IMAGE_EXTENSIONS)
-
     def paths(self, *extensions: str) -> list[Path]:
         """Returns the paths of the files with one of the extensions, by their names."""
         return [self.path(name) for name in self.names(frozenset(extensions))]
 
-    def counts(self) -> Counter[str]:
-        """Returns how many names there are of each extension."""
-        return Counter({extension: len(names) for extension, names in self.by_extension.items()})
-
     def path(self, name: str) -> Path:
         """Returns the path of a name."""
         return self.root / name
-
-
-@dataclass(slots=True)
-class _Walk:
-    root: str
-    deadline: float
-    found: dict[str, list[str]] = field(default_factory=dict)
-    folders: set[str] = field(default_factory=set)
-    count: int = 0
-    is_whole: bool = True
-
-    def run(self) -> None:
-        todo = deque([("", 0)])
-        while todo and self.is_whole:
-            folder, depth = todo.popleft()
-            todo += self._look(folder, depth)
-
-    def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
-        with os.scandir(folder) as entries:
-            for number, entry in enumerate(entries):
-                yield entry
-                if number % 4096 == 4095 and (number >= MAX_FILES or time.monotonic() > self.deadline):
-                    self.is_whole = False
-                    return
-
-    def _look(self, folder: str, depth: int) -> list[tuple[str, int]]:
-        try:
-            entries = list(self._entries(os.path.join(self.root, folder)))
-        except OSError:
-            return []
-        if {entry.name for entry in entries} >= _CACHE_FILES:  # a cache of forebay is no raw data
-            return []
-        below = []
-        for entry in entries:
-            name = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.name.startswith(".") or entry.name in _PASSED_OVER:
-                continue
-            if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path)):
-                below += [] if leads_up(entry.path, self.root) else [(name, depth + 1)]
-            else:
-                self.found.setdefault(extension_of(entry.name), []).append(name)
-                self.count += 1
-        if len(below) < len(entries):
-            self.folders.add(folder)
-        if self.count >= MAX_FILES or time.monotonic() > self.deadline:
-            self.is_whole = False
-        if depth >= MAX_DEPTH and below:
-            self.is_whole = False
-            return []
-        return sorted(below)
 
 
 def extension_of(name: str) -> str:
@@ -159,14 +99,38 @@ def walk(root: Path, *, seconds: float = SECONDS) -> Tree:
 
     Hidden names, caches of forebay and links in circles are passed over; a folder that cannot be read is empty.
     """
-    walked = _Walk(os.fspath(root), time.monotonic() + seconds)
-    walked.run()
-    return Tree(
-        root,
-        {extension: sorted(names) for extension, names in sorted(walked.found.items())},
-        frozenset(walked.folders),
-        is_whole=walked.is_whole,
-    )
+    clock, found, folders, count = Clock(seconds), defaultdict[str, list[str]](list), set(), 0
+    todo, is_whole = deque([("", 0)]), True
+    while todo and is_whole:
+        folder, depth = todo.popleft()
+        entries = list(_entries(root / folder, clock))
+        if {entry.name for entry in entries} >= _CACHE_FILES:  # a cache of forebay is no raw data
+            continue
+        below = []
+        for entry in entries:
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.name.startswith(".") or entry.name in _PASSED_OVER:
+                continue
+            if not entry.is_dir(follow_symlinks=False) and not (entry.is_symlink() and os.path.isdir(entry.path)):
+                found[extension_of(entry.name)].append(name)
+                count += 1
+            elif not leads_up(entry.path, root):
+                below.append((name, depth + 1))
+        if len(below) < len(entries):
+            folders.add(folder)
+        is_whole = count < MAX_FILES and not clock.is_over() and not (depth >= MAX_DEPTH and below)
+        todo += sorted(below)
+    names = {extension: sorted(found[extension]) for extension in sorted(found)}
+    return Tree(root, names, frozenset(folders), is_whole=is_whole)
+
+
+def _entries(folder: Path, clock: Clock) -> Iterator[os.DirEntry[str]]:
+    """Yields the entries of a folder, of a huge one those that the bounds of a walk allow."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for number, entry in enumerate(entries):
+            yield entry
+            if number % 4096 == 4095 and (number >= MAX_FILES or clock.is_over()):
+                return
 
 
 def spread(values: Sequence[T], count: int = SAMPLE) -> list[T]:
@@ -228,7 +192,7 @@ class TrainFiles:
         """
         counts = Counter(name.rpartition("/")[0] for name in names)
         top = os.path.commonpath(list(counts)) if counts else ""
-        firsts = {folder: _first_below(folder, top) for folder in counts}
+        firsts = {folder: os.path.join(top, _below(folder, top).partition("/")[0]).rstrip("/") for folder in counts}
         splits = {folder: split_of(folder.rpartition("/")[2]) for folder in firsts.values()}
         own = sorted(folder for folder, split in splits.items() if split == "train")
         if not own or set(splits.values()) == {"train"}:
@@ -236,6 +200,11 @@ class TrainFiles:
         kept = Counter({folder: count for folder, count in counts.items() if firsts[folder] in own})
         rest = sorted(folder for folder in splits if folder not in own)
         return cls([name for name in names if name.rpartition("/")[0] in kept], kept, own, rest)
+
+    def with_text(self, texts: Iterable[str]) -> list[str]:
+        """Returns those names of texts that stand beside a file of their name."""
+        stems = {name.rpartition(".")[0] for name in self.names}
+        return [name for name in texts if name.rpartition(".")[0] in stems]
 
     @property
     def deepest(self) -> list[str]:
@@ -249,7 +218,7 @@ class TrainFiles:
         found: Counter[str] = Counter()
         for folder, count in self.counts.items():
             base = next((each for each in folders if not each or folder == each or folder.startswith(f"{each}/")), None)
-            found["" if base is None else folder[len(base) :].lstrip("/").partition("/")[0]] += count
+            found["" if base is None else _below(folder, base).partition("/")[0]] += count
         return found
 
     @property
@@ -258,10 +227,9 @@ class TrainFiles:
         return [f"Other splits are left out: {', '.join(self.others)}."] if self.others else []
 
 
-def _first_below(folder: str, top: str) -> str:
-    """Returns the first folder on the way to a folder from one above it; that one where there is none."""
-    rest = folder[len(top) + 1 :] if top else folder
-    return os.path.join(top, rest.partition("/")[0]) if rest else top
+def _below(folder: str, top: str) -> str:
+    """Returns the way to a folder from one above it."""
+    return folder.removeprefix(top).lstrip("/")
 
 
 def config_name(paths: Sequence[Path]) -> str:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from statistics import mean
 
-from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
-from forebay.init.candidate import Candidate, Draft, Setting
+from forebay.init.candidate import Candidate, Draft, RowMeaning
 from forebay.init.config_sections import BATCH_SIZE, kind_of, not_known, num_buckets, small_set
-from forebay.init.config_text import Section
+from forebay.init.config_text import Section, python_line
 from forebay.init.model_folder import PROCESSORS, Model
 from forebay.init.questions import BESIDE
 from forebay.store.image.settings import ImageSettings, grid_thw
@@ -25,13 +23,11 @@ _SHOWN = 3
 _MOST_NAMES = 20
 
 
-class ImageSections:
+class ImageSections(RowMeaning):
     """Images, with conversations, classes, texts or nothing beside them."""
 
     name = "vision"
-    mixed: tuple[Setting, ...] = ()
     is_alone = True
-    may_miss = False
 
     def check(self, model: Model | None) -> None:
         if model is None:
@@ -47,18 +43,12 @@ class ImageSections:
                 "processor.save_pretrained(folder)"
             )
 
-    def limits(self, made: Draft) -> list[Setting]:  # noqa: ARG002
-        return []
-
     def sections(self, made: Draft) -> list[Section]:
         model = made.model
         assert model is not None
         if made.found.prompt == "chat" and model.images is not None:
             return _packs(made, model, model.images)
         return _processed(made, model)
-
-    def check_rows(self, found: Candidate, config: Config) -> None:
-        pass
 
     def trains(self, found: Candidate, model: Model) -> bool:
         packs = model.trains and model.images is not None and found.prompt == "chat"
@@ -182,5 +172,4 @@ def _new_head(found: Candidate, model: Model) -> str:
         f"ignore_mismatched_sizes=True).save_pretrained({folder + '-own'!r}); "
         f"P.from_pretrained({folder!r}).save_pretrained({folder + '-own'!r})"
     )
-    quoted = shlex.quote(code) if set(code) & set('"$`\\!') else f'"{code}"'
-    return f"make it a head for them, and run init with that folder: python -c {quoted}"
+    return f"make it a head for them, and run init with that folder: {python_line(code)}"

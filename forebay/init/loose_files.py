@@ -36,28 +36,42 @@ def recordings_of(tree: Tree) -> Candidate | None:
     """Returns the candidate of a tree as recordings with files beside them; None where it holds none."""
     if _is_ljspeech(tree):
         label = f"LJSpeech: metadata.csv with | beside wavs/, {counted(len(tree.audio), 'recordings')}"
-        place = (tree.path("metadata.csv"),)
-        look = functools.partial(_ljspeech, tree)
-        return Candidate(kind="ljspeech", manifests=place, meaning=RECORDINGS, label=label, score=85, look=look)
+        place, read = (tree.path("metadata.csv"),), functools.partial(_ljspeech, tree)
+        return Candidate(kind="ljspeech", manifests=place, meaning=RECORDINGS, label=label, score=85, look=read)
     own = TrainFiles.among(tree.audio)
     if not own.names:
         return None
-    stems = {name.rpartition(".")[0] for name in own.names}
-    beside = [name for name in tree.names(TRANSCRIPTS) if name.rpartition(".")[0] in stems]
+    beside = own.with_text(tree.names(TRANSCRIPTS))
     trans = [name for name in tree.by_extension.get(".txt", []) if name.endswith(_TRANS)]
+    has, score = " without texts", 20
     if trans:
         has, score = f", texts in {counted(len(trans), 'files')} *{_TRANS}", 75
     elif len(beside) >= _MOST * len(own.names):
         has, score = f", {counted(len(beside), 'texts')} beside them", 70
-    else:
-        has, score = " without texts", 20
+
+    def look(found: Candidate, chooser: Chooser) -> None:
+        folders, languages = _languages(own)
+        if _are_languages(languages, chooser):
+            found.manifests = tuple(map(tree.path, folders))
+            found.source, found.languages = {"languages_from_folders": True}, languages
+        _take_sounds(found, tree, own.names)
+        found.notes += own.notes
+        if trans:
+            lines = [line for name in spread(trans, 10) for line in text_head(tree.path(name)).splitlines()[:10]]
+            found.texts = [line.partition(" ")[2] for line in lines[:_TEXTS]]
+        else:
+            names = spread(beside, _TEXTS)
+            found.texts = [text_head(tree.path(name)).strip() for name in names]
+            found.notes += [*_exports(names, found.texts, chooser), *_missing_texts(len(own.names), len(beside))]
+        found.has_text = bool(found.texts)
+
     return Candidate(
         kind="folder",
         manifests=tuple(map(tree.path, own.folders)),
         meaning=RECORDINGS,
         label=f"{counted(len(own.names), 'recordings')}{has}",
         score=score,
-        look=functools.partial(_recordings, tree, own, trans, beside),
+        look=look,
     )
 
 
@@ -72,26 +86,6 @@ def _ljspeech(tree: Tree, found: Candidate, chooser: Chooser) -> None:  # noqa: 
     _take_sounds(found, tree, [name for name in tree.audio if name.startswith("wavs/")])
     lines = text_head(tree.path("metadata.csv")).splitlines()
     found.texts = [line.rpartition("|")[2] for line in lines[:_TEXTS]]
-
-
-def _recordings(
-    tree: Tree, own: TrainFiles, trans: Sequence[str], beside: Sequence[str], found: Candidate, chooser: Chooser
-) -> None:
-    """Takes recordings. trans: names of lists of transcripts; without them `beside` are those of single ones."""
-    folders, languages = _languages(own)
-    if _are_languages(languages, chooser):
-        found.manifests = tuple(map(tree.path, folders))
-        found.source, found.languages = {"languages_from_folders": True}, languages
-    _take_sounds(found, tree, own.names)
-    found.notes += own.notes
-    if trans:
-        lines = [line for name in spread(trans, 10) for line in text_head(tree.path(name)).splitlines()[:10]]
-        found.texts = [line.partition(" ")[2] for line in lines[:_TEXTS]]
-    else:
-        names = spread(beside, _TEXTS)
-        found.texts = [text_head(tree.path(name)).strip() for name in names]
-        found.notes += [*_exports(names, found.texts, chooser), *_missing_texts(len(own.names), len(beside))]
-    found.has_text = bool(found.texts)
 
 
 def _take_sounds(found: Candidate, tree: Tree, names: Sequence[str]) -> None:
@@ -118,11 +112,9 @@ def _are_languages(languages: Counter[str], chooser: Chooser) -> bool:
     if option not in chooser.given and (several or not languages):
         return several
     named = ", ".join(sorted(languages)[:5]) or "their folders' names"
-    choices = [
-        Choice(f"the languages of the recordings are {named}", "true", answer=True),
-        Choice("the folders' names are no languages", "false", answer=False),
-    ]
-    return chooser.one("are the folders named after languages", choices, option=option)
+    yes = Choice(f"the languages of the recordings are {named}", "true", answer=True)
+    no = Choice("the folders' names are no languages", "false", answer=False)
+    return chooser.one("are the folders named after languages", [yes, no], option=option)
 
 
 def _missing_texts(count: int, found: int) -> list[str]:
@@ -161,49 +153,39 @@ def pictures_of(tree: Tree) -> Candidate | None:
     if not names or len(tree.audio) > len(names):
         return None
     own = TrainFiles.among(names)
-    classes = own.by_first(own.deepest)
+    classes, texts = own.by_first(own.deepest), own.with_text(tree.names(frozenset(TEXT_OF_IMAGE)))
     del classes[""]
-    stems = {name.rpartition(".")[0] for name in own.names}
-    texts = [name for name in tree.names(frozenset(TEXT_OF_IMAGE)) if name.rpartition(".")[0] in stems]
     possible = []
     if len(texts) >= _MOST * len(own.names):
         possible.append(Choice(f"{counted(len(texts), 'files')} NAME.txt beside them", "plain", "plain"))
     if len(classes) > 1 and classes.total() >= _MOST * len(own.names):
         shown = ", ".join(sorted(classes)[:_SHOWN]) + ", ..." * (len(classes) > _SHOWN)
         possible.append(Choice(f"folders of {len(classes)} classes: {shown}", "label", "label"))
-    has = " and ".join(choice.label for choice in possible) or "alone"
+
+    def look(found: Candidate, chooser: Chooser) -> None:
+        found.prompt, notes = prompt_of(from_here(tree.root), possible, chooser)
+        found.noun, found.count, found.is_exact = files_noun(own.names, "images"), len(own.names), tree.is_whole
+        found.has_all_classes, found.has_text = tree.is_whole, found.prompt != "none"
+        found.notes += own.notes
+        if found.prompt == "label":
+            found.classes, lacking, lack = classes, len(own.names) - classes.total(), "class"
+        elif found.prompt == "plain":
+            found.texts = [text_head(tree.path(name)).strip() for name in spread(texts, _TEXTS)]
+            lacking, lack = len(own.names) - len(texts), "text"
+        else:
+            lacking, lack = 0, ""
+        found.notes += [f"{lacking:,} images have no {lack} and are left out."] * bool(lacking) + notes
+        found.pictures = Pictures.of(map(tree.path, spread(own.names)))
+
     return Candidate(
         kind="folder",
         manifests=tuple(map(tree.path, own.deepest)),
         meaning=IMAGES,
-        label=f"{counted(len(own.names), 'images')}, {has}",
+        label=f"{counted(len(own.names), 'images')}, {' and '.join(each.label for each in possible) or 'alone'}",
         score=34 if possible else 5,
-        look=functools.partial(_pictures, tree, own, classes, texts, possible),
+        look=look,
         name="images",
     )
-
-
-def _pictures(
-    tree: Tree,
-    own: TrainFiles,
-    classes: Counter[str],
-    texts: Sequence[str],
-    possible: Sequence[Choice[str]],
-    found: Candidate,
-    chooser: Chooser,
-) -> None:
-    found.prompt, notes = prompt_of(from_here(tree.root), possible, chooser)
-    found.noun, found.count, found.is_exact = files_noun(own.names, "images"), len(own.names), tree.is_whole
-    found.has_all_classes, found.has_text = tree.is_whole, found.prompt != "none"
-    without = 0
-    if found.prompt == "label":
-        found.classes, without = classes, len(own.names) - classes.total()
-    if found.prompt == "plain":
-        found.texts = [text_head(tree.path(name)).strip() for name in spread(texts, _TEXTS)]
-        without = len(own.names) - len(texts)
-    lack = "class" if found.prompt == "label" else "text"
-    found.notes += own.notes + [f"{without:,} images have no {lack} and are left out."] * bool(without) + notes
-    found.pictures = Pictures.of(map(tree.path, spread(own.names)))
 
 
 def is_text_lines(path: Path) -> bool:

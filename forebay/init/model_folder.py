@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,76 +103,67 @@ def read_model(folder: Path) -> Model:
     config = json_of(folder / "config.json")
     has_tokenizer, sees = _has_tokenizer(folder), sees_images(folder)
     if not config and not sees and not has_tokenizer and sound_document(folder) is None:
+        counts = Counter(path.suffix or path.name for path in folder.iterdir()).most_common(8)
+        holds = ", ".join(f"{count} {suffix}" for suffix, count in counts) or "nothing"
         raise ConfigError(
-            f"--model {folder} holds no model: no config.json, {PROCESSORS[0]} or tokenizer.json; "
-            f"it holds {_extensions(folder)}"
+            f"--model {folder} holds no model: no config.json, {PROCESSORS[0]} or tokenizer.json; it holds {holds}"
         )
     model_type = str(config.get("model_type", ""))
     if model_type in (*_PACKED, "whisper", "qwen3_asr") and not has_tokenizer:
         tokenizer_digest(folder)  # raises, with what to do
-    look = _seeing if sees or model_type in _PACKED else _hearing
-    return look(folder, model_type, config, has_tokenizer=has_tokenizer)
-
-
-def _hearing(folder: Path, model_type: str, config: dict[str, Any], *, has_tokenizer: bool) -> Model:
-    audio, why = audio_of(folder, model_type, config)
-    features = audio.get("features")
-    prompt = "plain" if has_tokenizer else None
-    if has_tokenizer and features == "qwen3_asr" and model_type in ("", "qwen3_asr"):
-        prompt = "qwen3_asr"
-    elif model_type == "whisper":
-        prompt = "whisper"
-    has_task = config and features in ("extractor", "w2v_bert", "waveform")
-    return Model(
-        folder=folder,
-        model_type=model_type,
-        audio=audio,
-        audio_why=why,
-        prompt=prompt,
-        task=_task_of(config, OF_SOUND, of_types=OF_SOUND) if has_task else None,
-        has_tokenizer=has_tokenizer,
-        has_weights=_has_weights(folder),
-        max_label_tokens=_positive(config.get("max_target_positions")) if model_type == "whisper" else None,
-        tags=_tags(folder) if model_type == "whisper" else frozenset(),
-        text_prompt="whisper" if model_type == "whisper" else "plain" if has_tokenizer else None,
-    )
-
-
-def _seeing(folder: Path, model_type: str, config: dict[str, Any], *, has_tokenizer: bool) -> Model:
-    """Returns what a folder with an image processor asks of a config; it may have a feature extractor beside that."""
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
-    hears = sound_document(folder) is not None
+    sees = sees or model_type in _PACKED
+    hears = not sees or sound_document(folder) is not None
     audio, why = audio_of(folder, model_type, config) if hears else ({}, "")
-    _, document = processor_document(folder)
-    packs = has_tokenizer and is_native(document) and has_vision_tokens(folder)
-    return Model(
+    model = Model(
         folder=folder,
         model_type=model_type,
         audio=audio,
         audio_why=why,
-        sees=True,
-        prompt="chat" if packs else "plain" if hears and has_tokenizer else None,
-        task=_task_of_images(config, packs=packs and model_type in _PACKED),
-        images=image_settings(folder) if packs else None,
-        has_tokenizer=has_tokenizer,
-        has_weights=_has_weights(folder),
-        class_names=_class_names(config),
-        num_classes=len(config["id2label"]) if isinstance(config.get("id2label"), dict) else None,
-        max_positions=_positive(text.get("max_position_embeddings")) if text else None,
+        sees=sees,
+        prompt="plain" if hears and has_tokenizer else None,
         text_prompt="plain" if hears and has_tokenizer else None,
+        has_tokenizer=has_tokenizer,
+        has_weights=any((folder / name).is_file() for name in _WEIGHTS),
     )
+    return _seeing(model, config) if sees else _hearing(model, config)
 
 
-def _task_of_images(config: Mapping[str, Any], *, packs: bool) -> Task | None:
-    if packs:
-        return Task("chat", f"its config.json has model_type {config['model_type']}")
-    return _task_of(config, _OF_IMAGES, of_types=_OF_TYPES) if config else None
+def _hearing(model: Model, config: dict[str, Any]) -> Model:
+    features = model.audio.get("features")
+    if config and features in ("extractor", "w2v_bert", "waveform"):
+        model = replace(model, task=_task_of(config, OF_SOUND, of_types=OF_SOUND))
+    if model.model_type == "whisper":
+        longest = _positive(config.get("max_target_positions"))
+        tags = _tags(model.folder)
+        return replace(model, prompt="whisper", text_prompt="whisper", max_label_tokens=longest, tags=tags)
+    is_asr = model.has_tokenizer and features == "qwen3_asr" and model.model_type in ("", "qwen3_asr")
+    return replace(model, prompt="qwen3_asr") if is_asr else model
 
 
-def _class_names(config: dict[str, Any]) -> tuple[str, ...]:
+def _seeing(model: Model, config: dict[str, Any]) -> Model:
+    """Returns a model with what its image processor asks of a config."""
+    text, classes = (
+        found if isinstance(found := config.get(name), dict) else {} for name in ("text_config", "id2label")
+    )
+    task = _task_of(config, _OF_IMAGES, of_types=_OF_TYPES) if config else None
+    model = replace(
+        model,
+        task=task,
+        class_names=_class_names(classes),
+        num_classes=len(classes) if isinstance(config.get("id2label"), dict) else None,
+        max_positions=_positive((text or config).get("max_position_embeddings")),
+    )
+    _, document = processor_document(model.folder)
+    if not (model.has_tokenizer and is_native(document) and has_vision_tokens(model.folder)):
+        return model
+    if model.model_type in _PACKED:
+        task = Task("chat", f"its config.json has model_type {model.model_type}")
+    return replace(model, prompt="chat", images=image_settings(model.folder), task=task)
+
+
+def _class_names(found: dict[str, Any]) -> tuple[str, ...]:
     """Returns the classes of a model in the order of their numbers; nothing where it has names of no data."""
-    found = config.get("id2label")
-    if not isinstance(found, dict) or not all(isinstance(key, str) and key.isdecimal() for key in found):
+    if not all(key.isdecimal() for key in found):
         return ()
     names = tuple(str(found[key]) for key in sorted(found, key=int))
     return () if all(name == f"LABEL_{number}" for number, name in enumerate(names)) else names
@@ -196,17 +187,8 @@ def _tags(folder: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def _has_weights(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _WEIGHTS)
-
-
 def _positive(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _extensions(folder: Path) -> str:
-    counts = Counter(path.suffix or path.name for path in folder.iterdir())
-    return ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(8)) or "nothing"
 
 
 def audio_of(folder: Path, model_type: str, config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -262,10 +244,8 @@ def sound_document(folder: Path) -> dict[str, Any] | None:
     for part in ("feature_extractor", "audio_processor"):
         if isinstance(nested.get(part), dict):
             return dict(nested[part])
-    if "sampling_rate" in plain:
-        return plain
     is_sound = "feature_extractor_type" in plain and not _IMAGE_SETTINGS & plain.keys()
-    return plain if is_sound else None
+    return plain if is_sound or "sampling_rate" in plain else None
 
 
 def sees_images(folder: Path) -> bool:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from forebay.config.data import RECORDINGS as RECORDING_FILES
 from forebay.errors import ConfigError
-from forebay.init.candidate import Candidate, Pictures, Sounds, counted, unlike_usual
+from forebay.init.candidate import Candidate, Pictures, RowMeaning, Sounds, counted, unlike_usual
 from forebay.init.column_roles import (
     LikelyColumn,
-    audio_columns,
-    image_columns,
     images_of_row,
     is_language,
     languages_of,
     name_columns,
+    path_columns,
     text_columns,
     words_of,
     written_paths,
@@ -189,29 +188,33 @@ def _candidate(tables: Tables, tree: Tree | None) -> Candidate | None:
         return over_tars
     if _headless(table, tree) is not None:
         return None
-    made = functools.partial(
-        Candidate,
-        manifests=(table.path,),
-        name=os.path.relpath(table.path, table.path.parent if tree is None else tree.root),
-    )
-    shown = f"{tables.label}: {counted(table.num_rows, 'rows', is_exact=table.is_exact)}"
-    if audio := audio_columns(table, folders):
-        label = f"{shown}, recordings by column {audio[0].name}"
-        look = functools.partial(_recordings, tables, audio)
-        return made(kind="table", meaning=RECORDINGS, label=label, score=80, look=look)
+    label = f"{tables.label}: {counted(table.num_rows, 'rows', is_exact=table.is_exact)}"
+
+    def made(
+        kind: str, meaning: RowMeaning, score: float, said: str, read: Callable[..., None], *more: Any
+    ) -> Candidate:
+        return Candidate(
+            kind=kind,
+            manifests=(table.path,),
+            meaning=meaning,
+            label=f"{label}{said}",
+            score=score,
+            look=lambda found, chooser: read(tables.of_split(chooser), *more, found, chooser),
+            name=os.path.relpath(table.path, table.path.parent if tree is None else tree.root),
+        )
+
+    if audio := path_columns(table, RECORDING_FILES, folders=folders):
+        return made("table", RECORDINGS, 80, f", recordings by column {audio[0].name}", _recordings, audio)
     if tree is not None and (named := name_columns(table, tree.audio)):
-        label = f"{shown}, recordings by their names in column {named[0].name}"
-        look = functools.partial(_named_recordings, tables, tree, named)
-        return made(kind="folder", meaning=RECORDINGS, label=label, score=78, look=look)
-    images = image_columns(table, folders)
+        said = f", recordings by their names in column {named[0].name}"
+        return made("folder", RECORDINGS, 78, said, _named_recordings, tree, named)
+    images = path_columns(table, IMAGE_EXTENSIONS, folders=folders)
     if images or (any(map(images_of_row, table.rows)) and any(words_of(row, {}) for row in table.rows)):
-        look = functools.partial(_images, tables, images)
-        return made(kind="table", meaning=IMAGES, label=f"{shown} of images and text", score=80, look=look)
+        return made("table", IMAGES, 80, " of images and text", _images, images)
     texts = text_columns(table, taken=())
     texts = texts if table.path.suffix == ".parquet" else [each for each in texts if each.name == "text"]
     if texts and table.path.suffix in (".jsonl", ".parquet"):
-        look = functools.partial(_texts, tables, texts)
-        return made(kind="text", meaning=TEXTS, label=f"{shown} of text alone", score=30, look=look)
+        return made("text", TEXTS, 30, " of text alone", _texts, texts)
     return None
 
 
@@ -229,7 +232,7 @@ def _folders(table: Table, tree: Tree | None, place: Path | None) -> list[Path]:
 def _bases(table: Table, tree: Tree) -> list[str]:
     """Returns the folders of a tree below which the paths of a table are there, by the ends of both."""
     places: dict[str, list[str]] = {}
-    for name in (*tree.audio, *tree.images):
+    for name in tree.names(frozenset(_MEDIA)):
         places.setdefault(name.rpartition("/")[2], []).append(name)
     bases: Counter[str] = Counter()
     for column in table.names:
@@ -240,25 +243,23 @@ def _bases(table: Table, tree: Tree) -> list[str]:
     return [base for base, _ in bases.most_common(5)]
 
 
-def _place_of(table: Table, likely: Sequence[LikelyColumn], name: str | None, option: str) -> dict[str, Path]:
-    """Returns the setting of the folder that paths of a column are relative to, where it is not the table's."""
-    folder = next((each.folder for each in likely if each.name == name), None) or table.path.parent
-    return {} if folder == table.path.parent else {option: folder}
+def _place_of(table: Table, likely: Sequence[LikelyColumn], name: str | None) -> Path:
+    """Returns the folder that paths of a column are relative to."""
+    return next((each.folder for each in likely if each.name == name), None) or table.path.parent
 
 
 def _recordings(tables: Tables, audio: Sequence[LikelyColumn], found: Candidate, chooser: Chooser) -> None:
-    tables = tables.of_split(chooser)
     table = tables.first
     name = column_of(table, "audio", audio, chooser, may_lack=False) or ""
     columns = speech_columns(table, name, chooser)
-    found.source = _place_of(table, audio, name, "audio_dir")
-    is_plain = not unlike_usual(columns) and columns["text"] is not None
-    if table.form == "jsonl" and is_plain and not found.source:
+    folder = _place_of(table, audio, name)
+    if folder != table.path.parent:
+        found.source = {"audio_dir": folder}
+    elif table.form == "jsonl" and not unlike_usual(columns) and columns["text"]:
         found.kind = "jsonl"
     tables.count_into(found)
     found.take_recordings(tables.own, columns)
     found.noun, found.notes = "recordings", tables.notes()
-    folder = found.source.get("audio_dir", table.path.parent)
     found.sounds = Sounds.of([folder / written for written in spread(written_paths(table, name))])
     nested = [name for name in table.names if any(isinstance(each, list | dict) for each in table.values(name))]
     found.unread = () if columns["text"] else tuple(f"{table.path.name} (column {name})" for name in nested)
@@ -271,7 +272,6 @@ def _named_recordings(
     tables: Tables, tree: Tree, named: Sequence[LikelyColumn], found: Candidate, chooser: Chooser
 ) -> None:
     """Takes recordings that a table names without their extensions."""
-    tables = tables.of_split(chooser)
     table, audio = tables.first, tree.audio
     columns = speech_columns(table, column_of(table, "audio", named, chooser, may_lack=False) or "", chooser)
     found.take_recordings([table], columns)
@@ -283,10 +283,10 @@ def _named_recordings(
 
 
 def _images(tables: Tables, images: Sequence[LikelyColumn], found: Candidate, chooser: Chooser) -> None:
-    tables = tables.of_split(chooser)
     table = tables.first
     image = column_of(table, "image", _of_lines(table, images), chooser) if images else None
-    found.source = _place_of(table, images, image, "image_dir")
+    folder = _place_of(table, images, image)
+    found.source = {} if folder == table.path.parent else {"image_dir": folder}
     prompt, columns, notes = columns_beside(table, image, chooser)
     # In JSON lines `images` and `conversations` are read by these names.
     same = {**dict.fromkeys(IMAGE_FIELDS, "image"), "conversations": "messages"}
@@ -295,7 +295,6 @@ def _images(tables: Tables, images: Sequence[LikelyColumn], found: Candidate, ch
     tables.count_into(found)
     rows = found.take_images(table, prompt, columns)
     named = [images_of_row(row, None if is_lines else image) for row in rows]
-    folder = found.source.get("image_dir", table.path.parent)
     found.pictures = Pictures.of(spread([folder / written for names in named for written in names]))
     found.images_a_row = [len(names) for names in named]
     found.notes = [*tables.notes(), *notes]
@@ -309,7 +308,6 @@ def _of_lines(table: Table, images: Sequence[LikelyColumn]) -> Sequence[LikelyCo
 
 
 def _texts(tables: Tables, likely: Sequence[LikelyColumn], found: Candidate, chooser: Chooser) -> None:
-    tables = tables.of_split(chooser)
     name = column_of(tables.first, "text", likely, chooser, may_lack=False) or "text"
     tables.count_into(found)
     found.noun, found.columns, found.texts = "texts", unlike_usual({"text": name}), tables.first.strings(name)

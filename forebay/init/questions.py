@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from forebay.config.data import COLUMNS_READ, READS
+from forebay.config.data import MEANINGS
 from forebay.errors import ConfigError
 from forebay.init.column_roles import (
     LikelyColumn,
@@ -175,14 +175,10 @@ def column_of(
         raise ConfigError(
             f"{table.path}: no column looks like {role}; give --column {role}=NAME, one of {', '.join(table.names)}"
         )
-    choices = [Choice(_example(table, each.name), each.name, each.name) for each in likely]
+    examples = {each.name: table.values(each.name) for each in likely}
+    shown = {name: repr(str(values[0])[:50]) if values else "empty" for name, values in examples.items()}
+    choices = [Choice(f"{name} (for example {example})", name, name) for name, example in shown.items()]
     return chooser.one(f"which column of {table.path.name} is {role}", choices, option=option)
-
-
-def _example(table: Table, name: str) -> str:
-    values = table.values(name)
-    shown = repr(str(values[0])[:50]) if values else "empty"
-    return f"{name} (for example {shown})"
 
 
 def speech_columns(table: Table, audio: str, chooser: Chooser) -> dict[str, str | None]:
@@ -193,12 +189,7 @@ def speech_columns(table: Table, audio: str, chooser: Chooser) -> dict[str, str 
     language = column_of(table, "language", usual[:1] or languages, chooser)
     taken = {audio, language or ""}
     text = column_of(table, "text", text_columns(table, taken=taken), chooser)
-    return {
-        "audio": audio,
-        "text": text,
-        "language": language,
-        "id": _id_column(table, {*taken, text}, chooser),
-    }
+    return {"audio": audio, "text": text, "language": language, "id": _id_column(table, {*taken, text}, chooser)}
 
 
 def _id_column(table: Table, taken: Collection[str | None], chooser: Chooser) -> str | None:
@@ -235,7 +226,7 @@ def columns_beside(table: Table, image: str | None, chooser: Chooser) -> tuple[s
 
 def _prompt_of_table(table: Table, taken: Sequence[str], chooser: Chooser) -> tuple[str, list[str]]:
     named = {option.partition(" ")[2] for option in chooser.given if option.startswith("column ")}
-    roles = {prompt: {*COLUMNS_READ[READS[prompt]]} - {"image", "id"} for prompt in BESIDE}
+    roles = {each.prompt: {*each.columns} - {"image", "id"} for each in MEANINGS.values()}
     conversations = "columns that were named" if named & roles["chat"] else _conversations(table, taken)
     texts = text_columns(table, taken=taken)
     if conversations:

@@ -20,6 +20,7 @@ from forebay.init.questions import Choice, Chooser
 from forebay.init.sample_tars import tars_of
 from forebay.init.table_head import read_table
 from forebay.rows.readers.line_blocks import CODECS
+from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.visible import from_here
 
@@ -165,7 +166,7 @@ def _of_folder(folder: Path, tree: Tree, problems: list[str], place: Path | None
     ]
     if any(found):
         return found
-    plain = [] if tree.audio or tree.images else tree.paths(".txt")
+    plain = [] if tree.audio or tree.names(IMAGE_EXTENSIONS) else tree.paths(".txt")
     packed = [path for path in tree.paths(*CODECS) if is_text_lines(path)]
     texts = plain or packed
     return [text_lines(texts, _parents(texts), problems)] if texts else []
@@ -179,7 +180,7 @@ def _data_files(tree: Tree, problems: list[str]) -> tuple[list[Path], list[Path]
     """Returns the parquet and arrow files that hold media in themselves, and the tables."""
     data: list[Path] = []
     # Many of them are of a recording or an image each.
-    left = frozenset((*_DATA, *([".json"] if (count := tree.counts()[".json"]) > MAX_TABLES else [])))
+    left = frozenset((*_DATA, *([".json"] if (count := len(tree.names(frozenset((".json",))))) > MAX_TABLES else [])))
     if ".json" in left:
         problems.append(
             f"{count} .json files, more than {MAX_TABLES}, were not looked into: name those that are tables"
@@ -209,8 +210,8 @@ def _nothing(paths: Sequence[Path], tree: Tree | None, problems: Sequence[str]) 
     """Returns the message for data of no known form: what was seen, what stopped each table, what is known."""
     lines = [f"{from_here(paths[0])}: nothing here is data that forebay knows"]
     if tree is not None:
-        most = tree.counts().most_common(10)
-        counts = ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in most)
+        most = sorted(tree.by_extension.items(), key=lambda each: -len(each[1]))[:10]
+        counts = ", ".join(f"{len(names):,} {extension or 'without extension'}" for extension, names in most)
         lines.append(f"  seen: {counts or 'no files'}{'' if tree.is_whole else ' (a part of the folder)'}")
         lines += [*(f"  {said}" for said in tree.cut), *_hints(tree)]
     lines += [f"  {problem}" for problem in problems[:_MOST_PROBLEMS]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tarfile
 from collections import Counter
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forebay.init.candidate import Candidate, Headers, Pictures, Sounds, counted
+from forebay.init.candidate import Candidate, Pictures, Sounds, counted
 from forebay.init.column_roles import words_of
 from forebay.init.config_sections import RECORDINGS
 from forebay.init.folder_files import SAMPLE, Clock, spread, text_head
@@ -52,8 +53,8 @@ class _Seen:
     @property
     def texts(self) -> list[str]:
         """The texts of recordings: those of a row's first field that may hold one."""
-        named = (next((row[name] for name in TEXT_FIELDS if isinstance(row.get(name), str)), None) for row in self.rows)
-        return [text for text in named if text is not None]
+        named = ([row[name] for name in TEXT_FIELDS if isinstance(row.get(name), str)] for row in self.rows)
+        return [texts[0] for texts in named if texts]
 
     @property
     def possible(self) -> list[Choice[str]]:
@@ -72,43 +73,35 @@ class _Seen:
 
     def read(self, path: Path, clock: Clock, wanted: int) -> int:
         """Adds the first members of a tar, about as many media as wanted; returns how many of its bytes they are."""
-        size, media = path.stat().st_size, 0
+        size, before = path.stat().st_size, self.clips + self.images
         with tarfile.open(path, "r:") as tar:
             while (member := tar.next()) is not None:
-                if member.isfile():
-                    media += self._add(tar, member)
-                    if media > wanted or (media > _FEWEST and clock.is_over()):
-                        return int(member.offset_data + member.size)
+                if not member.isfile():
+                    continue
+                self._add(tar, member, split_name(member.name)[1])
+                media = self.clips + self.images - before
+                if media > wanted or (media > _FEWEST and clock.is_over()):
+                    return int(member.offset_data + member.size)
         return size
 
-    def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
-        """Adds a member; returns whether it is a recording or an image."""
-        extension = split_name(member.name)[1]
+    def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str) -> None:
         is_clip, is_image = extension in AUDIO, extension in IMAGE_EXTENSIONS
         self.clips += is_clip
         self.images += is_image
-        headers: Headers | None = self.sounds if is_clip else self.pictures if is_image else None
-        if headers is None and extension not in (".json", ".txt", ".cls"):
-            return False
-        if member.size > (_SIDECAR_BYTES if headers is None else _CLIP_BYTES):
-            return headers is not None
+        is_beside = extension in (".json", ".txt", ".cls") and member.size <= _SIDECAR_BYTES
+        if not is_beside and (not (is_clip or is_image) or member.size > _CLIP_BYTES):
+            return
         file = tar.extractfile(member)
         data = b"" if file is None else file.read()
-        if headers is not None:
-            headers.add(data)
+        if is_clip or is_image:
+            (self.sounds if is_clip else self.pictures).add(data)
         elif extension == ".json":
-            self._add_document(data)
+            with contextlib.suppress(JsonError):
+                self.documents.append(parse_object(data))
+                self.rows.append(self.documents[-1])
         else:
             text = data.decode("utf-8-sig", "replace")
             self.rows.append({"text": text} if extension == ".txt" else {"label": text.strip()})
-        return headers is not None
-
-    def _add_document(self, data: bytes) -> None:
-        try:
-            self.documents.append(parse_object(data))
-        except JsonError:
-            return
-        self.rows.append(self.documents[-1])
 
 
 def tars_of(tars: Sequence[Path], folders: tuple[Path, ...] | None) -> Candidate | None:
@@ -183,15 +176,10 @@ def list_over_tars(path: Path) -> Candidate | None:
         table = read_table(path)
         rows = [tuple(row.values()) for row in table.rows if len(row) == 4]
         found.noun, found.count, found.is_exact = "clips", table.num_rows + 1, table.is_exact  # the first is no header
-        found.sounds.seconds = [float(row[3]) for row in rows if _is_number(row[3])]
+        for row in rows:
+            with contextlib.suppress(ValueError):
+                found.sounds.seconds += [each] if (each := float(row[3])) >= 0 else []
         found.languages = Counter(str(row[2]) for row in rows if row[2])
 
     label = f"{path.name}: a list of shard, id, language and seconds over tars"
     return Candidate(kind="filelist", manifests=(path,), meaning=RECORDINGS, label=label, score=65, look=look)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return float(text) >= 0
-    except ValueError:
-        return False

@@ -16,8 +16,8 @@ from forebay.config.tree import Config
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError, DecodeError
 from forebay.init.candidate import Candidate, Draft, facts, problems
-from forebay.init.config_sections import mix, sections_of
-from forebay.init.config_text import Section, document_of, text_of
+from forebay.init.config_sections import add_sections, mix
+from forebay.init.config_text import document_of, python_line, text_of
 from forebay.init.folder_files import config_name
 from forebay.init.model_folder import Model, read_model
 from forebay.init.questions import Choice, Chooser, Wish, written
@@ -26,7 +26,7 @@ from forebay.steps.audio.extractor.open import OutputError
 from forebay.steps.audio.extractor.probe import noise
 from forebay.steps.audio.extractor.step import Extractor
 from forebay.steps.contradictions import contradictions
-from forebay.steps.form import BatchForm, FieldForm
+from forebay.steps.form import BatchForm
 from forebay.steps.image.processor.outputs import UnstorableError
 from forebay.steps.image.processor.step import Processed
 from forebay.steps.recipe import Recipe, TextGroup, recipe_of
@@ -91,8 +91,12 @@ def init(options: Options, chooser: Chooser) -> Report:
     """
     if options.out is not None:
         _refuse_existing(options.out, force=options.force)
-    model = None if options.model is None else read_model(_folder(options.model))
-    chooser.wish = _wish(model)
+    model = None
+    if options.model is not None:
+        if is_url(place := url_or_path(options.model)):
+            raise ConfigError(f"--model {url_problem(place)}")
+        model = read_model(Path(os.path.abspath(place)))
+        chooser.wish = _wish(model) if model.sees else None
     found = recognise(options.data, chooser)
     name = config_name([Path(os.path.abspath(url_or_path(text))) for text in options.data])
     out = options.out or Path.cwd() / f"{name}.toml"
@@ -102,48 +106,43 @@ def init(options: Options, chooser: Chooser) -> Report:
     if (weights := _weights(model, found, chooser)) is not None:
         drafts = _drafts(found, name=name, out=out, model=model, weights=weights)
         texts = {each.out: _checked(each, chooser) for each in drafts}
-    _refuse_unused(chooser)
+    if unused := [written(*each) for each in chooser.given.items() if each[0] not in chooser.used]:
+        raise ConfigError(f"{unused[0]} answers no question about this data; leave it out")
     for path in texts:
         _refuse_existing(path, force=options.force)
     for path, text in texts.items():
-        _write(path, text, force=options.force)
+        try:
+            with open(path, "w" if options.force else "x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as err:
+            raise ConfigError(f"cannot write {path}: {err.strerror}; give --out FILE in another folder") from err
     return _report(drafts, chooser)
 
 
-def _folder(text: str) -> Path:
-    place = url_or_path(text)
-    if is_url(place):
-        raise ConfigError(f"--model {url_problem(place)}")
-    return Path(os.path.abspath(place))
-
-
-def _wish(model: Model | None) -> Wish | None:
+def _wish(model: Model) -> Wish:
     """Returns what a model that sees says of how rows of images are read."""
-    if model is None or not model.sees:
-        return None
-    task = model.task
+    value, why = (None, "") if model.task is None else (model.task.name, model.task.why)
     if model.has_tokenizer:
-        return Wish() if task is None else Wish(value=task.name, why=task.why)
+        return Wish(value=value, why=why)
     lacks = f"{from_here(model.folder)} holds no tokenizer; put tokenizer.json there and run init again"
-    never = {"chat": lacks, "plain": lacks}
     # Images alone can be stored for a model of pairs; conversations without their words are nothing.
-    value = None if task is None else "none" if task.name == "plain" else task.name
-    return Wish(value=value, why="" if task is None else task.why, never=never)
+    return Wish(value="none" if value == "plain" else value, why=why, never={"chat": lacks, "plain": lacks})
 
 
 def _weights(model: Model | None, found: Sequence[Candidate], chooser: Chooser) -> str | None:
     """Returns `train.init` where it has to be said: for a model whose folder holds no weights."""
-    is_trained = model is not None and any(each.meaning.trains(each, model) for each in found)
-    if "weights" in chooser.given or (model is not None and is_trained and not model.has_weights):
-        if model is None:
-            raise ConfigError("--weights is of a model: give --model DIR too")
-        choices = [
-            Choice("random ones, from the seed", "random", "random"),
-            Choice("pretrained ones, which you put there before training", "pretrained", "pretrained"),
-        ]
-        question = f"which weights does training begin with ({from_here(model.folder)} holds no model.safetensors)"
-        return chooser.one(question, choices, option="weights")
-    return None
+    if "weights" not in chooser.given and (
+        model is None or model.has_weights or not any(each.meaning.trains(each, model) for each in found)
+    ):
+        return None
+    if model is None:
+        raise ConfigError("--weights is of a model: give --model DIR too")
+    choices = [
+        Choice("random ones, from the seed", "random", "random"),
+        Choice("pretrained ones, which you put there before training", "pretrained", "pretrained"),
+    ]
+    question = f"which weights does training begin with ({from_here(model.folder)} holds no model.safetensors)"
+    return chooser.one(question, choices, option="weights")
 
 
 def _drafts(found: list[Candidate], *, name: str, out: Path, model: Model | None, weights: str | None) -> list[Draft]:
@@ -175,19 +174,10 @@ def _draft(found: Candidate, *, name: str, out: Path, model: Model | None, weigh
     trains = model is not None and found.meaning.trains(found, model)
     made = Draft(name=name, out=out, found=found, model=model, weights=weights, trains=trains)
     found.meaning.check(model)
-    made.head = [
-        f"{facts(found)}.",
-        *problems(found),
-        "Paths are relative to this file. docs/config.md explains every setting.",
-    ]
-    made.sections = sections_of(made)
+    paths = "Paths are relative to this file. docs/config.md explains every setting."
+    made.head = [f"{facts(found)}.", *problems(found), paths]
+    add_sections(made)
     return made
-
-
-def _refuse_unused(chooser: Chooser) -> None:
-    unused = [written(option, value) for option, value in chooser.given.items() if option not in chooser.used]
-    if unused:
-        raise ConfigError(f"{unused[0]} answers no question about this data; leave it out")
 
 
 def _checked(made: Draft, chooser: Chooser) -> str:
@@ -211,6 +201,7 @@ def _tried(made: Draft, recipe: Recipe) -> bool:
 
     Comments say what was found. Raises ConfigError where nothing helps.
     """
+    model = f"--model {printable('' if made.model is None else from_here(made.model.folder))}"
     try:
         if recipe.image is not None and isinstance(recipe.image.step, Processed):
             return _images(made, recipe.image.step, recipe.text)
@@ -218,24 +209,23 @@ def _tried(made: Draft, recipe: Recipe) -> bool:
             return _sound(made, recipe.audio.features)
     except OutputError as err:
         if err.is_drawn:
-            raise _with_folder(made, err) from err
+            raise _again(f"{model}: {err}", err) from err
         return _left_out(made, "audio", [err.name])
     except UnstorableError as err:
         return _left_out(made, "vision", err.names)
     except ConfigError as err:
-        raise _with_folder(made, err) from err
+        raise _again(f"{model}: {err}", err) from err
     return True
 
 
 def _sound(made: Draft, step: Extractor) -> bool:
     _note(made, "audio", step.batch_form())
-    seconds = made.found.sounds.seconds if made.found.sounds is not None else []
-    source = _section(made, "source")
+    seconds = made.found.sounds.seconds
+    source = made.section("source")
     if not seconds or any(name == "max_duration_s" for name, *_ in source.lines):
         return True
     longest = max(seconds)
-    problem = _problem(step, longest)
-    if problem is None:
+    if (problem := _problem(step, longest)) is None:
         return True
     limit = next((limit for limit in _LIMITS_S if limit < longest and _problem(step, limit) is None), None)
     if limit is None:
@@ -255,9 +245,11 @@ def _problem(step: Extractor, seconds: float) -> str | None:
 
 
 def _images(made: Draft, step: Processed, text: TextGroup) -> bool:
-    form, plan = step.opened(None).form, _section(made, "plan")
+    form, plan = step.opened(None).form, made.section("plan")
     _note(made, "vision", form)
-    if any(map(_has_no_room, form.stored)) and ("batch_size", 1, _ALONE) not in plan.lines:
+    # Arrays of different shapes cannot stand in one batch.
+    is_alone = any(each.join == "stack" and None in each.shape and each.pad is None for each in form.stored)
+    if is_alone and ("batch_size", 1, _ALONE) not in plan.lines:
         plan.lines = [("batch_size", 1, _ALONE) if line[0] == "batch_size" else line for line in plan.lines]
         return False
     try:
@@ -267,15 +259,10 @@ def _images(made: Draft, step: Processed, text: TextGroup) -> bool:
     return True
 
 
-def _has_no_room(field: FieldForm) -> bool:
-    """Returns whether arrays of different shapes cannot stand in one batch."""
-    return field.join == "stack" and None in field.shape and field.pad is None
-
-
 def _note(made: Draft, name: str, form: BatchForm) -> None:
-    section = _section(made, name)
-    stored = [field for field in form.stored if field.table is not None]
-    codes = "; floats as codes and a table of their values, bit for bit" if stored else ""
+    section = made.section(name)
+    has_codes = any(field.table is not None for field in form.stored)
+    codes = "; floats as codes and a table of their values, bit for bit" if has_codes else ""
     names = ", ".join(field.name for field in form.fields)
     note = f"{form.made_by} gives {names}{codes}. Batches beside those that it makes itself: {form.promise}."
     if note not in section.notes:
@@ -286,21 +273,12 @@ def _note(made: Draft, name: str, form: BatchForm) -> None:
 
 
 def _left_out(made: Draft, name: str, names: Sequence[str]) -> bool:
-    section = _section(made, name)
+    section = made.section(name)
     made.said.append(f"{name}.leave_out: {', '.join(names)} cannot be stored")
     before: list[str] = next((value for name, value, _ in section.lines if name == "leave_out"), [])
     section.lines = [line for line in section.lines if line[0] != "leave_out"]
     section.add("leave_out", sorted({*before, *names}), _LEFT_OUT)
     return False
-
-
-def _section(made: Draft, name: str) -> Section:
-    return next(section for section in made.sections if section.name == name)
-
-
-def _with_folder(made: Draft, err: ConfigError) -> ConfigError:
-    folder = "" if made.model is None else from_here(Path(made.model.folder))
-    return _again(f"--model {printable(folder)}: {err}", err)
 
 
 def _again(said: str, err: ConfigError) -> ConfigError:
@@ -327,21 +305,13 @@ def _refuse_existing(path: Path, *, force: bool) -> None:
         raise ConfigError(f"--out {path}: {path.parent} is no folder; make it first")
 
 
-def _write(path: Path, text: str, *, force: bool) -> None:
-    try:
-        with open(path, "w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as err:
-        raise ConfigError(f"cannot write {path}: {err.strerror}; give --out FILE in another folder") from err
-
-
 def _report(drafts: Sequence[Draft], chooser: Chooser) -> Report:
     whole, parts = drafts[0], list(drafts[1:])
     shown = from_here(whole.out)
     return Report(
         configs=tuple(from_here(each.out) for each in drafts),
         name=whole.name,
-        found=tuple(_found_json(each) for each in parts or [whole]),
+        found=tuple(_document_of(each.found) for each in parts or [whole]),
         decided=(*chooser.said, *(said for each in drafts for said in each.said)),
         commands=tuple(_next_commands(whole, parts, shown=shown)),
         why=_why_not_trained(whole),
@@ -349,8 +319,8 @@ def _report(drafts: Sequence[Draft], chooser: Chooser) -> Report:
     )
 
 
-def _found_json(made: Draft) -> dict[str, Any]:
-    found = made.found
+def _document_of(found: Candidate) -> dict[str, Any]:
+    """Returns what `--json` says of data."""
     return {
         "kind": found.kind,
         "modality": found.meaning.name,
@@ -373,8 +343,7 @@ def _next_commands(made: Draft, parts: Sequence[Draft], *, shown: str) -> list[s
         return [*lines, f"forebay train {shlex.quote(shown)} --steps 30"]
     config = f"forebay.load_config({shown!r})"
     loop = f"import forebay; print(next(iter(forebay.train.make_loader({config}))).keys())"
-    plain = not set(loop) & set('"$`\\!')
-    return [*lines, f'python -c "{loop}"' if plain else f"python -c {shlex.quote(loop)}"]
+    return [*lines, python_line(loop)]
 
 
 def _why_not_trained(made: Draft) -> str | None:
@@ -383,6 +352,4 @@ def _why_not_trained(made: Draft) -> str | None:
         return None
     if made.model is None:
         return "forebay train needs a model: forebay init ... --model DIR"
-    if not made.found.has_text and made.found.meaning.may_miss:
-        return "forebay train needs texts, and none were found; your own loop takes the batches"
     return made.found.meaning.not_learnt(made.found, made.model)
