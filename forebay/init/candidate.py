@@ -74,9 +74,10 @@ class RowMeaning(Protocol):
 
 @dataclass(slots=True)
 class Headers:
-    """What the headers of some media say. unreadable: how many say nothing; `problem` is what that means."""
+    """What the headers of some media say. noun: what they are. unreadable: how many say nothing. then: what follows."""
 
-    problem: ClassVar[str]
+    noun: ClassVar[str]
+    then: ClassVar[str] = ""
     unreadable: int = 0
 
     def read(self, file: BinaryIO) -> None:
@@ -107,10 +108,8 @@ class Headers:
 class Sounds(Headers):
     """What the headers of recordings say."""
 
-    problem = (
-        "recordings that were looked at cannot be read; they will fail, counted and listed (run.max_failed_share "
-        "bounds their share)."
-    )
+    noun = "recordings"
+    then = "; they will fail, counted and listed (run.max_failed_share bounds their share)"
     seconds: list[float] = field(default_factory=list)
     rates: Counter[int] = field(default_factory=Counter)
     channels: Counter[int] = field(default_factory=Counter)
@@ -150,7 +149,7 @@ class Sounds(Headers):
 class Pictures(Headers):
     """What the headers of images say."""
 
-    problem = "images that were looked at cannot be read."
+    noun = BESIDE["none"].noun
     sizes: list[tuple[int, int]] = field(default_factory=list)
 
     def read(self, file: BinaryIO) -> None:
@@ -303,7 +302,7 @@ def facts(found: Candidate) -> str:
 def problems(found: Candidate) -> list[str]:
     """Returns what a person should know of the data before a build."""
     bad = [
-        f"{each.unreadable} of {count + each.unreadable} {each.problem}"
+        f"{each.unreadable} of {count + each.unreadable} {each.noun} that were looked at cannot be read{each.then}."
         for each, count in ((found.sounds, len(found.sounds.seconds)), (found.pictures, len(found.pictures.sizes)))
         if each.unreadable
     ]

@@ -26,6 +26,11 @@ _LEAST_SECONDS, _MOST_SECONDS = 20, 240
 BATCH_SIZE = 8
 BATCH_TOKENS = 4096
 _MOST_NAMES = 100
+_FOR_WHISPER = (
+    "Features for Whisper; also: qwen3_asr, w2v_bert, waveform. With forebay init --model DIR they are the model's, "
+    "and texts become tokens."
+)
+_FOR_LONG = "Many recordings are longer than the 30 s that Whisper hears, so waveforms are stored as they are."
 _TABLES, _MOST_LISTED = ("table", "jsonl", "folder", "tar"), 200_000
 """Kinds whose rows may be of pieces of recordings, and how many of them are listed to see it."""
 
@@ -50,17 +55,12 @@ class RecordingSections(RowMeaning):
             audio.add(name, made.relative(value) if isinstance(value, Path) else value)
         if model is not None and model.audio and not found.audio:
             audio.notes.append(f"{model.audio_why[:1].upper()}{model.audio_why[1:]}.")
+        is_in_part = audio.lines[0][1] == "log_mel"
         if model is None and not found.audio:
-            audio.notes.append(
-                "Features for Whisper; also: qwen3_asr, w2v_bert, waveform. With forebay init --model DIR they are the "
-                "model's, and texts become tokens."
-                if audio.lines[0][1] == "log_mel"
-                else "Many recordings are longer than the 30 s that Whisper hears, so waveforms are stored as they are."
-            )
+            audio.notes.append(_FOR_WHISPER if is_in_part else _FOR_LONG)
         text = [] if model is None or model.prompt is None else _text(made, model, model.prompt)
         if text and model is not None and model.task is not None and model.task.name == "CTC" and not found.has_labels:
             text[0].lines.insert(2, ("end_token", False, f"CTC: {model.task.why}"))
-        is_in_part = audio.lines[0][1] == "log_mel"
         if is_in_part:
             source = made.section("source")
             source.add("max_duration_s", _HEARD_S, "Whisper hears 30 s")
@@ -146,8 +146,8 @@ def _audio(made: Draft) -> dict[str, Any]:
     if made.model is not None and made.model.audio:
         return made.model.audio
     seconds = made.found.sounds.seconds
-    is_long = bool(seconds) and sum(each > _HEARD_S for each in seconds) > len(seconds) / 4
-    return {"features": "waveform"} if is_long else {"features": "log_mel"}
+    is_long = sum(each > _HEARD_S for each in seconds) > len(seconds) / 4
+    return {"features": "waveform" if is_long else "log_mel"}
 
 
 def _text(made: Draft, model: Model, prompt: str) -> list[Section]:
@@ -177,12 +177,8 @@ def _text(made: Draft, model: Model, prompt: str) -> list[Section]:
 
 def _untagged(model: Model, found: Candidate) -> set[str]:
     """Returns the languages of the data that a Whisper's tokenizer has no tag for."""
-    unknown = {language for language in found.languages if f"<|{_code(language)}|>" not in model.tags}
-    return {language for language in unknown if f"<|{whisper_code(language)}|>" not in model.tags}
-
-
-def _code(language: str) -> str:
-    return re.split("[-_]", language.strip().lower())[0]
+    codes = {each: (re.split("[-_]", each.strip().lower())[0], whisper_code(each)) for each in found.languages}
+    return {each for each, of_each in codes.items() if not model.tags.intersection(f"<|{code}|>" for code in of_each)}
 
 
 def _buckets(found: Candidate, which: str, room: Setting) -> Section:
@@ -202,10 +198,9 @@ def small_set(found: Candidate) -> list[Setting]:
 
 def _batch_seconds(found: Candidate) -> int:
     """Returns padded seconds a batch: some of the longest clips, and several batches of a small set."""
-    seconds = found.sounds.seconds
-    if not seconds:
+    if not found.sounds.seconds:
         return 120
-    wanted = min(max(2 * max(seconds), 120.0), found.hours * 3600 / 8)
+    wanted = min(max(2 * max(found.sounds.seconds), 120.0), found.hours * 3600 / 8)
     return max(_LEAST_SECONDS, min(_MOST_SECONDS, 10 * math.ceil(wanted / 10)))
 
 
@@ -243,9 +238,8 @@ def _kept(found: Candidate) -> list[tuple[str, list[str]]]:
 def _train(made: Draft, model: Model) -> Section:
     section = Section("train", [("model", made.relative(model.folder), "")])
     if made.weights == "random":
-        is_empty = not model.has_weights
-        why = "the folder holds none; put model.safetensors there for more" if is_empty else "not those of the folder"
-        section.add("init", "random", f"random weights: {why}")
+        empty = "the folder holds none; put model.safetensors there for more"
+        section.add("init", "random", f"random weights: {'not those of the folder' if model.has_weights else empty}")
         section.add("learning_rate", 1e-3)
     else:
         section.add("learning_rate", 1e-5, "for fine-tuning; raise it for adapters or few layers")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Sequence
 from statistics import mean
 
 from forebay.errors import ConfigError, SampleError
@@ -84,19 +86,15 @@ def _packs(made: Draft, model: Model, settings: ImageSettings) -> list[Section]:
 
 def _conversation_tokens(found: Candidate, settings: ImageSettings) -> tuple[int, int]:
     """Returns about how many tokens a conversation has: in the mean, and the longest that can be of what was seen."""
-    images = [_image_tokens(size, settings) + 2 for size in found.pictures.sizes] or [0]
+    images: list[int] = []
+    for size in found.pictures.sizes:
+        images.append(2)
+        with contextlib.suppress(SampleError):  # the processor refuses it
+            _, rows, columns = grid_thw(*size, settings)
+            images[-1] += rows * columns // settings.merge_size**2
     words = [len(text) / _CHARS_A_TOKEN + _TEMPLATE_TOKENS for text in found.texts] or [_TEMPLATE_TOKENS]
-    rows = found.images_a_row or [1]
-    return round(mean(words) + mean(rows) * mean(images)), round(max(words) + max(rows) * max(images))
-
-
-def _image_tokens(size: tuple[int, int], settings: ImageSettings) -> int:
-    """Returns the tokens that an image of (width, height) pixels becomes; 0 for one that the processor refuses."""
-    try:
-        _, rows, columns = grid_thw(*size, settings)
-    except SampleError:
-        return 0
-    return rows * columns // settings.merge_size**2
+    a_row, images = found.images_a_row or [1], images or [0]
+    return round(mean(words) + mean(a_row) * mean(images)), round(max(words) + max(a_row) * max(images))
 
 
 def _processed(made: Draft, model: Model) -> list[Section]:
@@ -107,8 +105,8 @@ def _processed(made: Draft, model: Model) -> list[Section]:
     if is_chat or found.prompt == "plain":
         text.add("tokenizer", folder)
     beside = BESIDE[found.prompt]
-    is_trained = model.task is not None and model.task.name == found.prompt
-    text.add("prompt", found.prompt, f"{beside.said}: {model.task.why}" if is_trained and model.task else beside.said)
+    why = f": {model.task.why}" if model.task is not None and model.task.name == found.prompt else ""
+    text.add("prompt", found.prompt, f"{beside.said}{why}")
     if (classes := _classes(found, model)) is not None:
         text.add("classes", [*classes], "the model's, in the order of their numbers (id2label of its config.json)")
     if is_chat:
@@ -135,17 +133,14 @@ def _class_problem(found: Candidate, model: Model) -> str | None:
         fits = set(met) <= set(model.class_names)
     else:
         fits = len(met) == model.num_classes if found.has_all_classes else len(met) <= model.num_classes
-    return (
-        None
-        if fits
-        else f"the data has {_shown(met)}, and the model {_shown(list(model.class_names), model.num_classes)}"
-    )
+    if fits:
+        return None
+    return f"the data has {_shown(met, len(met))}, and the model {_shown(model.class_names, model.num_classes)}"
 
 
-def _shown(names: list[str], count: int | None = None) -> str:
+def _shown(names: Sequence[str], count: int) -> str:
     some = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
-    number = len(names) if count is None else count
-    return f"{number:,} class{'es' * (number != 1)}" + (f" ({some})" if some else "")
+    return f"{count:,} class{'es' * (count != 1)}" + (f" ({some})" if some else "")
 
 
 def _classes(found: Candidate, model: Model) -> tuple[str, ...] | None:
@@ -153,9 +148,8 @@ def _classes(found: Candidate, model: Model) -> tuple[str, ...] | None:
     names = model.class_names
     if found.prompt != "label" or not names or not IMAGES.trains(found, model):
         return None
-    met = tuple(sorted(found.classes))
-    is_numbers = all(name.isdecimal() for name in met)
-    return None if is_numbers or (found.has_all_classes and met == names) else names
+    is_same = found.has_all_classes and tuple(sorted(found.classes)) == names
+    return None if is_same or all(map(str.isdecimal, found.classes)) else names
 
 
 def _new_head(found: Candidate, model: Model) -> str:

@@ -35,7 +35,7 @@ _LINES = (".txt", ".jsonl")
 def recordings_of(tree: Tree) -> Candidate | None:
     """Returns the candidate of a tree as recordings with files beside them; None where it holds none."""
     if _is_ljspeech(tree):
-        label = f"LJSpeech: metadata.csv with | beside wavs/, {counted(len(tree.audio), 'recordings')}"
+        label = f"LJSpeech: metadata.csv with | beside wavs/, {counted(len(tree.audio), Sounds.noun)}"
         place, read = (tree.path("metadata.csv"),), functools.partial(_ljspeech, tree)
         return Candidate(kind="ljspeech", manifests=place, meaning=RECORDINGS, label=label, score=85, look=read)
     own = TrainFiles.among(tree.audio)
@@ -69,7 +69,7 @@ def recordings_of(tree: Tree) -> Candidate | None:
         kind="folder",
         manifests=tuple(map(tree.path, own.folders)),
         meaning=RECORDINGS,
-        label=f"{counted(len(own.names), 'recordings')}{has}",
+        label=f"{counted(len(own.names), Sounds.noun)}{has}",
         score=score,
         look=look,
     )
@@ -89,7 +89,7 @@ def _ljspeech(tree: Tree, found: Candidate, chooser: Chooser) -> None:  # noqa: 
 
 
 def _take_sounds(found: Candidate, tree: Tree, names: Sequence[str]) -> None:
-    found.noun, found.count, found.is_exact = files_noun(names, "recordings"), len(names), tree.is_whole
+    found.noun, found.count, found.is_exact = files_noun(names, Sounds.noun), len(names), tree.is_whole
     found.sounds = Sounds.of(map(tree.path, spread(names)))
 
 
@@ -164,7 +164,7 @@ def pictures_of(tree: Tree) -> Candidate | None:
 
     def look(found: Candidate, chooser: Chooser) -> None:
         found.prompt, notes = prompt_of(from_here(tree.root), possible, chooser)
-        found.noun, found.count, found.is_exact = files_noun(own.names, "images"), len(own.names), tree.is_whole
+        found.noun, found.count, found.is_exact = files_noun(own.names, Pictures.noun), len(own.names), tree.is_whole
         found.has_all_classes, found.has_text = tree.is_whole, found.prompt != "none"
         found.notes += own.notes
         if found.prompt == "label":
@@ -181,10 +181,10 @@ def pictures_of(tree: Tree) -> Candidate | None:
         kind="folder",
         manifests=tuple(map(tree.path, own.deepest)),
         meaning=IMAGES,
-        label=f"{counted(len(own.names), 'images')}, {' and '.join(each.label for each in possible) or 'alone'}",
+        label=f"{counted(len(own.names), Pictures.noun)}, {' and '.join(each.label for each in possible) or 'alone'}",
         score=34 if possible else 5,
         look=look,
-        name="images",
+        name=Pictures.noun,
     )
 
 

@@ -41,15 +41,14 @@ def dataset_of(folder: Path) -> Candidate | None:
         meaning=RECORDINGS,
         label=f"a save_to_disk folder of the datasets library, {what}",
         score=100,
-        look=functools.partial(_look, splits, lambda split: _arrow_files(folder if split is None else folder / split)),
+        look=functools.partial(_look, splits, lambda split: _arrow_files(folder / split)),
     )
 
 
 def _arrow_files(folder: Path) -> list[Path]:
-    files = sorted(path for path in folder.glob("*.arrow") if not path.match("cache-*.arrow"))
-    if not files:
-        raise ConfigError(f"{folder} holds no .arrow file; save the data set again with save_to_disk")
-    return files
+    if files := sorted(path for path in folder.glob("*.arrow") if not path.match("cache-*.arrow")):
+        return files
+    raise ConfigError(f"{folder} holds no .arrow file; save the data set again with save_to_disk")
 
 
 def media_tables_of(paths: Sequence[Path], folders: tuple[Path, ...] | None, problems: list[str]) -> Candidate | None:
@@ -67,23 +66,25 @@ def media_tables_of(paths: Sequence[Path], folders: tuple[Path, ...] | None, pro
         return None
     splits = sorted({split for folder in folders or () for split in hf_splits(folder)})
     splits = splits if len(splits) > 1 else []
+
+    def of_split(split: str) -> list[Path]:
+        return [path for path in paths if not split or path.name.startswith(f"{split}-")]
+
     return Candidate(
         kind="hf",
         manifests=folders or tuple(paths),
         meaning=RECORDINGS,
         label=f"{counted(len(paths), 'data files')} that hold {', '.join(held)} in their rows",
         score=88,
-        look=functools.partial(
-            _look, splits, lambda split: [p for p in paths if split is None or p.name.startswith(f"{split}-")]
-        ),
+        look=functools.partial(_look, splits, of_split),
     )
 
 
-def _look(
-    splits: Sequence[str], files_of: Callable[[str | None], list[Path]], found: Candidate, chooser: Chooser
-) -> None:
-    """Takes one of the splits, if there are any, and what its files hold. files_of: the files of a split, or all."""
-    split = _split(splits, chooser)
+def _look(splits: Sequence[str], files_of: Callable[[str], list[Path]], found: Candidate, chooser: Chooser) -> None:
+    """Takes what the files of a split hold: that of train, the only one, or a chosen one; "" where there are none."""
+    train = [split for split in splits if split_of(split) == "train"][:1] if "split" not in chooser.given else []
+    choices = [Choice(split, split, split) for split in train or splits]
+    split = chooser.one("which split is to be read", choices, option="split") if choices else ""
     files = files_of(split)
     looked = spread(files, _FILES)
     table = read_table(looked[0])
@@ -94,20 +95,10 @@ def _look(
     found.count = total if found.is_exact else round(total * len(files) / len(looked))
     if importlib.util.find_spec("datasets") is None:
         found.notes.append(f"Reading it needs the datasets library: {install_line('hf')}.")
-    if split is not None:
+    if split:
         found.source["split"] = split
         if rest := [each for each in splits if each != split]:
             found.notes.append(f"Other splits: {', '.join(rest)}.")
-
-
-def _split(splits: Sequence[str], chooser: Chooser) -> str | None:
-    """Returns the split to take: the one that is called train, the only one, or the one that is chosen."""
-    if not splits:
-        return None
-    likely = [split for split in splits if split_of(split) == "train"]
-    first = likely[:1] if "split" not in chooser.given else []
-    choices = [Choice(split, split, split) for split in first or splits]
-    return chooser.one("which split is to be read", choices, option="split")
 
 
 def _take_media(table: Table, found: Candidate, chooser: Chooser) -> None:

@@ -41,7 +41,7 @@ class BesideImage(NamedTuple):
     """Something that may be read beside an image. noun: what is counted. give: how a person gives it."""
 
     said: str
-    noun: str
+    noun: str = "images"
     give: str = ""
 
 
@@ -53,17 +53,18 @@ BESIDE = {
     ),
     "label": BesideImage(
         "a class of each image",
-        "images",
-        "name the column (--column label=NAME), or put the images into folders of their classes",
+        give="name the column (--column label=NAME), or put the images into folders of their classes",
     ),
     "plain": BesideImage(
         "a text of each image",
         "images with texts",
         "name the column (--column text=NAME), or put NAME.txt beside NAME.jpg",
     ),
-    "none": BesideImage("nothing beside the images", "images"),
+    "none": BesideImage("nothing beside the images"),
 }
 """By `text.prompt` of images."""
+_ROLES = {each.prompt: [name for name in each.columns if name not in ("image", "id")] for each in MEANINGS.values()}
+"""By `text.prompt` of images: the columns that are read beside these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,33 +202,28 @@ def columns_beside(table: Table, image: str | None, chooser: Chooser) -> tuple[s
 
     image: the column of images; None where conversations name them.
     """
-    taken = [image] if image else []
+    taken = [image or ""]
     prompt, notes = _prompt_of_table(table, taken, chooser)
     columns: dict[str, str | None] = {"image": image}
-
-    def take(role: str, likely: Sequence[LikelyColumn], *, may_lack: bool = False) -> None:
-        columns[role] = column_of(table, role, likely, chooser, may_lack=may_lack)
-        taken.append(columns[role] or "")
-
-    if prompt == "chat":
-        messages = columns_named(table, "messages", taken=taken)
-        if messages or "column messages" in chooser.given:
-            take("messages", messages[:1], may_lack=True)
+    has_messages = "column messages" in chooser.given or columns_named(table, "messages", taken=taken)
+    for role in _ROLES[prompt]:
+        if role in (("question", "answer") if has_messages else ("messages",)):
+            continue
+        if role == "label":
+            likely = class_columns(table, taken=taken)
+        elif role == "text":
+            likely = text_columns(table, taken=taken)[:1]
         else:
-            for role in ("question", "answer"):
-                take(role, columns_named(table, role, taken=taken)[:1] or text_columns(table, taken=taken))
-    elif prompt == "label":
-        take("label", class_columns(table, taken=taken))
-    elif prompt == "plain":
-        take("text", text_columns(table, taken=taken)[:1])
+            likely = columns_named(table, role, taken=taken)[:1] or text_columns(table, taken=taken)
+        columns[role] = column_of(table, role, likely, chooser, may_lack=False)
+        taken.append(columns[role] or "")
     columns["id"] = _id_column(table, taken, chooser)
     return prompt, columns, notes
 
 
 def _prompt_of_table(table: Table, taken: Sequence[str], chooser: Chooser) -> tuple[str, list[str]]:
     named = {option.partition(" ")[2] for option in chooser.given if option.startswith("column ")}
-    roles = {each.prompt: {*each.columns} - {"image", "id"} for each in MEANINGS.values()}
-    conversations = "columns that were named" if named & roles["chat"] else _conversations(table, taken)
+    conversations = "columns that were named" if named.intersection(_ROLES["chat"]) else _conversations(table, taken)
     texts = text_columns(table, taken=taken)
     if conversations:
         texts = [each for each in texts if each.name in ("text", "caption")]
@@ -237,7 +233,7 @@ def _prompt_of_table(table: Table, taken: Sequence[str], chooser: Chooser) -> tu
         "plain": _column_label(texts, "text", chooser),
     }
     possible = [Choice(label, prompt, prompt) for prompt, label in labels.items() if label]
-    asked = [prompt for prompt in labels if named & roles[prompt]]
+    asked = [prompt for prompt in labels if named.intersection(_ROLES[prompt])]
     if "prompt" not in chooser.given and asked:
         return asked[0], []
     if chooser.wish is not None and chooser.wish.value == "chat" and not conversations:

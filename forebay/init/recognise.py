@@ -245,10 +245,11 @@ def _unread_texts(tree: Tree, found: Candidate | None = None) -> list[str]:
 
 
 def _is_text_by_name(name: str, stems: set[str]) -> bool:
-    own, form = name.rpartition("/")[2], extension_of(name)
-    stem = own[: len(own) - len(form)]
-    is_named = form in _LOOKED_INTO and stem.lower() in _NAMES
-    return form in _FORMS or is_named or (form in TRANSCRIPTS and stem in stems)
+    form = extension_of(name)
+    stem = name.rpartition("/")[2].removesuffix(name[len(name) - len(form) :])
+    return (
+        form in _FORMS or (form in _LOOKED_INTO and stem.lower() in _NAMES) or (form in TRANSCRIPTS and stem in stems)
+    )
 
 
 def _names_recordings(tree: Tree, name: str, stems: set[str]) -> bool:
