@@ -20,7 +20,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from forebay.config.plan import KINDS
 from forebay.config.tree import Config
-from forebay.steps.table import AUDIO, IMAGE, OF_IMAGES, TEXT, Table, step_class
+from forebay.steps.step import TextStep
+from forebay.steps.table import STEPS, steps_named
 from forebay.steps.text.normal.table import NORMAL, normal_step
 
 PAGE = Path(__file__).with_name("config.md")
@@ -40,8 +41,8 @@ with the nearest name.
 `[plan]` has a `kind`, which says what other fields there are. Left out, the kind is `"bucket"`.
 """
 
-STEPS: dict[str, tuple[Table, str]] = {"audio": (AUDIO, "features"), "text": (TEXT, "prompt"), "vision": (IMAGE, "")}
-"""By section: the steps that it chooses from, and the field that names one."""
+OF_SECTION = {"audio": ("audio", "features"), "text": ("text", "prompt"), "vision": ("image", "")}
+"""By section: the group whose steps it chooses from, and the field that names one."""
 
 TYPES = {str: "text", int: "integer", float: "number", bool: "`true`, `false`"}
 
@@ -59,7 +60,7 @@ def _section(owner: Any, name: str) -> Iterator[str]:
     inner: list[tuple[str, Any]] = []
     yield from HEAD
     for field in dataclasses.fields(owner):
-        if (field.name, name in STEPS) == ("settings", True):
+        if (field.name, name in OF_SECTION) == ("settings", True):
             continue
         dotted = f"{name}.{field.name}" if name else field.name
         sections = _dataclasses_in(hints[field.name])
@@ -68,10 +69,9 @@ def _section(owner: Any, name: str) -> Iterator[str]:
             inner += [(f"[[{dotted}]]" if is_list else f"[{dotted}]", section) for section in sections]
         elif (owner, field.name) != (Config, "path") and (name, field.name) != ("plan", "kind"):
             yield _row(field, hints[field.name], documented[field.name])
-    if name in STEPS:
-        yield from _step_settings(*STEPS[name])
+    if name in OF_SECTION:
+        yield from _step_settings(*OF_SECTION[name])
     if name == "text":
-        yield from _step_settings(OF_IMAGES, "prompt", of=" beside images of a processor")
         yield from _normal_steps()
     for heading, section in inner:
         kind = next((f' with `kind = "{kind}"`' for kind, settings in KINDS.items() if settings is section), "")
@@ -79,13 +79,10 @@ def _section(owner: Any, name: str) -> Iterator[str]:
         yield from _section(section, heading.strip("[]"))
 
 
-def _step_settings(table: Table, key: str, *, of: str = "") -> Iterator[str]:
-    """Yields the settings of every step of a section, which stand in the section beside its own fields.
-
-    of: what is said of all of them behind their names.
-    """
-    for name in table:
-        step = step_class(table, name)
+def _step_settings(group: str, key: str) -> Iterator[str]:
+    """Yields the settings of every step of a section, which stand in the section beside its own fields."""
+    for name, step in ((each, step) for each in STEPS[group] for step in steps_named(group, each)):
+        of = " beside images of a processor" if issubclass(step, TextStep) and "images" in step.beside else ""
         hints, documented = get_type_hints(step), _docstrings(step)
         yield from ("", f'### `{key} = "{name}"`{of}' if key else f"### `{name}`", "", _joined(step.__doc__ or ""), "")
         settings = [field for field in dataclasses.fields(step) if field.init]

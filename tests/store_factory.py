@@ -13,6 +13,7 @@ from forebay.store.key import digest
 from forebay.store.layout import TEXT, FieldSpec, Group
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
+from tests.flat_constants import flat
 
 Features = Literal["log_mel", "qwen3_asr", "w2v_bert", "waveform", "none"]
 Array = np.ndarray[Any, Any]
@@ -196,11 +197,11 @@ def _document(
         "length_names": [*(["num_audio_samples", "num_frames"] if recipe["audio"] else []), "num_tokens"],
         "rows_per_shard": rows_per_shard,
         "probe": dict.fromkeys(shards, "0" * 32),
-        "constants": {
-            "features": (recipe["audio"] or {"features": "none"})["features"],
+        "constants": flat(
+            features=(recipe["audio"] or {"features": "none"})["features"],
             **({"sample_rate_hz": RATE_HZ} if recipe["audio"] else {}),
-            "prompt": "plain",
-        },
+            prompt="plain",
+        ).to_json(),
         "excluded": {},
         "failed": {"corrupt_audio": failed} if failed else {},
         "unused_fields": {},

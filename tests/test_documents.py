@@ -158,9 +158,8 @@ def test_settings_of_a_guide_are_settings(name: str) -> None:
         load_config(demo)
     sections = {f.name: get_type_hints(tree.Config)[f.name] for f in dataclasses.fields(tree.Config)}
     known = {name: _fields_of(kind) for name, kind in sections.items()}
-    tables = (("audio", table.AUDIO), ("text", table.TEXT), ("text", table.OF_IMAGES), ("vision", table.IMAGE))
-    for section, steps in tables:
-        known[section] |= {setting for step in steps for setting in table.settings_of(steps, step)}
+    for group, section in (("audio", "audio"), ("text", "text"), ("image", "vision")):
+        known[section] |= {setting for step in table.STEPS[group] for setting in table.settings_of(group, step)}
     named = re.findall(r"`([a-z]+)\.(?!toml)([a-z_]+)(?: = [^`]*)?`", _text(name))
     known["loader"] |= set(vars(Loader))  # the object `loader` has the section's name: `loader.weight`
     assert all(known[section] for section in ("source", "plan", "loader", "train", "run"))

@@ -171,6 +171,7 @@ SOURCE_KINDS = {
         reader=f"{_READERS}.text_files:READER",
         files=("*.jsonl",),
         else_files=(("*.txt",), ("*.jsonl.gz", "*.jsonl.zst"), ("*.parquet",), ("*.txt.gz", "*.txt.zst")),
+        has_columns=True,
         has_audio=False,
         keeps=("speech",),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, cast
 
 from forebay.config.data import (
     MEANINGS,
@@ -35,7 +35,8 @@ class Config:
     name: str
     """First part of the cache folder's name."""
     source: SourceConfig
-    audio: AudioConfig = field(default_factory=AudioConfig)
+    audio: AudioConfig | None = None
+    """Without `[vision]` it may be left out: its defaults."""
     text: TextConfig | None = None
     """With `[vision]` it may be left out: the processor's folder, prompt "chat"."""
     vision: VisionConfig | None = None
@@ -56,12 +57,15 @@ class Config:
         split = self.source.split
         if not split or not all(c.isalnum() or c in "._-" for c in split):
             raise ValueError(f"source.split {split!r} becomes a folder: use letters, digits, '.', '_', '-'")
-        if self.vision is not None:
-            self._check_vision(self.vision)
-        elif self.source.rows is not None and self.source.kind != "text":
-            raise ValueError('source.rows is only for a config with [vision], and for source.kind = "text"')
-        if isinstance(self.plan, PackConfig):
-            self._check_packs(self.plan)
+        if not self.vision and self.audio is None:
+            object.__setattr__(self, "audio", AudioConfig())
+        if self.vision and self.audio is None and self.text is None:
+            object.__setattr__(self, "text", TextConfig(tokenizer=self.vision.processor, prompt="chat"))
+        if isinstance(self.plan, PackConfig) and self.mixture.is_given:
+            raise ValueError(
+                'plan.kind is "pack", and mixtures are of plans with buckets; list all data in one manifest, or take '
+                'images as their processor gives them: vision.images = "processor" and plan.kind = "bucket"'
+            )
         if self.mixture.source and self.loader.cache_dir is not None:
             raise ValueError(
                 "loader.cache_dir names one cache; with a mixture give each its own: [[mixture.source]] cache"
@@ -73,39 +77,10 @@ class Config:
                 "by loader.cache_dir, or a root in s3://, gs:// or az://"
             )
 
-    def _check_packs(self, plan: PackConfig) -> None:
-        if self.vision is None and self.text is None:
-            raise ValueError('plan.kind is "pack", and packs are of tokens: add [text], or set plan.kind = "bucket"')
-        if self.vision is None and self.loader.crop_s is not None:
-            raise ValueError('plan.kind is "pack", and crops of loader.crop_s have no text; set plan.kind = "bucket"')
-        if (plan.max_patches if self.vision is None else plan.max_frames) is not None:
-            given, wanted = ("patches", "frames") if self.vision is None else ("frames", "patches")
-            raise ValueError(f"plan.max_{given} is set, and this config has {wanted}: set plan.max_{wanted}")
-        if self.vision is None and self.loader.pack_shapes == "fixed" and plan.max_frames is None:
-            raise ValueError('loader.pack_shapes is "fixed", which needs plan.max_frames, the most that a pack has')
-        if self.mixture.is_given:
-            raise ValueError(
-                'plan.kind is "pack", and mixtures are of plans with buckets; list all data in one manifest, or take '
-                'images as their processor gives them: vision.images = "processor" and plan.kind = "bucket"'
-            )
-
-    def _check_vision(self, vision: VisionConfig) -> None:
-        if self.text is None:
-            object.__setattr__(self, "text", TextConfig(tokenizer=vision.processor, prompt="chat"))
-        if self.audio != AudioConfig():
-            raise ValueError("give one of [audio] and [vision]")
-        foreign = {"min_duration_s": 0.0, "max_duration_s": None, "overlong": "keep", "languages": None}
-        foreign["duration_tolerance"] = None
-        for name, default in foreign.items():
-            if getattr(self.source, name) != default:
-                raise ValueError(f"source.{name} is only for audio, not for a config with [vision]")
-        if self.loader.crop_s is not None:
-            raise ValueError("loader.crop_s is only for audio, not for a config with [vision]")
-
     @property
-    def modality(self) -> Literal["speech", "vision"]:
-        """What the samples are: recordings and texts, or with `[vision]` images and conversations."""
-        return "speech" if self.vision is None else "vision"
+    def subjects(self) -> tuple[str, ...]:
+        """The words for what the sections say is made, by which kinds of source say what they hold."""
+        return (*(["speech"] if self.audio else []), *(["vision"] if self.vision else []))
 
     @property
     def meaning(self) -> str:
@@ -118,7 +93,7 @@ class Config:
         kind = SOURCE_KINDS.get(self.source.kind)
         if kind is not None and not kind.has_audio:
             return "texts"
-        if self.vision is None:
+        if not self.vision:
             return "recordings"
         prompt = "chat" if self.text is None else self.text.prompt
         return next((facts.name for facts in MEANINGS.values() if facts.prompt == prompt), "conversations")
@@ -132,7 +107,7 @@ class Config:
     @property
     def codec(self) -> str | None:
         """How images lie on disk: the `codec` of the caches' metadata. None for audio and texts."""
-        return None if self.vision is None else self.vision.codec
+        return self.vision.codec if self.vision else None
 
     @property
     def cache_root(self) -> Path:

@@ -25,8 +25,8 @@ from forebay.doctor.report import DoctorReport
 from forebay.doctor.session import Session, session
 from forebay.doctor.tune import apply, check_target, settings_of
 from forebay.errors import ConfigError
-from forebay.plan.make import plan_example
 from forebay.progress import Progress
+from forebay.steps.recipe import plan_example
 from forebay.visible import from_here
 
 GRACE_S = 24.0

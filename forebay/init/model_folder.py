@@ -18,7 +18,7 @@ from forebay.config.digest import hub_advice, tokenizer_digest
 from forebay.errors import ConfigError
 from forebay.steps.audio.extractor.folder import ExtractorFolder
 from forebay.steps.audio.extractor.native import native_step
-from forebay.steps.image.choice import has_vision_tokens
+from forebay.steps.image.image_section import has_vision_tokens
 from forebay.store.image.settings import ImageSettings, image_settings, is_native, processor_document
 from forebay.visible import an
 

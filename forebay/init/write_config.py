@@ -25,12 +25,11 @@ from forebay.init.recognise import recognise
 from forebay.steps.audio.extractor.open import OutputError
 from forebay.steps.audio.extractor.probe import noise
 from forebay.steps.audio.extractor.step import Extractor
-from forebay.steps.contradictions import contradictions
 from forebay.steps.form import BatchForm
 from forebay.steps.image.processor.outputs import UnstorableError
 from forebay.steps.image.processor.step import Processed
-from forebay.steps.recipe import Recipe, TextGroup, recipe_of
-from forebay.steps.sections import section_problems
+from forebay.steps.recipe import Recipe, contradictions, recipe_of, section_problems
+from forebay.steps.text.text_section import TextGroup
 from forebay.terminal import wrapped
 from forebay.visible import from_here, printable
 

@@ -83,7 +83,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "detection": detection_facts(cache),
         "probe": metadata["probe"],
         "made_with": metadata["made_with"],
-        "promises": promises(cache.constants),
+        "promises": promises(cache.constants.groups),
         "made_of": metadata.get("made_of", []),
         **{name: value for group in listed_groups(cache).values() for name, value in group.facts().items()},
         **class_facts(cache),

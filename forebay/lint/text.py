@@ -11,7 +11,7 @@ import xxhash
 
 from forebay.lint.script import foreign_share, mixed_word
 from forebay.lint.walk import Part
-from forebay.steps.table import TRANSCRIPTS
+from forebay.steps.table import STEPS
 from forebay.steps.text.annotation import digit_share
 from forebay.steps.text.language.script import letters_of, scripts_of
 
@@ -42,9 +42,10 @@ class TextFacts(NamedTuple):
 
 _STRINGS = ("script", "word")
 _NUMBERS = tuple(name for name in TextFacts._fields if name not in (*_STRINGS, "hash"))
-_KINDS = {"chat": "conversation", "label": "class", "none": "nothing", None: "nothing"} | dict.fromkeys(
-    TRANSCRIPTS, "text"
-)
+_KINDS: dict[str | None, str] = {
+    **dict.fromkeys(STEPS["text"], "text"),
+    **{"chat": "conversation", "label": "class", "none": "nothing", None: "nothing"},
+}
 
 
 def kind_of(prompt: str | None, *, lists: bool) -> str:

@@ -24,13 +24,14 @@ from forebay.plan.pack.plan import PackPlan, pack_plan
 from forebay.plan.statistics import batch_statistics, pack_statistics
 from forebay.plan.window import window_plan
 from forebay.progress import during
-from forebay.steps.image.choice import images_by
-from forebay.steps.table import TEXT, audio_step, text_step
+from forebay.steps.recipe import plan_example
+from forebay.steps.step import TextStep
+from forebay.steps.table import text_step_of
 from forebay.store.key import digest
 from forebay.store.last_use import note
 from forebay.store.layout import ROW_BITS, Array
 from forebay.store.selection import Selection
-from forebay.store.source import SampleSource, is_of_images, length_of, parts_of, without_seconds
+from forebay.store.source import RATE, SECONDS, SampleSource, has_untimed_items, length_of, parts_of, without_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +66,8 @@ class Samples:
     durations: integers [num_samples], in audio samples at sample_rate_hz; None: of images. The others are called only
     where they are needed, and give integers [num_samples]: frames (of what is padded), tokens (of labels), patches and
     images, shards (the number of the shard that holds the sample); shard_run: see there. None: not known. texts: bool
-    [num_samples], those without audio, whose length is their tokens; None: there are none. are_images: of a processor;
-    without edges in tokens they stand in one bucket.
+    [num_samples], those without seconds, whose length is their tokens; None: there are none. are_untimed: all have
+    items and none has seconds; without edges in tokens they stand in one bucket. text: the step of their texts.
     """
 
     durations: Array | None = None
@@ -78,8 +79,8 @@ class Samples:
     shards: Callable[[], Array] | None = None
     shard_run: Callable[[], int] | None = None
     texts: Array | None = None
-    are_images: bool = False
-    prompt: str = ""
+    are_untimed: bool = False
+    text: type[TextStep] | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -137,17 +138,6 @@ def opened_packs(folder: Path, source: SampleSource) -> tuple[Planned, PlanConfi
     return Planned(plan=plan, key=_key_of(plan, folder, source=source, settings=settings), folder=folder), settings
 
 
-def plan_example(config: Config) -> str:
-    """Returns what a `[plan]` section for the data of a config may say."""
-    if config.vision is not None:
-        if images_by(config) == "processor":
-            return "[plan] with batch_size = 32"
-        return '[plan] with kind = "pack" and seq_len = 8192'
-    if not audio_step(config.audio.features).has_audio:
-        return "[plan] with k = 8 and batch_tokens = 8192"
-    return "[plan] with batch_seconds = 120"
-
-
 def kept_plan(
     folder: Path,
     samples: Samples,
@@ -184,8 +174,8 @@ def kept_plan(
 
 def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
     """Returns the plan of some samples. Raises PlanError where none can be made."""
-    if samples.are_images:
-        settings = _of_images(samples, settings)
+    if samples.are_untimed:
+        settings = _untimed(samples, settings)
     if isinstance(settings, PackConfig):
         return pack_plan(_row_tokens(samples), patches=_asked(samples.patches), settings=settings)
     rate = samples.sample_rate_hz
@@ -198,20 +188,21 @@ def make_plan(samples: Samples, settings: PlanConfig) -> AnyPlan:
         sample_rate_hz=rate,
         settings=settings,
         # A column of zeros is no text: no batch could be sized by it.
-        tokens=tokens if tokens is not None and (tokens.any() or samples.are_images) else None,
+        tokens=tokens if tokens is not None and (tokens.any() or samples.are_untimed) else None,
         shards=_asked(samples.shards) if settings.locality_shards is not None else None,
         shard_run=samples.shard_run() if settings.locality_shards is not None and samples.shard_run else 1,
         texts=samples.texts,
     )
 
 
-def _of_images(samples: Samples, settings: PlanConfig) -> PlanConfig:
-    """Returns settings by which images of a processor are planned: in one bucket, where no edges are in tokens.
+def _untimed(samples: Samples, settings: PlanConfig) -> PlanConfig:
+    """Returns settings by which items without seconds are planned: in one bucket, where no edges are in tokens.
 
     Raises PlanError for a plan that they have not.
     """
-    tokens = np.asarray(_tokens(samples))
     if isinstance(settings, PackConfig):
+        if samples.text is None or samples.text.can_pack:
+            return settings
         raise PlanError(
             'plan.kind is "pack", and images of a processor stand in batches; set plan.kind = "bucket" with '
             'batch_size, or vision.images = "patches"',
@@ -223,6 +214,7 @@ def _of_images(samples: Samples, settings: PlanConfig) -> PlanConfig:
         )
     if not isinstance(settings, BucketConfig):
         return settings
+    tokens = np.asarray(_tokens(samples))
     if not tokens.any() and (settings.batch_tokens is not None or settings.edges is not None):
         raise PlanError(
             "plan.batch_tokens and plan.edges are of tokens, and these samples have none; give plan.batch_size",
@@ -245,21 +237,21 @@ def plan_statistics(plan: AnyPlan, samples: Samples) -> dict[str, Any]:
 def samples_of(source: SampleSource) -> Samples:
     """Returns what the plans of a source are made of."""
     texts, lengths = without_seconds(source), source.lengths
-    slots, are_images = source.slots, all(map(is_of_images, parts_of(source)))
+    slots, are_untimed = source.slots, has_untimed_items(source)
 
     def column(name: str) -> Callable[[], Array]:
         return lambda: length_of(source, name)
 
     def frames() -> Array:
-        if are_images:
+        if are_untimed:
             tokens = length_of(source, "num_tokens")
             return tokens if tokens.any() else length_of(source, "num_images")
         stored = length_of(source, "num_frames")
         return stored if texts is None else np.where(texts, length_of(source, "num_tokens"), stored)
 
     return Samples(
-        durations=length_of(source, "num_audio_samples"),
-        sample_rate_hz=int(source.constants.get("sample_rate_hz", 1)),  # nothing may be divided by 0
+        durations=length_of(source, SECONDS),
+        sample_rate_hz=int(source.constants.get(RATE, 1)),  # nothing may be divided by 0
         frames=frames,
         tokens=column("num_tokens"),
         # The second budget of packs: of recordings frames.
@@ -268,8 +260,8 @@ def samples_of(source: SampleSource) -> Samples:
         shards=None if slots is None else lambda: (slots >> ROW_BITS).astype(np.int32),
         shard_run=None if slots is None else lambda: shard_run(source),
         texts=texts,
-        are_images=are_images,
-        prompt=str(source.constants.get("prompt")) if "num_frames" in lengths else "",
+        are_untimed=are_untimed,
+        text=text_step_of(source.constants) if source.constants.has_items else None,
     )
 
 
@@ -287,9 +279,9 @@ def _tokens(samples: Samples) -> Array:
 def _row_tokens(samples: Samples) -> Array:
     """Returns the tokens that samples have in a pack, where a prompt has a token for pieces of sound too."""
     tokens = _tokens(samples)
-    if samples.prompt not in TEXT or samples.frames is None:
+    if samples.text is None or samples.frames is None:
         return tokens
-    found: Array = text_step(samples.prompt).row_tokens(tokens, np.asarray(samples.frames()))
+    found: Array = samples.text.row_tokens(tokens, np.asarray(samples.frames()))
     return found
 
 

@@ -8,7 +8,6 @@ import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from forebay.preprocess.cut import NO_TEXT
 from forebay.preprocess.finished_rows import Rows, summary
 from forebay.preprocess.group import Finished
 from forebay.preprocess.groups import Listing
+from forebay.store.constants import Constants
 from forebay.store.layout import Group
 from forebay.store.lookup import CONFINED
 from forebay.store.seal import Contents
@@ -40,7 +40,7 @@ def assemble(
     rows: Rows,
     *,
     probe: Mapping[Group, str],
-    constants: Mapping[str, Any],
+    constants: Constants,
     memo: bytes,
     messages: Mapping[tuple[str, str], str],
 ) -> Contents:
@@ -58,7 +58,7 @@ def assemble(
         "length_names": list(groups.length_names),
         "rows_per_shard": groups.shard_rows(config.layout.rows_per_shard),
         "probe": dict(probe),
-        "constants": dict(constants),
+        "constants": constants.to_json(),
         "excluded": _counts(rejections, "excluded"),
         "failed": _counts(rejections, "failed"),
         "unused_fields": dict(listing.manifest.unused),

@@ -23,8 +23,8 @@ from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
 from forebay.rows.meanings.recording_pieces import allowed_s
 from forebay.spans import DECODE, FEATURES, span
+from forebay.steps.audio.audio_section import AudioGroup
 from forebay.steps.audio.waveform import Decode
-from forebay.steps.recipe import AudioGroup
 from forebay.store.image.codec import Codec
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.shard import Shard

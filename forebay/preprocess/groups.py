@@ -25,6 +25,7 @@ from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest
 from forebay.rows.media_reader import MediaReader, sparse_files
 from forebay.steps.recipe import Recipe
+from forebay.store.constants import Constants
 from forebay.store.image.codec import Codec
 from forebay.store.key import digest
 from forebay.store.layout import FORMAT_VERSION, TEXT, FieldSpec, Group
@@ -33,9 +34,6 @@ from forebay.store.source_files import SourceFile, StoredSource
 
 GROUPS: Mapping[Group, Callable[[Config, Any], ItemGroup]] = {"audio": AudioItems.of, "image": ImageItems.of}
 """What makes the items of a group, by the group's name in a recipe."""
-
-NOTHING: Mapping[str, Any] = {"features": "none", "prompt": None}
-"""Constants that no group gives: where there are no items, and no prompt."""
 
 TEXT_SHARD_ROWS = 8
 """How many times `layout.rows_per_shard` a shard of texts without items holds; part of where shards begin."""
@@ -113,10 +111,10 @@ class Groups:
         """Returns the groups whose items are stored by a codec: "raw" is how samples are made on the fly."""
         return replace(self, items=tuple(group.under(codec) for group in self.items))
 
-    def measured(self, constants: Mapping[str, Any]) -> Self:
+    def measured(self, constants: Constants) -> Self:
         """Returns the groups that know their constants: what a worker found need not be found again."""
-        items = tuple(group.measured(constants) for group in self.items)
-        return replace(self, items=items, text=self.text.measured(constants))
+        items = tuple(group.measured(constants.of(group.name)) for group in self.items)
+        return replace(self, items=items, text=self.text.measured(constants.of(TEXT)))
 
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns every field, text last, without the `failure` field that shards add. Raises ConfigError."""
@@ -226,13 +224,15 @@ class Groups:
         owners = np.unique(np.searchsorted(items.offsets, np.flatnonzero(items.places == place), side="right") - 1)
         return f"{group.unit} {name!r}", ids.take(pa.array(owners)).to_pylist()
 
-    def constants(self) -> dict[str, Any]:
+    def constants(self) -> Constants:
         """Returns what collating needs and is equal for all samples: kinds, rates, token ids, tables."""
-        return {**NOTHING, **{k: v for name in self.names for k, v in self.constants_of(name).items()}}
+        return Constants({name: self.constants_of(name) for name in self.names})
 
     def constants_of(self, group: Group) -> dict[str, Any]:
-        """Returns the constants of one group."""
-        return self.text.constants() if group == TEXT else self.item_group(group).constants()
+        """Returns the constants of one group; those of texts say where there are no items, and no prompt."""
+        if group != TEXT:
+            return self.item_group(group).constants()
+        return {**({} if self.items else {"features": "none"}), "prompt": None, **self.text.constants()}
 
     def probe(self, group: Group) -> str:
         """Returns the xxh3-128 of what a group's steps give for small built-in inputs."""

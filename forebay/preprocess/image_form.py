@@ -22,9 +22,9 @@ from forebay.rows.manifest import Manifest, rejections
 from forebay.rows.shared_images import flattened
 from forebay.spans import FEATURES, span
 from forebay.steps.form import BatchForm
+from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.step import OpenProcessor, Processed
 from forebay.steps.image.qwen2_vl import Patches, PixelSteps
-from forebay.steps.recipe import ImageGroup
 from forebay.store.image.arrays import FEATURES as ARRAYS
 from forebay.store.image.arrays import ArrayField, StoredArrays, StoredItems, shape_name
 from forebay.store.image.codec import Codec, StoredImages, encode

@@ -20,7 +20,7 @@ from forebay.preprocess.image_form import ArrayForm, PatchForm, form_of, image_n
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
 from forebay.steps.form import BatchForm
-from forebay.steps.recipe import ImageGroup
+from forebay.steps.image.image_section import ImageGroup
 from forebay.store.image.codec import Codec
 from forebay.store.image.pixels import decode_image
 from forebay.store.layout import Array, FieldSpec, Group

@@ -15,8 +15,8 @@ from typing import Any
 from forebay.config.tree import Config
 from forebay.config.url import is_url, parse_url
 from forebay.errors import BuildError, CacheCorruptError, PlanError
-from forebay.plan.make import plan_example, plan_of
-from forebay.preprocess.groups import NOTHING, Groups, Listing
+from forebay.plan.make import plan_of
+from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.outline import folder_of
 from forebay.preprocess.pool import Pool, Runner
@@ -33,8 +33,9 @@ from forebay.preprocess.workspace import Workspace, workspace_folder
 from forebay.rows.named_files import manifest_files
 from forebay.rows.readers.arrow_files import require_datasets
 from forebay.rows.readers.python_inputs import list_inputs
-from forebay.steps.recipe import Recipe, recipe_of
+from forebay.steps.recipe import Recipe, plan_example, recipe_of
 from forebay.store.cache import open_cache
+from forebay.store.constants import Constants
 from forebay.store.files import require_writable
 from forebay.store.filter import Filter
 from forebay.store.layout import Group
@@ -252,7 +253,7 @@ def _cut(config: Config, listing: Listing, pool: Pool) -> Prepared:
     return Prepared(listing=listing, cuts=cuts, probe=probe, constants=constants, host=socket.gethostname())
 
 
-def _measured(groups: Groups, pool: Pool, *, copies: int = 1) -> tuple[Mapping[Group, str], Mapping[str, Any]]:
+def _measured(groups: Groups, pool: Pool, *, copies: int = 1) -> tuple[Mapping[Group, str], Constants]:
     """Returns the probe of every group, and the constants.
 
     In workers, so that they are made under the same pinned threads as the shards; in two, because one needs torch and
@@ -261,8 +262,8 @@ def _measured(groups: Groups, pool: Pool, *, copies: int = 1) -> tuple[Mapping[G
     """
     asked = groups.names if groups.items else groups.names * copies
     measured = dict(zip(asked, pool.map(_measure, [(groups, name) for name in asked]), strict=True))
-    constants = {name: value for _, found in measured.values() for name, value in found.items()}
-    return {name: digest for name, (digest, _) in measured.items()}, {**NOTHING, **constants}
+    constants = Constants({name: found for name, (_, found) in measured.items()})
+    return {name: digest for name, (digest, _) in measured.items()}, constants
 
 
 def _measure(part: tuple[Groups, Group]) -> tuple[str, Mapping[str, Any]]:

@@ -29,6 +29,7 @@ from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.outline import DOCUMENT, FORMAT, files_now, folder_of, read_document, submission_file, table_of
 from forebay.rows.manifest import Manifest
 from forebay.steps.recipe import Recipe
+from forebay.store.constants import Constants
 from forebay.store.files import hash_file, write_aside, write_bytes
 from forebay.store.key import SHORT
 from forebay.store.layout import Group
@@ -72,7 +73,7 @@ class Prepared:
     listing: Listing
     cuts: Sequence[Cut]
     probe: Mapping[Group, str]
-    constants: Mapping[str, Any]
+    constants: Constants
     host: str
 
     @property
@@ -157,13 +158,14 @@ def load(config: Config, recipe: Recipe) -> Prepared | None:
         images=table_of(folder, "images") if "images.arrow" in document["files"] else None,
         unused=document["unused"],
     )
-    groups = Groups.of(config, recipe).keeping(manifest.rows).measured(document["constants"])
+    constants = Constants(document["constants"])
+    groups = Groups.of(config, recipe).keeping(manifest.rows).measured(constants)
     listing = Listing(groups=groups, manifest=manifest, key=document["key"])
     return Prepared(
         listing=listing,
         cuts=_cuts(table_of(folder, "cuts")),
         probe=document["probe"],
-        constants=document["constants"],
+        constants=constants,
         host=document["host"],
     )
 
@@ -234,7 +236,7 @@ def save(folder: Path, made: Prepared) -> None:
         "absent": list(manifest.absent),
         "unused": dict(manifest.unused),
         "probe": dict(made.probe),
-        "constants": dict(made.constants),
+        "constants": made.constants.to_json(),
         "mirrors": [[folder, str(url)] for folder, url in mirrors_in(manifest.files)],
         "files": {path.name: _sums(path) for path in aside.iterdir()},
     }

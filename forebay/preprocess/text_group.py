@@ -19,9 +19,9 @@ from forebay.preprocess.group import Values, values_digest
 from forebay.preprocess.probe_inputs import PROBE_LABELS, PROBE_TEXTS, probe_conversations
 from forebay.rows.kept_columns import PREFIX, values_of
 from forebay.steps.form import BatchForm
-from forebay.steps.recipe import TextGroup
 from forebay.steps.step import TextStep
 from forebay.steps.text.row_encoder import EncodedRow, RowEncoder, TextRows
+from forebay.steps.text.text_section import TextGroup
 from forebay.steps.text.transcript import DETECTED_FIELDS, Transcript
 from forebay.store.key import digest
 from forebay.store.layout import TEXT, Array, FieldSpec, Group

@@ -395,25 +395,21 @@ class BatchForm:
         )
 
 
-def promises(constants: Mapping[str, Any]) -> dict[Group, str]:
+def promises(constants: Mapping[Group, Mapping[str, Any]]) -> dict[Group, str]:
     """Returns what the declared forms of a cache with these constants promise of batches, by group, in words.
 
     `no promise: ...` where what stands there is no form.
     """
     found: dict[Group, str] = {}
-    items = "image" if constants.get("features") in _OF_IMAGES else "audio"
-    for group, name in ((items, "form"), ("text", "text_form")):
-        if constants.get(name) is not None:
+    for group, values in constants.items():
+        declared = values.get("form", values.get("text_form"))
+        if declared is not None:
             try:
-                form = BatchForm.from_json(constants[name])
+                form = BatchForm.from_json(declared)
                 found[group] = f"{form.promise}, by {form.made_by}"
             except ValueError as err:
                 found[group] = f"no promise: {err}"
     return found
-
-
-_OF_IMAGES = ("images", "patches")
-"""Features whose form is of the group of images."""
 
 
 def _is_kept(values: Array, array: Array) -> bool:

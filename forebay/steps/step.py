@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 import numpy as np
 
 from forebay.errors import ConfigError, DecodeError
+from forebay.store.constants import Constants
 from forebay.store.image.pixels import Alpha
-from forebay.store.layout import Array, FieldSpec
-from forebay.store.source import Sample
+from forebay.store.layout import Array, FieldSpec, Group
+from forebay.store.source import Sample, SampleSource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
+    from forebay.config.tree import Config
     from forebay.steps.form import BatchForm
     from forebay.steps.text.row_encoder import RowEncoder
 
@@ -86,18 +88,37 @@ class Step:
         """Returns the name of the step whose stored form and batches the values have."""
         return cls.stored_as or cls.name
 
+    @classmethod
+    def contradictions(cls, config: Config) -> list[str]:  # noqa: ARG003
+        """Returns what the sections of a config say that the step cannot do together."""
+        return []
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a batch form is made of: a cache's name for messages, its constants and its fields."""
+    """What a batch form is made of: a cache's name for messages, its constants and its fields.
+
+    group: whose constants go before those of the same name of others.
+    """
 
     name: str
-    constants: Mapping[str, Any]
+    constants: Constants
     fields: Mapping[str, FieldSpec]
+    group: Group | None = None
+
+    @classmethod
+    def of(cls, source: SampleSource) -> Stored:
+        """Returns what the forms of a source are made of."""
+        return cls(f"cache {source.key[:16]}", source.constants, source.fields)
+
+    def get(self, name: str) -> Any:
+        """Returns a constant; None where the cache has none of that name."""
+        own = {} if self.group is None else self.constants.of(self.group)
+        return own[name] if name in own else self.constants.get(name)
 
     def constant(self, name: str) -> Any:
         """Returns a constant. Raises ConfigError where the cache has none of that name."""
-        value = self.constants.get(name)
+        value = self.get(name)
         if value is None:
             raise ConfigError(
                 f"{self.name}: its metadata has no {name}, which its batches need; rebuild it: forebay preprocess"
@@ -106,7 +127,36 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AudioStep(Step):
+class ItemStep(Step):
+    """Items to what is stored of them, and this to a batch.
+
+    items: what items are called. unit: what the second budget of packs counts of them. apart: what to do where items
+    stand in no batch together, and code: of that error. fills: whether padding is a share of frames; else of the
+    tokens beside them, or of items. stands_in: the plan in which alone batches are made, empty for any. plan: what a
+    `[plan]` section for them may say.
+    """
+
+    items: ClassVar[str] = "clips"
+    unit: ClassVar[str] = "frames"
+    apart: ClassVar[str] = "rebuild the cache: forebay preprocess"
+    code: ClassVar[str | None] = None
+    fills: ClassVar[bool] = True
+    stands_in: ClassVar[str] = ""
+    plan: ClassVar[str] = "batch_seconds = 120"
+
+    @classmethod
+    def batch(cls, stored: Stored) -> BatchForm:
+        """Returns the form in which batches have what a cache stores of this step."""
+        raise NotImplementedError
+
+    @classmethod
+    def no_prompt(cls, prompt: str, prompts: Mapping[str, Any]) -> str:
+        """Returns what to say of a `text.prompt` that does not stand beside the items. prompts: those that do."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AudioStep(ItemStep):
     """Waveforms to stored features, and these to a batch. A new one has `fields`, `num_frames`, `make` and `batch`.
 
     has_audio: whether a sample has features. reads_sound: whether they are made of sound; else a source holds them, and
@@ -163,9 +213,15 @@ class AudioStep(Step):
         raise NotImplementedError
 
     @classmethod
-    def batch(cls, stored: Stored) -> BatchForm:
-        """Returns the form in which batches have what a cache stores of this step."""
-        raise NotImplementedError
+    def no_prompt(cls, prompt: str, prompts: Mapping[str, Any]) -> str:  # noqa: ARG003
+        """See `ItemStep`."""
+        return f'text.prompt = "{prompt}" is only for a config with [vision]'
+
+    @classmethod
+    def contradictions(cls, config: Config) -> list[str]:
+        """Returns where `[source.columns]` names features and the step makes them, or the other way round."""
+        column, is_read = config.source.columns.features, not cls.reads_sound
+        return [no_such_column("features", column, "audio.features", cls.name)] if is_read == (column is None) else []
 
     @classmethod
     def crop(cls, stored: Stored, *, num_samples: int) -> BatchForm:
@@ -231,12 +287,14 @@ class AudioStep(Step):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageStep(Step):
+class ImageStep(ItemStep):
     """Images to what is stored of them, by the name that `vision.images` has for it.
 
     is_of_transformers: whether a class of transformers makes the values.
     """
 
+    items: ClassVar[str] = "images"
+    unit: ClassVar[str] = "patches"
     is_of_transformers: ClassVar[bool] = False
 
     processor: str
@@ -256,10 +314,21 @@ class TextStep(Step):
     given: of these fields, which a recipe gives to a step that declares them: `tokenizer` and `processor`, digests of
     the files in the folders of `text.tokenizer` and `vision.processor`; `tokenizer_folder` and `processor_folder`,
     their paths (str), which are no part of the identity: `field(compare=False)`; `line`, see `Transcript`.
-    needs_items: how many items a row must list; None: any number.
+    needs_items: how many items a row must list; None: any number. beside: features, as caches call them, of which
+    samples must have some. can_pack: whether packs have a row of it. is_of_texts: whether a row has to have a text.
+    takes_symbols: whether a table of the texts' own symbols serves; else it is the tokenizer of a model.
     """
 
     needs_items: ClassVar[int | None] = None
+    beside: ClassVar[frozenset[str]] = frozenset({"images"})
+    can_pack: ClassVar[bool] = False
+    is_of_texts: ClassVar[bool] = False
+    takes_symbols: ClassVar[bool] = False
+
+    @classmethod
+    def stands_beside(cls, items: Mapping[Group, str]) -> bool:
+        """Whether texts of the step stand beside such items: what caches call the features of each group."""
+        return not cls.beside.isdisjoint(items.values())
 
     @property
     def tokenizer_digest(self) -> str | None:
@@ -304,9 +373,17 @@ class TextStep(Step):
         """Returns if a build may trust the step. Raises ConfigError for code of the user that cannot be trusted."""
 
     @classmethod
+    def batch(cls, stored: Stored) -> TextBatch | None:  # noqa: ARG003
+        """Returns the form in which batches have the stored tokens; None where nothing is stored."""
+        return None
+
+    @classmethod
     def row(cls, stored: Stored) -> RowText:
         """Returns the form in which packs have the stored tokens."""
-        raise NotImplementedError
+        raise ConfigError(
+            f'{stored.name}: plan.kind is "pack", and packs have no text of prompt {cls.name!r}; set plan.kind = '
+            '"bucket" with batch_size'
+        )
 
     @classmethod
     def row_tokens(cls, num_tokens: Any, num_frames: Any) -> Any:  # noqa: ARG003
@@ -332,6 +409,14 @@ class TextBatch(Protocol):
     def __call__(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
         """Returns the text fields of a batch, all int64. padding_side: of `input_ids`."""
         ...
+
+
+def no_such_column(name: str, column: str | None, setting: str, value: object) -> str:
+    """Returns what to say where `[source.columns]` and a step differ about what is read. value: of the setting."""
+    return (
+        f"source.columns.{name} is {column!r} and {setting} is {value!r}; {name} that the source holds need "
+        f'source.kind = "hf", source.columns.{name} = "{name if column is None else column}" and {setting} = "given"'
+    )
 
 
 def _check_finite(clip: Array) -> None:

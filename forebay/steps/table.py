@@ -9,56 +9,67 @@ from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import fields
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from forebay.steps.audio.own.entry import entry_named
-from forebay.steps.step import AudioStep, ImageStep, Step, TextStep
+from forebay.steps.step import AudioStep, ItemStep, Step, TextStep
+from forebay.store.constants import Constants
+from forebay.store.layout import TEXT, Group
 
 Table = dict[str, str]
-"""Name -> module and class. The module is imported when the name is asked for."""
+"""Name -> module and class; where several classes share a name, all of them: a config means the first that stands
+beside its items. A module is imported when its name is asked for."""
 
-AUDIO: Table = {
-    "log_mel": "forebay.steps.audio.log_mel:LogMel",
-    "qwen3_asr": "forebay.steps.audio.qwen3_asr:Qwen3Asr",
-    "w2v_bert": "forebay.steps.audio.w2v_bert:W2vBert",
-    "waveform": "forebay.steps.audio.waveform:Waveform",
-    "mel": "forebay.steps.audio.mel:Mel",
-    "given": "forebay.steps.audio.given:Given",
-    "extractor": "forebay.steps.audio.extractor.step:Extractor",
-    "none": "forebay.steps.audio.none:NoAudio",
+_AUDIO, _IMAGE, _TEXT = (f"forebay.steps.{group}" for group in ("audio", "image", "text"))
+STEPS: dict[Group, Table] = {
+    "audio": {
+        "log_mel": f"{_AUDIO}.log_mel:LogMel",
+        "qwen3_asr": f"{_AUDIO}.qwen3_asr:Qwen3Asr",
+        "w2v_bert": f"{_AUDIO}.w2v_bert:W2vBert",
+        "waveform": f"{_AUDIO}.waveform:Waveform",
+        "mel": f"{_AUDIO}.mel:Mel",
+        "given": f"{_AUDIO}.given:Given",
+        "extractor": f"{_AUDIO}.extractor.step:Extractor",
+        "none": f"{_AUDIO}.none:NoAudio",
+    },
+    "image": {
+        "patches": f"{_IMAGE}.qwen2_vl:Patches",
+        "processor": f"{_IMAGE}.processor.step:Processed",
+    },
+    TEXT: {
+        "plain": f"{_TEXT}.plain:Plain {_TEXT}.caption:Caption",
+        "whisper": f"{_TEXT}.whisper:Whisper",
+        "qwen3_asr": f"{_TEXT}.qwen3_asr:Qwen3AsrChat",
+        "given": f"{_TEXT}.given:Given",
+        "tts": f"{_TEXT}.tts:Tts",
+        "chat": f"{_TEXT}.chat.packed:Chat {_TEXT}.chat.processor:ProcessorChat",
+        "none": f"{_TEXT}.none:NoText",
+        "label": f"{_TEXT}.label:Label",
+    },
 }
-OWN = "forebay.steps.audio.own.step:Own"
+"""By group: what `audio.features`, `vision.images` and `text.prompt` name."""
+
+_OWN = f"{_AUDIO}.own.step:Own"
 """The step of code of the user."""
-FORMS: ChainMap[str, str] = ChainMap(
-    {"declared": "forebay.steps.audio.declared:Declared", "patches": "forebay.steps.image.qwen2_vl:Patches"}, AUDIO
+
+_FORMS = ChainMap(
+    {
+        "declared": f"{_AUDIO}.declared:Declared",
+        "patches": STEPS["image"]["patches"],
+        "images": STEPS["image"]["processor"],
+    },
+    STEPS["audio"],
 )
 """What caches call the features that they hold: steps, and those whose batches the cache itself declares."""
-TRANSCRIPTS: Table = {
-    "plain": "forebay.steps.text.plain:Plain",
-    "whisper": "forebay.steps.text.whisper:Whisper",
-    "qwen3_asr": "forebay.steps.text.qwen3_asr:Qwen3AsrChat",
-    "given": "forebay.steps.text.given:Given",
-    "tts": "forebay.steps.text.tts:Tts",
-}
-"""What `text.prompt` names beside recordings, and for texts alone."""
-PACKED: Table = {"chat": "forebay.steps.text.chat.packed:Chat"}
-"""What it names beside patches."""
-TEXT: Table = {**TRANSCRIPTS, **PACKED}
-OF_IMAGES: Table = {
-    "chat": "forebay.steps.text.chat.processor:ProcessorChat",
-    "none": "forebay.steps.text.none:NoText",
-    "label": "forebay.steps.text.label:Label",
-    "plain": "forebay.steps.text.caption:Caption",
-}
-"""What `text.prompt` names beside images that a processor makes, `images = "processor"`."""
-IMAGE: Table = {
-    "patches": "forebay.steps.image.qwen2_vl:Patches",
-    "processor": "forebay.steps.image.processor.step:Processed",
-}
 
 StepT = TypeVar("StepT", bound=Step)
 
 _TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+
+
+def steps_named(group: Group, name: str) -> tuple[type[Step], ...]:
+    """Returns the steps of a group that have a name. Raises KeyError for a name that is not in the table."""
+    return tuple(map(_load, STEPS[group][name].split()))
 
 
 def audio_step(name: str) -> type[AudioStep]:
@@ -66,73 +77,78 @@ def audio_step(name: str) -> type[AudioStep]:
 
     Raises KeyError for a name that is neither.
     """
-    found: type[AudioStep] = _load(OWN if name not in AUDIO and is_own(name) else AUDIO[name])
+    found: type[AudioStep] = _load(_OWN if is_own(name) else STEPS["audio"][name])
     return found
 
 
 def is_own(name: str) -> bool:
     """Whether `audio.features` names code of the user: `file.py:Class`, or an installed step that is not forebay's."""
-    return name not in AUDIO and (":" in name or entry_named(name) is not None)
+    return name not in STEPS["audio"] and (":" in name or entry_named(name) is not None)
 
 
-def form_step(name: str) -> type[AudioStep]:
-    """Returns the step that has the batches of a cache's `features`. Raises KeyError for a name not in `FORMS`."""
-    found: type[AudioStep] = _load(FORMS[name])
-    return found
+def form_step(features: str) -> type[ItemStep] | None:
+    """Returns the step that has the batches of a cache's `features`; None of features that nobody knows."""
+    return cast(type[ItemStep], _load(_FORMS[features])) if features in _FORMS else None
 
 
-def text_step(name: str, table: Table = TEXT) -> type[TextStep]:
-    """Returns the step that `text.prompt` names. Raises KeyError for a name that is not in the table."""
-    found: type[TextStep] = _load(table[name])
-    return found
+def text_step(name: str, items: Mapping[Group, str]) -> type[TextStep] | None:
+    """Returns the step that `text.prompt` names beside items; None where there is none.
+
+    items: what caches call the features of each group.
+    """
+    found = cast(tuple[type[TextStep], ...], steps_named(TEXT, name)) if name in STEPS[TEXT] else ()
+    return next((step for step in found if step.stands_beside(items)), None)
 
 
-def prompts_beside(images: str | None) -> Table:
-    """Returns what `text.prompt` may name beside images that are stored so; None: where there are no images."""
-    return {"patches": PACKED, "processor": OF_IMAGES}.get(images or "", TRANSCRIPTS)
+def text_step_of(constants: Constants) -> type[TextStep] | None:
+    """Returns the step that made the texts of a source with these constants; None where none is known."""
+    items = {group: str(values.get("features")) for group, values in constants.groups.items() if group != TEXT}
+    return text_step(str(constants.of(TEXT).get("prompt")), items)
 
 
-def image_step(name: str) -> type[ImageStep]:
-    """Returns the step that images are stored by. Raises KeyError for a name that is not in the table."""
-    found: type[ImageStep] = _load(IMAGE[name])
-    return found
+def prompts_beside(items: Mapping[Group, str]) -> Table:
+    """Returns what `text.prompt` may name beside items."""
+    return {name: entry for name, entry in STEPS[TEXT].items() if text_step(name, items) is not None}
 
 
-def step_class(table: Table, name: str) -> type[Step]:
-    """Returns the step that a table has under a name. Raises KeyError for a name that is not in the table."""
-    found: type[Step] = _load(table[name])
-    return found
+def settings_of(group: Group, name: str) -> dict[str, Any]:
+    """Returns the settings of a step, or of the steps that share a name, that a config may give, with their types."""
+    return {setting: hint for step in steps_named(group, name) for setting, hint in _settings(step).items()}
 
 
-def settings_of(table: Table, name: str) -> dict[str, Any]:
-    """Returns the settings of a step that a config may give, with their types."""
-    return _settings(_load(table[name]))
-
-
-def axis_names(constants: Mapping[str, Any]) -> dict[str, str | int]:
+def axis_names(constants: Constants) -> dict[str, str | int]:
     """Returns the `axes` of the steps whose values a cache with these constants has, as far as they are known."""
-    audio, text = constants.get("features"), constants.get("prompt")
-    entries = [
-        *([AUDIO["waveform"], FORMS[audio]] if isinstance(audio, str) and audio in FORMS else IMAGE.values()),
-        *([TEXT[text]] if isinstance(text, str) and text in TEXT else []),
-    ]
-    return {name: axis for entry in entries for name, axis in _load(entry).axes.items()}
+    steps = [form_step(str(values.get("features"))) for values in constants.groups.values()]
+    found: list[type[Step] | None] = [*steps_named("audio", "waveform"), *steps, text_step_of(constants)]
+    return {name: axis for step in found if step is not None for name, axis in step.axes.items()}
 
 
-def unknown(table: Table, name: object) -> str:
+def unknown(table: Mapping[str, Any], name: object) -> str:
     """Returns what to say of a name that is not in a table: the nearest one, and all."""
     near = difflib.get_close_matches(str(name), table, n=1)
     return f"{'did you mean ' + json.dumps(near[0]) + '? ' if near else ''}wanted one of {_listed(table)}"
 
 
-def problems(table: Table, name: str, values: Mapping[str, Any], *, section: str, key: str, own: set[str]) -> list[str]:
+def problems(group: Group, name: str, values: Mapping[str, Any], *, section: str, key: str, own: set[str]) -> list[str]:
     """Returns what is wrong with the settings of a step, by dotted names; an empty list where nothing is.
 
     values: what the section holds beside its own fields `own`. key: the field of the section that names the step.
+    Where several steps share the name, nothing is wrong that one of them takes.
     """
-    if name not in table:
-        return [f"{section}.{key}: unknown step {json.dumps(name)}; {unknown(table, name)}"]
-    cls, step = _load(table[name]), f'{key} = "{name}"' if key else section
+    if name not in STEPS[group]:
+        return [f"{section}.{key}: unknown step {json.dumps(name)}; {unknown(STEPS[group], name)}"]
+    tried = [
+        problems_of(step, values, table=STEPS[group], section=section, key=key, own=own)
+        for step in steps_named(group, name)
+    ]
+    return min(tried, key=bool)
+
+
+def problems_of(
+    cls: type[Step], values: Mapping[str, Any], *, table: Table, section: str, key: str, own: set[str]
+) -> list[str]:
+    """Returns what is wrong with the settings of one step. table: of the steps that may stand in its place."""
+    step = f'{key} = "{cls.name}"' if key else section
     hints, found = _settings(cls), []
     for setting, value in values.items():
         if setting not in hints:
@@ -199,7 +215,9 @@ def _wanted(hint: Any) -> str:
 
 def _owners(table: Table, setting: str, key: str) -> str:
     """Returns which steps have a setting that another lacks."""
-    owners = {name: None for name, entry in table.items() if setting in _settings(_load(entry))}
+    owners = {
+        name: None for name, entry in table.items() if any(setting in _settings(_load(one)) for one in entry.split())
+    }
     return f"; it is only for {key} = {_listed(owners)}" if owners else ""
 
 

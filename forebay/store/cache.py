@@ -15,6 +15,7 @@ import numpy as np
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.by_hand import ByHand
 from forebay.store.chunked import SLOTS, CheckedArray, no_such_row, open_slots
+from forebay.store.constants import Constants
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder
 from forebay.store.image.arrays import stored_items
 from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, FieldSpec, Group, Ints, ListedItems
@@ -107,7 +108,7 @@ class Cache(ByHand):
         specs = checked_fields(folder, self.metadata)
         self.key: str = self.metadata["key"]
         self.recipe_key: str = self.metadata["recipe_key"]
-        self.constants: Mapping[str, Any] = self.metadata["constants"]
+        self.constants = Constants(self.metadata["constants"])
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in specs}
         shapes = groups_of(folder, self.metadata)
         self.groups = tuple(shapes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from forebay.config.data import AudioConfig
 from forebay.config.tree import Config
 from forebay.store.inputs import SAMPLES
 from forebay.visible import printable
@@ -27,7 +28,7 @@ def content_of(config: Config, row: Mapping[str, Any]) -> str | None:
         return _of_step(config)
     if name == "text.tokenizer" and config.text is not None:
         return config.text.tokenizer or None
-    return config.vision.processor if name in _OF_PROCESSORS and config.vision is not None else None
+    return config.vision.processor if name in _OF_PROCESSORS and config.vision else None
 
 
 def difference(config: Config, row: Mapping[str, Any]) -> str:
@@ -59,9 +60,10 @@ def _of(content: str, wanted: object, stored: object) -> str:
 
 def _of_step(config: Config) -> str:
     """Returns what the features of a config are made by: the file of a class, an extractor's folder, or a package."""
-    features = config.audio.features
+    audio = config.audio or AudioConfig()
+    features = audio.features
     if features == "extractor":
-        return str(config.audio.settings.get("extractor", ""))
+        return str(audio.settings.get("extractor", ""))
     file, colon, _ = features.rpartition(":")
     return file if colon else f'the package that brings features = "{features}"'
 

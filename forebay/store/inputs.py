@@ -29,13 +29,16 @@ _SPEC = re.compile(r"\.py:[^/]*\Z")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inputs:
-    """A user's iterator, by its file. most: samples after which it is stopped. folder: of what it yielded."""
+    """A user's iterator, by its file. subjects: words for what is made of its samples.
+
+    most: samples after which it is stopped. folder: of what it yielded.
+    """
 
     path: Path
     name: str
     source: bytes
     split: str
-    modality: str
+    subjects: str
     most: int | None
     folder: Path
 
@@ -77,7 +80,7 @@ def inputs_of(config: Config) -> Inputs:
         "source": hashlib.sha256(source).hexdigest(),
         "name": own,
         "split": config.source.split,
-        "modality": config.modality,
+        "modality": " and ".join(config.subjects),
         "most": most,
     }
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
@@ -86,7 +89,7 @@ def inputs_of(config: Config) -> Inputs:
         name=own,
         source=source,
         split=config.source.split,
-        modality=config.modality,
+        subjects=" and ".join(config.subjects),
         most=most,
         folder=config.cache_root / FOLDER / digest[:32],
     )

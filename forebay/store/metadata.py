@@ -33,6 +33,7 @@ from forebay.store.cold.mark import ROOT as COLD_ROOT
 from forebay.store.cold.mark import pull_hint
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.held import AnyFile, AnyFolder
+from forebay.store.image.codec import FIELDS
 from forebay.store.key import canonical_json
 from forebay.store.layout import FORMAT_VERSION, Array, FieldSpec, Group, is_group_name
 from forebay.store.layout import TEXT as TEXT_GROUP
@@ -277,6 +278,8 @@ _FOUND = record(
 _ARRAYS = ("slots.npy", "lengths.npy")
 _LENGTHS = {"text": ("num_tokens",), "audio": ("num_audio_samples",), "image": ("num_images",)}
 """What every cache with a group has the lengths of."""
+_CUT = frozenset(FIELDS.values())
+"""Fields of images that are cut into patches, which are counted too."""
 
 _MAX_SHARDS = 1 << 31
 
@@ -297,11 +300,14 @@ def checked_fields(folder: Path, metadata: Mapping[str, Any]) -> list[FieldSpec]
     if not all(isinstance(name, str) for name in metadata["length_names"]):
         raise _foreign(folder, "length_names holds what is no name")
     groups, found = groups_of(folder, metadata), metadata["length_names"]
+    fields = [_field(folder, document, groups) for document in metadata["fields"]]
     wanted_lengths = [name for group in groups for name in _LENGTHS.get(group, ())]
-    wanted_lengths += ["num_patches"] if metadata["constants"].get("features") == "patches" else []
+    wanted_lengths += ["num_patches"] if any(field.group == "image" and field.name in _CUT for field in fields) else []
     if missing := [name for name in wanted_lengths if name not in found]:
         raise _foreign(folder, f"length_names has no {', '.join(missing)}, it has {', '.join(found)}")
-    fields = [_field(folder, document, groups) for document in metadata["fields"]]
+    constants = metadata["constants"]
+    if constants.keys() != groups.keys() or not all(isinstance(values, dict) for values in constants.values()):
+        raise _foreign(folder, f"constants are those of {', '.join(constants)}, its groups {', '.join(groups)}")
     _check_files(folder, metadata["files"], groups)
     return fields
 
@@ -355,13 +361,12 @@ def check_description(folder: Path, metadata: Mapping[str, Any]) -> None:
     _require_form(_CLIPPED, folder, metadata["recipe"])
     _require_form(_MADE_OF, folder, metadata.get("made_of", []))
     constants = metadata["constants"]
-    _require_form(record({"features": TEXT}), folder, constants)
-    if "image" in metadata["groups"]:
+    for group in constants.keys() - {TEXT_GROUP} or {TEXT_GROUP}:
+        _require_form(record({"features": TEXT}), folder, constants[group])
+    if "image" in constants:
         _require_form(record({"codec": TEXT, "num_images": COUNT}), folder, metadata)
-    if "audio" in metadata["groups"]:
-        _require_form(_AUDIO, folder, constants)
-    if ("image" in metadata["groups"]) != (constants["features"] in ("patches", "images")):
-        raise _foreign(folder, f"features is {constants['features']!r:.60}, which its groups are not")
+    if "audio" in constants:
+        _require_form(_AUDIO, folder, constants["audio"])
 
 
 @contextlib.contextmanager

@@ -6,15 +6,16 @@ import bisect
 import itertools
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from forebay.errors import CacheMismatchError, ForebayError
+from forebay.store.constants import Constants
 from forebay.store.key import digest
-from forebay.store.layout import ROW_BITS, Array, FieldSpec, Ints
+from forebay.store.layout import ROW_BITS, TEXT, Array, FieldSpec, Group, Ints
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,21 +24,28 @@ Sample = Mapping[str, Any]
 """Tensor fields of one sample, arrays [n, *shape] and read-only; `patches` of images are a tuple of arrays."""
 
 
+SECONDS, RATE = "num_audio_samples", "sample_rate_hz"
+"""The length by which samples have seconds, and the constant that makes seconds of it."""
+
+SECTIONS: Mapping[Group, str] = {"audio": "audio", "image": "vision"}
+"""The section of a config that says how the items of a group are made."""
+
+
 class SampleSource(ABC):
     """Samples by index, and all that is known of them. Threads share it; a forked child goes on using its copy.
 
     key: hash that names the values of all samples, 64 hex digits. recipe_key: digest of how samples are made, which
     does not depend on where they come from, 64 hex digits. fields: specification by field name. lengths: integers
     [num_samples] by name: `num_audio_samples`, `num_frames` (stored frames), `num_tokens`; of images and text
-    `num_tokens`, `num_patches`, `num_images`. constants: what collating needs and is equal for all samples: `features`,
-    `prompt`, `n_mels`, `pad_token_id`, ...
+    `num_tokens`, `num_patches`, `num_images`. constants: what collating needs and is equal for all samples, by group:
+    `features`, `prompt`, `n_mels`, `pad_token_id`, ...
     """
 
     key: str
     recipe_key: str
     fields: Mapping[str, FieldSpec]
     lengths: Mapping[str, Array]
-    constants: Mapping[str, Any]
+    constants: Constants
     filter_key: str | None = None
     """Digest of what the samples were chosen by, see `Selection`; None: they are all that there are."""
 
@@ -123,7 +131,7 @@ class SourceUnion(SampleSource):
         for (one, first), (two, other) in itertools.combinations(zip(self.names, self.sources, strict=True), 2):
             _require_equal(first, other, names=(one, two), shares_batches=shares_batches)
         self.fields: Mapping[str, FieldSpec] = _common([source.fields for source in self.sources])
-        self.constants: Mapping[str, Any] = _common([source.constants for source in self.sources]) | _rate(self.sources)
+        self.constants = _shared(self.sources)
         self.key = digest({"union": [source.key for source in self.sources]})
         self.recipe_key = digest([source.recipe_key for source in self.sources])
         self.offsets = [0, *itertools.accumulate(len(source) for source in self.sources)]
@@ -216,11 +224,6 @@ class SourceUnion(SampleSource):
         return number, index - self.offsets[number]
 
 
-def has_audio(source: SampleSource) -> bool:
-    """Returns whether the samples of one source, no union, have audio."""
-    return source.constants.get("features") != "none"
-
-
 def parts_of(source: SampleSource) -> list[SampleSource]:
     """Returns the sources that one is made of: those of a union, else itself alone."""
     return source.sources if isinstance(source, SourceUnion) else [source]
@@ -233,44 +236,44 @@ def length_of(source: SampleSource, name: str) -> Array:
 
 
 def without_audio(source: SampleSource) -> Array | None:
-    """Returns which samples have no audio, bool [num_samples]; None where all have."""
-    parts = parts_of(source)
-    flags = [not has_audio(part) for part in parts]
-    return np.repeat(flags, [len(part) for part in parts]) if any(flags) else None
+    """Returns which samples are texts alone, bool [num_samples]; None where all have items."""
+    return _flags(source, lambda part: not part.constants.has_items)
 
 
 def without_seconds(source: SampleSource) -> Array | None:
-    """Returns which samples have no seconds to be planned by: texts alone, and images as their processor gives them.
+    """Returns which samples have no seconds to be planned by, bool [num_samples]; None where all have."""
+    return _flags(source, lambda part: SECONDS not in part.lengths)
 
-    bool [num_samples]; None where all have.
-    """
+
+def has_untimed_items(source: SampleSource) -> bool:
+    """Returns whether the samples of a source have items, and none of them has seconds."""
+    return all(part.constants.has_items and SECONDS not in part.lengths for part in parts_of(source))
+
+
+def _flags(source: SampleSource, flag: Callable[[SampleSource], bool]) -> Array | None:
     parts = parts_of(source)
-    flags = [not has_audio(part) or is_of_images(part) for part in parts]
+    flags = [flag(part) for part in parts]
     return np.repeat(flags, [len(part) for part in parts]) if any(flags) else None
-
-
-def is_of_images(source: SampleSource) -> bool:
-    """Returns whether the samples of one source are images as their processor gives them, and texts beside them."""
-    return source.constants.get("features") == "images"
 
 
 def _common(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in found[0].items() if all(other.get(name) == value for other in found[1:])}
 
 
-def _rate(sources: Sequence[SampleSource]) -> dict[str, Any]:
-    rates = [
-        part.constants["sample_rate_hz"] for part in sources if has_audio(part) and "sample_rate_hz" in part.constants
-    ]
-    return {"sample_rate_hz": rates[0]} if rates else {}
+def _shared(sources: Sequence[SampleSource]) -> Constants:
+    """Returns the constants that sources have alike, and the sample rate of those that have one."""
+    common = Constants.common([source.constants for source in sources]).groups
+    owners = [(group, values) for part in sources for group, values in part.constants.groups.items() if RATE in values]
+    rates = {group: {**common.get(group, {}), RATE: values[RATE]} for group, values in reversed(owners)}
+    return Constants({**common, **rates})
 
 
 def _require_equal(first: SampleSource, other: SampleSource, *, names: tuple[str, str], shares_batches: bool) -> None:
     wanted = _differences(first, other) if shares_batches else _differences_of_models(first, other)
     for field, one, two in wanted:
-        section = "vision" if is_of_images(first) else "audio"
-        advice = f"build both with the same [{section}] and [text]: forebay preprocess CONFIG"
-        if shares_batches and has_audio(first) != has_audio(other):
+        sections = " ".join(f"[{SECTIONS[group]}]" for group in first.constants.groups if group in SECTIONS)
+        advice = f"build both with the same {sections or '[audio]'} and [text]: forebay preprocess CONFIG"
+        if shares_batches and first.constants.has_items != other.constants.has_items:
             advice = 'one has no audio, so no batch can hold both; set mixture.batches = "per_source"'
         if field.partition("[")[0] in ("classes", "num_classes"):
             advice = "give both configs the same text.classes, then: forebay preprocess CONFIG"
@@ -282,17 +285,15 @@ def _require_equal(first: SampleSource, other: SampleSource, *, names: tuple[str
 
 def _differences_of_models(first: SampleSource, other: SampleSource) -> list[tuple[str, Any, Any]]:
     """Returns what two sources may not differ in where no batch holds samples of both."""
-    pairs = _models(first, other)
-    if has_audio(first) and has_audio(other):
-        pairs.append(("sample_rate_hz", first.constants.get("sample_rate_hz"), other.constants.get("sample_rate_hz")))
-    pairs = [pair for pair in pairs if None not in pair]
-    if is_of_images(first) and is_of_images(other):
-        # Pixels of another processor, and other classes, would go into the model all the same.
-        names = [
-            name for name in ("form", "num_classes", "classes") if name in first.constants and name in other.constants
-        ]
-        pairs += [_inner(name, first.constants[name], other.constants[name]) for name in names]
+    pairs = [pair for pair in _models(first, other) if None not in pair]
+    for group, name in _OF_ONE_MODEL:
+        one, two = first.constants.of(group), other.constants.of(group)
+        pairs += [_inner(name, one[name], two[name])] if name in one and name in two else []
     return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+_OF_ONE_MODEL = (("audio", RATE), ("image", "form"), (TEXT, "num_classes"), (TEXT, "classes"))
+"""Constants that are the same for all that goes into a model, where no batch holds samples of two sources either."""
 
 
 def _differences(first: SampleSource, other: SampleSource) -> list[tuple[str, Any, Any]]:

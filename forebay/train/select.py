@@ -21,12 +21,13 @@ from forebay.plan.make import Planned, plan_of
 from forebay.plan.mixture.from_config import mix
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.steps.step import Stored
+from forebay.steps.table import form_step
 from forebay.store.cache import Cache, open_cache
 from forebay.store.filter import Choice, Filter, missing_of_all, say_missing
 from forebay.store.last_use import note
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
 from forebay.store.selection import filtered
-from forebay.store.source import SampleSource, SourceUnion, parts_of, source_kind
+from forebay.store.source import SampleSource, SourceUnion, has_untimed_items, parts_of, source_kind
 from forebay.train.collate.codes import DeviceExpansion, has_codes
 from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.forms import items_of
@@ -110,7 +111,7 @@ def make_loader(
 def has_one_form(source: SampleSource) -> bool:
     """Returns whether all samples of a source become batches in one way, so that one collator makes all of them."""
     first, *others = parts_of(source)
-    return all(dict(part.constants) == dict(first.constants) for part in others)
+    return all(part.constants == first.constants for part in others)
 
 
 def loader_settings(config: Config) -> LoaderSettings:
@@ -162,23 +163,18 @@ def _one_of_node(root: Path) -> Iterator[None]:
 
 def coded_forms(config: Config, source: SampleSource) -> tuple[Collator | None, DeviceExpansion | None]:
     """Returns what makes batches of codes on the host, and what then makes values of them; None where none are."""
-    settings, form = loader_settings(config), items_of(stored_by(source)).form
-    if settings.crop_s is not None or not has_codes(form):
+    settings, forms = loader_settings(config), [items.form for items in items_of(Stored.of(source))]
+    if settings.crop_s is not None or not any(map(has_codes, forms)):
         return None, None
     collator = Collator(source, dtype=settings.dtype, padding_side=settings.padding_side, as_codes=True)
-    return collator, DeviceExpansion(form, dtype=settings.dtype)
-
-
-def stored_by(source: SampleSource) -> Stored:
-    """Returns what the forms of a source are made of."""
-    return Stored(f"cache {source.key[:16]}", source.constants, source.fields)
+    return collator, DeviceExpansion(*forms, dtype=settings.dtype)
 
 
 def pack_forms(
     config: Config, source: SampleSource, *, device: torch.device | str | None, as_tensordict: bool
 ) -> tuple[PackCollator, DeviceExpansion | None]:
     """Returns what makes the batches of packs on the host, and what then makes values of codes on a device."""
-    settings, form = config.loader, pack_form(stored_by(source))
+    settings, form = config.loader, pack_form(Stored.of(source))
     if settings.pixels == "uint8" and as_tensordict:
         raise ConfigError(
             'loader.pixels is "uint8" and as_tensordict is true: a model would take a TensorDict with uint8 patches '
@@ -202,7 +198,7 @@ def pack_collator(settings: LoaderConfig, plan: PlanConfig | None, source: Sampl
             merge_size=int(source.constants.get("merge_size", 0)),
         )
     dtype = None if settings.pixels == "uint8" else pixel_dtype(settings.pixels)
-    if not has_codes(pack_form(stored_by(source))):
+    if not has_codes(pack_form(Stored.of(source))):
         dtype = _DTYPES[settings.dtype]
     return PackCollator(source, shapes=shapes, dtype=dtype, varlen=settings.varlen)
 
@@ -263,19 +259,20 @@ def _union(config: Config, parts: Sequence[tuple[SampleSource, str]]) -> SourceU
 
     Raises ConfigError for patches, which are for packs, and for images beside what is none.
     """
-    kinds = {name: str(part.constants.get("features")) for part, name in parts}
-    for name, kind in kinds.items():
-        if kind == "patches":
+    for part, name in parts:
+        steps = [form_step(str(values.get("features"))) for values in part.constants.groups.values()]
+        if any(step is not None and step.stands_in for step in steps):
             raise ConfigError(
                 f"{config.path}: {name} holds patches for packs, and mixtures are of batches; list all data in one "
                 'manifest, or set vision.images = "processor" in its config and run forebay preprocess',
                 code="FB116",
             )
-    if "images" in kinds.values() and set(kinds.values()) != {"images"}:
-        name, kind = next(pair for pair in kinds.items() if pair[1] != "images")
+    untimed = [has_untimed_items(part) for part, _ in parts]
+    if any(untimed) and not all(untimed):
+        part, name = parts[untimed.index(False)]
         raise ConfigError(
-            f"{config.path}: {name} has features {kind!r} and stands beside images; a mixture with images is of caches "
-            "with [vision] alone: leave that source out",
+            f"{config.path}: {name} has features {part.constants.get('features')!r} and stands beside images; a "
+            "mixture with images is of caches with [vision] alone: leave that source out",
             code="FB116",
         )
     return SourceUnion(

@@ -22,8 +22,8 @@ from forebay.plan.disk import METADATA, STATISTICS, cache_key_of, pack_settings,
 from forebay.plan.make import opened_packs
 from forebay.plan.names import PLANS
 from forebay.steps.batch import IGNORED
+from forebay.steps.image.image_section import image_step_of
 from forebay.steps.image.qwen2_vl import Patches
-from forebay.steps.recipe import image_step_of
 from forebay.steps.step import Allocate
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS

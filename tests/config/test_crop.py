@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from forebay.config import Config
 from forebay.errors import ConfigError
+from forebay.steps.audio.audio_section import crop_samples
 from forebay.steps.recipe import load_config
-from forebay.steps.sections import crop_samples
 
 
 def config_with(crop_s: Any, **audio: Any) -> Config:

@@ -13,7 +13,7 @@ from forebay import load_config
 from forebay.config import BucketConfig, Config, parse_config
 from forebay.config.load import RENAMED
 from forebay.errors import ConfigError
-from forebay.steps.sections import section_problems
+from forebay.steps.recipe import section_problems
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 BASE = 'name = "x"\n[source]\nkind = "tar"\nmanifest = "m.parquet"\n'
@@ -48,6 +48,7 @@ def test_every_config_of_the_repository_loads_and_its_paths_are_there(path: Path
 
 def test_the_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
     config = load(tmp_path)
+    assert config.audio is not None
     assert (config.audio.features, config.audio.sample_rate_hz, config.text, config.plan) == (
         "log_mel",
         16_000,

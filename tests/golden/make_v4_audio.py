@@ -174,7 +174,10 @@ def contents(scratch: Path) -> Contents:
             "length_names": ["num_audio_samples", "num_frames", "num_tokens"],
             "rows_per_shard": ROWS_PER_SHARD,
             "probe": dict.fromkeys(GROUPS, "0" * 32),
-            "constants": {"sample_rate_hz": RATE_HZ, "features": "log_mel", "pad": [-1.5, 1e-05]},
+            "constants": {
+                "audio": {"sample_rate_hz": RATE_HZ, "features": "log_mel", "pad": [-1.5, 1e-05]},
+                "text": {},
+            },
             "excluded": {},
             "failed": {"corrupt_audio": 1, "missing_member": 1},
             "unused_fields": {},

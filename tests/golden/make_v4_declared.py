@@ -258,20 +258,21 @@ _AUDIO_DOCUMENT: dict[str, Any] = {
     "recipe": {"source": {"kind": "tar"}, "audio": {"features": "extractor"}, "text": None},
     "length_names": ["num_audio_samples", "num_frames", "num_tokens"],
     "constants": {
-        "features": "declared",
-        "sample_rate_hz": 16_000,
-        "n_mels": None,
-        "form": AUDIO_FORM.to_json(),
+        "audio": {
+            "features": "declared",
+            "sample_rate_hz": 16_000,
+            "n_mels": None,
+            "form": AUDIO_FORM.to_json(),
+        },
+        "text": {},
     },
 }
 _IMAGES_DOCUMENT: dict[str, Any] = {
     "recipe": {"source": {"kind": "jsonl"}, "images": {"processor": ""}, "text": {"version": 1}},
     "length_names": ["num_tokens", "num_images", "num_patches"],
     "constants": {
-        "features": "images",
-        "prompt": "chat",
-        "form": IMAGES_FORM.to_json(),
-        "text_form": TEXT_FORM.to_json(),
+        "image": {"features": "images", "form": IMAGES_FORM.to_json()},
+        "text": {"prompt": "chat", "text_form": TEXT_FORM.to_json()},
     },
     "codec": "raw",
     "num_images": len(SIZES),

@@ -138,7 +138,10 @@ def contents(scratch: Path, codec: Codec) -> Contents:
             "length_names": ["num_tokens", "num_patches", "num_images"],
             "rows_per_shard": 4,
             "probe": dict.fromkeys(GROUPS, "0" * 32),
-            "constants": {"features": "patches", "image": SETTINGS.to_json(), "max_pixels": 4096, "alpha": "drop"},
+            "constants": {
+                "image": {"features": "patches", "image": SETTINGS.to_json(), "max_pixels": 4096, "alpha": "drop"},
+                "text": {},
+            },
             "excluded": {},
             "failed": {},
             "unused_fields": {},

@@ -100,7 +100,7 @@ def contents(scratch: Path) -> Contents:
             "length_names": ["num_tokens"],
             "rows_per_shard": ROWS_PER_SHARD,
             "probe": {"text": "0" * 32},
-            "constants": {"features": "none", "eos_token_id": 2},
+            "constants": {"text": {"features": "none", "eos_token_id": 2}},
             "excluded": {"empty_text": 1},
             "failed": {},
             "unused_fields": {},

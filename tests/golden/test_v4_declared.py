@@ -71,7 +71,8 @@ def test_it_would_be_made_in_the_same_bytes_today(name: str, tmp_path: Path) -> 
 
 
 def field(document: dict[str, Any], number: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = document["constants"]["form"]["fields"][number]
+    (form,) = (values["form"] for values in document["constants"].values() if "form" in values)
+    found: dict[str, Any] = form["fields"][number]
     return found
 
 
@@ -82,7 +83,7 @@ def shortened(document: dict[str, Any]) -> None:
 
 LIES: dict[str, dict[str, Change]] = {
     AUDIO: {
-        "no form": lambda d: d["constants"].pop("form"),
+        "no form": lambda d: d["constants"]["audio"].pop("form"),
         "no such field": lambda d: field(d).update(name="other"),
         "wider": lambda d: field(d).update(shape=[None, 5]),
         "fewer": lambda d: field(d).update(shape=[None, 2]),
@@ -100,7 +101,7 @@ LIES: dict[str, dict[str, Change]] = {
         "a table": lambda d: field(d).update(table={"axis": 1, "inner": 1, "values": [[0.0, 1.0]]}),
     },
     IMAGES: {
-        "no form": lambda d: d["constants"].pop("form"),
+        "no form": lambda d: d["constants"]["image"].pop("form"),
         "another rank": lambda d: field(d).update(shape=[3, None, None, None]),
         "fewer channels": lambda d: field(d).update(shape=[2, None, None]),
         "no channels": lambda d: field(d).update(shape=[None, None, None]),
@@ -117,8 +118,8 @@ LIES: dict[str, dict[str, Change]] = {
         "no places": lambda d: field(d, 2).update(shape=[1, 2]),
         "floats": lambda d: field(d, 2).update(dtype="float32"),
         "another join": lambda d: field(d, 2).update(join="knit"),
-        "a text of pixels": lambda d: d["constants"].update(text_form=d["constants"]["form"]),
-        "a text that is no form": lambda d: d["constants"].update(text_form={"fields": []}),
+        "a text of pixels": lambda d: d["constants"]["text"].update(text_form=d["constants"]["image"]["form"]),
+        "a text that is no form": lambda d: d["constants"]["text"].update(text_form={"fields": []}),
     },
 }
 

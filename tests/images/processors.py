@@ -19,7 +19,7 @@ from forebay.preprocess.text_group import opened_text
 from forebay.steps.form import BatchForm, FieldForm, Promise, Table
 from forebay.steps.image.processor.step import OpenProcessor, Processed, require_size
 from forebay.steps.step import TextStep
-from forebay.steps.table import OF_IMAGES
+from forebay.steps.table import STEPS
 from forebay.steps.text.row_encoder import OneByOne, Size
 from forebay.store.image.pixels import decode_image
 from forebay.store.layout import Array, FieldSpec
@@ -141,7 +141,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         return Tiny(document["image_processor_type"])
 
     monkeypatch.setattr(Processed, "opened", opened)
-    monkeypatch.setitem(OF_IMAGES, "letters", "tests.images.processors:Letters")
+    monkeypatch.setitem(STEPS["text"], "letters", "tests.images.processors:Letters")
     for loaded in (_opened_processor, opened_text):
         loaded.cache_clear()
 

@@ -27,7 +27,7 @@ Change = Callable[[dict[str, Any]], Any]
 
 
 def field(document: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = document["constants"]["form"]["fields"][0]
+    found: dict[str, Any] = document["constants"]["image"]["form"]["fields"][0]
     return found
 
 
@@ -42,9 +42,9 @@ def changed(folder: Path, change: Change) -> Cache:
 
 
 LIES: dict[str, tuple[Change, str]] = {
-    "no form": (lambda d: d["constants"].pop("form"), "KeyError"),
-    "a list": (lambda d: d["constants"].update(form=[]), "TypeError"),
-    "no field": (lambda d: d["constants"]["form"].update(fields=[]), "its form has no field"),
+    "no form": (lambda d: d["constants"]["image"].pop("form"), "KeyError"),
+    "a list": (lambda d: d["constants"]["image"].update(form=[]), "TypeError"),
+    "no field": (lambda d: d["constants"]["image"]["form"].update(fields=[]), "its form has no field"),
     "another shape": (lambda d: field(d).update(shape=[3, 9, 8]), "the field pixel_values is"),
     "growing": (lambda d: field(d).update(shape=[None, None, None]), "the field pixel_values is"),
     "huge": (lambda d: field(d).update(shape=[1 << 40, 8]), "pixel_values is declared"),
@@ -134,7 +134,7 @@ def test_fields_that_the_form_does_not_declare_are_not_read_as_images() -> None:
     ]
     form = {"fields": [{"name": "pixels", "shape": [None, 4], "stored_dtype": "uint8"}]}
     metadata = {
-        "constants": {"features": "images", "form": form},
+        "constants": {"image": {"features": "images", "form": form}},
         "fields": [spec.to_json() for spec in specs],
     }
     stored = StoredArrays.of(metadata, folder=Path("cache"))

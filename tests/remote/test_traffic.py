@@ -23,12 +23,13 @@ from forebay.train.loop.dry_run import dry_run
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
 from forebay.train.loop.traffic import NodeTraffic, Traffic
+from tests.flat_constants import flat
 from tests.remote.stored import node_settings, put_folder
 from tests.store_factory import make_cache
 from tests.train.fake_source import FakeSource
 from tests.train.tiny import config_of, real_loader_model
 
-TEXTS = {"features": "none", "prompt": "plain", "pad_token_id": 3}
+TEXTS = flat(features="none", prompt="plain", pad_token_id=3).to_json()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from forebay.steps.form_batch import collate
 from forebay.steps.step import Stored
 from forebay.store.layout import Array
 from forebay.train.collate.forms import Items
+from tests.flat_constants import flat
 
 EXACT = Promise(kind="exact")
 SHAPES = ((None,), (None, 3), (3, None), (2, None, 3), (None, None), (2, None, None), (2, 3), ())
@@ -261,7 +262,7 @@ def test_a_cache_of_declared_features_collates_and_counts() -> None:
     mask = FieldForm(name="mask", dtype="int32", shape=(None,), stored_dtype="int32", mask_of="features")
     form = form_of(field, mask)
     fields = {spec.name: replace(spec, group="audio") for spec in form.specs()}
-    stored = Stored("cache x", {"form": form.to_json()}, fields)
+    stored = Stored("cache x", flat(features="declared", form=form.to_json()), fields)
     made = Declared.batch(stored)
     with pytest.raises(ConfigError, match=r"cache x: .* the field features is None, the form wants"):
         Declared.batch(replace(stored, fields={}))
@@ -272,6 +273,10 @@ def test_a_cache_of_declared_features_collates_and_counts() -> None:
     assert batch["features"][0, 0].tolist() == [3, 3, 3, 0, 0, 0, 0, 0]
     assert batch["mask"].sum(dim=1).tolist() == [3, 5]
     assert batches.count(samples) == (8, 16)
-    short = Items(form=Declared.batch(replace(stored, constants={"form": form_of(replace(field, length=4)).to_json()})))
+    short = Items(
+        form=Declared.batch(
+            replace(stored, constants=flat(features="declared", form=form_of(replace(field, length=4)).to_json()))
+        )
+    )
     with pytest.raises(ConfigError, match=r"stand in no batch together: features has 5, a batch has 4.*batch_size = 1"):
         short.collate(samples, dtype=torch.float32, allocate=fresh)

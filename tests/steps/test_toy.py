@@ -103,9 +103,8 @@ def echo_text(
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
     """Two tars, and the two steps in the tables."""
-    monkeypatch.setitem(table.AUDIO, "energy", f"{__name__}:Energy")
-    monkeypatch.setitem(table.TRANSCRIPTS, "echo", f"{__name__}:Echo")
-    monkeypatch.setitem(table.TEXT, "echo", f"{__name__}:Echo")
+    monkeypatch.setitem(table.STEPS["audio"], "energy", f"{__name__}:Energy")
+    monkeypatch.setitem(table.STEPS["text"], "echo", f"{__name__}:Echo")
     return speech_corpus(tmp_path)
 
 
@@ -197,6 +196,6 @@ def test_settings_of_a_new_step_are_in_the_key_and_checked(corpus: Corpus) -> No
 
 
 def test_the_tables_know_their_steps_by_the_names_that_these_have() -> None:
-    for steps, load in ((table.AUDIO, table.audio_step), (table.TEXT, table.text_step)):
-        assert [load(name).name for name in steps] == list(steps)
-    assert [table.unknown(table.IMAGE, "qwen_vl")] == ['wanted one of "patches", "processor"']
+    for group, steps in table.STEPS.items():
+        assert [{step.name for step in table.steps_named(group, name)} for name in steps] == [{name} for name in steps]
+    assert [table.unknown(table.STEPS["image"], "qwen_vl")] == ['wanted one of "patches", "processor"']

@@ -76,7 +76,7 @@ def contents_of(scratch: Path, *, seed: int = 0, num_samples: int = 5, **documen
     base = {
         "key": digest(seed),
         "recipe_key": digest("recipe"),
-        "constants": {},
+        "constants": {"audio": {}, "text": {}},
         "num_samples": num_samples,
         "length_names": ["num_audio_samples", "num_tokens"],
     }

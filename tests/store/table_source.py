@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from forebay.store.constants import Constants
 from forebay.store.layout import FieldSpec
 from forebay.store.row_table import sorted_categories, strings_digest
 from forebay.store.source import SampleSource
@@ -22,7 +23,7 @@ class TableSource(SampleSource):
         names = [name for name in TYPES if all(name in row for row in rows)]
         self.rows = pa.table({name: pa.array([row[name] for row in rows], TYPES[name]) for name in names})
         self.key, self.recipe_key = key, "cd" * 32
-        self.constants: Mapping[str, Any] = {}
+        self.constants = Constants({})
         self.fields: Mapping[str, FieldSpec] = {"value": FieldSpec(name="value", dtype="int64")}
         self.lengths = {"num_tokens": np.arange(len(rows), dtype=np.int32) % 7}
         self.is_sealed = is_sealed

@@ -42,6 +42,7 @@ def test_folders_and_packages_are_named(tmp_path: Path) -> None:
     config = config_of(tmp_path, features="extractor", extractor="models/parakeet")
     assert content_of(config, row("audio.digest")) == "models/parakeet"
     assert content_of(config, row("text.tokenizer")) == str(tmp_path / "letters")
+    assert config.audio is not None
     package = replace(config, audio=replace(config.audio, features="my_fbank"))
     assert content_of(package, row("audio.digest")) == 'the package that brings features = "my_fbank"'
 

@@ -134,7 +134,7 @@ def test_lengths_of_another_forebay_are_named_when_the_cache_is_opened(folder: P
 
 
 def test_a_row_table_that_lacks_its_rate_is_refused(folder: Path) -> None:
-    signed(folder, constants={})
+    signed(folder, constants={"audio": {}, "text": {}})
     cache = open_cache(folder)
     with pytest.raises(CacheCorruptError, match=r"none that forebay writes: sample_rate_hz is"):
         assert cache.samples

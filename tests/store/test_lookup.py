@@ -558,13 +558,16 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
     tried |= {(section, field) for section, field, _, _ in VISION_CHANGES} | {("text", "learn_through")}
     tried |= {("vision", field) for field, _ in PROCESSED_CHANGES}
     tried |= {("text", "languages"), ("text", "min_confidence")}
-    tried |= {("audio", name) for name in tables.settings_of(tables.AUDIO, "mel")}  # tests/steps/audio/test_mel.py
-    tried |= {("audio", name) for name in tables.settings_of(tables.AUDIO, "extractor")}  # .../test_extractor.py
+    tried |= {("audio", name) for name in tables.settings_of("audio", "mel")}  # tests/steps/audio/test_mel.py
+    tried |= {("audio", name) for name in tables.settings_of("audio", "extractor")}  # .../test_extractor.py
     tried |= {("audio", "energy"), ("audio", "pitch")}
     tried |= {("text", name) for name in ("blank_token", "add_bos", "add_eos")}  # tests/steps/text/test_tts.py
     tried |= {("text", name) for name in ("speaker_column", "speakers", "language_codes")}
+    tried |= {("source", "meaning")}  # tests/config/test_meaning.py
+    tried |= {("text", name) for name in ("classes", "max_length", "padding", "truncation")}  # tests/images
     tried |= {("text", "phones")}  # tests/steps/text/normal/
     config = config_of(tmp_path, text=TEXT)
+    assert config.audio is not None
     assert config.text is not None
     known = {
         (section, field.name)
@@ -575,8 +578,8 @@ def test_every_field_of_the_keyed_sections_is_tried(tmp_path: Path) -> None:
         for field in fields(part)
         if field.name != "settings"
     }
-    for section, table in (("audio", tables.AUDIO), ("text", tables.TEXT), ("vision", tables.IMAGE)):
-        known |= {(section, setting) for name in table for setting in tables.settings_of(table, name)}
+    for section, group in (("audio", "audio"), ("text", "text"), ("vision", "image")):
+        known |= {(section, setting) for name in tables.STEPS[group] for setting in tables.settings_of(group, name)}
     unkeyed = {
         ("source", name)
         for name in ("manifest", "columns", "audio_dir", "image_dir", "texts", "confined", "remote_identity")

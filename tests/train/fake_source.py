@@ -11,6 +11,7 @@ import torch
 from forebay.steps.text.qwen3_asr import num_audio_tokens
 from forebay.store.layout import FieldSpec
 from forebay.store.source import SampleSource
+from tests.flat_constants import flat
 
 Array = np.ndarray[Any, Any]
 
@@ -34,7 +35,7 @@ class FakeSource(SampleSource):
     ) -> None:
         rng = np.random.default_rng(seed)
         self.key = self.recipe_key = f"{seed:064x}"
-        self.constants: Mapping[str, Any] = {"features": features, "prompt": prompt, "pad_token_id": PAD_TOKEN_ID}
+        self.constants = flat(features=features, prompt=prompt, pad_token_id=PAD_TOKEN_ID)
         shape = (COLUMNS[features],) if COLUMNS[features] else ()
         specs = [FieldSpec(name=STORED[features], dtype=dtype, shape=shape)] if features != "none" else []
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in specs}
@@ -42,8 +43,8 @@ class FakeSource(SampleSource):
         tokens = [len(sample.get("input_ids", ())) for sample in self.samples]
         frames = np.array(num_frames, dtype=np.int32) * (features != "none")
         self.lengths: Mapping[str, Array] = {
-            "num_audio_samples": frames * (1 if features == "waveform" else 160),
-            "num_frames": frames,
+            **({"num_audio_samples": frames * (1 if features == "waveform" else 160)} if features != "none" else {}),
+            **({"num_frames": frames} if features != "none" else {}),
             "num_tokens": np.array(tokens, dtype=np.int32),
         }
 

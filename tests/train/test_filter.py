@@ -36,6 +36,7 @@ from forebay.train import CachedVLDataset, PlanSampler, SampleDataset, make_load
 from forebay.train.loader import Loader
 from forebay.train.loop.usage_log import UsageLog
 from forebay.train.select import select
+from tests.flat_constants import flat
 from tests.preprocess.corpus import Corpus, speech_corpus
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import PhotoCorpus, photo_corpus
@@ -205,7 +206,7 @@ def test_ranks_and_resumes_visit_exactly_the_samples_that_are_left(
     places = np.flatnonzero(taken)
     chosen = Selection(source, places, key="1" * 64, filter_key="2" * 64)
     config = BucketConfig(k=2, batch_size=3, lockstep=1, tail="short")
-    source.constants = {**source.constants, "sample_rate_hz": 16_000}
+    source.constants = flat(**source.constants, sample_rate_hz=16_000)
     chosen.constants = source.constants
     planned = Planned(plan=make_plan(samples_of(chosen), config), key="0" * 64)
 

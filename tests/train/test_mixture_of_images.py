@@ -17,6 +17,7 @@ from forebay.errors import CacheMismatchError, ConfigError
 from forebay.store.source import SourceUnion
 from forebay.train.loop.run import run
 from forebay.train.select import has_one_form, make_loader, select
+from tests.flat_constants import flat
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import PhotoCorpus, photo
 from tests.train.fake_source import FakeSource
@@ -182,7 +183,7 @@ class Other(FakeSource):
 
     def __init__(self, **constants: Any) -> None:
         super().__init__([10])
-        self.constants = constants
+        self.constants = flat(**constants)
 
 
 def test_packs_patches_and_other_modalities_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import torch
 from forebay.config import Config, SourceConfig, TextConfig, TrainConfig, VisionConfig
 from forebay.store.source import SampleSource
 from forebay.train.models.folder import load_model
+from tests.flat_constants import flat
 
 Array = np.ndarray[Any, Any]
 
@@ -166,7 +167,7 @@ class FakeVlSource(SampleSource):
 
     def __init__(self, samples: Sequence[Mapping[str, Any]] = (), **constants: Any) -> None:
         self.key = self.recipe_key = "5" * 64
-        self.constants: Mapping[str, Any] = {**CONSTANTS, **constants}
+        self.constants = flat(**{**CONSTANTS, **constants})
         self.fields: Mapping[str, Any] = {}
         self.samples = list(samples)
         self.lengths: Mapping[str, Array] = {

@@ -22,6 +22,7 @@ from forebay.store.key import digest
 from forebay.store.layout import FieldSpec, Group, ListedItems
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, write_shard
+from tests.flat_constants import flat
 from tests.train.tiny_vl import CONSTANTS, MERGE_SIZE, PATCH_SIZE, WIDTH, FakeVlSource
 
 HALF = (0.5, 0.5, 0.5)
@@ -67,7 +68,7 @@ def make_vl_cache(
             "key": key,
             "recipe_key": digest("recipe"),
             "recipe": {},
-            "constants": {**CONSTANTS, "image": SETTINGS.to_json(), "max_pixels": 1 << 26, "alpha": "drop"},
+            "constants": flat(**CONSTANTS, image=SETTINGS.to_json(), max_pixels=1 << 26, alpha="drop").to_json(),
             "num_samples": len(samples),
             "length_names": list(lengths),
             "codec": codec,

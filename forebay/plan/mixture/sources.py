@@ -11,7 +11,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.plan.mixture.assignment import PERIOD, quantise, tempered
 from forebay.store.layout import ROW_BITS, Array, Ints
-from forebay.store.source import SampleSource, SourceUnion, has_audio, is_of_images, length_of, parts_of
+from forebay.store.source import SECONDS, SampleSource, SourceUnion, has_untimed_items, length_of, parts_of
 
 _UNKNOWN = "unknown"
 """An empty value of a column."""
@@ -60,7 +60,7 @@ def weights_of(config: Config, source: SampleSource, names: Sequence[str], sourc
         return _asr_weights(config, source)
     if settings.weights is not None:
         return _named_weights(config, settings.weights, names)
-    mute = [name for name, part in zip(names, parts_of(source), strict=False) if not has_audio(part)]
+    mute = [name for name, part in zip(names, parts_of(source), strict=False) if not part.constants.has_items]
     if mute and settings.source:
         raise ConfigError(
             f"{config.path}: {mute[0]} has no audio, so hours give it no weight; give every [[mixture.source]] a "
@@ -71,11 +71,11 @@ def weights_of(config: Config, source: SampleSource, names: Sequence[str], sourc
 
 
 def _hours(source: SampleSource, source_of: Array, num_sources: int) -> list[float]:
-    """Returns the hours of each source that is mixed; of images, which have none, the samples."""
-    if all(map(is_of_images, parts_of(source))):
+    """Returns the hours of each source that is mixed; of items that have none, the samples."""
+    if has_untimed_items(source):
         counts: list[float] = np.bincount(source_of, minlength=num_sources).astype(float).tolist()
         return counts
-    samples = np.bincount(source_of, weights=length_of(source, "num_audio_samples"), minlength=num_sources)
+    samples = np.bincount(source_of, weights=length_of(source, SECONDS), minlength=num_sources)
     hours: list[float] = (samples / (3600 * int(source.constants.get("sample_rate_hz", 1)))).tolist()
     return hours
 
@@ -83,7 +83,7 @@ def _hours(source: SampleSource, source_of: Array, num_sources: int) -> list[flo
 def _asr_weights(config: Config, source: SourceUnion) -> list[float]:
     """Returns `asr_ratio` shared by the sources with audio, by their hours, and the rest for the one without."""
     ratio = float(config.mixture.asr_ratio or 0)
-    mute = [name for name, part in zip(source.names, source.sources, strict=True) if not has_audio(part)]
+    mute = [name for name, part in zip(source.names, source.sources, strict=True) if not part.constants.has_items]
     if len(mute) != 1:
         raise ConfigError(
             f"{config.path}: mixture.asr_ratio is the share of micro-batches beside one cache without audio, "
@@ -92,10 +92,10 @@ def _asr_weights(config: Config, source: SourceUnion) -> list[float]:
             code="FB116",
         )
     hours = _hours(source, source.source_of, len(source.names))
-    heard = [weight if has_audio(part) else 0.0 for weight, part in zip(hours, source.sources, strict=True)]
+    heard = [weight if part.constants.has_items else 0.0 for weight, part in zip(hours, source.sources, strict=True)]
     heard = tempered(heard, config.mixture.temperature)
     return [
-        ratio * weight / sum(heard) if has_audio(part) else 1 - ratio
+        ratio * weight / sum(heard) if part.constants.has_items else 1 - ratio
         for weight, part in zip(heard, source.sources, strict=True)
     ]
 

@@ -156,7 +156,7 @@ def _speech_recipe(config: Config, options: EvalsetOptions) -> Recipe:
         raise ConfigError(f"--per-language {options.per_language}: wanted 1 or more")
     if not 0 <= options.seed < 1 << 64:
         raise ConfigError(f"--seed {options.seed}: wanted 0 to {(1 << 64) - 1}")
-    if config.vision is not None:
+    if config.audio is None:
         raise ConfigError(
             f"{config.path} is of images, and an evaluation set is of recordings; name a config of speech"
         )

@@ -65,9 +65,8 @@ def require_one_recipe(caches: Sequence[Cache]) -> None:
 def _disagreements(first: Cache, other: Cache) -> list[tuple[str, Any, Any]]:
     steps = steps_differences(first.metadata["recipe"], other.metadata["recipe"])
     found = [(row["field"], row["wanted"], row["stored"]) for row in steps]
-    for name in ("probe", "constants"):
-        rows = differences(first.metadata[name], other.metadata[name])
-        found += [(f"{name}.{row['field']}", row["wanted"], row["stored"]) for row in rows]
+    one, two = ({"probe": cache.metadata["probe"], "constants": dict(cache.constants)} for cache in (first, other))
+    found += [(row["field"], row["wanted"], row["stored"]) for row in differences(one, two)]
     codecs = (first.metadata.get("codec"), other.metadata.get("codec"))
     found += [("vision.codec", *codecs)] if codecs[0] != codecs[1] else []
     fields: list[Mapping[str, Any]] = [{f["name"]: f for f in cache.metadata["fields"]} for cache in (first, other)]

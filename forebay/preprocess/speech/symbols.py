@@ -17,12 +17,12 @@ from forebay.errors import ConfigError
 from forebay.preprocess.cut import NO_TEXT
 from forebay.progress import Progress
 from forebay.rows.list_recordings import read_rows
-from forebay.steps.recipe import text_line
 from forebay.steps.table import text_step
 from forebay.steps.text.line import TextLine
 from forebay.steps.text.normal.phones.step import Phones
 from forebay.steps.text.normal.step import Problem
 from forebay.steps.text.symbols import Special, Split, SymbolTable, is_symbol_table
+from forebay.steps.text.text_section import item_steps_of, text_line
 from forebay.steps.text.transcript import Transcript
 from forebay.store.files import folder_aside
 from forebay.store.remote.raw.sources import localized
@@ -114,12 +114,12 @@ def make_symbols(config: Config, options: SymbolsOptions) -> SymbolsReport:
 def _text(config: Config) -> TextConfig:
     """Returns the `[text]` of a config whose rows have texts. Raises ConfigError for any other."""
     text = config.text
-    if text is None or config.vision is not None:
+    step = None if text is None else text_step(text.prompt, {g: s.form() for g, s in item_steps_of(config).items()})
+    if text is None or step is None or not issubclass(step, Transcript):
         raise ConfigError(
             f"{config.path}: a symbol table is of transcripts; name a config with [text], without [vision]"
         )
-    step = text_step(text.prompt)
-    if not issubclass(step, Transcript) or step.reads_labels:
+    if step.reads_labels:
         raise ConfigError(f'{config.path}: text.prompt = "{text.prompt}" reads no texts; name another config')
     return text
 

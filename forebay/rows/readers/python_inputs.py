@@ -86,7 +86,7 @@ def _run(inputs: Inputs, folder: Path | None, *, most: int | None, seed: str) ->
         "name": inputs.name,
         "split": inputs.split,
         "most": most,
-        "modality": inputs.modality,
+        "modality": inputs.subjects,
         "folder": None if folder is None else str(folder),
         "first": _CHECKED,
     }

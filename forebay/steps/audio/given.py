@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from forebay.config.tree import Config
 from forebay.errors import DecodeError
 from forebay.steps.audio.log_mel import MAX_FRAMES, LogMel
 from forebay.steps.audio.ragged import HOP_SAMPLES
@@ -91,6 +92,18 @@ class Given(AudioStep):
         if not (np.isfinite(frames).all() and np.isfinite(pad_value).all()):
             raise DecodeError("not_finite", f"a feature is beyond the range of {self.dtype}; set audio.dtype")
         return {"input_features": frames, "pad_value": pad_value}
+
+    @classmethod
+    def contradictions(cls, config: Config) -> list[str]:
+        """Returns what is for sound, beside where `[source.columns]` has no features."""
+        found = super(Given, cls).contradictions(config)
+        if config.audio is not None and config.audio.keep_waveform:
+            found.append(f'audio: keep_waveform is for sound, and features = "{cls.name}" reads none; leave it out')
+        if config.source.overlong == "clip":
+            found.append(
+                f'source.overlong is "clip", and features = "{cls.name}" are taken whole; set "keep" or "drop"'
+            )
+        return found
 
     @classmethod
     def batch(cls, stored: Stored) -> BatchForm:

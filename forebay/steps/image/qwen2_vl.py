@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.spans import DECODE, PATCHES, RESIZE, span
 from forebay.steps.form import BatchForm, FieldForm
@@ -56,6 +57,8 @@ class Patches(ImageStep):
     """
 
     name: ClassVar[str] = "patches"
+    stands_in: ClassVar[str] = "pack"
+    plan: ClassVar[str] = 'kind = "pack" and seq_len = 8192'
     axes: ClassVar[dict[str, str | int]] = {
         "image_grid_thw": 1,
         "patches_zstd": "bytes",
@@ -71,9 +74,35 @@ class Patches(ImageStep):
     @classmethod
     def batch(cls, stored: Stored) -> BatchForm:
         """Returns the form of packs. Raises ConfigError for constants that are missing."""
-        for name in ("patch_size", "temporal_patch_size", "patch_table"):
-            stored.constant(name)
-        return patch_form(stored.constants)
+        names = ("patch_size", "temporal_patch_size", "patch_table")
+        return patch_form({name: stored.constant(name) for name in names})
+
+    @classmethod
+    def no_prompt(cls, prompt: str, prompts: Mapping[str, Any]) -> str:
+        """See `ItemStep`."""
+        wanted = " or ".join(f'"{name}"' for name in prompts)
+        return (
+            f'text.prompt is "{prompt}", with patches of [vision] wanted {wanted}; or set vision.images = "processor"'
+        )
+
+    @classmethod
+    def contradictions(cls, config: Config) -> list[str]:
+        """Returns what is not for patches: another backend than codec `source` has, plans without packs, recordings."""
+        vision, found = config.vision, []
+        if vision is not None and vision.codec == "source" and vision.settings.get("backend", "pil") != "pil":
+            backend = vision.settings["backend"]
+            found.append(f'vision: codec = "source" decodes at load with backend "pil"; backend is "{backend}"')
+        if config.plan is not None and config.plan.kind != "pack":
+            found.append(
+                f'plan.kind is "{config.plan.kind}", wanted "pack": batches of patches are packs; or set vision.images '
+                '= "processor" for batches of what the processor gives'
+            )
+        if config.audio is not None:
+            found.append(
+                "[audio] stands beside [vision], and patches stand in packs, which hold items of one group; set "
+                'vision.images = "processor"'
+            )
+        return found
 
     def fields(self, codec: Codec, *, patch_bytes: int) -> tuple[FieldSpec, ...]:
         """Returns the fields of an image. patch_bytes: of one patch, 3 * patch_size^2."""

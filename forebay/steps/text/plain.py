@@ -19,6 +19,7 @@ class Plain(Transcript):
 
     name: ClassVar[str] = "plain"
     stands_alone: ClassVar[bool] = True
+    takes_symbols: ClassVar[bool] = True
 
     end_token: bool = True
     """The end token stands behind a text, where the tokenizer has one. `false` for CTC, which has none."""

@@ -11,16 +11,18 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 
+from forebay.config.code import not_allowed
+from forebay.config.tree import Config
 from forebay.errors import SampleError, TextError
 from forebay.spans import TOKENS, span
-from forebay.steps.step import Fields, RowText, Stored, TextBatch, TextStep
+from forebay.steps.step import Fields, RowText, Stored, TextBatch, TextStep, no_such_column
 from forebay.steps.text.line import OpenLine, Prepared, Staged, TextLine
 from forebay.steps.text.normal.step import NOWHERE, Problem
-from forebay.steps.text.normal.table import SIMPLE, made_steps
+from forebay.steps.text.normal.table import SIMPLE, code_in, made_steps
 from forebay.steps.text.normalize import is_unseen
 from forebay.steps.text.row_encoder import EncodedRow, TextRows
 from forebay.steps.text.vocabulary import Vocabulary
-from forebay.store.layout import Array, FieldSpec
+from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.texts import TextStore
 
 T = TypeVar("T")
@@ -39,6 +41,9 @@ class Transcript(TextStep):
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "prefix_len": 1}
     given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "line"})
     stands_alone: ClassVar[bool] = False
+    beside: ClassVar[frozenset[str]] = frozenset()
+    can_pack: ClassVar[bool] = True
+    is_of_texts: ClassVar[bool] = True
     reads_labels: ClassVar[bool] = False
     audio_features: ClassVar[str | None] = None
     batch_names: ClassVar[frozenset[str]] = frozenset({"labels"})
@@ -109,6 +114,33 @@ class Transcript(TextStep):
     def batch(cls, stored: Stored) -> TextBatch:
         """Returns the form in which batches have the stored tokens."""
         raise NotImplementedError
+
+    @classmethod
+    def stands_beside(cls, items: Mapping[Group, str]) -> bool:
+        """Whether there is sound to be transcribed, whatever else there is, or nothing for a prompt that needs none."""
+        return "audio" in items or (cls.stands_alone and not items)
+
+    @classmethod
+    def contradictions(cls, config: Config) -> list[str]:
+        """Returns which columns are taken, or not kept, and which code a config does not allow."""
+        source, settings = config.source, {} if config.text is None else config.text.settings
+        mode = settings.get("language", "manifest")
+        taken = {spec.name for spec in DETECTED_FIELDS}.intersection(source.keep_columns)
+        if mode != "manifest" and taken:
+            return [
+                f'source.keep_columns has {", ".join(sorted(taken))}, and text.language = "{mode}" writes columns of '
+                "these names; leave them out, or rename them in the source"
+            ]
+        if not config.run.allow_code and (code := code_in(settings)):
+            return [not_allowed("text.normalize", entry) for entry in code]
+        found = [
+            f'text.{setting} is "{column}", and source.keep_columns does not name it; add it there'
+            for setting, column in cls.columns_read(settings).items()
+            if column not in source.keep_columns
+        ]
+        if cls.reads_labels == (source.columns.labels is None):
+            found.append(no_such_column("labels", source.columns.labels, "text.prompt", cls.name))
+        return found
 
     def without_code(self) -> Self:
         """Returns the step without the functions of the text line; see `TextLine.without_code`."""

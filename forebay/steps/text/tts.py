@@ -31,6 +31,7 @@ class Tts(Transcript):
     """
 
     name: ClassVar[str] = "tts"
+    takes_symbols: ClassVar[bool] = True
     axes: ClassVar[dict[str, str | int]] = {**Transcript.axes, "speaker_id": 1, "language_id": 1}
     batch_names: ClassVar[frozenset[str]] = frozenset({"input_ids", "input_lengths", "speaker_ids", "language_ids"})
 

@@ -72,7 +72,7 @@ def stored_items(metadata: Mapping[str, Any], *, folder: Path) -> dict[Group, St
         if shape["num_items"] is None:
             continue
         if group == _GROUP:
-            are_arrays = metadata["constants"].get("features") == FEATURES
+            are_arrays = metadata["constants"][group].get("features") == FEATURES
             found[group] = (StoredArrays if are_arrays else StoredImages).of(metadata, folder=folder)
         else:
             fields = [FieldSpec.from_json(field) for field in metadata["fields"]]
@@ -197,7 +197,7 @@ class StoredArrays:
         """Returns what a cache's metadata says. Raises CacheCorruptError where it says what no forebay writes."""
         try:
             specs = {field["name"]: FieldSpec.from_json(field) for field in metadata["fields"]}
-            documents = metadata["constants"]["form"]["fields"]
+            documents = metadata["constants"][_GROUP]["form"]["fields"]
             fields = tuple(_field(document, specs) for document in documents if not document.get("mask_of"))
             if not fields:
                 raise ValueError("its form has no field")

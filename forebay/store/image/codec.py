@@ -113,7 +113,7 @@ class StoredImages:
     def of(cls, metadata: Mapping[str, Any], *, folder: Path) -> Self:
         """Returns what a cache's metadata says. Raises CacheCorruptError where it says what no forebay writes."""
         try:
-            constants = metadata["constants"]
+            constants = metadata["constants"]["image"]
             stored = cls(
                 metadata["codec"],
                 ImageSettings.from_json(constants["image"]),

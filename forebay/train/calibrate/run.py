@@ -13,7 +13,7 @@ from typing import Any
 from forebay.config.plan import BucketConfig, PackConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ForebayError
-from forebay.plan.make import plan_example
+from forebay.steps.recipe import plan_example
 from forebay.store.source import SampleSource, parts_of
 from forebay.train.calibrate.bench import Bench, CalibrateOptions
 from forebay.train.calibrate.case import Case, PackCase, bucket_cases, pack_case

@@ -57,9 +57,9 @@ def to_model_inputs(
 class DeviceExpansion:
     """Makes values of the codes of a batch on the device where it lies: what the host would have made of them."""
 
-    def __init__(self, form: BatchForm, *, dtype: torch.dtype) -> None:
-        """Takes the tables of a form. dtype: of what are floats."""
-        self._dtype, self._fields = dtype, _coded(form)
+    def __init__(self, *forms: BatchForm, dtype: torch.dtype) -> None:
+        """Takes the tables of the forms of a batch. dtype: of what are floats."""
+        self._dtype, self._fields = dtype, [one for form in forms for one in _coded(form)]
         self._tables = {one.name: torch.from_numpy(one.values) for one in self._fields}
 
     def __call__(self, batch: PatchBatch | Mapping[str, Any]) -> dict[str, Any]:

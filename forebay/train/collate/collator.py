@@ -14,7 +14,7 @@ from forebay.steps.step import Allocate, Batch, PaddingSide, Stored
 from forebay.store.source import Sample, SampleSource, SourceUnion
 from forebay.train.collate.codes import as_codes as coded
 from forebay.train.collate.crop import Crops
-from forebay.train.collate.forms import items_of, text_of
+from forebay.train.collate.forms import count_tokens, items_of, text_of
 from forebay.train.collate.patches import Filler, weight_of
 
 
@@ -68,12 +68,12 @@ class Collator:
                 f"samples of {', '.join(source.names)} stand in no common batch; make a Collator of each of "
                 "`source.sources`, as forebay.train.make_loader does"
             )
-        stored = Stored(f"cache {source.key[:16]}", source.constants, source.fields)
+        stored = Stored.of(source)
         self.dtype, self.padding_side = dtype, padding_side
         self._items = items_of(stored)
-        self._text = text_of(stored, self._items)
+        self._text = text_of(stored)
         if as_codes:
-            self._items = replace(self._items, form=coded(self._items.form))
+            self._items = tuple(replace(each, form=coded(each.form)) for each in self._items)
         self._crops = None if crop_s is None else Crops.of(stored, crop_s=crop_s)
 
     def __call__(self, samples: Sequence[Sample | Mapping[str, torch.Tensor]]) -> Batch:
@@ -87,21 +87,23 @@ class Collator:
             raise ValueError("a batch needs at least one sample")
         if self._crops is not None:
             return self._crops.collate(samples, dtype=self.dtype, allocate=allocate)
-        batch = self._items.collate(samples, dtype=self.dtype, allocate=allocate)
-        if self._text is None:
-            return batch
-        return batch | self._text(samples, padding_side=self.padding_side, allocate=allocate)
+        batch: Batch = {}
+        for each in self._items:
+            batch |= each.collate(samples, dtype=self.dtype, allocate=allocate)
+        if self._text is not None:
+            batch |= self._text(samples, padding_side=self.padding_side, allocate=allocate)
+        return batch
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
         """Returns (frames, of text tokens, of the samples; those that their batch has room for)."""
         if self._crops is not None:
             return self._crops.count_frames(samples)
-        return self._items.count(samples)
+        return self._items[0].count(samples) if self._items else count_tokens(samples)
 
     @property
     def has_rows(self) -> bool:
         """Whether the first dimension of every field of batches is that of the samples."""
-        return self._items.has_rows
+        return all(each.has_rows for each in self._items)
 
 
 def _as_arrays(sample: Sample | Mapping[str, torch.Tensor]) -> Sample:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,10 +16,9 @@ from forebay.steps.batch import IGNORED
 from forebay.steps.form import BatchForm
 from forebay.steps.form_batch import collate, count
 from forebay.steps.step import Allocate, Batch, Dtype, PaddingSide, Stored, TextBatch
-from forebay.steps.table import AUDIO, FORMS, OF_IMAGES, TEXT, form_step, text_step, unknown
+from forebay.steps.table import STEPS, form_step, prompts_beside, text_step_of, unknown
 from forebay.steps.text.transcript import Transcript
-from forebay.store.image.arrays import FEATURES
-from forebay.store.layout import Array
+from forebay.store.layout import TEXT, Array
 from forebay.store.source import Sample
 
 IDS, MASK, LABELS = "input_ids", "label_mask", "labels"
@@ -41,8 +41,6 @@ class Items:
 
     def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
         """Returns the fields of the form. Raises ConfigError for items that stand in no batch together."""
-        if not self.form.fields:
-            return {}
         form, items = self.form, list(map(self.form.items, samples))
         if not any(each[form.main.name] for each in items):
             return {}
@@ -63,8 +61,7 @@ class Items:
     def count(self, samples: Sequence[Sample]) -> tuple[int, int]:
         """Returns (frames, tokens or items of the samples, those that their batch has room for)."""
         if self.counted == "tokens":
-            lengths = [len(sample[IDS]) for sample in samples]
-            return sum(lengths), len(lengths) * max(lengths)
+            return count_tokens(samples)
         main = self.form.main
         if self.counted == "items":
             items = sum(len(sample[main.on_disk]) for sample in samples)
@@ -81,54 +78,63 @@ class Items:
         return "cat" not in joins and (self.is_one_each or joins == {"nest"})
 
 
-def items_of(stored: Stored) -> Items:
-    """Returns the form of what a cache stores of its items: that of its step, or the one that it declares.
+def count_tokens(samples: Sequence[Sample]) -> tuple[int, int]:
+    """Returns (tokens of the samples, those that their batch has room for)."""
+    lengths = [len(sample[IDS]) for sample in samples]
+    return sum(lengths), len(lengths) * max(lengths)
 
-    Raises ConfigError where there is none. Beside a conversation images have the outputs that the model's whole
-    processor hands on.
+
+def items_of(stored: Stored) -> tuple[Items, ...]:
+    """Returns the forms of what a cache stores of its items, a group each: those of their steps, or that it declares.
+
+    Raises ConfigError where there is none, or where two groups have a field of one name in a batch.
     """
-    features = stored.constant("features")
-    if features in FORMS:
-        form = form_step(features).batch(stored)
-        return Items(form=form, counted="frames" if form.fields else "tokens")
-    if features != FEATURES:
-        raise ConfigError(f"{stored.name}: no batch form for features {features!r}; {unknown(AUDIO, features)}")
-    form, names = form_of(stored, "form"), stored.constants.get("image_outputs")
-    if isinstance(names, list):
-        kept = tuple(field for field in form.fields if field.name in names or field.mask_of in names)
-        if not any(field.is_stored for field in kept):
+    groups = [group for group in stored.constants.groups if group != TEXT]
+    found = tuple(_items(replace(stored, group=group)) for group in groups)
+    for (one, first), (two, other) in itertools.combinations(zip(groups, found, strict=True), 2):
+        if names := {field.name for field in first.form.fields} & {field.name for field in other.form.fields}:
             raise ConfigError(
-                f"{stored.name}: image_outputs are {names}, and its form has none of them; rebuild it: "
-                "forebay preprocess",
+                f"{stored.name}: {one} and {two} both have a field {min(names)!r} in a batch, by {first.form.made_by} "
+                f"and {other.form.made_by}; take other features of one of them",
                 code="FB125",
             )
-        form = replace(form, fields=kept)
-    prompt = stored.constants.get("prompt")
+    return found
+
+
+def _items(stored: Stored) -> Items:
+    features = stored.constant("features")
+    step = form_step(features)
+    if step is None:
+        known = unknown(STEPS["audio"], features)
+        raise ConfigError(f"{stored.name}: no batch form for features {features!r}; {known}")
+    text = text_step_of(stored.constants)
+    beside: Literal["tokens", "items"] = "tokens" if IDS in stored.fields else "items"
     return Items(
-        form=form,
-        who="images",
-        advice="give the processor a fixed size",
-        code="FB125",
-        counted="tokens" if IDS in stored.fields else "items",
-        is_one_each=prompt in OF_IMAGES and text_step(prompt, OF_IMAGES).needs_items == 1,
+        form=step.batch(stored),
+        who=step.items,
+        advice=step.apart,
+        code=step.code,
+        counted="frames" if step.fills else beside,
+        is_one_each=step.fills or (text is not None and text.needs_items == 1),
     )
 
 
-def text_of(stored: Stored, items: Items) -> TextBatch | None:
+def text_of(stored: Stored) -> TextBatch | None:
     """Returns the form of the tokens beside the items; None for a cache without text."""
     if "text_form" in stored.constants:
         return DeclaredText.of(stored)
-    prompt, features = stored.constants.get("prompt"), stored.constants["features"]
-    stands_alone = not items.form.fields
-    if features not in FORMS or (prompt is None and not stands_alone):
+    prompt, constants = stored.constants.get("prompt"), stored.constants
+    if constants.has_items and prompt is None:
         return None
-    step = text_step(prompt) if prompt in TEXT else None
-    if step is None or not issubclass(step, Transcript):
-        raise ConfigError(f"{stored.name}: no batch form for prompt {prompt!r}; {unknown(TEXT, prompt)}")
-    if stands_alone and not step.stands_alone:
-        alone = " or ".join(repr(name) for name in TEXT if getattr(text_step(name), "stands_alone", False))
-        raise ConfigError(f"{stored.name}: no batch form for prompt {prompt!r} without audio; wanted {alone}")
-    if step.audio_features not in (None, features):
+    step = text_step_of(constants)
+    if step is None:
+        items = {group: str(values.get("features")) for group, values in constants.groups.items() if group != TEXT}
+        where = "" if items else " without audio"
+        raise ConfigError(
+            f"{stored.name}: no batch form for prompt {prompt!r}{where}; {unknown(prompts_beside(items), prompt)}"
+        )
+    features = constants["features"]
+    if issubclass(step, Transcript) and step.audio_features not in (None, features):
         raise ConfigError(
             f"{stored.name}: text.prompt is {prompt!r}, which counts audio tokens by frames of features "
             f"{step.audio_features!r}; audio.features is {features!r}"

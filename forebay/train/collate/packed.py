@@ -18,7 +18,7 @@ from forebay.steps.form import BatchForm
 from forebay.steps.form_batch import collate
 from forebay.steps.image.qwen2_vl import GRIDS
 from forebay.steps.step import Allocate, Stored
-from forebay.steps.table import text_step
+from forebay.steps.table import text_step_of
 from forebay.store.layout import Array
 from forebay.store.source import SampleSource
 from forebay.train.collate.codes import as_codes, has_codes
@@ -68,7 +68,7 @@ class PackCollator:
         otherwise reads them from the positions, waiting for the device. Other attentions pass over them. Raises
         ConfigError for constants that are missing, arrays that stand in no pack, or no dtype of floats.
         """
-        stored = Stored(f"cache {source.key[:16]}", source.constants, source.fields)
+        stored = Stored.of(source)
         if dtype not in (None, torch.float32, torch.float16, torch.bfloat16):
             raise ConfigError(
                 f"dtype of pixel_values is {dtype}, wanted torch.float32, torch.float16 or torch.bfloat16"
@@ -79,7 +79,10 @@ class PackCollator:
             raise ConfigError(
                 f"{stored.name}: merge_size is {self._kind.merge_size}, that of the shapes is {shapes.merge_size}"
             )
-        self._text = text_step(stored.constant("prompt")).row(stored)
+        text = text_step_of(source.constants)
+        if text is None:
+            raise ConfigError(f"{stored.name}: no packs for prompt {stored.constant('prompt')!r}")
+        self._text = text.row(stored)
         self._pad_token_id = int(stored.constants.get("pad_token_id") or 0)
         self.shapes, self.varlen, self._dtype = shapes, varlen, dtype or torch.float32
         self._is_coded = dtype is None and has_codes(form)
@@ -182,8 +185,11 @@ class PackCollator:
 
 def pack_form(stored: Stored) -> BatchForm:
     """Returns the form that the items of a cache have in packs. Raises ConfigError where they can stand in none."""
+    items = items_of(stored)
     try:
-        return items_of(stored).form.packed()
+        if len(items) > 1:
+            raise ValueError(f"packs hold items of one group, and samples have {' and '.join(i.who for i in items)}")
+        return (items[0].form if items else BatchForm.exact("text")).packed()
     except ValueError as err:
         raise ConfigError(
             f'{stored.name}: plan.kind is "pack", and {err}; set plan.kind = "bucket" with batch_size'

@@ -9,7 +9,8 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.steps.recipe import audio_step_of, image_step_of
+from forebay.steps.audio.audio_section import audio_step_of
+from forebay.steps.image.image_section import image_step_of
 from forebay.steps.table import is_own
 from forebay.train.select import as_stored
 
@@ -103,7 +104,7 @@ def _require_possible(arm: Arm, config: Config) -> None:
 
 
 def _require_of_transformers(config: Config) -> None:
-    if is_own(config.audio.features):
+    if config.audio is not None and is_own(config.audio.features):
         raise ConfigError(
             f"--against names hf, but audio.features of {config.path} is {config.audio.features}, which no extractor "
             "of transformers makes; give --against uncached,unbucketed"

@@ -19,10 +19,9 @@ from forebay.steps.batch import IGNORED, fresh
 from forebay.steps.form import BatchForm
 from forebay.steps.image.processor.whole import image_processor_of, whole_processor
 from forebay.steps.step import Batch, Stored, TextBatch
-from forebay.steps.table import text_step
+from forebay.steps.table import text_step_of
 from forebay.steps.text.caption import CaptionEncoder
 from forebay.steps.text.chat.conversation import with_images
-from forebay.steps.text.transcript import Transcript
 from forebay.store.source import SampleSource
 from forebay.train.collate.collator import Collator
 from forebay.train.collate.forms import DeclaredText
@@ -56,9 +55,11 @@ def sound_collator(config: Config, clips: PlainSamples) -> Collating:
 
 def _text_of(clips: PlainSamples) -> TextBatch:
     """Returns the form of the config's token ids."""
-    step = text_step(str(clips.constants["prompt"]))
-    assert issubclass(step, Transcript)  # the model's check of the config saw to it
-    return step.batch(Stored("raw data", clips.constants, clips.fields))
+    step = text_step_of(clips.constants)
+    assert step is not None
+    made = step.batch(Stored("raw data", clips.constants, clips.fields))
+    assert made is not None  # the model's check of the config saw to it
+    return made
 
 
 class PlainCollator:
@@ -226,7 +227,7 @@ def agreement(
     places: of the samples of `pictures` in the source. batches: places in `pictures`. The document has `batches`,
     `samples`, `promise`, `differences` (by field the largest; null where shapes or names differ) and `is_kept`.
     """
-    form, ours = BatchForm.from_json(source.constants["form"]), Collator(source)
+    form, ours = BatchForm.from_json(source.constants.of("image")["form"]), Collator(source)
     if form.promise.kind == "alone":
         batches = [[place] for batch in batches for place in batch]
     chosen = list(batches[:_COMPARED])

@@ -11,7 +11,7 @@ import torch
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.extras import require_module
-from forebay.steps.recipe import audio_step_of
+from forebay.steps.audio.audio_section import audio_step_of
 from forebay.train.loop.trackers import tracker_settings
 
 _logger = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.steps.recipe import audio_step_of, image_step_of
+from forebay.steps.audio.audio_section import audio_step_of
+from forebay.steps.image.image_section import image_step_of
 from forebay.train.models.arguments import has_loss
 from forebay.visible import printable
 

@@ -14,9 +14,9 @@ from forebay.config.digest import hub_advice
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.pretrained import from_folder
-from forebay.steps.recipe import audio_step_of, image_step_of
-from forebay.steps.sections import features_of
-from forebay.steps.table import text_step
+from forebay.steps.audio.audio_section import audio_step_of, features_of
+from forebay.steps.image.image_section import image_step_of
+from forebay.steps.table import steps_named
 from forebay.train.models import generic
 from forebay.train.models.choice import check_model_type, tasks_of
 from forebay.train.models.generic import check_ids
@@ -239,14 +239,15 @@ def check_config(facts: ModelFacts, config: Config) -> None:
             '"bucket"',
             code="FB109",
         )
-    prompt = None if config.text is None else config.text.prompt
+    audio, prompt = config.audio, None if config.text is None else config.text.prompt
     if facts.text_prompt is not None and audio_step_of(config) is None:
         _check_prompt(facts, prompt, facts.text_prompt)
         return
-    wanted, step = facts.constants["features"], features_of(config)
+    assert audio is not None
+    wanted, step = facts.constants["features"], features_of(config, audio)
     if step.form() != wanted:
         raise ConfigError(
-            f'audio.features is "{config.audio.features}", but {facts.folder} is {an(facts.model_type)} model and '
+            f'audio.features is "{audio.features}", but {facts.folder} is {an(facts.model_type)} model and '
             f'takes "{wanted}"; set audio.features = "{wanted}" or another train.model',
             code="FB109",
         )
@@ -262,7 +263,7 @@ def check_config(facts: ModelFacts, config: Config) -> None:
 
 
 def _check_prompt(facts: ModelFacts, prompt: str | None, wanted: str) -> None:
-    if prompt is None or text_step(prompt).form() != wanted:
+    if prompt is None or wanted not in {step.form() for step in steps_named("text", prompt)}:
         raise ConfigError(
             f"text.prompt is {prompt!r}, but {facts.folder} is {an(facts.model_type)} model; "
             f'set text.prompt = "{wanted}"',

@@ -129,7 +129,7 @@ def check_config(facts: ModelFacts, config: Config) -> None:
             'plan.kind = "bucket", or name a model whose packs forebay knows (model_type qwen3_vl)',
             code="FB109",
         )
-    if config.audio.features == "waveform":
+    if config.audio is not None and config.audio.features == "waveform":
         _check_waveform(facts.folder)
     if facts.blank_id is not None:
         ctc.check_config(facts, config)

@@ -19,7 +19,7 @@ import torch
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError, ForebayError
 from forebay.pretrained import from_folder
-from forebay.steps.table import text_step
+from forebay.steps.table import steps_named
 from forebay.store.files import folder_aside
 from forebay.store.temporary import sweep
 from forebay.train.models.folder import load_model, model_facts
@@ -247,7 +247,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _check_prompt(facts: ModelFacts, folder: Path, new: NewTokenizer) -> None:
     """Returns where the model's prompt can be written with the tokenizer in `folder`, else raises ConfigError."""
     prompt = facts.constants["prompt"]
-    step: Any = text_step(prompt)
+    step: Any = steps_named("text", prompt)[0]
     try:
         opened = step(tokenizer=tokenizer_digest(folder)).opened(folder, merge_size=facts.constants.get("merge_size"))
         assert opened.constants

@@ -19,6 +19,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.source import SourceUnion, source_kind
 from forebay.train.loader import Loader
 from forebay.train.select import make_loader, select
+from tests.flat_constants import flat
 from tests.preprocess.corpus import Corpus, speech_corpus
 from tests.preprocess.here_pool import build_here
 from tests.store_factory import make_cache
@@ -90,7 +91,7 @@ def test_a_union_is_its_sources_one_behind_the_other(tmp_path: Path) -> None:
         ({"tokenizer": "1" * 64}, r"text.tokenizer is 0{16} in the former and 1{16} in the latter"),
         ({"tokenizer": None}, r"field input_ids is int32 \[n\] in the former and absent in the latter"),
         (
-            {"metadata": {"constants": {"features": "waveform", "sample_rate_hz": 8000, "prompt": "plain"}}},
+            {"metadata": {"constants": flat(features="waveform", sample_rate_hz=8000, prompt="plain").to_json()}},
             r"sample_rate_hz is 16000 in the former and 8000 in the latter",
         ),
     ],

@@ -13,6 +13,7 @@ import pytest
 from forebay.config import MixtureConfig, PackConfig
 from forebay.plan.make import plan_of
 from forebay.plan.pack.plan import PackPlan
+from tests.flat_constants import flat
 from tests.plan.packs import photos_and_text
 
 TOKENS, PATCHES = photos_and_text(300, text_share=0.2)
@@ -24,7 +25,7 @@ class Source(SimpleNamespace):
 
 
 SOURCE: Any = Source(
-    constants={},
+    constants=flat(features="patches"),
     key="cd" * 32,
     recipe_key="ef" * 32,
     filter_key=None,

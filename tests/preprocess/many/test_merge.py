@@ -25,6 +25,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.files import hash_file
 from forebay.store.metadata import read_metadata, write_metadata
 from forebay.store.verify import verify_folder
+from tests.flat_constants import flat
 from tests.preprocess.many.oracle import contents, held, languages_of, small_cache, write_ids
 from tests.store.faults import Faults
 from tests.store.trees import flip, tree
@@ -138,7 +139,7 @@ _ADVICE = r"build both with one setting and one forebay, then merge: forebay pre
         ({"tokenizer": None}, r"text is \{.* in the first and None in the second"),
         ({"metadata": {"probe": {"audio": "0" * 32, "text": "f" * 32}}}, r"probe\.text is '0{16}' .* 'f{16}'"),
         (
-            {"metadata": {"constants": {"features": "waveform", "sample_rate_hz": 8_000}}},
+            {"metadata": {"constants": flat(features="waveform", sample_rate_hz=8_000).to_json()}},
             r"constants\.prompt is 'plain'",
         ),
     ],

@@ -16,9 +16,9 @@ from forebay.errors import TextError
 from forebay.preprocess.group import Values
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.text_group import TextItems, opened_text
-from forebay.steps.recipe import TextGroup
 from forebay.steps.step import TextStep
 from forebay.steps.text.row_encoder import EncodedRow, TextRows
+from forebay.steps.text.text_section import TextGroup
 from forebay.store.layout import FieldSpec
 from forebay.task_map import WorkerDied
 

@@ -153,7 +153,7 @@ def test_drop_shows_the_colours_under_the_alpha(tmp_path: Path, codec: str) -> N
 def test_a_cache_says_what_became_of_the_alpha() -> None:
     constants: dict[str, Any] = {"image": ImageSettings().to_json(), "max_pixels": 100}
     fields = [{"name": name, "role": "tensor"} for name in ("image_file", "image_rows", "image_grid_thw")]
-    metadata = {"media_rows": "image_rows", "codec": "source", "fields": fields, "constants": constants}
+    metadata = {"media_rows": "image_rows", "codec": "source", "fields": fields, "constants": {"image": constants}}
     for alpha in ("drop", "white"):
         constants["alpha"] = alpha
         stored = StoredImages.of(metadata, folder=Path("x"))

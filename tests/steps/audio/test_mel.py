@@ -17,7 +17,7 @@ from forebay.steps.audio.energy import Energy
 from forebay.steps.audio.mel import PRESETS, Mel
 from forebay.steps.audio.mel_filters import mel_filters
 from forebay.steps.recipe import recipe_of
-from forebay.steps.table import AUDIO, settings_of
+from forebay.steps.table import settings_of
 from tests.steps.audio.clips import recordings
 from tests.steps.audio.make_librosa import MEL_CLIP, MELS, recording
 
@@ -291,7 +291,7 @@ def test_every_setting_is_in_the_key() -> None:
     variants += [{"pitch": {name: value}} for name, value in {"min_hz": 80.0, "max_hz": 400, "threshold": 0.1}.items()]
     keys = [recipe_of(load_config(config(**settings))).key for settings in variants]
     assert len(set(keys)) == len(keys)
-    assert set(settings_of(AUDIO, "mel")) <= set(OTHERS)
+    assert set(settings_of("audio", "mel")) <= set(OTHERS)
 
 
 def test_settings_that_mean_the_same_have_one_key() -> None:

@@ -9,7 +9,7 @@ import tarfile
 import unicodedata
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -25,7 +25,7 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder
-from forebay.steps.table import made, text_step
+from forebay.steps.table import made, steps_named
 from forebay.steps.text.normalize import is_unseen, qwen3_asr_name, whisper_code
 from forebay.steps.text.qwen3_asr import num_audio_tokens
 from forebay.steps.text.transcript import TextEncoder, Transcript
@@ -56,7 +56,7 @@ def encoder(prompt: str, **settings_: Any) -> TextEncoder:
 
 
 def step_of(prompt: str, folder: Path, **settings_: Any) -> Transcript:
-    step = made(text_step(prompt), settings_, tokenizer=tokenizer_digest(folder))
+    step = made(cast(type[Transcript], steps_named("text", prompt)[0]), settings_, tokenizer=tokenizer_digest(folder))
     assert isinstance(step, Transcript)
     return step
 

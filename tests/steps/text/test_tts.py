@@ -17,6 +17,7 @@ from forebay.steps.recipe import recipe_of
 from forebay.steps.step import Stored
 from forebay.steps.text.transcript import TextEncoder
 from forebay.steps.text.tts import Tts
+from tests.flat_constants import flat
 from tests.steps.text.characters import BLANK, character_tokenizer
 
 TEXTS = ("hello there", "good bye")
@@ -102,7 +103,7 @@ def test_a_batch_has_ids_lengths_speakers_and_languages(folder: Path) -> None:
         for text, language, who in (("hello", "fr", "bob"), ("good bye", "en", "bob"))
     ]
     assert [set(sample) for sample in samples] == [{spec.name for spec in step.fields()}] * 2
-    stored = Stored("cache", encoder.constants, {spec.name: spec for spec in step.fields()})
+    stored = Stored("cache", flat(**encoder.constants), {spec.name: spec for spec in step.fields()})
     batch = Tts.batch(stored)(samples, padding_side="left", allocate=fresh)
     assert list(batch) == ["input_ids", "input_lengths", "speaker_ids", "language_ids"]
     assert {values.dtype for values in batch.values()} == {torch.int64}
@@ -113,7 +114,7 @@ def test_a_batch_has_ids_lengths_speakers_and_languages(folder: Path) -> None:
     assert batch["input_lengths"].tolist() == [5, 8]
     assert (batch["speaker_ids"].tolist(), batch["language_ids"].tolist()) == ([1, 1], [1, 0])
     alone = step_of(folder)
-    plain = Stored("cache", encoder.constants, {spec.name: spec for spec in alone.fields()})
+    plain = Stored("cache", flat(**encoder.constants), {spec.name: spec for spec in alone.fields()})
     assert list(Tts.batch(plain)(samples, padding_side="right", allocate=fresh)) == ["input_ids", "input_lengths"]
 
 

@@ -71,7 +71,7 @@ def make_cache(root: Path, shards: Shards) -> Path:
             "key": digest([len(rows) for rows in shards]),
             "recipe_key": digest("recipe"),
             "recipe": {},
-            "constants": {},
+            "constants": {"audio": {}, "text": {}},
             "num_samples": len(places),
             "length_names": ["num_audio_samples", "num_tokens"],
         },

@@ -17,6 +17,7 @@ from forebay.steps.batch import PIECE, copy_values, raw, raw_values
 from forebay.store.layout import Array
 from forebay.train.collate.collator import Collator
 from forebay.train.ring import BufferRing
+from tests.flat_constants import flat
 from tests.train.fake_source import AUDIO_TOKEN_ID, PAD_TOKEN_ID, FakeSource, plain_batch
 
 DEMO = Path(__file__).parents[3] / "demo" / "speech"
@@ -132,7 +133,7 @@ def test_collators_are_pickled_for_worker_processes() -> None:
 )
 def test_constants_that_give_no_batch_are_refused(changes: dict[str, Any], message: str) -> None:
     source = FakeSource([10])
-    source.constants = {**source.constants, **changes}
+    source.constants = flat(**{**source.constants, **changes})
     with pytest.raises(ConfigError, match=message):
         Collator(source)
 
@@ -219,7 +220,7 @@ def spoken() -> tuple[Any, list[np.ndarray[Any, Any]], list[str], FakeSource]:
     texts = ["one", "two and three", "a longer sentence than the others"]
     prompts = [f"<|audio_start|><|audio_pad|><|audio_end|>{text}<|im_end|>" for text in texts]
     source = FakeSource([2] * 3, features="qwen3_asr", prompt="qwen3_asr", dtype="float32")
-    source.constants = {**source.constants, "pad_token_id": processor.tokenizer.pad_token_id}
+    source.constants = flat(**{**source.constants, "pad_token_id": processor.tokenizer.pad_token_id})
     source.samples = [_qwen3_asr_fields(processor, clip, prompt) for clip, prompt in zip(clips, prompts, strict=True)]
     return processor, clips, prompts, source
 

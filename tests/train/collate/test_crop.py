@@ -33,6 +33,7 @@ from forebay.train.collate.crop import Crop, CropDraws
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.select import make_loader, select
+from tests.flat_constants import flat
 from tests.preprocess.here_pool import build_here
 from tests.processes import python
 from tests.steps.audio.clips import recordings
@@ -141,7 +142,7 @@ class CropSource(SampleSource):
             "fbanks": FieldSpec(name="fbanks", dtype=dtype, shape=(80,)),
             "waveform": FieldSpec(name="waveform", dtype="int16"),
         }
-        self.constants: Mapping[str, Any] = {"features": "w2v_bert", "sample_rate_hz": 16_000}
+        self.constants = flat(features="w2v_bert", sample_rate_hz=16_000)
         sizes = [len(clip) for clip in floats]
         self.lengths: Mapping[str, Array] = {"num_audio_samples": np.array(sizes, np.int32)}
 
@@ -341,11 +342,11 @@ def test_sources_that_cannot_be_cropped_are_refused() -> None:
     source = FakeSource([100], features="w2v_bert", dtype="float32", prompt=None)
     with pytest.raises(ConfigError, match="lacks features or sample_rate_hz"):
         Collator(source, crop_s=6.0)
-    source.constants = {**source.constants, "sample_rate_hz": 16_000}
+    source.constants = flat(**source.constants, sample_rate_hz=16_000)
     with pytest.raises(ConfigError, match=r"set audio\.keep_waveform = true"):
         Collator(source, crop_s=6.0)
     source = FakeSource([100], features="qwen3_asr", prompt=None)
-    source.constants = {**source.constants, "sample_rate_hz": 16_000}
+    source.constants = flat(**source.constants, sample_rate_hz=16_000)
     with pytest.raises(ConfigError, match=r'audio\.features is "qwen3_asr"'):
         Collator(source, crop_s=6.0)
 

@@ -19,12 +19,13 @@ from forebay.steps.audio.waveform import Waveform
 from forebay.steps.batch import fresh
 from forebay.steps.form_batch import collate
 from forebay.steps.step import AudioStep, Stored
+from tests.flat_constants import flat
 from tests.steps.audio.clips import nearly_30_s, recordings, waveforms
 
 
 def batch_of(step: AudioStep, samples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
     """Returns the batch of stored fields by the form of a step."""
-    form = step.batch(Stored("", {}, {spec.name: spec for spec in step.fields()}))
+    form = step.batch(Stored("", flat(), {spec.name: spec for spec in step.fields()}))
     return collate(form, list(map(form.items, samples)), dtype=torch.float32, allocate=fresh, are_rows=True)
 
 
@@ -190,7 +191,7 @@ def test_waveform_input_is_the_same_from_both_dtypes() -> None:
 
 @given(st.integers(1, 5000))
 def test_lengths(num_frames: int) -> None:
-    form = Qwen3Asr.batch(Stored("", {}, {spec.name: spec for spec in Qwen3Asr().fields()}))
+    form = Qwen3Asr.batch(Stored("", flat(), {spec.name: spec for spec in Qwen3Asr().fields()}))
     assert form.main.room(num_frames) == next(n for n in range(num_frames, num_frames + 100) if n % 100 == 0)
     assert output_frames(num_frames) == len(range(0, num_frames, 2))
     many = np.arange(num_frames, num_frames + 3)

@@ -72,12 +72,14 @@ def test_sources_of_a_mixture_have_no_random_batches_in_common(speech: Config, t
 
 @pytest.mark.parametrize("features", ["none", "given"])
 def test_hf_needs_sound(speech: Config, features: str) -> None:
+    assert speech.audio is not None
     config = dataclasses.replace(speech, audio=dataclasses.replace(speech.audio, features=features))
     with pytest.raises(ConfigError, match=r"has no sound for an extractor; give --against uncached,unbucketed"):
         arms_of("hf", config)
 
 
 def test_no_extractor_makes_what_code_of_the_user_makes(speech: Config) -> None:
+    assert speech.audio is not None
     audio = dataclasses.replace(speech.audio, features="steps/my.py:Bands")
     config = dataclasses.replace(speech, audio=audio)
     with pytest.raises(ConfigError, match=r"is steps/my\.py:Bands, which no extractor of transformers makes; give"):

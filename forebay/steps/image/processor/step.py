@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from forebay.config.loader import LoaderConfig
+from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
 from forebay.spans import DECODE, PATCHES, span
+from forebay.steps.audio.declared import form_of
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.image.processor.codes import Encoder, NotInTable
 from forebay.steps.image.processor.outputs import NoArrayError, Output, array_of, ask
 from forebay.steps.image.processor.whole import image_processor_of
-from forebay.steps.step import ImageStep
+from forebay.steps.step import ImageStep, Stored
+from forebay.steps.table import unknown
 from forebay.store.image.pixels import decode_image
 from forebay.store.layout import Array
 
@@ -34,6 +38,12 @@ class Processed(ImageStep):
     name: ClassVar[str] = "processor"
     given: ClassVar[frozenset[str]] = frozenset({"processor", "folder", "max_pixels", "max_sample_bytes"})
 
+    stored_as: ClassVar[str] = "images"
+    axes: ClassVar[dict[str, str | int]] = {"image_grid_thw": 1}
+    apart: ClassVar[str] = "give the processor a fixed size"
+    code: ClassVar[str | None] = "FB125"
+    fills: ClassVar[bool] = False
+    plan: ClassVar[str] = "batch_size = 32"
     is_of_transformers: ClassVar[bool] = True
 
     folder: str = field(default="", compare=False)
@@ -42,6 +52,55 @@ class Processed(ImageStep):
     leave_out: tuple[str, ...] = ()
     """Outputs of the processor that are not stored: what is no array, and what the model does not need."""
     version: int = 2
+
+    @classmethod
+    def batch(cls, stored: Stored) -> BatchForm:
+        """Returns the form that the cache declares. Raises ConfigError where it is none.
+
+        Beside a conversation images have the outputs that the model's whole processor hands on.
+        """
+        form, names = form_of(stored, "form"), stored.get("image_outputs")
+        if not isinstance(names, list):
+            return form
+        kept = tuple(field for field in form.fields if field.name in names or field.mask_of in names)
+        if not any(field.is_stored for field in kept):
+            raise ConfigError(
+                f"{stored.name}: image_outputs are {names}, and its form has none of them; rebuild it: "
+                "forebay preprocess",
+                code="FB125",
+            )
+        return replace(form, fields=kept)
+
+    @classmethod
+    def no_prompt(cls, prompt: str, prompts: Mapping[str, Any]) -> str:
+        """See `ItemStep`."""
+        return f'text.prompt is "{prompt}", with images of a processor {unknown(prompts, prompt)}'
+
+    @classmethod
+    def contradictions(cls, config: Config) -> list[str]:
+        """Returns what is not for arrays of a processor: codecs of patches, packs, seconds, settings of packs."""
+        vision, plan, loader, found = config.vision, config.plan, config.loader, []
+        if vision is not None and vision.codec not in ("raw", "zstd"):
+            found.append(
+                f'vision.codec is "{vision.codec}", which holds patches alone; images of a processor are "raw" or '
+                '"zstd"'
+            )
+        if plan is not None and plan.kind == "pack":
+            found.append(
+                'plan.kind is "pack", wanted "bucket" or "window": packs are of patches, and images of a processor '
+                'stand in batches, for example [plan] kind = "bucket" with batch_size = 32'
+            )
+        elif plan is not None and plan.batch_seconds is not None and config.audio is None:
+            found.append("plan.batch_seconds is of audio, and images have no seconds; give plan.batch_size")
+        default = LoaderConfig()
+        if (loader.pack_shapes, loader.varlen) != (default.pack_shapes, default.varlen):
+            found.append("loader.pack_shapes and loader.varlen are of packs of patches; leave them out")
+        if loader.pixels != default.pixels:
+            found.append(
+                f'loader.pixels is "{loader.pixels}" and is of patches; loader.dtype is that of what a processor '
+                "gives, and make_loader(device=...) copies codes and expands them there; leave it out"
+            )
+        return found
 
     def opened(self, form: BatchForm | None = None) -> OpenProcessor:
         """Returns the processor, loaded; a process does that once. Raises ConfigError.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from forebay.errors import ConfigError
-from forebay.steps.step import RowText, Stored, TextStep
+from forebay.steps.step import RowText, Stored, TextBatch, TextStep
 from forebay.steps.text.chat.conversation import (
     Message,
     check_conversation,
@@ -43,6 +43,8 @@ class Chat(TextStep):
     """
 
     name: ClassVar[str] = "chat"
+    beside: ClassVar[frozenset[str]] = frozenset({"patches"})
+    can_pack: ClassVar[bool] = True
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "label_mask": "tokens"}
     given: ClassVar[frozenset[str]] = frozenset({"tokenizer"})
     tokenizer: str
@@ -55,6 +57,13 @@ class Chat(TextStep):
         return (
             FieldSpec(name="input_ids", dtype="int32", group="text"),
             FieldSpec(name="label_mask", dtype="uint8", group="text"),
+        )
+
+    @classmethod
+    def batch(cls, stored: Stored) -> TextBatch:
+        """Raises ConfigError: conversations stand in packs."""
+        raise ConfigError(
+            f'{stored.name}: no batch form for prompt {cls.name!r}; conversations stand in packs: plan.kind = "pack"'
         )
 
     @classmethod

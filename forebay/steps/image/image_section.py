@@ -1,0 +1,157 @@
+"""`[vision]`: from the settings of a section to the step of the group `image`, and what they cannot do together.
+
+What `vision.images` comes to is read from documents alone, without transformers: keys and lookup ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
+
+from forebay.config.data import SourceConfig, VisionConfig
+from forebay.config.digest import processor_digest
+from forebay.config.tree import Config
+from forebay.errors import ConfigError
+from forebay.steps.group_recipe import GroupRecipe
+from forebay.steps.step import ImageStep, Step
+from forebay.steps.table import STEPS, made, problems, settings_of, steps_named
+from forebay.steps.text.chat.packed import VISION_TOKENS
+from forebay.store.image.codec import Codec
+from forebay.store.image.settings import is_native, processor_document
+from forebay.store.layout import Group
+
+_OF_SOUND = ("min_duration_s", "max_duration_s", "overlong", "languages", "duration_tolerance")
+"""Settings of `[source]`."""
+
+_VOCABULARIES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "vocab.json",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageGroup(GroupRecipe):
+    """Images. folder: of the processor. codec: how they are stored, which is in no key."""
+
+    name: ClassVar[Group] = "image"
+    section: ClassVar[str] = "vision"
+    settings: ClassVar[type] = VisionConfig
+
+    step: ImageStep
+    folder: str = field(compare=False)
+    codec: Codec = "raw"
+
+    @classmethod
+    def problems(cls, values: Mapping[str, Any]) -> list[str]:
+        """See `GroupRecipe`: nothing is wrong that one of the steps takes."""
+        own = cls.own_names()
+        rest = {setting: value for setting, value in values.items() if setting not in own}
+        tried = [problems(cls.name, name, rest, section=cls.section, key="", own=own) for name in STEPS[cls.name]]
+        return min(tried, key=bool)
+
+    @classmethod
+    def contradictions(cls, config: Config) -> list[str]:
+        """See `GroupRecipe`; of a processor without a document nothing but what the recipe says."""
+        vision, found = config.vision, _of_sound(config)
+        name = None if vision is None else _step_name(config, vision)
+        if vision is None or name is None:
+            return found
+        (other,) = STEPS[cls.name].keys() - {name}
+        found += [
+            f'vision.{setting} is for images = "{other}", and images are stored by "{name}"; leave it out, or set '
+            f'vision.images = "{other}"'
+            for setting in vision.settings
+            if setting not in settings_of(cls.name, name)
+        ]
+        return [*found, *_step(name).contradictions(config)]
+
+    @classmethod
+    def of(cls, config: Config) -> Self | None:
+        """See `GroupRecipe`; reads the processor's files."""
+        vision, step = config.vision, image_step_of(config)
+        if vision is None or step is None:
+            return None
+        given: dict[str, Any] = {
+            "processor": processor_digest(Path(vision.processor)),
+            "folder": vision.processor,
+            "max_pixels": config.source.max_pixels,
+            "max_sample_bytes": config.source.max_sample_bytes,
+        }
+        made_step = made(step, vision.settings, **{name: given[name] for name in step.given})
+        return cls(step=made_step, folder=vision.processor, codec=vision.codec)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The one that makes what is stored."""
+        return (self.step,)
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        """transformers, where its processor makes the values."""
+        return {"transformers": version("transformers")} if self.step.is_of_transformers else {}
+
+    def document(self) -> dict[str, Any]:
+        """Returns the settings of the step, and how images are stored."""
+        return {"images": self.step.name, **self.step.compared()}
+
+
+def image_step_of(config: Config) -> type[ImageStep] | None:
+    """Returns the step of a config's images; None without `[vision]`. Reads documents of the processor alone."""
+    vision = config.vision
+    return None if vision is None else _step(_step_name(config, vision) or "patches")
+
+
+def _step(name: str) -> type[ImageStep]:
+    (step,) = steps_named(ImageGroup.name, name)
+    return cast(type[ImageStep], step)
+
+
+def _step_name(config: Config, vision: VisionConfig) -> str | None:
+    """Returns what `vision.images` comes to; None where no document says it.
+
+    "auto" takes patches where the processor is of the Qwen2-VL family and `prompt = "chat"` finds that family's tokens
+    of images in the tokenizer's files, else the processor; so it does beside recordings.
+    """
+    text = config.text
+    if vision.images != "auto":
+        return vision.images
+    if text is None or text.prompt != "chat" or config.audio is not None:
+        return "processor"
+    try:
+        _, document = processor_document(Path(vision.processor))
+    except ConfigError:
+        return None
+    return "patches" if is_native(document) and has_vision_tokens(Path(text.tokenizer)) else "processor"
+
+
+def has_vision_tokens(folder: Path) -> bool:
+    """Whether a tokenizer's files name the tokens of images; True where there is no file, so that it is missed."""
+    wanted = {token.encode() for token in VISION_TOKENS}
+    paths = [path for name in _VOCABULARIES if (path := folder / name).is_file()]
+    for path in paths:
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return True
+        wanted = {token for token in wanted if token not in data}
+        if not wanted:
+            return True
+    return not paths
+
+
+def _of_sound(config: Config) -> list[str]:
+    """Returns which settings of a config with images are of sound alone."""
+    if not config.vision:
+        return []
+    plain = SourceConfig(kind="", manifest="-")
+    names = [] if config.audio else [n for n in _OF_SOUND if getattr(config.source, n) != getattr(plain, n)]
+    found = [f"source.{name} is only for audio, not for a config with [vision]" for name in names]
+    if config.loader.crop_s is not None:
+        found.append("loader.crop_s is only for audio, not for a config with [vision]")
+    return found

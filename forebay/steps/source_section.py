@@ -1,0 +1,187 @@
+"""`[source]`: what decides which rows are samples, and what kinds of source and meanings of rows do not have."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import asdict
+from typing import Any
+
+from forebay.config.data import MEANINGS, SOURCE_KINDS, SourceColumns, SourceConfig
+from forebay.config.meaning import facts_of, meaning_problem, own_meaning
+from forebay.config.tree import Config
+from forebay.steps.table import audio_step
+from forebay.store.inputs import inputs_problem
+from forebay.store.source import SECTIONS
+
+LISTING_VERSION = 3
+"""Bumped when the same sources and filters give other rows."""
+
+_FIELDS = (
+    "min_duration_s",
+    "max_duration_s",
+    "overlong",
+    "duration_tolerance",
+    "languages",
+    "max_samples",
+    "exclude",
+    "max_sample_bytes",
+    "max_pixels",
+    "rows",
+)
+
+
+def source_document(config: Config) -> dict[str, Any]:
+    """Returns the settings of `[source]` that decide which rows are samples, in their one form."""
+    source = config.source
+    settings = {**asdict(source), **_plain_filters(source)}
+    return {
+        **{name: settings[name] for name in ("kind", "split", *_FIELDS)},
+        **_columns_document(config),
+        **({"keep_columns": sorted(source.keep_columns)} if source.keep_columns else {}),
+        **({"languages_from_folders": True} if source.languages_from_folders else {}),
+        **_meaning_document(config),
+        "version": LISTING_VERSION,
+    }
+
+
+def _columns_document(config: Config) -> dict[str, str]:
+    columns, default = config.source.columns, SourceColumns()
+    named = {name: getattr(columns, name) for name in columns_read(config)}
+    if not SOURCE_KINDS[config.source.kind].has_audio:  # whose files of lines had no columns before
+        named = {name: column for name, column in named.items() if column != getattr(default, name)}
+    return {f"{name}_column": column for name, column in named.items() if column is not None}
+
+
+def _meaning_document(config: Config) -> dict[str, Any]:
+    """Returns the meaning of the rows, where it is another one than a config of these sections has anyway."""
+    if (own := own_meaning(config)) is not None:
+        return {"meaning": own.document()}
+    return {} if config.meaning == config.default_meaning else {"meaning": config.meaning}
+
+
+def _plain_filters(source: SourceConfig) -> dict[str, Any]:
+    """One form for filters that let the same rows through: 30 and 30.0, ids in any order, languages in any case too."""
+    limit, tolerance = source.max_duration_s, source.duration_tolerance
+    languages = source.languages
+    return {
+        "min_duration_s": float(source.min_duration_s),
+        "max_duration_s": None if limit is None else float(limit),
+        "duration_tolerance": None if tolerance is None else float(tolerance),
+        "languages": None if languages is None else sorted({language.lower() for language in languages}),
+        "exclude": sorted(set(source.exclude)),
+    }
+
+
+def columns_read(config: Config) -> tuple[str, ...]:
+    """Returns the columns that a config's kind of source reads by name; in the key as `audio_column`."""
+    kind = SOURCE_KINDS[config.source.kind]
+    # A folder of images is no table.
+    is_table = kind.has_columns and not (kind.images and "image" in facts_of(config).groups)
+    return facts_of(config).columns if is_table else ()
+
+
+def source_problems(config: Config) -> list[str]:
+    """Returns what the kind of source, or the meaning of its rows, does not have that the config says."""
+    source, subjects = config.source, {*config.subjects}
+    if (problem := meaning_problem(config)) is not None:
+        return [problem]
+    called = " and ".join(config.subjects)
+    kinds = [name for name, kind in SOURCE_KINDS.items() if subjects <= {*kind.holds}]
+    if source.kind not in kinds:
+        near = difflib.get_close_matches(source.kind, kinds, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return [f'source.kind is "{source.kind}", for {called} wanted one of {", ".join(kinds)}{hint}']
+    if source.kind == "python" and (problem := inputs_problem(config)) is not None:
+        return [problem]
+    if found := _groups_problems(config):
+        return found
+    # What is not in the key must not be read either: a column that is in no key has its default name.
+    known = columns_read(config)
+    return _table_problems(config, called) + [
+        f'source.columns.{name} is "{column}", and source.kind = "{source.kind}" for {called} reads '
+        f"{'only the columns ' + ', '.join(known) if known else 'no columns by name'}; leave it out"
+        for name, column in asdict(source.columns).items()
+        if name not in known and column != getattr(SourceColumns(), name)
+    ]
+
+
+def _groups_problems(config: Config) -> list[str]:
+    """Returns where the sections of a config are not those of the items that its rows have."""
+    facts, kind, audio = facts_of(config), SOURCE_KINDS[config.source.kind], config.audio
+    wanted = [f"[{SECTIONS[group]}]" for group in facts.groups]
+    rows = f'source.meaning is "{facts.name}", whose rows have items of {" and ".join(wanted) or "no group"}'
+    if len(config.subjects) > 1 and len(wanted) < len(config.subjects):
+        return [f"give one of [audio] and [vision]: {rows}"]
+    if audio is not None and (step := audio_step(audio.features)).has_audio != kind.has_audio:
+        return [
+            f'source.kind is "{config.source.kind}" and audio.features is "{step.name}"; text alone needs '
+            'kind = "text" and features = "none"'
+        ]
+    given = {"[audio]": audio is not None and kind.has_audio, "[vision]": bool(config.vision)}
+    return [
+        f"{rows}; {'add' if section in wanted else 'leave out'} {section}"
+        for section, is_given in given.items()
+        if is_given != (section in wanted)
+    ]
+
+
+def _table_problems(config: Config, called: str) -> list[str]:
+    """Returns which settings of tables a config has whose kind of source takes none."""
+    source, groups, found = config.source, facts_of(config).groups, _media_problems(config)
+    for name in ("texts", "languages_from_folders"):
+        if getattr(source, name) and source.kind != "folder":
+            found.append(f'source.{name} is for source.kind = "folder", and it is "{source.kind}"; leave it out')
+    if source.kind == "folder":
+        found += (_pictures_problems if "image" in groups else _recordings_problems)(config)
+    keeps = {name: kind for name, kind in SOURCE_KINDS.items() if {*config.subjects} <= {*kind.keeps}}
+    if source.keep_columns and source.kind not in keeps:
+        wanted = " or ".join(f'"{name}"' for name in keeps)
+        found.append(
+            f'source.keep_columns are not read from source.kind = "{source.kind}", '
+            f"{f'wanted {wanted}' if keeps else f'for {called} no kind keeps columns yet'}; leave them out"
+        )
+    return found
+
+
+def _media_problems(config: Config) -> list[str]:
+    source, groups, found = config.source, facts_of(config).groups, []
+    if source.audio_dir is not None and source.kind != "table":
+        found.append(f'source.audio_dir is for source.kind = "table", and it is "{source.kind}"; leave it out')
+    elif source.audio_dir is not None and "audio" not in groups:
+        found.append("source.audio_dir is for recordings; name the folder of the images as source.image_dir")
+    if source.image_dir is not None and "image" not in groups:
+        found.append("source.image_dir is for images; name the folder of the recordings as source.audio_dir")
+    elif source.image_dir is not None and source.kind not in ("jsonl", "table"):
+        found.append(
+            f'source.image_dir is for source.kind = "table" or "jsonl", and it is "{source.kind}"; leave it out'
+        )
+    if source.rows is not None and source.kind != "text" and "image" not in groups:
+        found.append('source.rows is only for a config with [vision], and for source.kind = "text"')
+    return found
+
+
+def _recordings_problems(config: Config) -> list[str]:
+    """Returns what a folder of recordings does not have."""
+    source, found = config.source, []
+    if source.keep_columns and source.texts is None:
+        found.append(
+            "source.keep_columns are columns of source.texts, and there is none; name the table, or leave keep_columns "
+            "out"
+        )
+    given = [name for name in ("features", "labels") if getattr(source.columns, name) is not None]
+    return [*found, *(f'source.columns.{name} is not for source.kind = "folder"; leave it out' for name in given)]
+
+
+def _pictures_problems(config: Config) -> list[str]:
+    """Returns what a folder of images does not have."""
+    source, found = config.source, []
+    if config.meaning == "conversations":
+        prompts = [facts.prompt for facts in MEANINGS.values() if facts.prompt and facts.name != config.meaning]
+        wanted = " or ".join(f'"{prompt}"' for prompt in prompts)
+        found.append(f'source.kind is "folder", which has images and no conversations; set [text] prompt = {wanted}')
+    return found + [
+        f"source.{name} is for recordings, and the first folder below source.manifest is the class of an image, or "
+        f"NAME.txt beside it its text; leave {name} out"
+        for name in ("texts", "languages_from_folders")
+        if getattr(source, name)
+    ]

@@ -1,0 +1,148 @@
+"""`[text]`: from the settings of a section to the step of the group `text`, and what they cannot do together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from forebay.config.data import SOURCE_KINDS, TextConfig
+from forebay.config.digest import processor_digest, tokenizer_digest
+from forebay.config.tree import Config
+from forebay.errors import ConfigError
+from forebay.steps.audio.audio_section import audio_step_of
+from forebay.steps.audio.none import NoAudio
+from forebay.steps.group_recipe import GroupRecipe
+from forebay.steps.image.image_section import image_step_of
+from forebay.steps.step import ItemStep, Step, TextStep
+from forebay.steps.table import STEPS, made, problems, problems_of, prompts_beside, steps_named, text_step
+from forebay.steps.text.line import TextLine
+from forebay.steps.text.none import NoText
+from forebay.steps.text.normal.step import Where
+from forebay.steps.text.normal.table import problems_of as problems_of_line
+from forebay.store.layout import TEXT, Group
+
+if TYPE_CHECKING:
+    from forebay.steps.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextGroup(GroupRecipe):
+    """What stands in a row as text. folder: of the tokenizer. needs_text: a row without a text is left out.
+
+    is_given: whether the config has `[text]`; without it nothing is made of texts.
+    """
+
+    name: ClassVar[Group] = TEXT
+    section: ClassVar[str] = "text"
+    settings: ClassVar[type] = TextConfig
+
+    step: TextStep
+    folder: str = field(default="", compare=False)
+    needs_text: bool = False
+    is_given: bool = True
+
+    @classmethod
+    def problems(cls, values: Mapping[str, Any]) -> list[str]:
+        """See `GroupRecipe`. Which of two steps of a name is meant, the whole config says: `contradictions`."""
+        own, name = cls.own_names(), values.get("prompt", TextConfig().prompt)
+        rest = {setting: value for setting, value in values.items() if setting not in own}
+        if not isinstance(name, str):  # the config itself refuses it
+            return []
+        found = problems(cls.name, name, rest, section=cls.section, key="prompt", own=own)
+        steps = steps_named(cls.name, name) if name in STEPS[cls.name] else ()
+        is_missing = values.get("tokenizer", "") == "" and all("tokenizer" in step.given for step in steps)
+        return [*(["text.tokenizer: missing"] if steps and is_missing else []), *found] or problems_of_line(rest)
+
+    @classmethod
+    def contradictions(cls, config: Config) -> list[str]:
+        """See `GroupRecipe`."""
+        items, text = item_steps_of(config), config.text
+        first = next(iter(items.values()), NoAudio)
+        prompts = prompts_beside(_features(items))
+        if text is None:
+            return [] if items else [NoAudio.no_prompt(None, prompts)]
+        step = text_step(text.prompt, _features(items))
+        if step is None:
+            return [first.no_prompt(text.prompt, prompts)]
+        own = cls.own_names()
+        found = problems_of(step, text.settings, table=prompts, section=cls.section, key="prompt", own=own)
+        return found or step.contradictions(config)
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """See `GroupRecipe`; reads the files of the tokenizer and the processor."""
+        text, vision = config.text, config.vision
+        if text is None:
+            return cls(step=NoText(), is_given=False)
+        items = item_steps_of(config)
+        step = text_step(text.prompt, _features(items))
+        assert step is not None
+        given: dict[str, Any] = {"tokenizer_folder": text.tokenizer}
+        if vision is not None and "processor" in step.given:
+            given |= {
+                "processor": processor_digest(Path(vision.processor)),
+                "processor_folder": vision.processor,
+            }
+        if "tokenizer" in step.given:
+            given["tokenizer"] = _tokenizer(config, text, step)
+        if "line" in step.given:
+            given["line"] = text_line(config, text)
+        made_step = made(step, text.settings, **{name: given[name] for name in step.given if name in given})
+        needs_text = SOURCE_KINDS[config.source.kind].needs_text and step.is_of_texts
+        return cls(step=made_step, folder=text.tokenizer, needs_text=needs_text)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The prompt."""
+        return (self.step,)
+
+    def document(self) -> dict[str, Any]:
+        """Returns the settings of the prompt, and of what a text goes through before."""
+        return {"prompt": self.step.name, **self.step.document()}
+
+    def without_code(self) -> Self:
+        """Returns the group without functions in the text line; see `TextLine.without_code`."""
+        return replace(self, step=self.step.without_code())
+
+    def check(self, recipe: Recipe) -> None:  # noqa: ARG002
+        """See `TextLine.check`."""
+        self.step.check()
+
+
+def item_steps_of(config: Config) -> dict[Group, type[ItemStep]]:
+    """Returns the steps of the groups whose items samples have, as far as documents say them."""
+    found = {"audio": audio_step_of(config), "image": image_step_of(config)}
+    return {group: step for group, step in found.items() if step is not None}
+
+
+def _features(items: Mapping[Group, type[ItemStep]]) -> dict[Group, str]:
+    return {group: step.form() for group, step in items.items()}
+
+
+def text_line(config: Config, text: TextConfig) -> TextLine:
+    """Returns the text line of a config: reads the files that its steps name, not the tokenizer's."""
+    where = Where(
+        folder=Path(config.path).parent,
+        tokenizer=Path(text.tokenizer),
+        allow_code=config.run.allow_code,
+        phones=text.settings.get("phones"),
+    )
+    return TextLine.of(text.settings, where)
+
+
+def _tokenizer(config: Config, text: TextConfig, step: type[TextStep]) -> str:
+    """Returns the digest of the tokenizer. Raises ConfigError where its folder has none."""
+    folder, vision = Path(text.tokenizer), config.vision
+    try:
+        return tokenizer_digest(folder)
+    except ConfigError as err:
+        if vision and text.tokenizer == vision.processor:
+            # The processor's folder stands for a [text] that is left out.
+            advice = 'where images stand without conversations, set [text] prompt = "label", "plain" or "none"'
+        elif step.takes_symbols and not folder.exists():
+            advice = f"without a model's tokenizer, write one of the texts' own symbols: forebay symbols {config.path}"
+        else:
+            raise
+        raise ConfigError(f"{err}; or, {advice}", code="FB105") from err
