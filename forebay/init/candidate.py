@@ -165,7 +165,7 @@ class Pictures(Headers):
         return [f"images up to {max(widths)} x {max(heights)}, {middle} (from {len(self.sizes)} headers)"]
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """One way to read the data.
 
@@ -187,7 +187,7 @@ class Candidate:
     label: str
     score: float
     look: Callable[[Candidate, Chooser], None]
-    name: str = ""
+    name: str = field(default="", kw_only=True)
     source: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
     noun: str = "samples"

@@ -15,36 +15,30 @@ from forebay.init.folder_files import spread
 from forebay.init.table_head import Row, Table, as_list
 from forebay.rows.meanings.canonical_chat import IMAGES, MESSAGES
 
-NAMES: dict[str, tuple[str, ...]] = {
-    "text": (
-        *("text", "sentence", "transcription", "transcript", "normalized_text", "raw_text", "raw_transcription"),
-        *("target", "utterance", "words", "label_text", "normalized", "caption"),
-    ),
-    "language": ("language", "lang", "locale", "language_code", "lang_code", "lang_id", "language_id"),
-    "id": ("sample_id", "id", "clip_id", "utt_id", "utterance_id", "segment_id", "uid", "key", "audio_id", "utt"),
-    "question": ("question", "query", "prompt", "instruction", "input", "problem"),
-    "answer": ("answer", "response", "output", "caption", "solution", "label", "text"),
-    "messages": ("messages", "conversations", "conversation", "dialogue"),
-    "label": (
-        *("label", "labels", "class", "class_name", "class_label", "category", "categories", "target", "fine_label"),
-        *("coarse_label", "tags", "species"),
-    ),
+NAMES: dict[str, list[str]] = {
+    role: names.split()
+    for role, names in {
+        "text": "text sentence transcription transcript normalized_text raw_text raw_transcription target utterance "
+        "words label_text normalized caption",
+        "language": "language lang locale language_code lang_code lang_id language_id",
+        "id": "sample_id id clip_id utt_id utterance_id segment_id uid key audio_id utt",
+        "question": "question query prompt instruction input problem",
+        "answer": "answer response output caption solution label text",
+        "messages": "messages conversations conversation dialogue",
+        "label": "label labels class class_name class_label category categories target fine_label coarse_label tags "
+        "species",
+    }.items()
 }
 """Usual names of what a column holds, the likeliest first."""
 
 _FEW = 100
 _ENOUGH = 0.5
 _CODE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8}){0,2}")
-_LANGUAGES = frozenset(
-    code
-    for row in (
-        "af am ar as az ba be bg bn bo br bs ca cs cy da de el en es et eu fa fi fil fo fr ga gl gu ha haw he hi hr ht",
-        "hu hy id ig is it ja jv jw ka kk km kn ko la lb ln lo lt lv mg mi mk ml mn mr ms mt my ne nl nn no oc or pa",
-        "pl ps pt ro ru rw sa sd si sk sl sn so sq sr su sv sw ta te tg th tk tl tr tt ug uk ur uz vi wo xh yi yo yue",
-        "zh zu",
-    )
-    for code in row.split()
-)
+_LANGUAGES = """
+af am ar as az ba be bg bn bo br bs ca cs cy da de el en es et eu fa fi fil fo fr ga gl gu ha haw he hi hr ht hu hy id
+ig is it ja jv jw ka kk km kn ko la lb ln lo lt lv mg mi mk ml mn mr ms mt my ne nl nn no oc or pa pl ps pt ro ru rw sa
+sd si sk sl sn so sq sr su sv sw ta te tg th tk tl tr tt ug uk ur uz vi wo xh yi yo yue zh zu
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +170,7 @@ def _are_languages(values: list[Any]) -> bool:
 
 def is_language(text: str) -> bool:
     """Says whether a text looks like the code of a language: `hi`, `en-US`, `pt_br`."""
-    return _CODE.fullmatch(text) is not None and re.split("[-_]", text.lower())[0] in _LANGUAGES
+    return _CODE.fullmatch(text) is not None and re.split("[-_]", text.lower())[0] in _LANGUAGES.split()
 
 
 def languages_of(tables: Iterable[Table], name: str | None) -> Counter[str]:

@@ -37,7 +37,7 @@ def recordings_of(tree: Tree) -> Candidate | None:
     if _is_ljspeech(tree):
         label = f"LJSpeech: metadata.csv with | beside wavs/, {counted(len(tree.audio), Sounds.noun)}"
         place, read = (tree.path("metadata.csv"),), functools.partial(_ljspeech, tree)
-        return Candidate(kind="ljspeech", manifests=place, meaning=RECORDINGS, label=label, score=85, look=read)
+        return Candidate("ljspeech", place, RECORDINGS, label, 85, read)
     own = TrainFiles.among(tree.audio)
     if not own.names:
         return None
@@ -62,17 +62,11 @@ def recordings_of(tree: Tree) -> Candidate | None:
         else:
             names = spread(beside, _TEXTS)
             found.texts = [text_head(tree.path(name)).strip() for name in names]
-            found.notes += [*_exports(names, found.texts, chooser), *_missing_texts(len(own.names), len(beside))]
+            found.notes += [*_exports(tree, names, found.texts, chooser), *_missing_texts(len(own.names), len(beside))]
         found.has_text = bool(found.texts)
 
-    return Candidate(
-        kind="folder",
-        manifests=tuple(map(tree.path, own.folders)),
-        meaning=RECORDINGS,
-        label=f"{counted(len(own.names), Sounds.noun)}{has}",
-        score=score,
-        look=look,
-    )
+    label = f"{counted(len(own.names), Sounds.noun)}{has}"
+    return Candidate("folder", tuple(map(tree.path, own.folders)), RECORDINGS, label, score, look)
 
 
 def _is_ljspeech(tree: Tree) -> bool:
@@ -126,7 +120,7 @@ def _missing_texts(count: int, found: int) -> list[str]:
     return []
 
 
-def _exports(names: Sequence[str], texts: Sequence[str], chooser: Chooser) -> list[str]:
+def _exports(tree: Tree, names: Sequence[str], texts: Sequence[str], chooser: Chooser) -> list[str]:
     """Returns what to say of texts that an annotation tool wrote, with their times.
 
     Raises ConfigError where most are such, unless the command line says that they are to be read.
@@ -134,14 +128,14 @@ def _exports(names: Sequence[str], texts: Sequence[str], chooser: Chooser) -> li
     found = [name for name, text in zip(names, texts, strict=True) if is_annotation(text)]
     if not found:
         return []
-    said = f"{found[0]}: an annotation tool wrote this text ({len(found)} of {len(texts)} that were looked at have tabs"
+    said = f": an annotation tool wrote this text ({len(found)} of {len(texts)} that were looked at have tabs"
     if 2 * len(found) > len(texts) and "kind" not in chooser.given:
         raise ConfigError(
-            f"{said}, times or mostly digits), and all of it would be learnt; export the words alone, or write a table "
+            f"{from_here(tree.path(found[0]))}{said}, times or mostly digits), and all of it would be learnt; export the words alone, or write a table "
             "(csv, tsv, jsonl) of audio and text and run forebay init on that; to read them as they are: --kind folder",
             code="FB135",
         )
-    return [f"{said}, times or mostly digits): forebay lint lists them."]
+    return [f"{found[0]}{said}, times or mostly digits): forebay lint lists them."]
 
 
 def pictures_of(tree: Tree) -> Candidate | None:
@@ -177,15 +171,9 @@ def pictures_of(tree: Tree) -> Candidate | None:
         found.notes += [f"{lacking:,} images have no {lack} and are left out."] * bool(lacking) + notes
         found.pictures = Pictures.of(map(tree.path, spread(own.names)))
 
-    return Candidate(
-        kind="folder",
-        manifests=tuple(map(tree.path, own.deepest)),
-        meaning=IMAGES,
-        label=f"{counted(len(own.names), Pictures.noun)}, {' and '.join(each.label for each in possible) or 'alone'}",
-        score=34 if possible else 5,
-        look=look,
-        name=Pictures.noun,
-    )
+    label = f"{counted(len(own.names), Pictures.noun)}, {' and '.join(each.label for each in possible) or 'alone'}"
+    places, score = tuple(map(tree.path, own.deepest)), 34 if possible else 5
+    return Candidate("folder", places, IMAGES, label, score, look, name=Pictures.noun)
 
 
 def is_text_lines(path: Path) -> bool:
@@ -222,14 +210,8 @@ def text_lines(paths: Sequence[Path], folders: tuple[Path, ...] | None, problems
         if is_packed and not is_all:
             found.notes.append("Only the first lines were looked at: there are more texts than that.")
 
-    return Candidate(
-        kind="text",
-        manifests=folders or tuple(paths),
-        meaning=TEXTS,
-        label=f"{counted(len(paths), 'compressed text files' if is_packed else 'text files')}, a text a line",
-        score=10,
-        look=look,
-    )
+    label = f"{counted(len(paths), 'compressed text files' if is_packed else 'text files')}, a text a line"
+    return Candidate("text", folders or tuple(paths), TEXTS, label, 10, look)
 
 
 def _texts_in(path: Path, head: bytes) -> list[str]:

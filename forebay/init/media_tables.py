@@ -35,14 +35,9 @@ def dataset_of(folder: Path) -> Candidate | None:
         return None
     splits = hf_splits(folder)
     what = f"splits {', '.join(splits)}" if splits else "one data set"
-    return Candidate(
-        kind="hf",
-        manifests=(folder,),
-        meaning=RECORDINGS,
-        label=f"a save_to_disk folder of the datasets library, {what}",
-        score=100,
-        look=functools.partial(_look, splits, lambda split: _arrow_files(folder / split)),
-    )
+    look = functools.partial(_look, splits, lambda split: _arrow_files(folder / split))
+    label = f"a save_to_disk folder of the datasets library, {what}"
+    return Candidate("hf", (folder,), RECORDINGS, label, 100, look)
 
 
 def _arrow_files(folder: Path) -> list[Path]:
@@ -70,14 +65,8 @@ def media_tables_of(paths: Sequence[Path], folders: tuple[Path, ...] | None, pro
     def of_split(split: str) -> list[Path]:
         return [path for path in paths if not split or path.name.startswith(f"{split}-")]
 
-    return Candidate(
-        kind="hf",
-        manifests=folders or tuple(paths),
-        meaning=RECORDINGS,
-        label=f"{counted(len(paths), 'data files')} that hold {', '.join(held)} in their rows",
-        score=88,
-        look=functools.partial(_look, splits, of_split),
-    )
+    label = f"{counted(len(paths), 'data files')} that hold {', '.join(held)} in their rows"
+    return Candidate("hf", folders or tuple(paths), RECORDINGS, label, 88, functools.partial(_look, splits, of_split))
 
 
 def _look(splits: Sequence[str], files_of: Callable[[str], list[Path]], found: Candidate, chooser: Chooser) -> None:

@@ -193,15 +193,11 @@ def _candidate(tables: Tables, tree: Tree | None) -> Candidate | None:
     def made(
         kind: str, meaning: RowMeaning, score: float, said: str, read: Callable[..., None], *more: Any
     ) -> Candidate:
-        return Candidate(
-            kind=kind,
-            manifests=(table.path,),
-            meaning=meaning,
-            label=f"{label}{said}",
-            score=score,
-            look=lambda found, chooser: read(tables.of_split(chooser), *more, found, chooser),
-            name=os.path.relpath(table.path, table.path.parent if tree is None else tree.root),
-        )
+        def look(found: Candidate, chooser: Chooser) -> None:
+            read(tables.of_split(chooser), *more, found, chooser)
+
+        name = os.path.relpath(table.path, table.path.parent if tree is None else tree.root)
+        return Candidate(kind, (table.path,), meaning, f"{label}{said}", score, look, name=name)
 
     if audio := path_columns(table, RECORDING_FILES, folders=folders):
         return made("table", RECORDINGS, 80, f", recordings by column {audio[0].name}", _recordings, audio)

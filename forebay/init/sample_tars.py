@@ -115,17 +115,15 @@ def tars_of(tars: Sequence[Path], folders: tuple[Path, ...] | None) -> Candidate
             seen.read_bytes += seen.read(path, clock, max(_FEWEST, SAMPLE // len(chosen)))
         except (OSError, tarfile.TarError) as err:
             seen.problems.append(f"{path.name} cannot be read: {err}.")
-    made = functools.partial(Candidate, kind="webdataset", manifests=folders or tuple(tars))
+    made = functools.partial(Candidate, "webdataset", folders or tuple(tars))
     label = f"{counted(len(tars), 'tars')} of"
     if seen.clips:
-        has = "texts in .json or .txt beside them" if seen.texts else "without texts"
-        score, look = 75 if seen.texts else 40, functools.partial(_recordings, seen)
-        return made(meaning=RECORDINGS, label=f"{label} recordings, {has}", score=score, look=look)
+        has, score = ("texts in .json or .txt beside them", 75) if seen.texts else ("without texts", 40)
+        return made(RECORDINGS, f"{label} recordings, {has}", score, functools.partial(_recordings, seen))
     if seen.images:
-        possible = seen.possible
-        has = " and ".join(choice.label for choice in possible) or "nothing beside them"
-        score, look = 78 if possible else 20, functools.partial(_images, seen)
-        return made(meaning=IMAGES, label=f"{label} images, with {has}", score=score, look=look)
+        has = " and ".join(choice.label for choice in seen.possible) or "nothing beside them"
+        score = 78 if seen.possible else 20
+        return made(IMAGES, f"{label} images, with {has}", score, functools.partial(_images, seen))
     return None
 
 
@@ -141,7 +139,7 @@ def _recordings(seen: _Seen, found: Candidate, chooser: Chooser) -> None:  # noq
 
 def _images(seen: _Seen, found: Candidate, chooser: Chooser) -> None:
     prompt, notes = prompt_of(from_here(found.manifests[0]), seen.possible, chooser)
-    table = Table(path=found.manifests[0], form="jsonl", names=(), rows=tuple(seen.rows), num_rows=len(seen.rows))
+    table = Table(found.manifests[0], "jsonl", names=(), rows=tuple(seen.rows), num_rows=len(seen.rows))
     found.take_images(table, prompt, {"label": "label"} if prompt == "label" else {"text": "text"})
     found.has_all_classes, found.pictures = seen.is_whole, seen.pictures
     seen.count_into(found, seen.images)
@@ -162,7 +160,7 @@ def manifest_over_tars(table: Table) -> Candidate | None:
         found.sounds.seconds = [float(each) for each in table.values("duration_s") if isinstance(each, int | float)]
 
     label = f"{table.path.name}: {counted(table.num_rows, 'rows')} that name clips in tars"
-    return Candidate(kind="tar", manifests=(table.path,), meaning=RECORDINGS, label=label, score=90, look=look)
+    return Candidate("tar", (table.path,), RECORDINGS, label, 90, look)
 
 
 def list_over_tars(path: Path) -> Candidate | None:
@@ -182,4 +180,4 @@ def list_over_tars(path: Path) -> Candidate | None:
         found.languages = Counter(str(row[2]) for row in rows if row[2])
 
     label = f"{path.name}: a list of shard, id, language and seconds over tars"
-    return Candidate(kind="filelist", manifests=(path,), meaning=RECORDINGS, label=label, score=65, look=look)
+    return Candidate("filelist", (path,), RECORDINGS, label, 65, look)

@@ -35,7 +35,7 @@ _MAX_ARRAY = 64 * 1024 * 1024
 _MAX_BLOB = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Table:
     """What the head of a table says.
 
@@ -129,16 +129,8 @@ def _data(path: Path) -> Table:
         rows = tuple(_data_rows(file, light, classes)) if light else ()
     except (ManifestError, pa.ArrowException) as err:
         raise ConfigError(f"{path} cannot be read: {err}") from err
-    return Table(
-        path=path,
-        form="data",
-        names=tuple(file.schema.names),
-        rows=rows,
-        num_rows=len(file),
-        blobs=blobs,
-        matrices=matrices,
-        classes=classes,
-    )
+    names = tuple(file.schema.names)
+    return Table(path, "data", names, rows, len(file), blobs=blobs, matrices=matrices, classes=classes)
 
 
 def _data_rows(file: HfFile, names: list[str], classes: Mapping[str, Sequence[str]]) -> Iterator[Row]:
@@ -179,7 +171,7 @@ def _lines(path: Path) -> Table:
     else:
         is_exact = size <= _MAX_ARRAY
         num_rows = len(members) if is_exact else round(size * len(members) / sum(map(len, members)))
-    return Table(path=path, form="jsonl", names=tuple(names), rows=tuple(rows), num_rows=num_rows, is_exact=is_exact)
+    return Table(path, "jsonl", tuple(names), tuple(rows), num_rows, is_exact=is_exact)
 
 
 def _members(path: Path) -> list[bytes]:
@@ -201,15 +193,7 @@ def _delimited(path: Path, delimiters: str) -> Table:
     rows = tuple(dict(zip(names, row, strict=True)) for row in rest if len(row) == len(names))
     read = sum(len(line.encode("utf-8", "surrogateescape")) + 1 for line in lines[1:])
     num_rows, is_exact = _count(path, size, read / max(1, len(rest)))
-    return Table(
-        path=path,
-        form="csv",
-        names=tuple(names),
-        rows=rows,
-        num_rows=max(0, num_rows - 1),
-        is_exact=is_exact,
-        delimiter=delimiter,
-    )
+    return Table(path, "csv", tuple(names), rows, max(0, num_rows - 1), is_exact=is_exact, delimiter=delimiter)
 
 
 def _records(lines: list[str], delimiter: str) -> list[list[str]]:
