@@ -34,6 +34,8 @@ from forebay.rows.named_files import manifest_files
 from forebay.rows.readers.arrow_files import require_datasets
 from forebay.rows.readers.python_inputs import list_inputs
 from forebay.steps.recipe import Recipe, plan_example, recipe_of
+from forebay.steps.step import Stored
+from forebay.steps.table import forms_of
 from forebay.store.cache import open_cache
 from forebay.store.constants import Constants
 from forebay.store.files import require_writable
@@ -249,6 +251,8 @@ def _cut(config: Config, listing: Listing, pool: Pool) -> Prepared:
     num_workers = config.run.num_workers or os.cpu_count() or 1
     probe, constants = _measured(groups, pool, copies=max(1, min(num_shards, num_workers)))
     listing = replace(listing, groups=groups.measured(constants))
+    # What stands in no batch is said before anything is made.
+    forms_of(Stored(config.path, constants, {spec.name: spec for spec in listing.groups.fields()}))
     cuts = list(listing.groups.cuts(listing, probe=probe, rows_per_shard=config.layout.rows_per_shard))
     return Prepared(listing=listing, cuts=cuts, probe=probe, constants=constants, host=socket.gethostname())
 

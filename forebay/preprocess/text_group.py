@@ -84,11 +84,15 @@ class TextItems:
         step = self.steps.step
         form = None if self.known is None else json.loads(self.known)
         made = step.fields() if form is None else step.fields_of(BatchForm.from_json(form))
-        columns = self.listed or ("language", "prompt")
-        names = ("sample_id", "text", *columns, "source")
+        names = ("sample_id", "text", *self.listed, *self._beside, "source")
         table = [FieldSpec(name=name, dtype="str", role="table") for name in names]
         detected = DETECTED_FIELDS if isinstance(step, Transcript) and step.text_line().detects else ()
         return (*made, *table, *detected)
+
+    @property
+    def _beside(self) -> tuple[str, ...]:
+        """The columns beside the text: of conversations about listed items there are none."""
+        return ("language", "prompt") if self.steps.step.is_of_texts or not self.listed else ()
 
     def lengths(self, shard: Shard) -> Array:
         """Returns the tokens of each row, int64 [rows]."""
@@ -131,12 +135,10 @@ class TextItems:
             )
             for place, made in enumerate(self.encoder.encode_rows(block, store=self.texts)):
                 row: Values = {"sample_id": ids[place], "text": texts[place] or ""}
-                if self.listed:
-                    row |= {
-                        column: json.dumps(found, ensure_ascii=False) for column, found in named[start + place].items()
-                    }
-                else:
-                    row |= {"language": languages[place] or "", "prompt": prompts[place] or ""}
+                listed = named[start + place].items()
+                row |= {column: json.dumps(found, ensure_ascii=False) for column, found in listed}
+                beside = {"language": languages[place] or "", "prompt": prompts[place] or ""}
+                row |= {column: beside[column] for column in self._beside}
                 row = {**kept[start + place], **row, "source": names[files[start + place]]}
                 yield self._made(row, made, text=texts[place])
 
@@ -174,7 +176,7 @@ class TextItems:
     def _probe_rows(self, told: Sequence[Any]) -> TextRows:
         step = self.steps.step
         languages: list[str | None]
-        if self.listed:
+        if self.listed and not step.is_of_texts:
             texts = [*probe_conversations(), *(text for text, _ in PROBE_TEXTS[:1]), "0", "cat"]
             counts, languages = [0, 1, 2, 1, 1, 1], [None] * 6
         else:

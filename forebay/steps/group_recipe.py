@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from forebay.config.tree import Config
-from forebay.steps.step import Step
+from forebay.steps.step import Step, TextStep
 from forebay.store.layout import Group
-
-if TYPE_CHECKING:
-    from forebay.steps.recipe import Recipe
 
 
 class GroupRecipe(ABC):
@@ -63,5 +60,5 @@ class GroupRecipe(ABC):
         """Returns the group without the functions of the user; for those who only look, and run no code."""
         return self
 
-    def check(self, recipe: Recipe) -> None:  # noqa: B027  most steps are trusted
-        """Returns if a build may trust the steps beside the recipe's others. Raises ConfigError."""
+    def check(self, text: TextStep, kept: Collection[str]) -> None:  # noqa: B027  most steps are trusted
+        """Returns if a build may trust the steps beside a text and kept columns. Raises ConfigError."""

@@ -86,7 +86,7 @@ class Recipe:
     def check(self) -> None:
         """Returns if a build may trust the steps. Raises ConfigError for code of the user that cannot be trusted."""
         for group in self.groups:
-            group.check(self)
+            group.check(self.text.step, self.source.get("keep_columns", ()))
 
 
 def load_config(path: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:

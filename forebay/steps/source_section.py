@@ -106,7 +106,7 @@ def source_problems(config: Config) -> list[str]:
 
 
 def _groups_problems(config: Config) -> list[str]:
-    """Returns where the sections of a config are not those of the items that its rows have."""
+    """Returns where the sections of a config want items that its rows do not have."""
     facts, kind, audio = facts_of(config), SOURCE_KINDS[config.source.kind], config.audio
     wanted = [f"[{SECTIONS[group]}]" for group in facts.groups]
     rows = f'source.meaning is "{facts.name}", whose rows have items of {" and ".join(wanted) or "no group"}'
@@ -117,12 +117,9 @@ def _groups_problems(config: Config) -> list[str]:
             f'source.kind is "{config.source.kind}" and audio.features is "{step.name}"; text alone needs '
             'kind = "text" and features = "none"'
         ]
-    given = {"[audio]": audio is not None and kind.has_audio, "[vision]": bool(config.vision)}
-    return [
-        f"{rows}; {'add' if section in wanted else 'leave out'} {section}"
-        for section, is_given in given.items()
-        if is_given != (section in wanted)
-    ]
+    given = [*(["[audio]"] if audio is not None and kind.has_audio else []), *(["[vision]"] if config.vision else [])]
+    others, missing = ([name for name in one if name not in two] for one, two in ((given, wanted), (wanted, given)))
+    return [f"{rows}; {f'add {missing[0]}' if missing else f'leave out {others[0]}'}"] if others else []
 
 
 def _table_problems(config: Config, called: str) -> list[str]:

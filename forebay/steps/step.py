@@ -316,7 +316,8 @@ class TextStep(Step):
     their paths (str), which are no part of the identity: `field(compare=False)`; `line`, see `Transcript`.
     needs_items: how many items a row must list; None: any number. beside: features, as caches call them, of which
     samples must have some. can_pack: whether packs have a row of it. is_of_texts: whether a row has to have a text.
-    takes_symbols: whether a table of the texts' own symbols serves; else it is the tokenizer of a model.
+    takes_symbols: whether a table of the texts' own symbols serves; else it is the tokenizer of a model. batch_names:
+    the fields of a batch that are its own beside any items.
     """
 
     needs_items: ClassVar[int | None] = None
@@ -324,6 +325,7 @@ class TextStep(Step):
     can_pack: ClassVar[bool] = False
     is_of_texts: ClassVar[bool] = False
     takes_symbols: ClassVar[bool] = False
+    batch_names: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def stands_beside(cls, items: Mapping[Group, str]) -> bool:

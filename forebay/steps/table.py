@@ -7,14 +7,18 @@ import importlib
 import json
 from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from forebay.errors import ConfigError
 from forebay.steps.audio.own.entry import entry_named
-from forebay.steps.step import AudioStep, ItemStep, Step, TextStep
+from forebay.steps.step import AudioStep, ItemStep, Step, Stored, TextStep
 from forebay.store.constants import Constants
 from forebay.store.layout import TEXT, Group
+
+if TYPE_CHECKING:
+    from forebay.steps.form import BatchForm
 
 Table = dict[str, str]
 """Name -> module and class; where several classes share a name, all of them: a config means the first that stands
@@ -104,6 +108,34 @@ def text_step_of(constants: Constants) -> type[TextStep] | None:
     """Returns the step that made the texts of a source with these constants; None where none is known."""
     items = {group: str(values.get("features")) for group, values in constants.groups.items() if group != TEXT}
     return text_step(str(constants.of(TEXT).get("prompt")), items)
+
+
+def forms_of(stored: Stored) -> dict[Group, BatchForm]:
+    """Returns the forms of what a cache stores of its items, by group: those of their steps, or that it declares.
+
+    Raises ConfigError where there is none, or where two of a batch's fields would have one name.
+    """
+    found: dict[Group, BatchForm] = {}
+    text = text_step_of(stored.constants)
+    owners = dict.fromkeys(() if text is None else text.batch_names, f"text.prompt = {text and text.name!r}")
+    for group in stored.constants.groups:
+        if group == TEXT:
+            continue
+        of_group = replace(stored, group=group)
+        features = of_group.constant("features")
+        if (step := form_step(features)) is None:
+            known = unknown(STEPS["audio"], features)
+            raise ConfigError(f"{stored.name}: no batch form for features {features!r}; {known}")
+        form = found[group] = step.batch(of_group)
+        names = {field.name for field in form.fields}
+        if taken := sorted(names.intersection(owners)):
+            raise ConfigError(
+                f"{stored.name}: a batch would have two fields {taken[0]!r}, by {form.made_by} and by "
+                f"{owners[taken[0]]}; take other features, or another prompt",
+                code="FB125",
+            )
+        owners |= dict.fromkeys(names, form.made_by)
+    return found
 
 
 def prompts_beside(items: Mapping[Group, str]) -> Table:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from forebay.config.code import not_allowed
 from forebay.config.data import AudioConfig
@@ -22,12 +22,9 @@ from forebay.steps.audio.own.step import Own, own_problems
 from forebay.steps.audio.pitch import Pitch
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.steps.group_recipe import GroupRecipe
-from forebay.steps.step import AudioStep, Step
+from forebay.steps.step import AudioStep, Step, TextStep
 from forebay.steps.table import STEPS, audio_step, is_own, made, problems
 from forebay.store.layout import Group
-
-if TYPE_CHECKING:
-    from forebay.steps.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,21 +125,20 @@ class AudioGroup(GroupRecipe):
             "version": [step.identity()["version"] for step in self.steps],
         }
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, text: TextStep, kept: Collection[str]) -> None:
         """Raises ConfigError for code that cannot be trusted, or that names a field which samples have anyway."""
         self.features.check_code()
         if not isinstance(self.features, Declared):
             return
-        form, text = self.features.batch_form(), recipe.text.step
-        taken = {spec.name for step in self.stored[1:] for spec in step.fields()}
-        taken |= {*recipe.source.get("keep_columns", ()), *(spec.name for spec in text.fields())}
+        form = self.features.batch_form()
+        taken = {*kept, *(spec.name for spec in text.fields())}
+        taken |= {spec.name for step in self.stored[1:] for spec in step.fields()}
         if found := sorted(taken.intersection(spec.name for spec in self.features.fields())):
             raise ConfigError(
                 f"audio.features: {form.made_by} makes a field {found[0]!r}, and samples have one of that name "
                 "already; rename the field, or the column of source.keep_columns"
             )
-        batch_names: frozenset[str] = getattr(text, "batch_names", frozenset())
-        if found := sorted({field.name for field in form.fields}.intersection(batch_names)):
+        if found := sorted({field.name for field in form.fields}.intersection(text.batch_names)):
             raise ConfigError(
                 f"audio.features: {form.made_by} makes a field {found[0]!r}, and a batch has the {found[0]} of "
                 f'text.prompt = "{text.name}" by that name; rename the field, or take another prompt'

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from forebay.config.data import SOURCE_KINDS, TextConfig
 from forebay.config.digest import processor_digest, tokenizer_digest
@@ -22,9 +22,6 @@ from forebay.steps.text.none import NoText
 from forebay.steps.text.normal.step import Where
 from forebay.steps.text.normal.table import problems_of as problems_of_line
 from forebay.store.layout import TEXT, Group
-
-if TYPE_CHECKING:
-    from forebay.steps.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +103,7 @@ class TextGroup(GroupRecipe):
         """Returns the group without functions in the text line; see `TextLine.without_code`."""
         return replace(self, step=self.step.without_code())
 
-    def check(self, recipe: Recipe) -> None:  # noqa: ARG002
+    def check(self, text: TextStep, kept: Collection[str]) -> None:  # noqa: ARG002
         """See `TextLine.check`."""
         self.step.check()
 

@@ -34,8 +34,7 @@ class Transcript(TextStep):
 
     A prompt is a subclass with a `name`, a `writer` and a `batch`; settings of its own are further fields.
     stands_alone: whether text without audio can have this prompt. reads_labels: whether rows hold token ids and no
-    text. audio_features: the only audio that its tokens can stand beside; None for any. batch_names: of the fields of a
-    batch beside audio that are its own.
+    text. audio_features: the only audio that its tokens can stand beside; None for any.
     """
 
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "prefix_len": 1}

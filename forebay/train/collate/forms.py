@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -16,7 +15,7 @@ from forebay.steps.batch import IGNORED
 from forebay.steps.form import BatchForm
 from forebay.steps.form_batch import collate, count
 from forebay.steps.step import Allocate, Batch, Dtype, PaddingSide, Stored, TextBatch
-from forebay.steps.table import STEPS, form_step, prompts_beside, text_step_of, unknown
+from forebay.steps.table import form_step, forms_of, prompts_beside, text_step_of, unknown
 from forebay.steps.text.transcript import Transcript
 from forebay.store.layout import TEXT, Array
 from forebay.store.source import Sample
@@ -85,38 +84,24 @@ def count_tokens(samples: Sequence[Sample]) -> tuple[int, int]:
 
 
 def items_of(stored: Stored) -> tuple[Items, ...]:
-    """Returns the forms of what a cache stores of its items, a group each: those of their steps, or that it declares.
-
-    Raises ConfigError where there is none, or where two groups have a field of one name in a batch.
-    """
-    groups = [group for group in stored.constants.groups if group != TEXT]
-    found = tuple(_items(replace(stored, group=group)) for group in groups)
-    for (one, first), (two, other) in itertools.combinations(zip(groups, found, strict=True), 2):
-        if names := {field.name for field in first.form.fields} & {field.name for field in other.form.fields}:
-            raise ConfigError(
-                f"{stored.name}: {one} and {two} both have a field {min(names)!r} in a batch, by {first.form.made_by} "
-                f"and {other.form.made_by}; take other features of one of them",
-                code="FB125",
-            )
-    return found
-
-
-def _items(stored: Stored) -> Items:
-    features = stored.constant("features")
-    step = form_step(features)
-    if step is None:
-        known = unknown(STEPS["audio"], features)
-        raise ConfigError(f"{stored.name}: no batch form for features {features!r}; {known}")
+    """Returns what a cache stores of its items as batches have it, a group each; raises as `forms_of`."""
     text = text_step_of(stored.constants)
     beside: Literal["tokens", "items"] = "tokens" if IDS in stored.fields else "items"
-    return Items(
-        form=step.batch(stored),
-        who=step.items,
-        advice=step.apart,
-        code=step.code,
-        counted="frames" if step.fills else beside,
-        is_one_each=step.fills or (text is not None and text.needs_items == 1),
-    )
+    found = []
+    for group, form in forms_of(stored).items():
+        step = form_step(stored.constants.of(group)["features"])
+        assert step is not None
+        found.append(
+            Items(
+                form=form,
+                who=step.items,
+                advice=step.apart,
+                code=step.code,
+                counted="frames" if step.fills else beside,
+                is_one_each=step.fills or (text is not None and text.needs_items == 1),
+            )
+        )
+    return tuple(found)
 
 
 def text_of(stored: Stored) -> TextBatch | None:
