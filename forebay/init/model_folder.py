@@ -218,17 +218,13 @@ def audio_of(folder: Path, model_type: str, config: Mapping[str, Any]) -> tuple[
 def _of_type(folder: Path, model_type: str, config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Returns the features of a model whose folder has no extractor, by its type."""
     why = f"features of {an(model_type)}; the folder holds no {PROCESSORS[0]}"
-    match model_type:
-        case "whisper":
-            return {"features": "log_mel", "n_mels": _n_mels(folder, config, {})}, why
-        case "qwen3_asr":
-            return {"features": "qwen3_asr"}, why
-        case "wav2vec2-bert":
-            return {"features": "w2v_bert"}, why
-        case "wav2vec2" | "hubert" | "wavlm":
-            lacks = f"; if {an(model_type)} hears normalised recordings, save its extractor there and run init again"
-            return {"features": "waveform", "dtype": "float32"}, f"{why}{lacks}"
-    return {}, ""
+    if model_type == "whisper":
+        return {"features": "log_mel", "n_mels": _n_mels(folder, config, {})}, why
+    if model_type in ("wav2vec2", "hubert", "wavlm"):
+        lacks = f"; if {an(model_type)} hears normalised recordings, save its extractor there and run init again"
+        return {"features": "waveform", "dtype": "float32"}, f"{why}{lacks}"
+    features = {"qwen3_asr": "qwen3_asr", "wav2vec2-bert": "w2v_bert"}.get(model_type)
+    return ({}, "") if features is None else ({"features": features}, why)
 
 
 def _n_mels(folder: Path, config: Mapping[str, Any], features: Mapping[str, Any]) -> int:
