@@ -26,6 +26,8 @@ from forebay.init.questions import BESIDE, Chooser
 from forebay.init.table_head import Row, Table
 from forebay.rows.meanings.canonical_chat import WITH_MESSAGES, WITH_QUESTION
 from forebay.rows.reader import DURATIONS, IDS
+from forebay.steps.form import BatchForm
+from forebay.steps.recipe import Recipe
 from forebay.store.image.formats import image_size
 from forebay.store.sound_headers import header_info
 
@@ -62,6 +64,14 @@ class RowMeaning(Protocol):
     def check_rows(self, found: Candidate, config: Config) -> None:  # noqa: ARG002
         """Raises ManifestError for rows that a build would refuse all data for."""
         return
+
+    def try_steps(self, made: Draft, recipe: Recipe) -> bool:  # noqa: ARG002
+        """Opens the steps that classes of transformers are in as a build does, and notes what they give.
+
+        Returns whether a config can be built as it is; False where a setting was added, and it is to be tried again.
+        Raises OutputError or UnstorableError for what cannot be stored, ConfigError where nothing helps.
+        """
+        return True
 
     def trains(self, found: Candidate, model: Model) -> bool:
         """Returns whether `forebay train` can train a model on what was found, as far as config.json says it."""
@@ -346,6 +356,19 @@ class Draft:
     def section(self, name: str) -> Section:
         """Returns the section of a name."""
         return next(section for section in self.sections if section.name == name)
+
+    def note_form(self, name: str, form: BatchForm) -> None:
+        """Notes at a section what its step gives, and how its batches are beside others."""
+        section = self.section(name)
+        has_codes = any(field.table is not None for field in form.stored)
+        codes = "; floats as codes and a table of their values, bit for bit" if has_codes else ""
+        names = ", ".join(field.name for field in form.fields)
+        note = f"{form.made_by} gives {names}{codes}. Batches beside those that it makes itself: {form.promise}."
+        if note not in section.notes:
+            section.notes.append(note)
+            said = f"{note} docs/any-model.md says what that means."
+            if form.promise.kind == "alone" and said not in self.found.notes:
+                self.found.notes.append(said)
 
     def relative(self, path: Path) -> str:
         """Returns a path as the config writes it: relative to the config's folder."""

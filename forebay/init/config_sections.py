@@ -10,11 +10,15 @@ from typing import Any
 
 from forebay.config.data import OWN_COLUMNS, SOURCE_KINDS
 from forebay.config.tree import Config
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, DecodeError
 from forebay.init.candidate import Candidate, Draft, RowMeaning, Setting
 from forebay.init.config_text import Section, value_of
 from forebay.init.model_folder import OF_SOUND, Model
 from forebay.rows.list_recordings import check_pieces
+from forebay.steps.audio.extractor.open import OutputError
+from forebay.steps.audio.extractor.probe import noise
+from forebay.steps.audio.extractor.step import Extractor
+from forebay.steps.recipe import Recipe
 from forebay.steps.text.normalize import whisper_code
 from forebay.visible import an, from_here
 
@@ -31,6 +35,8 @@ _FOR_WHISPER = (
     "and texts become tokens."
 )
 _FOR_LONG = "Many recordings are longer than the 30 s that Whisper hears, so waveforms are stored as they are."
+_LIMITS_S = (30.0, 10.0)
+"""Bounds of clips that are tried where an extractor does not take the longest one whole."""
 _TABLES, _MOST_LISTED = ("table", "jsonl", "folder", "tar"), 200_000
 """Kinds whose rows may be of pieces of recordings, and how many of them are listed to see it."""
 
@@ -74,6 +80,23 @@ class RecordingSections(RowMeaning):
     def check_rows(self, found: Candidate, config: Config) -> None:
         if found.kind in _TABLES and found.count <= _MOST_LISTED:
             check_pieces(config)
+
+    def try_steps(self, made: Draft, recipe: Recipe) -> bool:
+        step = None if recipe.audio is None else recipe.audio.features
+        if not isinstance(step, Extractor):
+            return True
+        made.note_form("audio", step.batch_form())
+        source, longest = made.section("source"), max(made.found.sounds.seconds, default=0.0)
+        if not longest or any(name == "max_duration_s" for name, *_ in source.lines):
+            return True
+        if (problem := _problem(step, longest)) is None:
+            return True
+        limit = next((limit for limit in _LIMITS_S if limit < longest and _problem(step, limit) is None), None)
+        if limit is None:
+            raise ConfigError(f"a clip of {longest:.1f} s, as the data has one: {problem}", code="FB121")
+        source.add("max_duration_s", limit, f"of {longest:.1f} s, {step.kind} makes other values, or several pieces")
+        source.add("overlong", "drop", "longer clips are left out, counted and listed")
+        return False
 
     def trains(self, found: Candidate, model: Model) -> bool:
         if not found.has_text:
@@ -123,6 +146,15 @@ class TextSections(RowMeaning):
 
     def not_learnt(self, found: Candidate, model: Model) -> str:  # noqa: ARG002
         return not_known(model)
+
+
+def _problem(step: Extractor, seconds: float) -> str | None:
+    """Returns why an extractor does not make one clip's values of a clip so long; None where it does."""
+    try:
+        step.make([noise(round(seconds * step.rate_hz), seed=1)])
+    except (DecodeError, OutputError) as err:
+        return str(err)
+    return None
 
 
 def kind_of(model: Model) -> str:

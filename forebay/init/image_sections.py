@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import mean
 
 from forebay.errors import ConfigError, SampleError
@@ -14,6 +15,8 @@ from forebay.init.config_sections import BATCH_SIZE, kind_of, not_known, num_buc
 from forebay.init.config_text import Section, python_line
 from forebay.init.model_folder import PROCESSORS, Model
 from forebay.init.questions import BESIDE
+from forebay.steps.image.processor.step import Processed
+from forebay.steps.recipe import Recipe
 from forebay.store.image.settings import ImageSettings, grid_thw
 from forebay.visible import from_here
 
@@ -22,6 +25,7 @@ _LEAST_TOKENS, _MOST_TOKENS = 1024, 16_384
 _CHARS_A_TOKEN = 2.5
 _TEMPLATE_TOKENS = 24
 _SHOWN = 3
+_ALONE = "images of other shapes are not padded: each is a batch of its own"
 _MOST_NAMES = 20
 
 
@@ -51,6 +55,25 @@ class ImageSections(RowMeaning):
         if made.found.prompt == "chat" and model.images is not None:
             return _packs(made, model, model.images)
         return _processed(made, model)
+
+    def try_steps(self, made: Draft, recipe: Recipe) -> bool:
+        step = None if recipe.image is None else recipe.image.step
+        if not isinstance(step, Processed):
+            return True
+        form, plan = step.opened(None).form, made.section("plan")
+        made.note_form("vision", form)
+        # Arrays of different shapes cannot stand in one batch.
+        is_alone = any(each.join == "stack" and None in each.shape and each.pad is None for each in form.stored)
+        if is_alone and ("batch_size", 1, _ALONE) not in plan.lines:
+            plan.lines = [("batch_size", 1, _ALONE) if line[0] == "batch_size" else line for line in plan.lines]
+            return False
+        try:
+            recipe.text.step.opened(Path(recipe.text.folder), merge_size=None)
+        except ConfigError as err:
+            raise ConfigError(
+                f"{err}; to store the images without their texts, give --prompt none", code=err.code
+            ) from err
+        return True
 
     def trains(self, found: Candidate, model: Model) -> bool:
         packs = model.trains and model.images is not None and found.prompt == "chat"

@@ -132,8 +132,8 @@ def _exports(tree: Tree, names: Sequence[str], texts: Sequence[str], chooser: Ch
     if 2 * len(found) > len(texts) and "kind" not in chooser.given:
         raise ConfigError(
             f"{from_here(tree.path(found[0]))}{said}, times or mostly digits), and all of it would be learnt; export "
-            "the words alone, or write a table (csv, tsv, jsonl) of audio and text and run forebay init on that; to read "
-            "them as they are: --kind folder",
+            "the words alone, or write a table (csv, tsv, jsonl) of audio and text and run forebay init on that; to "
+            "read them as they are: --kind folder",
             code="FB135",
         )
     return [f"{found[0]}{said}, times or mostly digits): forebay lint lists them."]

@@ -14,7 +14,7 @@ from forebay.config.digest import url_problem
 from forebay.config.load import parse_config, parse_toml
 from forebay.config.tree import Config
 from forebay.config.url import is_url, url_or_path
-from forebay.errors import ConfigError, DecodeError
+from forebay.errors import ConfigError
 from forebay.init.candidate import Candidate, Draft, facts, problems
 from forebay.init.config_sections import add_sections, mix
 from forebay.init.config_text import document_of, python_line, text_of
@@ -23,21 +23,13 @@ from forebay.init.model_folder import Model, read_model
 from forebay.init.questions import Choice, Chooser, Wish, written
 from forebay.init.recognise import recognise
 from forebay.steps.audio.extractor.open import OutputError
-from forebay.steps.audio.extractor.probe import noise
-from forebay.steps.audio.extractor.step import Extractor
-from forebay.steps.form import BatchForm
 from forebay.steps.image.processor.outputs import UnstorableError
-from forebay.steps.image.processor.step import Processed
 from forebay.steps.recipe import Recipe, contradictions, recipe_of, section_problems
-from forebay.steps.text.text_section import TextGroup
 from forebay.terminal import wrapped
 from forebay.visible import from_here, printable
 
 _TRIALS = 4
 """Settings that a trial adds at most, one after the other."""
-_LIMITS_S = (30.0, 10.0)
-"""Bounds of clips that are tried where an extractor does not take the longest one whole."""
-_ALONE = "images of other shapes are not padded: each is a batch of its own"
 _LEFT_OUT = "what is given there cannot be stored; if the model needs it, this cache is not for it"
 
 
@@ -202,73 +194,15 @@ def _tried(made: Draft, recipe: Recipe) -> bool:
     """
     model = f"--model {printable('' if made.model is None else from_here(made.model.folder))}"
     try:
-        if recipe.image is not None and isinstance(recipe.image.step, Processed):
-            return _images(made, recipe.image.step, recipe.text)
-        if recipe.audio is not None and isinstance(recipe.audio.features, Extractor):
-            return _sound(made, recipe.audio.features)
+        return made.found.meaning.try_steps(made, recipe)
     except OutputError as err:
         if err.is_drawn:
-            raise _again(f"{model}: {err}", err) from err
+            raise ConfigError(f"{model}: {err}", code=err.code) from err
         return _left_out(made, "audio", [err.name])
     except UnstorableError as err:
         return _left_out(made, "vision", err.names)
     except ConfigError as err:
-        raise _again(f"{model}: {err}", err) from err
-    return True
-
-
-def _sound(made: Draft, step: Extractor) -> bool:
-    _note(made, "audio", step.batch_form())
-    seconds = made.found.sounds.seconds
-    source = made.section("source")
-    if not seconds or any(name == "max_duration_s" for name, *_ in source.lines):
-        return True
-    longest = max(seconds)
-    if (problem := _problem(step, longest)) is None:
-        return True
-    limit = next((limit for limit in _LIMITS_S if limit < longest and _problem(step, limit) is None), None)
-    if limit is None:
-        raise ConfigError(f"a clip of {longest:.1f} s, as the data has one: {problem}", code="FB121")
-    source.add("max_duration_s", limit, f"of {longest:.1f} s, {step.kind} makes other values, or several pieces")
-    source.add("overlong", "drop", "longer clips are left out, counted and listed")
-    return False
-
-
-def _problem(step: Extractor, seconds: float) -> str | None:
-    """Returns why an extractor does not make one clip's values of a clip so long; None where it does."""
-    try:
-        step.make([noise(round(seconds * step.rate_hz), seed=1)])
-    except (DecodeError, OutputError) as err:
-        return str(err)
-    return None
-
-
-def _images(made: Draft, step: Processed, text: TextGroup) -> bool:
-    form, plan = step.opened(None).form, made.section("plan")
-    _note(made, "vision", form)
-    # Arrays of different shapes cannot stand in one batch.
-    is_alone = any(each.join == "stack" and None in each.shape and each.pad is None for each in form.stored)
-    if is_alone and ("batch_size", 1, _ALONE) not in plan.lines:
-        plan.lines = [("batch_size", 1, _ALONE) if line[0] == "batch_size" else line for line in plan.lines]
-        return False
-    try:
-        text.step.opened(Path(text.folder), merge_size=None)
-    except ConfigError as err:
-        raise _again(f"{err}; to store the images without their texts, give --prompt none", err) from err
-    return True
-
-
-def _note(made: Draft, name: str, form: BatchForm) -> None:
-    section = made.section(name)
-    has_codes = any(field.table is not None for field in form.stored)
-    codes = "; floats as codes and a table of their values, bit for bit" if has_codes else ""
-    names = ", ".join(field.name for field in form.fields)
-    note = f"{form.made_by} gives {names}{codes}. Batches beside those that it makes itself: {form.promise}."
-    if note not in section.notes:
-        section.notes.append(note)
-        said = f"{note} docs/any-model.md says what that means."
-        if form.promise.kind == "alone" and said not in made.found.notes:
-            made.found.notes.append(said)
+        raise ConfigError(f"{model}: {err}", code=err.code) from err
 
 
 def _left_out(made: Draft, name: str, names: Sequence[str]) -> bool:
@@ -278,13 +212,6 @@ def _left_out(made: Draft, name: str, names: Sequence[str]) -> bool:
     section.lines = [line for line in section.lines if line[0] != "leave_out"]
     section.add("leave_out", sorted({*before, *names}), _LEFT_OUT)
     return False
-
-
-def _again(said: str, err: ConfigError) -> ConfigError:
-    """Returns an error of the same code that says more."""
-    found = ConfigError(said)
-    found.code = err.code
-    return found
 
 
 def _config(made: Draft, text: str) -> Config:
