@@ -180,23 +180,10 @@ SOURCE_KINDS = {
 
 OWN_COLUMNS = frozenset(
     (
-        *(
-            "index",
-            "sample_id",
-            "text",
-            "language",
-            "prompt",
-            "source",
-            "duration_s",
-            "images",
-            "image_hash",
-            "failure",
-        ),
-        *("num_audio_samples", "num_frames", "num_tokens", "num_patches", "num_images"),
-        *("input_features", "pad_value", "waveform", "input_ids", "prefix_len", "label_mask", "labels"),
-        *("fbanks", "valid_frames", "audio_index"),
-        *("patches", "image_grid_thw", "image_rows", "shard", "shard_row"),
-    )
+        "index sample_id text language prompt source duration_s images image_hash failure num_audio_samples num_frames "
+        "num_tokens num_patches num_images input_features pad_value waveform input_ids prefix_len label_mask labels "
+        "fbanks valid_frames audio_index patches image_grid_thw image_rows shard shard_row"
+    ).split()
 )
 """Names of columns and fields that caches have anyway; no kept column has one of them."""
 

@@ -35,7 +35,7 @@ def processor_files(config: Config, facts: ModelFacts) -> dict[str, Path]:
             found |= {name: path for name, path in tokenizer.items() if name in _TOKENIZER}
         if not _has_template(found):
             found |= {name: path for name, path in tokenizer.items() if name in _TEMPLATES}
-    if config.vision is not None and not _has_any(found, _PREPROCESSORS):
+    if config.vision and not _has_any(found, _PREPROCESSORS):
         processor = _files(Path(config.vision.processor))
         found |= {name: path for name, path in processor.items() if "processor" in name}
     return found
