@@ -30,16 +30,11 @@ _MOST_PROBLEMS = 5
 _DATA = (".parquet", ".arrow")
 _DEPTH = 3
 """Folders above a table, at most."""
-_FORMS = frozenset(
-    (
-        *(".textgrid", ".eaf", ".srt", ".vtt", ".stm", ".ctm", ".trs", ".trn", ".trans", ".cha", ".mlf", ".ass"),
-        *(".sbv", ".ttml", ".antx", ".exb", ".flextext", ".xlsx", ".ods"),
-    )
-)
+_FORMS = """
+.textgrid .eaf .srt .vtt .stm .ctm .trs .trn .trans .cha .mlf .ass .sbv .ttml .antx .exb .flextext .xlsx .ods
+"""
 """Forms of annotation tools and subtitles, and tables of office programs."""
-_NAMES = frozenset(
-    ("text", "texts", "segments", "transcript", "transcripts", "transcription", "transcriptions", "trans", "trn")
-)
+_NAMES = "text texts segments transcript transcripts transcription transcriptions trans trn"
 _LOOKED_INTO = frozenset(("", ".txt", ".json", ".jsonl", ".csv", ".tsv", ".list", ".lst", ".xml"))
 _FILES = 60
 _PARTS = re.compile(r"[\s|,;:\"'/\\=<>()\[\]{}]+")
@@ -247,9 +242,8 @@ def _unread_texts(tree: Tree, found: Candidate | None = None) -> list[str]:
 def _is_text_by_name(name: str, stems: set[str]) -> bool:
     form = extension_of(name)
     stem = name.rpartition("/")[2].removesuffix(name[len(name) - len(form) :])
-    return (
-        form in _FORMS or (form in _LOOKED_INTO and stem.lower() in _NAMES) or (form in TRANSCRIPTS and stem in stems)
-    )
+    is_named = form in _LOOKED_INTO and stem.lower() in _NAMES.split()
+    return form in _FORMS.split() or is_named or (form in TRANSCRIPTS and stem in stems)
 
 
 def _names_recordings(tree: Tree, name: str, stems: set[str]) -> bool:

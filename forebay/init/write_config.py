@@ -6,7 +6,7 @@ import functools
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,35 +43,33 @@ class Options:
     force: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Report:
-    """What was found and written. configs: the files, the one to train with first. commands: what to run next."""
+    """What was found and written, as `--json` has it. why: there is no command to train."""
 
-    configs: tuple[str, ...]
-    name: str
-    found: tuple[dict[str, Any], ...]
-    decided: tuple[str, ...] = ()
-    commands: tuple[str, ...] = ()
-    why: str | None = None
-    notes: tuple[str, ...] = field(default=())
+    document: dict[str, Any]
+    why: str | None
+
+    @property
+    def configs(self) -> list[str]:
+        """The files that were written, the one to train with first."""
+        return list(self.document["configs"])
+
+    @property
+    def decided(self) -> list[str]:
+        """The answers to questions that nobody was asked."""
+        return list(self.document["decided"])
 
     def lines(self) -> list[str]:
         """Returns what a person reads."""
-        lines = [line for each in self.found for line in wrapped(f"{each['kind']}: ", each["facts"])]
-        lines += [line for note in self.notes for line in wrapped("  ", note)]
-        lines += [f"wrote {', '.join(self.configs)}", "next:", *(f"  {command}" for command in self.commands)]
+        lines = [line for each in self.document["found"] for line in wrapped(f"{each['kind']}: ", each["facts"])]
+        lines += [line for note in self.document["notes"] for line in wrapped("  ", note)]
+        lines += [f"wrote {', '.join(self.configs)}", "next:", *(f"  {each}" for each in self.document["next"])]
         return lines if self.why is None else [*lines, f"({self.why})"]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the document of `forebay init --json`."""
-        return {
-            "configs": list(self.configs),
-            "name": self.name,
-            "found": list(self.found),
-            "decided": list(self.decided),
-            "notes": list(self.notes),
-            "next": list(self.commands),
-        }
+        return self.document
 
 
 def init(options: Options, chooser: Chooser) -> Report:
@@ -233,31 +231,34 @@ def _refuse_existing(path: Path, *, force: bool) -> None:
 
 def _report(drafts: Sequence[Draft], chooser: Chooser) -> Report:
     whole, parts = drafts[0], list(drafts[1:])
-    shown = from_here(whole.out)
-    return Report(
-        configs=tuple(from_here(each.out) for each in drafts),
-        name=whole.name,
-        found=tuple(_document_of(each.found) for each in parts or [whole]),
-        decided=(*chooser.said, *(said for each in drafts for said in each.said)),
-        commands=tuple(_next_commands(whole, parts, shown=shown)),
-        why=_why_not_trained(whole),
-        notes=tuple(note for each in parts or [whole] for note in problems(each.found)),
-    )
-
-
-def _document_of(found: Candidate) -> dict[str, Any]:
-    """Returns what `--json` says of data."""
-    return {
-        "kind": found.kind,
-        "modality": found.meaning.name,
-        "manifests": [os.fspath(path) for path in found.manifests],
-        "columns": dict(found.columns),
-        "count": found.count,
-        "is_exact": found.is_exact,
-        "hours": round(found.hours, 4),
-        "languages": dict(found.languages),
-        "facts": facts(found),
+    found = [each.found for each in parts or [whole]]
+    document = {
+        "configs": [from_here(each.out) for each in drafts],
+        "name": whole.name,
+        "found": [
+            {
+                "kind": each.kind,
+                "modality": each.meaning.name,
+                "manifests": [os.fspath(path) for path in each.manifests],
+                "columns": each.columns,
+                "count": each.count,
+                "is_exact": each.is_exact,
+                "hours": round(each.hours, 4),
+                "languages": dict(each.languages),
+                "facts": facts(each),
+            }
+            for each in found
+        ],
+        "decided": [*chooser.said, *(said for each in drafts for said in each.said)],
+        "notes": [note for each in found for note in problems(each)],
+        "next": _next_commands(whole, parts, shown=from_here(whole.out)),
     }
+    why = None
+    if whole.model is None:
+        why = "forebay train needs a model: forebay init ... --model DIR"
+    elif not whole.trains:
+        why = whole.found.meaning.not_learnt(whole.found, whole.model)
+    return Report(document, why)
 
 
 def _next_commands(made: Draft, parts: Sequence[Draft], *, shown: str) -> list[str]:
@@ -270,12 +271,3 @@ def _next_commands(made: Draft, parts: Sequence[Draft], *, shown: str) -> list[s
     config = f"forebay.load_config({shown!r})"
     loop = f"import forebay; print(next(iter(forebay.train.make_loader({config}))).keys())"
     return [*lines, python_line(loop)]
-
-
-def _why_not_trained(made: Draft) -> str | None:
-    """Returns why there is no command to train, None where there is one."""
-    if made.trains:
-        return None
-    if made.model is None:
-        return "forebay train needs a model: forebay init ... --model DIR"
-    return made.found.meaning.not_learnt(made.found, made.model)
