@@ -87,8 +87,8 @@ def _columns(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def _init(options: argparse.Namespace) -> int:
-    from forebay.init.choose import Chooser, ask_on_terminal, has_terminal
-    from forebay.init.command import Options, init
+    from forebay.init.questions import Chooser, ask_on_terminal, has_terminal
+    from forebay.init.write_config import Options, init
 
     chooser = Chooser(given=_given(options), takes_first=options.yes, ask=ask_on_terminal if has_terminal() else None)
     out = None if options.out is None else options.out.absolute()

@@ -3,35 +3,45 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from forebay.config.digest import hub_advice
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
-from forebay.init.choose import Choice, Chooser
-from forebay.init.found import Found, Reading, counted
-from forebay.init.media import Pictures, Sounds
-from forebay.init.readings.datasets import dataset_reading, parquet_reading
-from forebay.init.readings.folders import folder_readings
-from forebay.init.readings.pictures import picture_reading
-from forebay.init.readings.tables import table_readings
-from forebay.init.readings.tars import tar_readings
-from forebay.init.readings.texts import is_packed_text, packed_reading, text_reading
-from forebay.init.subjects import subject_of
-from forebay.init.table import read_table
-from forebay.init.tree import MAX_TABLES, TABLES, Tree, walk
-from forebay.init.unread import unread_texts
+from forebay.init.candidate import Candidate, counted
+from forebay.init.folder_files import MAX_TABLES, TABLES, TRANSCRIPTS, Tree, extension_of, spread, text_head, walk
+from forebay.init.loose_files import is_text_lines, pictures_of, recordings_of, text_lines
+from forebay.init.media_tables import dataset_of, media_tables_of
+from forebay.init.path_tables import tables_of
+from forebay.init.questions import Choice, Chooser
+from forebay.init.sample_tars import tars_of
+from forebay.init.table_head import read_table
 from forebay.rows.readers.line_blocks import CODECS
+from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.visible import from_here
 
 _NEAR = 35
-"""A reading whose score is lower by more is no second possibility."""
+"""A candidate whose score is lower by more is no second possibility."""
 _MOST_PROBLEMS = 5
 _DATA = (".parquet", ".arrow")
+_DEPTH = 3
+"""Folders above a table, at most."""
+_FORMS = """
+.textgrid .eaf .srt .vtt .stm .ctm .trs .trn .trans .cha .mlf .ass .sbv .ttml .antx .exb .flextext .xlsx .ods
+"""
+"""Forms of annotation tools and subtitles, and tables of office programs."""
+_NAMES = "text texts segments transcript transcripts transcription transcriptions trans trn"
+_LOOKED_INTO = frozenset(("", ".txt", ".json", ".jsonl", ".csv", ".tsv", ".list", ".lst", ".xml"))
+_FILES = 60
+_PARTS = re.compile(r"[\s|,;:\"'/\\=<>()\[\]{}]+")
+_WORD = re.compile(r"[^\W\d_]+")
+_MIN_WORDS = 2
+_KEY = re.compile(r'"\w*(text|transcri|sentence|utterance|words)\w*"\s*:', re.IGNORECASE)
+
 NEEDS = """forebay init knows:
   recordings (wav, flac, ogg, mp3, opus) with a .txt or .lab of the same name beside each, or *.trans.txt;
   a table (csv, tsv, jsonl, json, parquet, arrow) with a column of paths of recordings that are there;
@@ -44,19 +54,19 @@ NEEDS = """forebay init knows:
   texts alone as JSON lines, compressed lines (.gz, .zst), or a column of parquet"""
 
 
-def recognise(data: Sequence[str], chooser: Chooser) -> list[Found]:
+def recognise(data: Sequence[str], chooser: Chooser) -> list[Candidate]:
     """Returns what was found in some folders and files; what one config can read is one entry.
 
     Raises ConfigError for a path that is not there or a URL, and where nothing is recognised: with what was seen.
     """
-    found: list[Found] = []
+    found: list[Candidate] = []
     for paths in _groups(data):
         one = _settled(paths, chooser)
         like = next((number for number, each in enumerate(found) if each.is_like(one)), None)
         if like is None:
             found.append(one)
         else:
-            found[like] = joined(found[like], one)
+            found[like] = found[like].with_rows_of(one)
     return found
 
 
@@ -83,33 +93,36 @@ def _there(text: str) -> Path:
     return path
 
 
-def _settled(paths: list[Path], chooser: Chooser) -> Found:
+def _settled(paths: list[Path], chooser: Chooser) -> Candidate:
     problems: list[str] = []
     tree = walk(paths[0]) if paths[0].is_dir() else None
     place = Path(os.path.abspath(chooser.given["audio-dir"])) if "audio-dir" in chooser.given else None
-    readings = _of_files(paths, problems, place) if tree is None else _of_folder(paths[0], tree, problems, place)
-    if not readings:
+    made = _of_files(paths, problems, place) if tree is None else _of_folder(paths[0], tree, problems, place)
+    candidates = sorted((each for each in made if each is not None), key=lambda each: -each.score)
+    if not candidates:
         raise ConfigError(_nothing(paths, tree, problems))
-    readings.sort(key=lambda reading: -reading.score)
-    near = [reading for reading in readings if reading.score > readings[0].score - _NEAR]
-    names = Counter(reading.kind for reading in readings)
-    offered = readings if "kind" in chooser.given else near
-    choices = [Choice(f"{each.kind}: {each.label}", _value(each, names), each) for each in offered]
-    found = chooser.one(f"what is {from_here(paths[0])}", choices, option="kind").settle(chooser)
+    near = [each for each in candidates if each.score > candidates[0].score - _NEAR]
+    names = Counter(each.kind for each in candidates)
+    choices = [
+        Choice(f"{each.kind}: {each.label}", each.kind if names[each.kind] == 1 else f"{each.kind}:{each.name}", each)
+        for each in (candidates if "kind" in chooser.given else near)
+    ]
+    found = chooser.one(f"what is {from_here(paths[0])}", choices, option="kind")
+    found.look(found, chooser)
     if tree is not None and not tree.is_whole:
         found.notes.append("The folder holds more than was looked at, so numbers are too low.")
     found.notes += [] if tree is None else tree.cut
-    if place is not None and any(reading.kind == "table" or "texts" in found.source for reading in readings):
+    if place is not None and (names["table"] or "texts" in found.source):
         chooser.used.add("audio-dir")
-    if subject_of(found).may_miss and not found.has_text and "kind" not in chooser.given:
-        unread = [*found.unread, *(unread_texts(tree, found) if tree is not None else [])]
+    if found.meaning.may_miss and not found.has_text and "kind" not in chooser.given:
+        unread = [*found.unread, *(_unread_texts(tree, found) if tree is not None else [])]
         _refuse_unread(paths[0], unread, found, problems)
     if not found.has_text:
         found.notes += [f"{problem}." for problem in problems[:_MOST_PROBLEMS]]
     return found
 
 
-def _refuse_unread(path: Path, names: Sequence[str], found: Found, problems: Sequence[str]) -> None:
+def _refuse_unread(path: Path, names: Sequence[str], found: Candidate, problems: Sequence[str]) -> None:
     """Raises ConfigError where recordings would be read without texts, and something beside them looks like texts."""
     if not names:
         return
@@ -123,43 +136,35 @@ def _refuse_unread(path: Path, names: Sequence[str], found: Found, problems: Seq
     raise ConfigError("\n".join([said, *(f"  {problem}" for problem in problems[:_MOST_PROBLEMS])]), code="FB134")
 
 
-def _value(reading: Reading, names: Counter[str]) -> str:
-    return reading.kind if names[reading.kind] == 1 else f"{reading.kind}:{reading.name}"
-
-
-def _of_files(paths: list[Path], problems: list[str], place: Path | None) -> list[Reading]:
+def _of_files(paths: list[Path], problems: list[str], place: Path | None) -> list[Candidate | None]:
     suffix = paths[0].suffix.lower()
     if suffix == ".tar":
-        return tar_readings(paths, None)
-    if suffix in _DATA and (reading := parquet_reading(paths, None, problems)) is not None:
-        return [reading]
+        return [tars_of(paths, None)]
+    if suffix in _DATA and (held := media_tables_of(paths, None, problems)) is not None:
+        return [held]
     if suffix in TABLES:
-        return table_readings(paths, None, problems, place)
-    if is_packed_text(paths[0]) and (reading := packed_reading(paths, None, problems)) is not None:
-        return [reading]
-    return [text_reading(paths, None)] if suffix == ".txt" else []
+        return [*tables_of(paths, None, problems, place)]
+    return [text_lines(paths, None, problems)] if is_text_lines(paths[0]) else []
 
 
-def _of_folder(folder: Path, tree: Tree, problems: list[str], place: Path | None) -> list[Reading]:
-    if (reading := dataset_reading(folder)) is not None:
-        return [reading]
-    tars = [tree.path(name) for name in tree.by_extension.get(".tar", [])]
-    readings = [*folder_readings(tree), *tar_readings(tars, _parents(tars))]
+def _of_folder(folder: Path, tree: Tree, problems: list[str], place: Path | None) -> list[Candidate | None]:
+    if (data_set := dataset_of(folder)) is not None:
+        return [data_set]
+    tars = tree.paths(".tar")
     data, tables = _data_files(tree, problems)
-    if data and (reading := parquet_reading(data, _parents(data), problems)) is not None:
-        readings.append(reading)
-    readings += table_readings(tables, tree, problems, place)
-    if (pictures := picture_reading(tree)) is not None:
-        readings.append(pictures)
-    names = [] if readings or tree.audio or tree.images else tree.by_extension.get(".txt", [])
-    if texts := [tree.path(name) for name in names]:
-        readings.append(text_reading(texts, _parents(texts)))
-    packed = (
-        [] if readings else [path for path in map(tree.path, tree.names(frozenset(CODECS))) if is_packed_text(path)]
-    )
-    if packed and (reading := packed_reading(packed, _parents(packed), problems)) is not None:
-        readings.append(reading)
-    return readings
+    found = [
+        recordings_of(tree),
+        tars_of(tars, _parents(tars)),
+        media_tables_of(data, _parents(data), problems) if data else None,
+        *tables_of(tables, tree, problems, place),
+        pictures_of(tree),
+    ]
+    if any(found):
+        return found
+    plain = [] if tree.audio or tree.names(IMAGE_EXTENSIONS) else tree.paths(".txt")
+    packed = [path for path in tree.paths(*CODECS) if is_text_lines(path)]
+    texts = plain or packed
+    return [text_lines(texts, _parents(texts), problems)] if texts else []
 
 
 def _parents(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -170,15 +175,15 @@ def _data_files(tree: Tree, problems: list[str]) -> tuple[list[Path], list[Path]
     """Returns the parquet and arrow files that hold media in themselves, and the tables."""
     data: list[Path] = []
     # Many of them are of a recording or an image each.
-    left = frozenset((*_DATA, *([".json"] if (count := tree.counts()[".json"]) > MAX_TABLES else [])))
+    left = frozenset((*_DATA, *([".json"] if (count := len(tree.names(frozenset((".json",))))) > MAX_TABLES else [])))
     if ".json" in left:
         problems.append(
             f"{count} .json files, more than {MAX_TABLES}, were not looked into: name those that are tables"
         )
-    tables = [tree.path(name) for name in tree.names(TABLES - left) if name.count("/") <= 3]
+    tables = [tree.path(name) for name in tree.names(TABLES - left) if name.count("/") <= _DEPTH]
     by_folder: dict[Path, list[Path]] = {}
-    for name in tree.names(frozenset(_DATA)):
-        by_folder.setdefault(tree.path(name).parent, []).append(tree.path(name))
+    for path in tree.paths(*_DATA):
+        by_folder.setdefault(path.parent, []).append(path)
     folders = list(by_folder.values())
     if len(folders) > MAX_TABLES:
         names = from_here(folders[MAX_TABLES][0].parent)
@@ -200,19 +205,16 @@ def _nothing(paths: Sequence[Path], tree: Tree | None, problems: Sequence[str]) 
     """Returns the message for data of no known form: what was seen, what stopped each table, what is known."""
     lines = [f"{from_here(paths[0])}: nothing here is data that forebay knows"]
     if tree is not None:
-        counts = ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in _most(tree))
+        most = sorted(tree.by_extension.items(), key=lambda each: -len(each[1]))[:10]
+        counts = ", ".join(f"{len(names):,} {extension or 'without extension'}" for extension, names in most)
         lines.append(f"  seen: {counts or 'no files'}{'' if tree.is_whole else ' (a part of the folder)'}")
         lines += [*(f"  {said}" for said in tree.cut), *_hints(tree)]
     lines += [f"  {problem}" for problem in problems[:_MOST_PROBLEMS]]
     return "\n".join([*lines, *(f"  {line}" for line in NEEDS.splitlines())])
 
 
-def _most(tree: Tree) -> list[tuple[str, int]]:
-    return tree.counts().most_common(10)
-
-
 def _hints(tree: Tree) -> list[str]:
-    hints = [f"  {name} looks like texts, which forebay init does not read" for name in unread_texts(tree)[:1]]
+    hints = [f"  {name} looks like texts, which forebay init does not read" for name in _unread_texts(tree)[:1]]
     packed = [name for names in tree.by_extension.values() for name in names[:1] if name.endswith(COMPRESSED_TARS)]
     if packed:
         hints.append(f"  {packed[0]} is a compressed tar, whose members cannot be read by place: decompress it")
@@ -222,39 +224,38 @@ def _hints(tree: Tree) -> list[str]:
     return hints
 
 
-def joined(first: Found, second: Found) -> Found:
-    """Returns two findings that one config can read as one."""
-    return replace(
-        first,
-        manifests=tuple(dict.fromkeys((*first.manifests, *second.manifests))),
-        count=first.count + second.count,
-        is_exact=first.is_exact and second.is_exact,
-        sounds=_sounds(first.sounds, second.sounds),
-        pictures=_pictures(first.pictures, second.pictures),
-        texts=[*first.texts, *second.texts],
-        images_a_row=[*first.images_a_row, *second.images_a_row],
-        languages=first.languages + second.languages,
-        classes=first.classes + second.classes,
-        has_all_classes=first.has_all_classes and second.has_all_classes,
-        noun=first.noun if first.noun == second.noun else "samples",
-        notes=[*first.notes, *(note for note in second.notes if note not in first.notes)],
-        has_text=first.has_text or second.has_text,
-    )
+def _unread_texts(tree: Tree, found: Candidate | None = None) -> list[str]:
+    """Returns the names of files that look like texts of a folder's recordings and are none of what was found.
+
+    By their names, as annotation tools, Kaldi and ESPnet have them; as texts of a recording's name in another folder;
+    as JSON of its name with a text; and by lines that name a recording and have words beside it.
+    """
+    stems = {name.rpartition("/")[2].rpartition(".")[0] for name in tree.audio}
+    read = set() if found is None else {str(path) for path in (*found.manifests, found.source.get("texts"))}
+    names = [name for names in tree.by_extension.values() for name in names if str(tree.path(name)) not in read]
+    sure = [name for name in names if _is_text_by_name(name, stems)]
+    left = sorted({*names} - {*sure})
+    looked = spread([name for name in left if extension_of(name) in _LOOKED_INTO], _FILES)
+    return sorted([*sure, *(name for name in looked if _names_recordings(tree, name, stems))])
 
 
-def _sounds(first: Sounds | None, second: Sounds | None) -> Sounds | None:
-    if first is None or second is None:
-        return first or second
-    return Sounds(
-        seconds=[*first.seconds, *second.seconds],
-        rates=first.rates + second.rates,
-        channels=first.channels + second.channels,
-        formats=first.formats + second.formats,
-        unreadable=first.unreadable + second.unreadable,
-    )
+def _is_text_by_name(name: str, stems: set[str]) -> bool:
+    form = extension_of(name)
+    stem = name.rpartition("/")[2].removesuffix(name[len(name) - len(form) :])
+    is_named = form in _LOOKED_INTO and stem.lower() in _NAMES.split()
+    return form in _FORMS.split() or is_named or (form in TRANSCRIPTS and stem in stems)
 
 
-def _pictures(first: Pictures | None, second: Pictures | None) -> Pictures | None:
-    if first is None or second is None:
-        return first or second
-    return Pictures(sizes=[*first.sizes, *second.sizes], unreadable=first.unreadable + second.unreadable)
+def _names_recordings(tree: Tree, name: str, stems: set[str]) -> bool:
+    head = text_head(tree.path(name))
+    if name.endswith(".json") and name.rpartition("/")[2].rpartition(".")[0] in stems:
+        return _KEY.search(head) is not None
+    return any(len(list(_words(line, stems))) >= _MIN_WORDS for line in head.splitlines()[:200])
+
+
+def _words(line: str, stems: set[str]) -> Iterator[str]:
+    """Yields the words beside the name of a recording; none of a line that names none."""
+    parts = [part for part in _PARTS.split(line) if part]
+    named = [part for part in parts if part in stems or (extension_of(part) and part.rpartition(".")[0] in stems)]
+    if named:
+        yield from (part for part in parts if part not in named and _WORD.search(part))

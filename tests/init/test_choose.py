@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.init.choose import Choice, Chooser, ask_on_terminal
+from forebay.init.questions import Choice, Chooser, ask_on_terminal
 
 TWO = [Choice("the table", "table", 1), Choice("the folder", "folder", 2)]
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.init.choose import Chooser
-from forebay.init.columns import audio_columns, id_columns, is_language, language_columns, text_columns
-from forebay.init.readings.tables import speech_columns
-from forebay.init.table import Table
+from forebay.init.column_roles import id_columns, is_language, language_columns, path_columns, text_columns
+from forebay.init.questions import Chooser, speech_columns
+from forebay.init.table_head import Table
 
 SENTENCES = ["the first of them", "another one", "and a third", "the last one"]
 
@@ -32,10 +31,10 @@ def test_the_column_of_recordings_is_the_one_whose_files_are_there(tmp_path: Pat
         (tmp_path / "wavs" / f"{number}.wav").write_bytes(b"")
     here = [f"wavs/{number}.wav" for number in range(4)]
     gone = [f"old/{number}.wav" for number in range(4)]
-    found = audio_columns(table(original=gone, file=here, text=SENTENCES), [tmp_path])
+    found = path_columns(table(original=gone, file=here, text=SENTENCES), [".wav"], folders=[tmp_path])
     assert [(each.name, each.folder) for each in found] == [("file", tmp_path)]
     bare = [f"{number}.wav" for number in range(4)]
-    (one,) = audio_columns(table(file=bare), [tmp_path, tmp_path / "wavs"])
+    (one,) = path_columns(table(file=bare), [".wav"], folders=[tmp_path, tmp_path / "wavs"])
     assert one.folder == tmp_path / "wavs"
 
 

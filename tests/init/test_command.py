@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay import load_config
-from forebay.init.choose import Chooser
-from forebay.init.command import Options, init
-from forebay.init.naming import config_name, name_of
+from forebay.init.folder_files import config_name, name_of
+from forebay.init.questions import Chooser
+from forebay.init.write_config import Options, init
 from tests.commands import run, run_json
 from tests.init import layouts
 from tests.init.layouts import QWEN3_VL, WHISPER, clips

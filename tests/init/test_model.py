@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.init.model import TRAINED, read_model
+from forebay.init.model_folder import TRAINED, read_model
 from forebay.train.models.table import FAMILIES
 from tests.init.layouts import QWEN3_ASR, QWEN3_VL, WHISPER
 

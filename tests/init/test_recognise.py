@@ -15,16 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.init.choose import Chooser, Wish
-from forebay.init.describe import facts, problems
-from forebay.init.found import Found
+from forebay.init.candidate import Candidate, facts, problems
+from forebay.init.questions import Chooser, Wish
 from forebay.init.recognise import recognise
 from forebay.rows.readers.line_blocks import CODECS
 from tests.init import layouts
 from tests.init.layouts import DEMO, clips
 
 
-def one(data: object, **given: str) -> Found:
+def one(data: object, **given: str) -> Candidate:
     chooser = Chooser(given={name.replace("__", " ").replace("_", "-"): value for name, value in given.items()})
     (found,) = recognise([os.fspath(data)], chooser)  # type: ignore[call-overload]
     assert chooser.used == set(chooser.given)
@@ -57,7 +56,7 @@ def test_every_layout_is_known(layout: Callable[[Path], Path], tmp_path: Path) -
     assert found.kind == KINDS[layout]
     number = {"common_voice": len(clips()) - 2, "photos": 10, "photo_table": 10, "photo_parquet": 10, "photo_tars": 10}
     assert (found.count, found.is_exact) == (number.get(layout.__name__, len(clips())), True)
-    if found.modality == "speech":
+    if found.meaning.name == "speech":
         assert found.sounds is not None
         assert found.sounds.rates == {16_000: found.count}
         assert sum(found.sounds.seconds) == pytest.approx(found.hours * 3600)
@@ -177,7 +176,7 @@ def test_a_table_away_from_its_images_names_their_folder(tmp_path: Path) -> None
     rows = [{"file": row["image"].removeprefix("photos/"), "q'": row["question"], "a": row["answer"]} for row in lines]
     layouts.write_csv(data / "it's.csv", rows, delimiter=";")
     found = one(data, column__question="q'", column__answer="a")
-    assert (found.kind, found.modality, found.count) == ("table", "vision", 10)
+    assert (found.kind, found.meaning.name, found.count) == ("table", "vision", 10)
     assert found.source == {"image_dir": data / "photos"}
     assert found.pictures is not None
     assert len(found.pictures.sizes) == 10
@@ -199,7 +198,7 @@ def test_a_folder_of_images(names: tuple[str, ...], prompt: str, manifests: list
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"a text")
     found = one(tmp_path)
-    assert (found.kind, found.modality, found.prompt) == ("folder", "vision", prompt)
+    assert (found.kind, found.meaning.name, found.prompt) == ("folder", "vision", prompt)
     assert found.manifests == tuple(tmp_path / each for each in manifests)
     counts = {"cat": 1, "dog": 1} if prompt == "label" else {}
     assert (dict(found.classes), found.has_all_classes) == (counts, True)
@@ -221,7 +220,7 @@ def test_classes_and_texts_of_images_are_a_question_where_the_model_leaves_it_op
 def test_pictures_beside_recordings_are_no_question(tmp_path: Path) -> None:
     layouts.beside(tmp_path)
     (tmp_path / "cover.jpg").write_bytes(b"")
-    assert one(tmp_path).modality == "speech"
+    assert one(tmp_path).meaning.name == "speech"
 
 
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -260,7 +259,7 @@ def test_texts_are_found_packed_and_in_a_column(tmp_path: Path, name: str) -> No
         path.write_bytes(pa.Codec(CODECS[path.suffix]).compress("\n".join(written).encode(), asbytes=True))
     for place in (path, path.parent):
         found = one(place)
-        assert (found.kind, found.modality, found.count, found.is_exact) == ("text", "text", 30, True)
+        assert (found.kind, found.meaning.name, found.count, found.is_exact) == ("text", "text", 30, True)
         assert found.columns == ({"text": "sentence"} if name == "t.parquet" else {})
         assert set(found.texts) <= set(lines)
         assert found.texts

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.init.readings.tables import table_readings
-from forebay.init.table import read_table
-from forebay.init.tree import SAMPLE
+from forebay.init.folder_files import SAMPLE
+from forebay.init.path_tables import tables_of
+from forebay.init.table_head import read_table
 
 
 @pytest.mark.parametrize(("delimiter", "suffix"), [(",", "csv"), (";", "csv"), ("\t", "tsv"), ("|", "csv")])
@@ -82,5 +82,5 @@ def test_any_bytes_are_a_table_or_a_config_error(
     path = tmp_path_factory.getbasetemp() / f"any{suffix}"
     path.write_bytes(data)
     problems: list[str] = []
-    found = table_readings([path], None, problems)
+    found = tables_of([path], None, problems)
     assert len(found) + len(problems) == 1

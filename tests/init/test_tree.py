@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.init import tree
-from forebay.init.tree import Clock, spread, walk
+from forebay.init import folder_files as tree
+from forebay.init.folder_files import Clock, spread, walk
 
 
 def write(folder: Path, *names: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import math
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import ConfigError, ManifestError
-from forebay.init.tree import SAMPLE, spread
-from forebay.rows.readers.arrow_files import HfFile, class_names, holds_numbers, is_bytes
+from forebay.init.folder_files import SAMPLE, spread
+from forebay.rows.meanings.image_class import declared_classes, named_labels
+from forebay.rows.readers.arrow_files import HfFile, holds_numbers, is_bytes, is_list
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv, read_json_lines
 from forebay.rows.readers.json_lines import JsonError, is_array, manifest_objects, parse_object
 
@@ -32,10 +33,9 @@ _DELIMITERS = {".tsv": "\t", ".csv": ",;\t|"}
 _MAX_ARRAY = 64 * 1024 * 1024
 """An array of objects up to this size is read whole, of a larger one the first rows."""
 _MAX_BLOB = 64 * 1024 * 1024
-_BLOBS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Table:
     """What the head of a table says.
 
@@ -59,35 +59,53 @@ class Table:
         found = (row.get(name) for row in self.rows)
         return [value for value in found if value is not None and value != ""]
 
+    def strings(self, name: str | None) -> list[str]:
+        """Returns the texts of a column in the rows that were read; none of no column."""
+        return [value for value in self.values(name or "") if isinstance(value, str)]
+
     def counts(self, name: str) -> Counter[str]:
         """Returns how often each value stands in the whole of a column; of a huge table in the rows that were read."""
-        if os.path.getsize(self.path) > (_COUNTED_BYTES if self.form != "data" else math.inf) or name in self.classes:
-            return Counter(map(str, self.values(name)))
-        wanted = WantedColumns(frozenset((name,)), name)
         try:
-            match self.form:
-                case "csv":
-                    column = read_csv(self.path, wanted).values[name]
-                case "jsonl":
-                    column = read_json_lines(self.path, wanted, kept=()).values[name]
-                case _:
-                    column = HfFile(self.path).columns([name])[name]
+            column = None if name in self.classes else self._whole(name)
         except (ManifestError, KeyError, ValueError):  # a name that is not UTF-8 among them
+            column = None
+        if column is None:
             return Counter(map(str, self.values(name)))
         found = {each["values"]: each["counts"] for each in pc.value_counts(column).to_pylist()}
         return Counter({str(value): count for value, count in found.items() if value not in (None, "")})
 
+    def _whole(self, name: str) -> pa.ChunkedArray | None:
+        """Returns a column of a table; None where the table is huge, and a text."""
+        if self.form == "data":
+            return HfFile(self.path).columns([name])[name]
+        if os.path.getsize(self.path) > _COUNTED_BYTES:
+            return None
+        wanted = WantedColumns(frozenset((name,)), name)
+        read = read_csv(self.path, wanted) if self.form == "csv" else read_json_lines(self.path, wanted, kept=())
+        return read.values[name]
+
     def encoded(self, name: str) -> Iterator[bytes]:
         """Yields some of the encoded media of a column of `blobs`."""
         file, left = HfFile(self.path), _MAX_BLOB
-        starts = file.part_starts()
-        for part in spread(range(len(starts) - 1), 4):
-            for number, batch in enumerate(file.batches(range(part, part + 1), [name], batch_rows=8)):
-                for data in _blobs(batch.column(0)):
-                    left -= len(data)
-                    yield data
-                if left < 0 or number * 8 >= _BLOBS // 4:
+        for part in spread(range(len(file.part_starts()) - 1), 4):
+            for batch in islice(file.batches(range(part, part + 1), [name], batch_rows=8), 3):
+                values = (each for value in batch.column(0).to_pylist() for each in as_list(value))
+                for data in (each.get("bytes") if isinstance(each, dict) else each for each in values):
+                    if isinstance(data, bytes):
+                        left -= len(data)
+                        yield data
+                if left < 0:
                     break
+
+
+def as_list(value: Any) -> list[Any]:
+    """Returns the values of a list, of its JSON, or a value alone."""
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return [value]
+    return value if isinstance(value, list) else [value]
 
 
 def read_table(path: Path) -> Table:
@@ -107,58 +125,30 @@ def _data(path: Path) -> Table:
         blobs = tuple(column.name for column in file.schema if _is_blob(column.type))
         matrices = tuple(column.name for column in file.schema if holds_numbers(column.type))
         light = [name for name in dict.fromkeys(file.schema.names) if name not in {*blobs, *matrices}]
-        classes = {name: tuple(found) for name in light if (found := class_names(file.schema, name, in_lists=True))}
+        classes = {name: found for name in light if (found := declared_classes(file.schema, name))}
         rows = tuple(_data_rows(file, light, classes)) if light else ()
     except (ManifestError, pa.ArrowException) as err:
         raise ConfigError(f"{path} cannot be read: {err}") from err
-    return Table(
-        path=path,
-        form="data",
-        names=tuple(file.schema.names),
-        rows=rows,
-        num_rows=len(file),
-        blobs=blobs,
-        matrices=matrices,
-        classes=classes,
-    )
+    names = tuple(file.schema.names)
+    return Table(path, "data", names, rows, len(file), blobs=blobs, matrices=matrices, classes=classes)
 
 
 def _data_rows(file: HfFile, names: list[str], classes: Mapping[str, Sequence[str]]) -> Iterator[Row]:
-    starts = file.part_starts()
-    parts = spread(range(len(starts) - 1), 8)
+    """Yields some of the rows, with the names of a ClassLabel, or of a list of them, instead of numbers."""
+    parts = spread(range(len(file.part_starts()) - 1), 8)
     for part in parts:
         wanted = max(1, SAMPLE // len(parts))
-        for batch in file.batches(range(part, part + 1), names, batch_rows=wanted):
-            yield from (_with_names(row, classes) for row in batch.slice(0, wanted).to_pylist())
-            break
-
-
-def _with_names(row: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> Row:
-    """Returns a row with the names of a ClassLabel, or of a list of them, instead of numbers."""
-    return {**row, **{name: _named(row[name], names) for name, names in classes.items()}}
-
-
-def _named(value: Any, names: Sequence[str]) -> Any:
-    if isinstance(value, list):
-        return [_named(each, names) for each in value]
-    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+        for batch in islice(file.batches(range(part, part + 1), names, batch_rows=wanted), 1):
+            columns = batch.slice(0, wanted).to_pydict()
+            columns |= {name: [*named_labels(columns[name], of_name)] for name, of_name in classes.items()}
+            yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
 
 
 def _is_blob(kind: pa.DataType) -> bool:
     """Says whether a column holds encoded media in itself: bytes, structs of bytes, or lists of these."""
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_list(kind):
         return _is_blob(kind.value_type)
-    if pa.types.is_struct(kind):
-        return any(inner.name == "bytes" for inner in kind)
-    return is_bytes(kind)
-
-
-def _blobs(column: Any) -> Iterator[bytes]:
-    for value in column.to_pylist():
-        for each in value if isinstance(value, list) else [value]:
-            data = each.get("bytes") if isinstance(each, dict) else each
-            if isinstance(data, bytes):
-                yield data
+    return any(inner.name == "bytes" for inner in kind) if pa.types.is_struct(kind) else is_bytes(kind)
 
 
 def _lines(path: Path) -> Table:
@@ -176,10 +166,12 @@ def _lines(path: Path) -> Table:
         names.update(dict.fromkeys(rows[-1]))
     if not rows:
         raise ConfigError(f"{path} holds no JSON lines; name a file with an object a line")
-    num_rows, is_exact = _count(path, size, read / len(rows)) if members is None else (len(members), True)
-    if members is not None and size > _MAX_ARRAY:
-        num_rows, is_exact = round(size * len(members) / sum(map(len, members))), False
-    return Table(path=path, form="jsonl", names=tuple(names), rows=tuple(rows), num_rows=num_rows, is_exact=is_exact)
+    if members is None:
+        num_rows, is_exact = _count(path, size, read / len(rows))
+    else:
+        is_exact = size <= _MAX_ARRAY
+        num_rows = len(members) if is_exact else round(size * len(members) / sum(map(len, members)))
+    return Table(path, "jsonl", tuple(names), tuple(rows), num_rows, is_exact=is_exact)
 
 
 def _members(path: Path) -> list[bytes]:
@@ -193,26 +185,15 @@ def _members(path: Path) -> list[bytes]:
 
 def _delimited(path: Path, delimiters: str) -> Table:
     size = os.path.getsize(path)
-    lines = [_text(line) for line in _some_lines(path, size)]
+    lines = [line.decode("utf-8", "replace") for line in _some_lines(path, size)]
     if not lines:
         raise ConfigError(f"{path} is empty; name a table with a header line")
-    delimiter = max(delimiters, key=lambda each: (lines[0].count(each) > 0, _regularity(lines[:20], each)))
-    records = _records(lines, delimiter)
-    header, *rest = records
-    names = tuple(header)
-    width = len(names)
-    rows = tuple(dict(zip(names, row, strict=True)) for row in rest if len(row) == width)
+    delimiter = max(delimiters, key=lambda each: (each in lines[0], _regularity(lines[:20], each)))
+    names, *rest = _records(lines, delimiter)
+    rows = tuple(dict(zip(names, row, strict=True)) for row in rest if len(row) == len(names))
     read = sum(len(line.encode("utf-8", "surrogateescape")) + 1 for line in lines[1:])
     num_rows, is_exact = _count(path, size, read / max(1, len(rest)))
-    return Table(
-        path=path,
-        form="csv",
-        names=names,
-        rows=rows,
-        num_rows=max(0, num_rows - 1),
-        is_exact=is_exact,
-        delimiter=delimiter,
-    )
+    return Table(path, "csv", tuple(names), rows, max(0, num_rows - 1), is_exact=is_exact, delimiter=delimiter)
 
 
 def _records(lines: list[str], delimiter: str) -> list[list[str]]:
@@ -231,10 +212,6 @@ def _regularity(lines: list[str], delimiter: str) -> float:
     if not counts or counts[0] < 2:
         return 0.0
     return counts.count(counts[0]) / len(counts) + min(counts[0], 50) / 1000
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8", "replace")
 
 
 def _some_lines(path: Path, size: int) -> Iterator[bytes]:

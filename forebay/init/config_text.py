@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -86,20 +87,18 @@ def _comments(texts: Sequence[str]) -> Iterator[str]:
         yield from (f"# {line}" for line in lines or [""])
 
 
+def python_line(code: str) -> str:
+    """Returns a command that runs some Python, quoted as a person would where a shell takes that."""
+    return f"python -c {shlex.quote(code)}" if set(code) & set('"$`\\!') else f'python -c "{code}"'
+
+
 def value_of(value: Any) -> str:
     """Returns a value as TOML writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(value_of, value))}]"
-    return _number(value) if isinstance(value, float) else str(value)
-
-
-def _number(value: float) -> str:
-    shown = repr(value)
-    return shown if any(mark in shown for mark in ".en") else f"{shown}.0"
+    return str(value).lower()  # also true, 1e-05, inf and nan
 
 
 def _string(text: str) -> str:
@@ -110,13 +109,9 @@ def _string(text: str) -> str:
         raise ConfigError(
             f"{text!r} is not UTF-8, which is all that TOML can hold; rename it, or name a link to it (ln -s)"
         ) from err
-    return f'"{"".join(map(_character, text))}"'
+    return f'"{"".join(c if c.isprintable() and c not in _SHORT else _escaped(c) for c in text)}"'
 
 
-def _character(character: str) -> str:
-    if character in _SHORT:
-        return _SHORT[character]
-    if character.isprintable():
-        return character
+def _escaped(character: str) -> str:
     code = ord(character)
-    return f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"
+    return _SHORT.get(character) or (f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}")

@@ -1,0 +1,376 @@
+"""One way to read some data: a kind of source, its files, what its rows mean, and once it is chosen, all facts of it.
+
+A reading makes candidates of names and of the first rows of files. The config is written from the one that is chosen.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, BinaryIO, ClassVar, Protocol, Self
+
+from forebay.config.data import SOURCE_KINDS
+from forebay.config.tree import Config
+from forebay.errors import SampleError
+from forebay.init.column_roles import classes_of, languages_of, words_of
+from forebay.init.config_text import Section
+from forebay.init.folder_files import Clock, extension_of
+from forebay.init.model_folder import Model
+from forebay.init.questions import BESIDE, Chooser
+from forebay.init.table_head import Row, Table
+from forebay.rows.meanings.canonical_chat import WITH_MESSAGES, WITH_QUESTION
+from forebay.rows.record import DURATIONS, IDS
+from forebay.steps.form import BatchForm
+from forebay.steps.recipe import Recipe
+from forebay.store.image.formats import image_size
+from forebay.store.sound_headers import header_info
+
+Setting = tuple[str, Any, str]
+"""Name, value and comment."""
+
+SECONDS = 1.2
+"""Headers are read for so long; MP3 and Ogg take all of their bytes."""
+_MAX_BYTES = 64 * 1024 * 1024
+_MAX_PIXELS = 89_478_485
+_LANGUAGES = 8
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+class RowMeaning(Protocol):
+    """What rows are, as far as a config is concerned: its sections, its settings, and what a model makes of it.
+
+    name: in the document of `--json`. mixed: settings of `[mixture]` where such data stands beside other data.
+    is_alone: it stands beside none. may_miss: it may stand without its texts, which are then looked for.
+    """
+
+    name: str
+    mixed: tuple[Setting, ...] = ()
+    is_alone: bool = False
+    may_miss: bool = False
+
+    def check(self, model: Model | None) -> None:
+        """Raises ConfigError where the data needs a model's folder and there is none, or the model takes other data."""
+
+    def sections(self, made: Draft) -> list[Section]:
+        """Returns the sections of steps and plan; adds to `[source]` what they ask of it."""
+        ...
+
+    def check_rows(self, found: Candidate, config: Config) -> None:  # noqa: ARG002
+        """Raises ManifestError for rows that a build would refuse all data for."""
+        return
+
+    def try_steps(self, made: Draft, recipe: Recipe) -> bool:  # noqa: ARG002
+        """Opens the steps that classes of transformers are in as a build does, and notes what they give.
+
+        Returns whether a config can be built as it is; False where a setting was added, and it is to be tried again.
+        Raises OutputError or UnstorableError for what cannot be stored, ConfigError where nothing helps.
+        """
+        return True
+
+    def trains(self, found: Candidate, model: Model) -> bool:
+        """Returns whether `forebay train` can train a model on what was found, as far as config.json says it."""
+        ...
+
+    def not_learnt(self, found: Candidate, model: Model) -> str:
+        """Returns why `forebay train` does not train a model on what was found, and what to do."""
+        ...
+
+
+@dataclass(slots=True)
+class Headers:
+    """What the headers of some media say. noun: what they are. unreadable: how many say nothing. then: what follows."""
+
+    noun: ClassVar[str]
+    then: ClassVar[str] = ""
+    unreadable: int = 0
+
+    def read(self, file: BinaryIO) -> None:
+        """Adds what the header of one says. Raises SampleError for one that says nothing."""
+        raise NotImplementedError
+
+    def add(self, media: bytes | Path) -> None:
+        """Adds an encoded recording or image, or a file of it; one that cannot be read counts as unreadable."""
+        try:
+            with io.BytesIO(media) if isinstance(media, bytes) else open(media, "rb") as file:
+                self.read(file)
+        except (OSError, SampleError):
+            self.unreadable += 1
+
+    @classmethod
+    def of(cls, media: Iterable[bytes | Path]) -> Self:
+        """Returns what the headers of media say, as far as the time goes."""
+        found = cls()
+        for each in Clock(SECONDS).while_left(media):
+            found.add(each)
+        return found
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+
+@dataclass(slots=True)
+class Sounds(Headers):
+    """What the headers of recordings say."""
+
+    noun = "recordings"
+    then = "; they will fail, counted and listed (run.max_failed_share bounds their share)"
+    seconds: list[float] = field(default_factory=list)
+    rates: Counter[int] = field(default_factory=Counter)
+    channels: Counter[int] = field(default_factory=Counter)
+
+    def read(self, file: BinaryIO) -> None:
+        """See `Headers`."""
+
+        def part(start: int, count: int) -> bytes:
+            file.seek(start)
+            return file.read(count)
+
+        size = file.seek(0, os.SEEK_END)
+        info = header_info(part, size, max_bytes=_MAX_BYTES) if size else None
+        if info is None or info.num_samples <= 0:
+            raise SampleError("corrupt_audio", "its header says nothing")
+        self.seconds.append(info.duration_s)
+        self.rates[info.sample_rate_hz] += 1
+        self.channels[info.channels] += 1
+
+    def facts(self, hours: float) -> list[str]:
+        """Returns how long, at which rates. hours: about, of all recordings."""
+        if not self.seconds:
+            return []
+        source = "headers" if self.rates else "rows"
+        parts = [
+            f"about {_hours(hours)} (from {len(self.seconds)} {source})",
+            f"{_short(min(self.seconds))} to {_short(max(self.seconds))} s",
+        ]
+        if self.rates:
+            parts.append(" and ".join(f"{rate:,} Hz" for rate in sorted(self.rates)[:4]))
+        if any(count > 1 for count in self.channels):
+            parts.append("of more than one channel, which are mixed")
+        return parts
+
+
+@dataclass(slots=True)
+class Pictures(Headers):
+    """What the headers of images say."""
+
+    noun = BESIDE["none"].noun
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+
+    def read(self, file: BinaryIO) -> None:
+        """See `Headers`."""
+        self.sizes.append(image_size(file, max_pixels=_MAX_PIXELS, sample_id="image"))
+
+    def facts(self) -> list[str]:
+        """Returns how large the images are."""
+        if not self.sizes:
+            return []
+        widths, heights = zip(*self.sizes, strict=True)
+        middle = f"{round(median(widths))} x {round(median(heights))} pixels in the middle"
+        return [f"images up to {max(widths)} x {max(heights)}, {middle} (from {len(self.sizes)} headers)"]
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One way to read the data.
+
+    kind, manifests: of `[source]`. meaning: what its rows are. label: what it is, for a person. score: the likelier the
+    more. name: of its first file. look: looks closer, asks what is open, and adds all that follows.
+
+    source: other settings of `[source]`; a Path becomes relative to the config. columns: of `[source.columns]`, those
+    with other names than usual. noun: what is counted, `wav files`. count: how many of it, about so many where not
+    `is_exact`. sounds, pictures: what some headers say. texts: some transcripts, or the words of some conversations.
+    languages: how often each was met. others: columns that nothing takes. images_a_row: of some rows. notes: comments
+    for the file, in sentences. audio: settings of `[audio]` that the data itself asks for. prompt: what is read beside
+    images, a `text.prompt`. classes: how often each class was met. has_all_classes: no class is missing there. unread:
+    what may hold the texts and is not read.
+    """
+
+    kind: str
+    manifests: tuple[Path, ...]
+    meaning: RowMeaning
+    label: str
+    score: float
+    look: Callable[[Candidate, Chooser], None]
+    name: str = field(default="", kw_only=True)
+    source: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, str] = field(default_factory=dict)
+    noun: str = "samples"
+    count: int = 0
+    is_exact: bool = True
+    sounds: Sounds = field(default_factory=Sounds)
+    pictures: Pictures = field(default_factory=Pictures)
+    texts: list[str] = field(default_factory=list)
+    images_a_row: list[int] = field(default_factory=lambda: [1])
+    languages: Counter[str] = field(default_factory=Counter)
+    others: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    audio: dict[str, Any] = field(default_factory=dict)
+    prompt: str = "chat"
+    classes: Counter[str] = field(default_factory=Counter)
+    has_all_classes: bool = False
+    has_text: bool = True
+    has_labels: bool = False
+    unread: tuple[str, ...] = ()
+
+    @property
+    def hours(self) -> float:
+        """About how many hours of sound there are."""
+        seconds = self.sounds.seconds
+        return sum(seconds) / len(seconds) * self.count / 3600 if seconds else 0.0
+
+    def is_like(self, other: Candidate) -> bool:
+        """Says whether one config can read both: the same kind, settings and columns."""
+        names = ("kind", "meaning", "prompt", "columns", "audio", "source")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    def with_rows_of(self, other: Candidate) -> Candidate:
+        """Returns this one and another one that one config can read as one."""
+        added = ("count", "sounds", "pictures", "texts", "images_a_row", "languages", "classes")
+        return replace(
+            self,
+            **{name: getattr(self, name) + getattr(other, name) for name in added},
+            manifests=tuple(dict.fromkeys((*self.manifests, *other.manifests))),
+            is_exact=self.is_exact and other.is_exact,
+            has_all_classes=self.has_all_classes and other.has_all_classes,
+            noun=self.noun if self.noun == other.noun else "samples",
+            notes=list(dict.fromkeys((*self.notes, *other.notes))),
+            has_text=self.has_text or other.has_text,
+        )
+
+    def take_recordings(self, tables: Sequence[Table], columns: Mapping[str, str | None]) -> None:
+        """Takes texts, languages and further columns of tables of recordings. columns: by role."""
+        table, text = tables[0], columns["text"]
+        self.columns = self._named(columns)
+        self.texts = table.strings(text)
+        self.languages = languages_of(tables, columns["language"])
+        self.others = _others(table, {*columns.values(), "prompt", *IDS, *DURATIONS})
+        self.has_text = text is not None
+
+    def take_images(self, table: Table, prompt: str, columns: Mapping[str, str | None]) -> list[Row]:
+        """Takes what is read beside the images of a table, and returns the rows that hold that. columns: by role."""
+        said = [(row, words) for row in table.rows if (words := _words_beside(row, prompt, columns)) is not None]
+        self.prompt, self.noun = prompt, BESIDE[prompt].noun
+        self.columns = self._named(columns)
+        self.texts = [words for _, words in said if words]
+        self.others = _others(table, {*columns.values(), *WITH_MESSAGES, *WITH_QUESTION})
+        if label := columns.get("label"):
+            self.classes = classes_of(table, label)
+            self.classes.update(dict.fromkeys(table.classes.get(label, ()), 0))
+            self.has_all_classes = label in table.classes or (table.is_exact and table.num_rows == len(table.rows))
+        return [row for row, _ in said]
+
+    def _named(self, columns: Mapping[str, str | None]) -> dict[str, str]:
+        return unlike_usual(columns) if SOURCE_KINDS[self.kind].has_columns else {}
+
+
+def _words_beside(row: Row, prompt: str, columns: Mapping[str, str | None]) -> str | None:
+    """Returns the words that are read of a row; None of a row without the conversation that is wanted."""
+    if prompt == "chat":
+        return words_of(row, columns)
+    text = row.get(columns.get("text") or "")
+    return text if isinstance(text, str) else ""
+
+
+def _others(table: Table, taken: Collection[str | None]) -> tuple[str, ...]:
+    return tuple(name for name in table.names if name not in taken and table.values(name))
+
+
+def unlike_usual(columns: Mapping[str, str | None]) -> dict[str, str]:
+    """Returns the columns of `[source.columns]` that have another name than they have when nothing is said."""
+    return {role: name for role, name in columns.items() if name and name not in (IDS if role == "id" else (role,))}
+
+
+def counted(count: int, noun: str, *, is_exact: bool = True) -> str:
+    """Returns a number and what is counted: `5,210 wav files`, `about 1,200,000 clips`."""
+    return f"{'' if is_exact else 'about '}{count:,} {noun.removesuffix('s') if count == 1 else noun}"
+
+
+def files_noun(names: Sequence[str], other: str) -> str:
+    """Returns what files of some names are called: `wav files`, or `other` where they are of several forms."""
+    kinds = {extension_of(name)[1:] for name in names}
+    return f"{kinds.pop()} files" if len(kinds) == 1 else other
+
+
+def facts(found: Candidate) -> str:
+    """Returns one line on what was found: how many of what, how long, which languages, which sizes."""
+    parts = [counted(found.count, found.noun, is_exact=found.is_exact)]
+    parts += [*found.sounds.facts(found.hours), *found.pictures.facts()]
+    if found.classes.total():
+        number = len(found.classes)
+        parts.append(f"{number:,} class{'es' * (number > 1)} ({_shares(found.classes)})")
+    if found.languages:
+        parts.append(f"languages {_shares(found.languages)}")
+    return ", ".join(parts)
+
+
+def problems(found: Candidate) -> list[str]:
+    """Returns what a person should know of the data before a build."""
+    bad = [
+        f"{each.unreadable} of {count + each.unreadable} {each.noun} that were looked at cannot be read{each.then}."
+        for each, count in ((found.sounds, len(found.sounds.seconds)), (found.pictures, len(found.pictures.sizes)))
+        if each.unreadable
+    ]
+    return [*found.notes, *bad]
+
+
+def _shares(counts: Counter[str]) -> str:
+    """Returns the commonest values and their shares: `hi 60 %, ta 40 %`."""
+    total = counts.total()
+    shown = [f"{name} {100 * count / total:.0f} %" for name, count in counts.most_common(_LANGUAGES)]
+    return ", ".join(shown) + (f" and {len(counts) - _LANGUAGES} more" if len(counts) > _LANGUAGES else "")
+
+
+def _hours(hours: float) -> str:
+    if hours < 0.1:
+        return f"{_short(hours * 3600)} s" if hours * 3600 < 120 else f"{hours * 60:.0f} min"
+    return f"{hours:,.1f} h" if hours < 100 else f"{hours:,.0f} h"
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds < 100 else f"{seconds:,.0f}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """A config to be written, while its sections come together. trains: whether `forebay train` can train on it.
+
+    head: comments on top. said: what was decided and a person should hear too.
+    """
+
+    name: str
+    out: Path
+    found: Candidate
+    model: Model | None = None
+    weights: str | None = None
+    trains: bool = False
+    sections: list[Section] = field(default_factory=list)
+    head: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def section(self, name: str) -> Section:
+        """Returns the section of a name."""
+        return next(section for section in self.sections if section.name == name)
+
+    def note_form(self, name: str, form: BatchForm) -> None:
+        """Notes at a section what its step gives, and how its batches are beside others."""
+        section = self.section(name)
+        has_codes = any(field.table is not None for field in form.stored)
+        codes = "; floats as codes and a table of their values, bit for bit" if has_codes else ""
+        names = ", ".join(field.name for field in form.fields)
+        note = f"{form.made_by} gives {names}{codes}. Batches beside those that it makes itself: {form.promise}."
+        if note not in section.notes:
+            section.notes.append(note)
+            said = f"{note} docs/any-model.md says what that means."
+            if form.promise.kind == "alone" and said not in self.found.notes:
+                self.found.notes.append(said)
+
+    def relative(self, path: Path) -> str:
+        """Returns a path as the config writes it: relative to the config's folder."""
+        text = os.path.relpath(path, self.out.parent)
+        return f"./{text}" if _SCHEME.match(text) else text

@@ -1,0 +1,295 @@
+"""The sections of a config: source, training and mixtures; and steps and plan of recordings, and of texts alone."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forebay.config.data import OWN_COLUMNS, SOURCE_KINDS
+from forebay.config.tree import Config
+from forebay.errors import ConfigError, DecodeError
+from forebay.init.candidate import Candidate, Draft, RowMeaning, Setting
+from forebay.init.config_text import Section, value_of
+from forebay.init.model_folder import OF_SOUND, Model
+from forebay.rows.list_rows import check_pieces
+from forebay.steps.audio.extractor.open import OutputError
+from forebay.steps.audio.extractor.probe import noise
+from forebay.steps.audio.extractor.step import Extractor
+from forebay.steps.recipe import Recipe
+from forebay.steps.text.normalize import whisper_code
+from forebay.visible import an, from_here
+
+_HEARD_S = 30.0
+"""Seconds of a clip that Whisper's features hold."""
+_FEW = 4_000
+_MOST_BUCKETS, _SAMPLES_A_BUCKET = 32, 16
+_LEAST_SECONDS, _MOST_SECONDS = 20, 240
+BATCH_SIZE = 8
+BATCH_TOKENS = 4096
+_MOST_NAMES = 100
+_FOR_WHISPER = (
+    "Features for Whisper; also: qwen3_asr, w2v_bert, waveform. With forebay init --model DIR they are the model's, "
+    "and texts become tokens."
+)
+_FOR_LONG = "Many recordings are longer than the 30 s that Whisper hears, so waveforms are stored as they are."
+_LIMITS_S = (30.0, 10.0)
+"""Bounds of clips that are tried where an extractor does not take the longest one whole."""
+_TABLES, _MOST_LISTED = ("table", "jsonl", "folder", "tar"), 200_000
+"""Kinds whose rows may be of pieces of recordings, and how many of them are listed to see it."""
+
+
+class RecordingSections(RowMeaning):
+    """Sound, with or without texts."""
+
+    name = "speech"
+    may_miss = True
+
+    def check(self, model: Model | None) -> None:
+        if model is not None and not model.audio and model.sees:
+            raise ConfigError(
+                f"--model {model.folder} is {kind_of(model)} and hears no sound; name a Whisper or Qwen3-ASR folder, "
+                "or any other with a feature extractor (docs/models.md)"
+            )
+
+    def sections(self, made: Draft) -> list[Section]:
+        found, model = made.found, made.model
+        audio = Section("audio")
+        for name, value in _audio(made).items():
+            audio.add(name, made.relative(value) if isinstance(value, Path) else value)
+        if model is not None and model.audio and not found.audio:
+            audio.notes.append(f"{model.audio_why[:1].upper()}{model.audio_why[1:]}.")
+        is_in_part = audio.lines[0][1] == "log_mel"
+        if model is None and not found.audio:
+            audio.notes.append(_FOR_WHISPER if is_in_part else _FOR_LONG)
+        text = [] if model is None or model.prompt is None else _text(made, model, model.prompt)
+        if text and model is not None and model.task is not None and model.task.name == "CTC" and not found.has_labels:
+            text[0].lines.insert(2, ("end_token", False, f"CTC: {model.task.why}"))
+        if is_in_part:
+            source = made.section("source")
+            source.add("max_duration_s", _HEARD_S, "Whisper hears 30 s")
+            source.add("overlong", "drop", "longer clips are left out, counted and listed")
+        room = ("batch_seconds", _batch_seconds(found), "padded seconds a batch")
+        if is_in_part or found.audio:
+            size = max(1, min(BATCH_SIZE, found.count // 4 or 1))
+            room = ("batch_size", size, "clips a batch; Whisper pads each to 30 s")
+        return [audio, *text, _buckets(found, "", room)]
+
+    def check_rows(self, found: Candidate, config: Config) -> None:
+        if found.kind in _TABLES and found.count <= _MOST_LISTED:
+            check_pieces(config)
+
+    def try_steps(self, made: Draft, recipe: Recipe) -> bool:
+        step = None if recipe.audio is None else recipe.audio.features
+        if not isinstance(step, Extractor):
+            return True
+        made.note_form("audio", step.batch_form())
+        source, longest = made.section("source"), max(made.found.sounds.seconds, default=0.0)
+        if not longest or any(name == "max_duration_s" for name, *_ in source.lines):
+            return True
+        if (problem := _problem(step, longest)) is None:
+            return True
+        limit = next((limit for limit in _LIMITS_S if limit < longest and _problem(step, limit) is None), None)
+        if limit is None:
+            raise ConfigError(f"a clip of {longest:.1f} s, as the data has one: {problem}", code="FB121")
+        source.add("max_duration_s", limit, f"of {longest:.1f} s, {step.kind} makes other values, or several pieces")
+        source.add("overlong", "drop", "longer clips are left out, counted and listed")
+        return False
+
+    def trains(self, found: Candidate, model: Model) -> bool:
+        if not found.has_text:
+            return False
+        if model.trains:
+            return model.audio.get("features") != "extractor"
+        return model.task is not None and model.task.name in OF_SOUND and model.prompt is not None and bool(model.audio)
+
+    def not_learnt(self, found: Candidate, model: Model) -> str:
+        if not found.has_text:
+            return "forebay train needs texts, and none were found; your own loop takes the batches"
+        if model.model_type and model.task is not None and model.prompt is None:
+            return f"forebay train needs a tokenizer: put its tokenizer.json into {from_here(model.folder)}"
+        return not_known(model)
+
+
+class TextSections(RowMeaning):
+    """Texts alone."""
+
+    name = "text"
+    mixed: tuple[Setting, ...] = (
+        ("batches", "per_source", ""),
+        ("asr_ratio", 0.8, "four of five batches have sound"),
+    )
+
+    def check(self, model: Model | None) -> None:
+        if model is None:
+            raise ConfigError(
+                "texts are stored as tokens; give --model DIR: the folder of a model, or of a tokenizer alone "
+                "(tokenizer.json)"
+            )
+        if model.text_prompt is None:
+            raise ConfigError(
+                f"--model {model.folder} is {kind_of(model)}; texts alone need a tokenizer of a speech or text model"
+            )
+
+    def sections(self, made: Draft) -> list[Section]:
+        model = made.model
+        assert model is not None
+        assert model.text_prompt is not None
+        audio = Section("audio", [("features", "none", "")])
+        room = ("batch_tokens", BATCH_TOKENS, "padded tokens a batch")
+        return [audio, *_text(made, model, model.text_prompt), _buckets(made.found, " of like length", room)]
+
+    def trains(self, found: Candidate, model: Model) -> bool:  # noqa: ARG002
+        return model.trains and model.audio.get("features") != "extractor"
+
+    def not_learnt(self, found: Candidate, model: Model) -> str:  # noqa: ARG002
+        return not_known(model)
+
+
+def _problem(step: Extractor, seconds: float) -> str | None:
+    """Returns why an extractor does not make one clip's values of a clip so long; None where it does."""
+    try:
+        step.make([noise(round(seconds * step.rate_hz), seed=1)])
+    except (DecodeError, OutputError) as err:
+        return str(err)
+    return None
+
+
+def kind_of(model: Model) -> str:
+    """Returns what to call a model."""
+    return model.model_type or "a tokenizer"
+
+
+def not_known(model: Model) -> str:
+    """Returns why a model of which nothing is known is not trained."""
+    if not model.model_type:
+        return f"forebay train needs the model itself: its config.json in {from_here(model.folder)}"
+    return (
+        f"init knows no task of {an(model.model_type)} for this data; if transformers has a class of it that "
+        "learns this, name the folder as train.model (docs/any-model.md)"
+    )
+
+
+def _audio(made: Draft) -> dict[str, Any]:
+    if made.found.audio:
+        return made.found.audio
+    if made.model is not None and made.model.audio:
+        return made.model.audio
+    seconds = made.found.sounds.seconds
+    is_long = sum(each > _HEARD_S for each in seconds) > len(seconds) / 4
+    return {"features": "waveform" if is_long else "log_mel"}
+
+
+def _text(made: Draft, model: Model, prompt: str) -> list[Section]:
+    """Returns `[text]`, nothing where there are no texts. prompt: that of the model."""
+    found = made.found
+    if not found.has_text:
+        return []
+    section = Section("text", [("tokenizer", made.relative(model.folder), "")])
+    section.add("prompt", "given" if found.has_labels else prompt)
+    if prompt == "whisper" and not found.has_labels:
+        unknown = _untagged(model, found)
+        if unknown:
+            note = f"the tokenizer has no tag for {', '.join(sorted(unknown)[:5])}: no language is written"
+            section.add("language_tag_mode", "none", note)
+            made.said.append(f'{note} (text.language_tag_mode = "none")')
+        elif not found.languages and model.tags:
+            note = (
+                "The language of the texts is not known, and Whisper is told none: name it in a column language, or "
+                'set text.language = "detect"'
+            )
+            section.notes.append(f"{note}.")
+            made.said.append(note)
+        if model.max_label_tokens is not None:
+            section.add("max_label_tokens", model.max_label_tokens, "the model's decoder positions")
+    return [section]
+
+
+def _untagged(model: Model, found: Candidate) -> set[str]:
+    """Returns the languages of the data that a Whisper's tokenizer has no tag for."""
+    codes = {each: (re.split("[-_]", each.strip().lower())[0], whisper_code(each)) for each in found.languages}
+    return {each for each, of_each in codes.items() if not model.tags.intersection(f"<|{code}|>" for code in of_each)}
+
+
+def _buckets(found: Candidate, which: str, room: Setting) -> Section:
+    why = f"buckets{which}" if which else "buckets, with the edges that pad these durations least"
+    return Section("plan", [("k", num_buckets(found), why), room, *small_set(found)])
+
+
+def num_buckets(found: Candidate) -> int:
+    """Returns how many edges there may be, so that buckets still hold full batches."""
+    return max(2, min(_MOST_BUCKETS, found.count // _SAMPLES_A_BUCKET))
+
+
+def small_set(found: Candidate) -> list[Setting]:
+    """Returns the setting for a set of which groups of batches of equal shape would leave many incomplete."""
+    return [("lockstep", 1, "a small set: no groups of batches of equal shape")] if found.count < _FEW else []
+
+
+def _batch_seconds(found: Candidate) -> int:
+    """Returns padded seconds a batch: some of the longest clips, and several batches of a small set."""
+    if not found.sounds.seconds:
+        return 120
+    wanted = min(max(2 * max(found.sounds.seconds), 120.0), found.hours * 3600 / 8)
+    return max(_LEAST_SECONDS, min(_MOST_SECONDS, 10 * math.ceil(wanted / 10)))
+
+
+RECORDINGS, TEXTS = RecordingSections(), TextSections()
+
+
+def add_sections(made: Draft) -> None:
+    """Adds all sections of a config of one source."""
+    named = Section("", [("name", made.name, "the first part of the cache folder's name")])
+    made.sections = [named, *_source(made)]
+    made.sections += made.found.meaning.sections(made)
+    if made.model is not None and made.trains:
+        made.sections.append(_train(made, made.model))
+
+
+def _source(made: Draft) -> list[Section]:
+    found = made.found
+    paths = [made.relative(path) for path in found.manifests]
+    source = Section("source", [("kind", found.kind, ""), ("manifest", paths[0] if len(paths) == 1 else paths, "")])
+    for name, value in found.source.items():
+        source.add(name, made.relative(value) if isinstance(value, Path) else value)
+    source.offers = _kept(found)
+    columns = Section("source.columns", [(role, name, "") for role, name in found.columns.items()])
+    return [source, columns] if columns.lines else [source]
+
+
+def _kept(found: Candidate) -> list[tuple[str, list[str]]]:
+    """Returns the setting that keeps columns which nothing takes, as many as a line has room for."""
+    names = [name for name in found.others if name.isidentifier() and name.isascii() and name not in OWN_COLUMNS]
+    while len(value_of(names)) > _MOST_NAMES:
+        names.pop()
+    return [("keep_columns", names)] if names and found.meaning.name in SOURCE_KINDS[found.kind].keeps else []
+
+
+def _train(made: Draft, model: Model) -> Section:
+    section = Section("train", [("model", made.relative(model.folder), "")])
+    if made.weights == "random":
+        empty = "the folder holds none; put model.safetensors there for more"
+        section.add("init", "random", f"random weights: {'not those of the folder' if model.has_weights else empty}")
+        section.add("learning_rate", 1e-3)
+    else:
+        section.add("learning_rate", 1e-5, "for fine-tuning; raise it for adapters or few layers")
+    section.add("warmup_ratio", 0.05)
+    section.add("epochs", 3, "or --steps N on the command line")
+    return section
+
+
+def mix(whole: Draft, parts: Sequence[Draft]) -> None:
+    """Makes a config of one source read those of other configs, by weights."""
+    whole.head = ["Several sources, each with a config and a cache of its own; this one mixes them.", whole.head[-1]]
+    mixed = [*dict.fromkeys(line for part in parts for line in part.found.meaning.mixed)]
+    if mixed:
+        plan = whole.section("plan")
+        if any(setting == "batch_seconds" for setting, *_ in plan.lines):
+            plan.add("batch_tokens", BATCH_TOKENS, "padded tokens a batch of texts")
+    how = "" if mixed else ", by its hours; or give each a weight"
+    notes = [f"Each source is a cache of its own{how} (docs/training.md)."]
+    whole.sections.append(Section("mixture", mixed, notes=notes))
+    for part in parts:
+        whole.sections.append(Section("mixture.source", [("config", whole.relative(part.out), "")], is_entry=True))
