@@ -16,7 +16,7 @@ from forebay.steps.audio.audio_section import audio_step_of
 from forebay.steps.audio.none import NoAudio
 from forebay.steps.group_recipe import GroupRecipe
 from forebay.steps.image.image_section import image_step_of
-from forebay.steps.step import ItemStep, Step, TextStep
+from forebay.steps.step import ItemStep, Step, TextStep, no_such_column
 from forebay.steps.table import STEPS, made, problems, problems_of, prompts_beside, steps_named, text_step
 from forebay.steps.text.line import TextLine
 from forebay.steps.text.none import NoText
@@ -60,7 +60,9 @@ class TextGroup(GroupRecipe):
         first = next(iter(items.values()), NoAudio)
         prompts = prompts_beside(_features(items))
         if text is None:
-            return [] if items else [NoAudio.no_prompt(None, prompts)]
+            labels = config.source.columns.labels
+            found = [] if items else [NoAudio.no_prompt(None, prompts)]
+            return found or ([] if labels is None else [no_such_column("labels", labels, "text.prompt", None)])
         step = text_step(text.prompt, _features(items))
         if step is None:
             return [first.no_prompt(text.prompt, prompts)]
