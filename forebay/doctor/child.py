@@ -5,15 +5,41 @@ from __future__ import annotations
 import dataclasses
 import pkgutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from forebay.doctor.arms.table import ARMS
+from forebay.doctor.arms.codecs import codecs
+from forebay.doctor.arms.loaders import cached, uncached, workers
+from forebay.doctor.arms.pieces import pieces
+from forebay.doctor.arms.plans import plans
+from forebay.doctor.arms.raw import find, listing, made, reads
 from forebay.doctor.bench import Bench, Task
 from forebay.doctor.figures import Skip
 from forebay.errors import ForebayError
 from forebay.train.calibrate.isolated import end_with
+
+
+def _step(bench: Bench, seconds: float) -> Any:
+    # transformers and accelerate take seconds to import, and a step that is given needs neither.
+    return pkgutil.resolve_name("forebay.doctor.arms.step:step")(bench, seconds)
+
+
+ARMS: dict[str, Callable[[Bench, float], Any]] = {
+    "find": find,
+    "listing": listing,
+    "raw read": reads,
+    "steps of a build": made,
+    "cache": pieces,
+    "plan": plans,
+    "cached loader": cached,
+    "uncached loader": uncached,
+    "uncached DataLoader": workers,
+    "codecs": codecs,
+    "step": _step,
+}
+"""The arms by their names."""
 
 
 @dataclass(frozen=True, slots=True)

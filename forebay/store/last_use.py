@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import re
-import stat
+from stat import S_ISREG
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +85,7 @@ def uses_of(root: int, name: str) -> list[Use]:
         with os.scandir(notes) as entries:
             for entry in entries:
                 status = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode) and not is_temporary(entry.name):
+                if S_ISREG(status.st_mode) and not is_temporary(entry.name):
                     found.append(Use(host=entry.name, used_ns=status.st_mtime_ns))
     return sorted(found, key=lambda use: -use.used_ns)
 

@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from forebay.doctor import bench
-from forebay.doctor.arms import table
+from forebay.doctor import bench, child
 
 
 def hang() -> None:
@@ -22,11 +21,11 @@ def hang() -> None:
         time.sleep(600)
         raise AssertionError
 
-    arms: dict[str, Any] = table.ARMS
+    arms: dict[str, Any] = child.ARMS
     arms["find"] = stuck
 
 
 def die() -> None:
     """The first arm ends its process."""
-    arms: dict[str, Any] = table.ARMS
+    arms: dict[str, Any] = child.ARMS
     arms["find"] = lambda *_: os._exit(7)

@@ -1,4 +1,4 @@
-"""What the families of Qwen-VL have in common: causal models of packs, in which patches stand at placeholder tokens."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: causal models of packs, in which image patches stand at placeholder tokens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from forebay.steps.image.qwen2_vl import Patches
 from forebay.train.models.table import ModelFacts
 
 
-def facts_of_packs(folder: Path, config: Any, *, model_class: str) -> ModelFacts:
-    """Returns what a Qwen-VL of this class in `folder` wants of a pack; config: what transformers read of it.
+_CLASSES = {
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+}
+
+
+def facts(folder: Path, config: Any) -> ModelFacts:
+    """Returns what a Qwen-VL in `folder` wants of a pack; config: what transformers read of it.
 
     Position ids have four rows: the place of a token in its sample, by which transformers keeps the samples of a pack
     apart, and the three of M-RoPE.
@@ -18,7 +25,7 @@ def facts_of_packs(folder: Path, config: Any, *, model_class: str) -> ModelFacts
     return ModelFacts(
         folder=folder,
         model_type=str(config.model_type),
-        model_class=model_class,
+        model_class=_CLASSES[config.model_type],
         constants={
             "features": Patches.name,
             "prompt": "chat",

@@ -13,10 +13,11 @@ import torch
 
 from forebay.spans import FORWARD, listening
 from forebay.store.temporary import temporary_name
-from forebay.train.profile.trace import MARK
 
 _logger = logging.getLogger(__name__)
 
+MARK = "forebay/"
+"""In front of the names of our own stretches."""
 WARM_UP = 1
 """Steps before those that are recorded: memory is allocated in them, threads start, and torch.profiler does."""
 

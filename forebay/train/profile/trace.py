@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from forebay.spans import ALL_REDUCE
+from forebay.train.profile.recorder import MARK
 
-MARK = "forebay/"
-"""In front of the names of our own stretches."""
 STEP = "ProfilerStep#"
 DEVICE_WAIT = "idle: waiting for the device"
 
