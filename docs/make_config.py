@@ -22,7 +22,7 @@ from forebay.config.plan import KINDS
 from forebay.config.tree import Config
 from forebay.steps.step import TextStep
 from forebay.steps.table import STEPS, steps_named
-from forebay.steps.text.normal.table import NORMAL, normal_step
+from forebay.steps.text.normal.normal_step import NORMAL, normal_step
 
 PAGE = Path(__file__).with_name("config.md")
 

@@ -28,8 +28,8 @@ from forebay.steps.recipe import plan_example
 from forebay.steps.step import TextStep
 from forebay.steps.table import text_step_of
 from forebay.store.key import digest
-from forebay.store.last_use import note
 from forebay.store.layout import ROW_BITS, Array
+from forebay.store.memo import note
 from forebay.store.selection import Selection
 from forebay.store.source import RATE, SECONDS, SampleSource, has_untimed_items, length_of, parts_of, without_seconds
 

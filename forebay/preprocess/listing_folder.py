@@ -22,13 +22,12 @@ from forebay.config.tree import Config
 from forebay.config.url import parse_url
 from forebay.rows.kept_columns import PREFIX, STORED_TYPES
 from forebay.rows.manifest import CONVERSATION_SCHEMA, IMAGE_SCHEMA, LISTS, REJECTED_SCHEMA, ROW_SCHEMA, Manifest
-from forebay.store.files import hash_file, write_aside, write_bytes
+from forebay.store.files import hash_file, remove_aside, temporary_name, write_aside, write_bytes
 from forebay.store.memo import SIZE, Stat, is_same, is_young, stat_now
 from forebay.store.remote.raw.elsewhere import mirrors_in, rebased
 from forebay.store.remote.raw.sources import localized, look_up
 from forebay.store.shared_disk import move, seen
 from forebay.store.source_files import SourceFile, listed_files
-from forebay.store.temporary import remove_aside, temporary_name
 
 COPY_OF = "copy_of"
 """In the document of a listing that another node has made: the digest of that node's document."""

@@ -20,7 +20,7 @@ from forebay.store.layout import Array
 from forebay.store.remote.raw.sources import look_up, place_of, shown, source_stat
 from forebay.store.sound_containers import one_stream, unread
 from forebay.store.sound_headers import MAX_WHOLE_BYTES, header_info, parsed_header
-from forebay.tar.members import TarIndex
+from forebay.tar.header import TarIndex
 
 
 def located(task: LocateTask, columns: dict[str, Any], failures: Failures, *, absent: Sequence[int] = ()) -> Located:

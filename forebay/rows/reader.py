@@ -22,8 +22,8 @@ from forebay.rows.record import Meaning, Record
 from forebay.store.layout import Group
 from forebay.store.remote.raw.sources import is_hash_known
 from forebay.store.source_files import SourceFile
+from forebay.tar.header import TarIndex
 from forebay.tar.index import has_index
-from forebay.tar.members import TarIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from forebay.store.files import sweep, temporary_name
 from forebay.store.layout import Array
-from forebay.store.temporary import sweep, temporary_name
 
 HELD_BYTES = 4 << 20
 """Texts of a piece, or of a listing, that are held as they are."""

@@ -17,7 +17,7 @@ from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.audio_section import AudioGroup
-from forebay.steps.audio.none import NoAudio
+from forebay.steps.audio.given import NoAudio
 from forebay.steps.group_recipe import GroupRecipe
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.source_section import source_document, source_problems

@@ -12,7 +12,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from forebay.errors import ConfigError
-from forebay.steps.audio.own.entry import entry_named
+from forebay.steps.audio.own.own_class import entry_named
 from forebay.steps.step import AudioStep, ItemStep, Step, Stored, TextStep
 from forebay.store.constants import Constants
 from forebay.store.layout import TEXT, Group

@@ -28,8 +28,8 @@ from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, Record
 from forebay.rows.readers.json_lines import JsonError, parse_object, string_of
 from forebay.rows.readers.jsonl import line_runs, piece_lines, read_lines
 from forebay.rows.record import MediaPlace, Record
+from forebay.store.files import temporary_name
 from forebay.store.inputs import ASKER, SAMPLES, Inputs, inputs_of
-from forebay.store.temporary import temporary_name
 
 logger = logging.getLogger(__name__)
 

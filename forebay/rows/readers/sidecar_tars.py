@@ -39,7 +39,7 @@ from forebay.rows.readers.tar_members import (
 from forebay.rows.record import MediaPlace, Record
 from forebay.store.remote.raw.sources import files_in, is_folder, shown
 from forebay.store.source_files import COMPRESSED_TARS
-from forebay.tar.members import Refused, TarIndex
+from forebay.tar.header import Refused, TarIndex
 
 logger = logging.getLogger(__name__)
 

@@ -1,14 +1,18 @@
-"""`given`: Whisper's features that a data set holds already, stored as `log_mel` stores its own."""
+"""`given`: Whisper's features that a data set holds already, stored as `log_mel` stores its own.
+
+`none`: nothing is read or stored of sound; a sample is its text.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from forebay.config.step_sections import AudioConfig
 from forebay.config.tree import Config
 from forebay.errors import DecodeError
 from forebay.steps.audio.log_mel import MAX_FRAMES, LogMel
@@ -129,3 +133,56 @@ def num_valid(clip: Array) -> int:
     bits = np.ascontiguousarray(clip).view(f"u{clip.dtype.itemsize}")
     differs = np.flatnonzero((bits != bits[0, -1]).any(axis=0))
     return int(differs[-1]) + 1 if len(differs) else 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoAudio(AudioStep):
+    """Nothing is read or stored of the sound: a sample is its text. No media field."""
+
+    name: ClassVar[str] = "none"
+    has_audio: ClassVar[bool] = False
+    plan: ClassVar[str] = "k = 8 and batch_tokens = 8192"
+
+    version: int = 1
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns no field."""
+        return ()
+
+    def num_frames(self, num_samples: Array) -> Array:
+        """Returns no frames."""
+        return np.zeros_like(num_samples)
+
+    def make(self, waveforms: Sequence[Array]) -> list[Fields]:
+        """Returns no values."""
+        return [{} for _ in waveforms]
+
+    @classmethod
+    def no_prompt(cls, prompt: str | None, prompts: Mapping[str, Any]) -> str:
+        """See `ItemStep`."""
+        given = "no [text] section" if prompt is None else f'text.prompt is "{prompt}"'
+        return (
+            f'{given} and audio.features is "{cls.name}"; text alone is tokenised: give text.tokenizer and prompt = '
+            + " or ".join(f'"{name}"' for name in prompts)
+        )
+
+    @classmethod
+    def contradictions(cls, config: Config) -> list[str]:
+        """Returns which settings are of sound."""
+        source, found = config.source, []
+        for setting in ("sample_rate_hz", "keep_waveform", "energy", "pitch"):
+            if (value := getattr(config.audio, setting)) != getattr(AudioConfig(), setting):
+                found.append(f'audio: {setting} is {value!r} and features = "{cls.name}" has no audio; leave it out')
+        if source.duration_tolerance is not None:
+            found.append(f'source.duration_tolerance is for audio, and audio.features is "{cls.name}"; leave it out')
+        if source.min_duration_s or source.max_duration_s is not None:
+            found.append(
+                f'source.min_duration_s and max_duration_s are for audio, and audio.features is "{cls.name}"; leave '
+                "them out (text.max_label_tokens limits texts)"
+            )
+        return found
+
+    @classmethod
+    def batch(cls, stored: Stored) -> BatchForm:  # noqa: ARG003
+        """Returns the form without a field."""
+        return BatchForm.exact(cls.name)

@@ -13,15 +13,15 @@ from forebay.config.step_sections import TextConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.audio_section import audio_step_of
-from forebay.steps.audio.none import NoAudio
+from forebay.steps.audio.given import NoAudio
 from forebay.steps.group_recipe import GroupRecipe
 from forebay.steps.image.image_section import image_step_of
 from forebay.steps.step import ItemStep, Step, TextStep, no_such_column
 from forebay.steps.table import STEPS, made, problems, problems_of, prompts_beside, steps_named, text_step
+from forebay.steps.text.label import NoText
 from forebay.steps.text.line import TextLine
-from forebay.steps.text.none import NoText
-from forebay.steps.text.normal.step import Where
-from forebay.steps.text.normal.table import problems_of as problems_of_line
+from forebay.steps.text.normal.normal_step import Where
+from forebay.steps.text.normal.normal_step import problems_of as problems_of_line
 from forebay.store.layout import TEXT, Group
 
 

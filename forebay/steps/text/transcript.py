@@ -17,8 +17,7 @@ from forebay.errors import SampleError, TextError
 from forebay.spans import TOKENS, span
 from forebay.steps.step import Fields, RowText, Stored, TextBatch, TextStep, no_such_column
 from forebay.steps.text.line import OpenLine, Prepared, Staged, TextLine
-from forebay.steps.text.normal.step import NOWHERE, Problem
-from forebay.steps.text.normal.table import SIMPLE, code_in, made_steps
+from forebay.steps.text.normal.normal_step import NOWHERE, SIMPLE, Problem, code_in, made_steps
 from forebay.steps.text.normalize import is_unseen
 from forebay.steps.text.row_encoder import EncodedRow, TextRows
 from forebay.steps.text.vocabulary import Vocabulary

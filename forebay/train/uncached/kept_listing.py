@@ -36,13 +36,13 @@ from forebay.progress import Progress
 from forebay.rows.manifest import Manifest, described
 from forebay.rows.named_files import require_confined
 from forebay.steps.text.transcript import DETECTED_FIELDS
+from forebay.store.files import sweep
 from forebay.store.inputs import located
 from forebay.store.key import SHORT, digest
 from forebay.store.layout import Array
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import localized
 from forebay.store.source_files import SourceFile
-from forebay.store.temporary import sweep
 from forebay.task_map import Map
 
 logger = logging.getLogger(__name__)
