@@ -28,14 +28,14 @@ import numpy as np
 
 from benchmarks.data import BENCH_DATA, ROOT
 from benchmarks.report import arguments, machine, median, show
+from forebay.caches.cache_list import ListReport, UsageReport
 from forebay.caches.guard import Guard
-from forebay.caches.listing import ListReport, UsageReport
 from forebay.caches.prune import Rules, decide
-from forebay.caches.root import opened_root
+from forebay.caches.root_files import opened_root
 from forebay.caches.survey import survey
 from forebay.store.key import digest
-from forebay.store.last_use import note
 from forebay.store.layout import ROW_BITS, FieldSpec, Group
+from forebay.store.memo import note
 from forebay.store.metadata import write_metadata
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import shard_fields, write_shard

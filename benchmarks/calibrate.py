@@ -15,7 +15,7 @@ import statistics
 from typing import Any
 
 from benchmarks import report
-from forebay.train.calibrate.search import MAX_TRIALS, Bounds, Line, Outcome, Search, granule, grid_up
+from forebay.measure.batch_search import MAX_TRIALS, Bounds, Line, Outcome, Search, granule, grid_up
 
 MOST = 4096
 DEVICES = (

@@ -26,8 +26,8 @@ from forebay.config import Config
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.shard_task import ShardTask
 from forebay.steps.recipe import recipe_of
+from forebay.store.files import temporary_name
 from forebay.store.memo import Memo
-from forebay.store.temporary import temporary_name
 from forebay.task_map import Map
 
 ROOT = Path(__file__).parents[1]

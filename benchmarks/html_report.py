@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.data import BENCH_DATA, ROOT
 from benchmarks.report import arguments, machine, median, show
-from forebay.inspect.report.overview import Choice, overview_of
-from forebay.inspect.report.serve.search import Query, Search
+from forebay.inspect.page.overview import Choice, overview_of
+from forebay.inspect.page.search import Query, Search
 from forebay.store.cache import open_cache
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, FieldSpec

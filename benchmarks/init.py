@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.data import ROOT
 from benchmarks.report import arguments, machine, median, show
-from forebay.store.wav import pcm16_wav
+from forebay.store.by_hand import pcm16_wav
 
 TARGET_S = 5.0
 _RATE_HZ, _SAMPLES = 1_000, 500

@@ -25,13 +25,12 @@ from benchmarks.data import corpus
 from benchmarks.here_pool import HerePool
 from benchmarks.report import Cost, arguments, machine, median, ratio, show, timed
 from forebay.config.tree import Config
-from forebay.lint.command import LintOptions, Target, lint
-from forebay.lint.items import RawTask, measure_rows
-from forebay.lint.limits import Limits
-from forebay.lint.raw import tasks_of
+from forebay.inspect.checks.limits import Limits
+from forebay.inspect.checks.lint import LintOptions, Target, lint
+from forebay.inspect.checks.raw_data import RawTask, measure_rows, tasks_of
+from forebay.preprocess.decode import decode_audio
 from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.listing import listed
-from forebay.preprocess.speech.decode import decode_audio
 from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import recipe_of
 
@@ -58,7 +57,7 @@ def decode(task: RawTask) -> None:
 
 def whole(config: Config) -> None:
     """Runs the command in this process."""
-    with mock.patch("forebay.lint.walk.Pool", HerePool):
+    with mock.patch("forebay.inspect.checks.walk.Pool", HerePool):
         lint([Target(config=config)], [], LintOptions(progress=False, is_raw=True))
 
 

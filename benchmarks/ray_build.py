@@ -27,8 +27,7 @@ from benchmarks.report import Cost, arguments, machine, median, ratio, show, tim
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.runner.cluster import imported
 from forebay.preprocess.runner.driver import sole_driver
-from forebay.preprocess.runner.node import OnNode
-from forebay.preprocess.runner.ray import Ray
+from forebay.preprocess.runner.ray import OnNode, Ray
 from forebay.preprocess.shard_task import ShardTask, make_shard
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

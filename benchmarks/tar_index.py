@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from forebay.tar.header import TarIndex
 from forebay.tar.index import load_index
-from forebay.tar.members import TarIndex
 from forebay.tar.scan import scan_tar
 
 GOAL = 8.0

@@ -25,12 +25,11 @@ import json
 
 from benchmarks.report import Cost, arguments, machine, median, ratio, show, timed
 from forebay.config.tree import Config
+from forebay.measure.profile_shares import UNCLAIMED, Trace, read_trace, shares_of
 from forebay.spans import span
 from forebay.steps.recipe import load_config
+from forebay.train.loop.recorder import WARM_UP, Recorder
 from forebay.train.loop.run import run
-from forebay.train.profile.recorder import WARM_UP, Recorder
-from forebay.train.profile.shares import UNCLAIMED, shares_of
-from forebay.train.profile.trace import Trace, read_trace
 
 CONFIG = Path(__file__).parents[1] / "configs/demo_speech.toml"
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from forebay.config.plan import KINDS
 from forebay.config.tree import Config
 from forebay.steps.table import AUDIO, IMAGE, OF_IMAGES, TEXT, Table, step_class
-from forebay.steps.text.normal.table import NORMAL, normal_step
+from forebay.steps.text.normal.normal_step import NORMAL, normal_step
 
 PAGE = Path(__file__).with_name("config.md")
 

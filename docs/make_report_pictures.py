@@ -16,8 +16,8 @@ import PIL.Image
 from playwright.sync_api import sync_playwright
 
 from forebay.config.tree import Config
-from forebay.inspect.report.command import ReportOptions, report
-from forebay.inspect.report.overview import Choice
+from forebay.inspect.page.overview import Choice
+from forebay.inspect.page.page_command import ReportOptions, report
 from forebay.preprocess.pipeline import build
 from forebay.steps.recipe import load_config
 

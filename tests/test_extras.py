@@ -26,17 +26,17 @@ NOT_OF_USERS = {"dev", "docs"}
 
 MISSING = {
     "obstore": ("remote", "forebay.store.remote.bucket.bucket:_obstore", ()),
-    "zarr": ("zarr", "forebay.store.cold.codec:zarr", ()),
+    "zarr": ("zarr", "forebay.store.cold.arrays:zarr", ()),
     "matplotlib.figure": ("report", "forebay.inspect.picture:_new_figure", (1.0,)),
-    "matplotlib.backends.backend_agg": ("report", "forebay.train.compare.figure:_new_figure", (1.0, 1.0)),
-    "matplotlib": ("report", "forebay.train.profile.report:draw", (None, None)),
+    "matplotlib.backends.backend_agg": ("report", "forebay.measure.compare_report:_new_figure", (1.0, 1.0)),
+    "matplotlib": ("report", "forebay.measure.profile:draw", (None, None)),
     "ray": ("ray", "forebay.preprocess.runner.cluster:imported", ()),
     "datasets": ("hf", "forebay.rows.readers.arrow_files:data_files", (None, ())),
     "peft": ("lora", "forebay.train.models.lora:_peft", ()),
     "jiwer": ("train", "forebay.train.evaluation.rates:jiwer_module", ()),
     "accelerate": ("train", "forebay.train.loop.launch:process_state", ()),
     "py3langid": ("text", "forebay.steps.text.language.model:model_file", ()),
-    "shtab": ("completion", "forebay.cli.completion:_completion", (SimpleNamespace(), "bash")),
+    "shtab": ("completion", "forebay.cli.program:_completion", (SimpleNamespace(), "bash")),
 }
 """What asks for a module and raises where it is missing."""
 

@@ -46,7 +46,7 @@ def test_type_checkers_find_the_package_in_an_editable_install() -> None:
         "import forebay",
         "import forebay.config, forebay.steps.recipe, forebay.steps.table, forebay.errors",
         "import forebay; forebay.load_config; forebay.config",
-        "import forebay.store.cache, forebay.store.key, forebay.store.lookup, forebay.store.verify, forebay.store.seal",
+        "import forebay.store.cache, forebay.store.key, forebay.store.lookup, forebay.store.seal, forebay.store.seal",
         f"import forebay; cache = forebay.open_cache({GOLDEN!r}); cache.read(0); cache.lengths['num_frames'].sum()",
         f"from forebay.store.cache import open_cache; open_cache({GOLDEN!r}).shard('text', 0).strings('text')",
     ],

@@ -13,8 +13,7 @@ from PIL import Image
 
 from benchmarks.zoo.classes import CannotError, quiet
 from forebay.errors import ConfigError
-from forebay.steps.audio.extractor.folder import ExtractorFolder
-from forebay.steps.audio.extractor.native import native_step
+from forebay.steps.audio.extractor.folder import ExtractorFolder, native_step
 from forebay.steps.audio.extractor.open import OpenExtractor, load_extractor
 from forebay.steps.audio.extractor.probe import probed
 from forebay.steps.form import BatchForm

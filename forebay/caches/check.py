@@ -13,7 +13,7 @@ from forebay.store.derived import is_derived
 from forebay.store.layout import ROW_BITS, Group
 from forebay.store.metadata import FILE_NAME
 from forebay.store.shard import Shard
-from forebay.store.verify import VerifyReport, verify_folder
+from forebay.store.seal import VerifyReport, verify_folder
 from forebay.visible import from_here, human_bytes, printable
 
 _SHOWN = 5

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from forebay.caches.files import Inode, sizes_of
+from forebay.caches.root_files import Inode, sizes_of
 from forebay.caches.guard import Guard
-from forebay.caches.indexes import is_of_gone_tar, is_of_gone_text
-from forebay.caches.remove import remove
+from forebay.caches.cache_list import is_of_gone_tar, is_of_gone_text
+from forebay.caches.removal import remove
 from forebay.caches.survey import KINDS, Item, Kind, Survey
 from forebay.caches.wanted import Wanted
-from forebay.caches.words import ago
+from forebay.caches.difference import ago
 from forebay.errors import CacheError, ConfigError
 from forebay.progress import Progress
 from forebay.store.files import hash_file

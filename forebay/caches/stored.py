@@ -9,9 +9,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from forebay.caches.files import Contents, File
-from forebay.caches.own import names_of_cache
-from forebay.caches.root import Root
+from forebay.caches.root_files import Contents, File
+from forebay.caches.ours import names_of_cache
+from forebay.caches.root_files import Root
 from forebay.caches.survey import Item, Survey
 from forebay.caches.survey import survey as survey_here
 from forebay.errors import CacheError, RemoteError

@@ -13,20 +13,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.caches.files import Contents, File, Sizes, contents_of, file_of, sizes_of
-from forebay.caches.root import FOLDER, Root
+from forebay.caches.root_files import Contents, File, Sizes, contents_of, file_of, sizes_of
+from forebay.caches.root_files import FOLDER, Root
 from forebay.errors import CacheCorruptError, CacheError
 from forebay.store.inputs import FOLDER as INPUTS
-from forebay.store.cold.mark import ROOT as COLD
+from forebay.store.cold.arrays import ROOT as COLD
 from forebay.store.held import ORIGIN
 from forebay.store.inputs import SAMPLES
-from forebay.store.last_use import NOTES, Use, uses_of
+from forebay.store.memo import NOTES, Use, uses_of
 from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.metadata import FILE_NAME, check_found, checksum
 from forebay.store.remote.root import LISTED, RemoteRoot
 from forebay.store.segments import TRAILER_BYTES, Head
-from forebay.store.temporary import is_temporary
+from forebay.store.files import is_temporary
 from forebay.store.texts import IDENTITY, SEGMENT, TEXTS
 
 Kind = Literal[

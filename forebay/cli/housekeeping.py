@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.caches.root import Root, opened_root
+from forebay.caches.root_files import Root, opened_root
 from forebay.caches.survey import BUILDING, LISTINGS, PLANS, TAR_INDEX, TEXT_INDEX
 from forebay.cli.options import DONE, FAILED, command, completes, load, printed
 from forebay.config.load import read_remote
@@ -25,7 +25,7 @@ from forebay.store.remote.mirror import cache_folder
 from forebay.store.texts import TEXTS
 
 if TYPE_CHECKING:
-    from forebay.caches.compare import Side
+    from forebay.caches.difference import Side
 
 _ROOT = "a cache root, a folder or URL; default: that of the configs, else ./caches"
 _SORTS = ("name", "used", "made", "size", "samples")
@@ -63,7 +63,7 @@ def _add_ls(actions: Any) -> None:
 
 
 def _ls(options: argparse.Namespace) -> int:
-    from forebay.caches.listing import ListReport
+    from forebay.caches.cache_list import ListReport
     from forebay.caches.stored import survey
     from forebay.caches.wanted import config_files, wanted_by
 
@@ -84,8 +84,7 @@ def _add_du(actions: Any) -> None:
 
 
 def _du(options: argparse.Namespace) -> int:
-    from forebay.caches.listing import UsageReport
-    from forebay.caches.node import node_usage
+    from forebay.caches.cache_list import UsageReport, node_usage
     from forebay.caches.stored import survey
 
     place, files = _divided(options)
@@ -217,11 +216,11 @@ _RULES = ("leftovers", "plans", "tar_indexes", "text_indexes", "listings", "inpu
 
 
 def _prune(options: argparse.Namespace) -> int:
+    from forebay.caches.difference import parse_age, parse_size
     from forebay.caches.guard import Guard
     from forebay.caches.prune import Rules, carried_out, decide, over
     from forebay.caches.stored import survey
     from forebay.caches.wanted import config_files, wanted_by
-    from forebay.caches.words import parse_age, parse_size
 
     place, named = _divided(options)
     for text in options.unwanted or ():
@@ -266,7 +265,7 @@ def _add_diff(actions: Any) -> None:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from forebay.caches.compare import compare
+    from forebay.caches.difference import compare
 
     sides = [_side(options, text) for text in (options.a, options.b)]
     return printed(options, compare(*sides, progress=not options.no_progress))
@@ -274,7 +273,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _side(options: argparse.Namespace, text: str) -> Side:
     """Returns what a cache, a URL or a config is compared by; a config may have no cache yet."""
-    from forebay.caches.compare import Side
+    from forebay.caches.difference import Side
 
     place = url_or_path(text)
     if is_url(place) or Path(place).is_dir():

@@ -1,4 +1,11 @@
-"""The commands that look into a cache, and that write what is inside: `inspect`, `export`."""
+"""The commands that look into a cache, and that write what is inside: `inspect`, `export`.
+
+The command that looks for what is wrong with data: `lint`.
+
+The command that shows what becomes of texts: `text`.
+
+The command `forebay explain`: what an error code, or the reason for which a sample was left out, means.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +13,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from forebay.cli.options import add_config, command, load, on_disk, printed, remote
+from forebay.cli.options import DONE, FAILED, add_config, command, load, on_disk, printed, remote
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import find_cache, require
+from forebay.visible import json_text
 
 
 def add_inspect(commands: Any) -> None:
@@ -63,7 +71,7 @@ def add_inspect(commands: Any) -> None:
 def _inspect(options: argparse.Namespace) -> int:
     from forebay.inspect import command
     from forebay.inspect.usage import run_usage
-    from forebay.preprocess.speech.heard import Heard
+    from forebay.preprocess.decode import Heard
 
     is_page = _is_page(options)
     if options.usage is not None:
@@ -126,9 +134,9 @@ def _is_page(options: argparse.Namespace) -> bool:
 
 
 def _page(target: str | Path | Config, options: argparse.Namespace) -> int:
-    from forebay.inspect.report.command import ReportOptions, report
-    from forebay.inspect.report.overview import Choice
-    from forebay.preprocess.speech.heard import Heard
+    from forebay.inspect.page.overview import Choice
+    from forebay.inspect.page.page_command import ReportOptions, report
+    from forebay.preprocess.decode import Heard
 
     wanted = ReportOptions(
         html=options.html,
@@ -160,9 +168,9 @@ def add_export(commands: Any) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from forebay.export.command import ExportOptions, export
+    from forebay.inspect.export import ExportOptions, export
     from forebay.store.cache import open_cache
-    from forebay.store.last_use import note
+    from forebay.store.memo import note
 
     place, settings = _cache_of(options)
     wanted = ExportOptions(
@@ -176,7 +184,7 @@ def _export(options: argparse.Namespace) -> int:
     cache = open_cache(place, remote=settings)
     note(cache.folder)
     if options.form == "zarr":
-        from forebay.export.zarr import export_zarr
+        from forebay.inspect.export import export_zarr
 
         return printed(options, export_zarr(cache, wanted))
     return printed(options, export(cache, wanted))
@@ -191,3 +199,142 @@ def _cache_of(options: argparse.Namespace) -> tuple[str, RemoteConfig]:
         raise ConfigError(f"{place}: no such cache or config; name a folder, a URL or a TOML file")
     config = load(options)
     return require(config, find_cache(config, recipe_of(config))).place, config.remote
+
+
+def add_lint(commands: Any) -> None:
+    """Adds `forebay lint`."""
+    parser = command(
+        commands, "lint", _lint, "look for faults in raw data or a cache: silence, clipping, duplicates, leaks, texts"
+    )
+    parser.add_argument("config", metavar="CONFIG|CACHE", nargs="*", help="TOML files, caches or their URLs")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="as if it stood in the config"
+    )
+    parser.add_argument("--max-samples", type=int, metavar="N", help="only the first N samples of each")
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        default=[],
+        metavar="CONFIG|CACHE",
+        help="sets whose samples must not be among these; those of [[train.eval]] always",
+    )
+    parser.add_argument("--raw", action="store_true", help="read the raw data, also where a cache keeps the recordings")
+    parser.add_argument("--drop-ids", metavar="FILE", type=on_disk, help="write the ids for [filter] drop_ids")
+    parser.add_argument(
+        "--severity",
+        choices=("error", "warning", "info"),
+        default="error",
+        help="of --drop-ids and --strict: this and worse; default: error",
+    )
+    parser.add_argument("--strict", action="store_true", help="end with 1 where something of --severity was found")
+    parser.add_argument("--skip", action="append", default=[], metavar="CHECK", help="leave a check out")
+    parser.add_argument("--limit", action="append", default=[], metavar="NAME=VALUE", help="change a limit")
+    parser.add_argument("--explain-checks", action="store_true", help="print the checks and their limits, and end")
+    parser.add_argument("--show", type=int, default=3, metavar="N", help="findings of a check in the lines; default: 3")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: the cores")
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _lint(options: argparse.Namespace) -> int:
+    from forebay.inspect.checks.limits import Limits, check_lines
+
+    limits = Limits().changed(options.limit)
+    if options.explain_checks:
+        print("\n".join(check_lines(limits)))
+        return DONE
+    from forebay.inspect.checks.lint import LintOptions, lint
+
+    if not options.config:
+        raise ConfigError("lint needs a config or a cache (a folder or URL), or --explain-checks")
+    for name in ("max_samples", "workers"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)}: wanted 1 or more")
+    wanted = LintOptions(
+        limits=limits,
+        severity=options.severity,
+        drop_ids=options.drop_ids,
+        skip=options.skip,
+        is_raw=options.raw,
+        workers=options.workers,
+        most=options.max_samples,
+        shown=max(0, options.show),
+        progress=not options.no_progress,
+    )
+    targets = [_target(text, options, max_samples=options.max_samples) for text in options.config]
+    against = [_target(text, options, max_samples=None) for text in options.against]
+    report = lint(targets, against, wanted)
+    printed(options, report)
+    return FAILED if options.strict and report.at_least(options.severity) else DONE
+
+
+def _target(text: str, options: argparse.Namespace, *, max_samples: int | None) -> Any:
+    from forebay.inspect.checks.lint import Target
+
+    place = url_or_path(text)
+    if is_url(place) or Path(place).is_dir():
+        return Target(place=place, remote=remote(options))
+    if not Path(place).exists():
+        raise ConfigError(f"{place}: no such cache or config; name a folder, a URL or a TOML file")
+    # What --set says is of the linted sets: another set has settings of its own.
+    named = {"config": text, "max_samples": max_samples}
+    return Target(config=load(argparse.Namespace(**{**vars(options), **named})))
+
+
+def add_text(commands: Any) -> None:
+    """Adds `forebay text`."""
+    parser = command(
+        commands, "text", _text, "show what becomes of texts: every step, tokens; without a text, a report over all"
+    )
+    add_config(parser)
+    parser.add_argument(
+        "--sample", metavar="I", help="a sample by its row of the listing, or its id where it is no row"
+    )
+    parser.add_argument("--text", metavar="TEXT", help="a text that is given here")
+    parser.add_argument("--language", metavar="CODE", help="with --text: its language, as a manifest has it")
+    parser.add_argument("--diff", action="store_true", help="with --sample or --text: mark what each step changes")
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _text(options: argparse.Namespace) -> int:
+    from forebay.inspect.texts import print_view, report_texts, view_sample, view_text
+
+    _check(options)
+    config, progress = load(options), not options.no_progress
+    if options.text is not None:
+        view = view_text(config, options.text, language=options.language or "", is_diff=options.diff)
+    elif options.sample is not None:
+        view = view_sample(config, options.sample, is_diff=options.diff, progress=progress)
+    else:
+        return printed(options, report_texts(config, progress=progress))
+    if options.json:
+        print(json_text(view.to_json()))
+    else:
+        print_view(view)
+    return DONE if view.look.failure is None else FAILED
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.text is not None and options.sample is not None:
+        raise ConfigError(f"--text and --sample {options.sample} are two texts; name one")
+    if options.language is not None and options.text is None:
+        raise ConfigError(f"--language {options.language} is of --text; a sample's language stands in its manifest")
+    if options.diff and options.text is None and options.sample is None:
+        raise ConfigError("--diff shows one text; name it with --sample or --text")
+
+
+def add_explain(commands: Any) -> None:
+    """Adds `forebay explain [TOPIC]`."""
+    summary = "say what an error code (FB101) or a reason (corrupt_audio) means, and what to do"
+    parser = command(commands, "explain", _explain, summary, has_caches=False)
+    parser.add_argument(
+        "topic",
+        metavar="CODE",
+        nargs="*",
+        help="a code, a reason, the class of an error, or words to look for; left out: the list of all codes",
+    )
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from forebay.explain import explained
+
+    return printed(options, explained(" ".join(options.topic)))

@@ -1,6 +1,9 @@
 """The program: parses the commands, runs one, says what went wrong. Results go to standard output, everything else to
 standard error; exit codes 0 done, 1 failed, 2 bad config or usage, 3 no cache under `require`, 130 interrupted, 141
-nobody reads the output any more (`| head`)."""
+nobody reads the output any more (`| head`).
+
+`forebay completion`: what a shell reads to complete commands, options and file names.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +23,40 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from forebay.cli.build import add_evalset, add_index, add_key, add_preprocess, add_status
-from forebay.cli.caches import add_cache
-from forebay.cli.completion import add_completion
-from forebay.cli.doctor import add_doctor
-from forebay.cli.explain import add_explain
-from forebay.cli.fetch import add_fetch
-from forebay.cli.init import add_init
-from forebay.cli.lint import add_lint
-from forebay.cli.look import add_export, add_inspect
-from forebay.cli.options import BAD_CONFIG, CLOSED, FAILED, INTERRUPTED, NO_CACHE, level
-from forebay.cli.symbols import add_symbols
-from forebay.cli.text import add_text
-from forebay.cli.training import add_calibrate, add_compare, add_eval, add_train, add_warm_start
+from forebay.cli.build import add_evalset, add_index, add_key, add_preprocess, add_status, add_symbols
+from forebay.cli.caches import add_cache, add_fetch
+from forebay.cli.look import add_explain, add_export, add_inspect, add_lint, add_text
+from forebay.cli.options import BAD_CONFIG, CLOSED, DONE, FAILED, INTERRUPTED, NO_CACHE, level
+from forebay.cli.training import add_calibrate, add_compare, add_doctor, add_eval, add_init, add_train, add_warm_start
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
+from forebay.extras import require_module
 from forebay.store.files import is_refusal, refusal
 from forebay.version import __version__
 from forebay.visible import one_message, visible_output
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def add_completion(commands: Any, *, program: Callable[[], argparse.ArgumentParser]) -> None:
+    """Adds `forebay completion`. program: makes the parser of all commands."""
+    summary = "print what makes a shell complete forebay's commands and options"
+    parser = commands.add_parser(
+        "completion", help=summary, description=f'{summary}; in ~/.bashrc: eval "$(forebay completion bash)"'
+    )
+    parser.add_argument("shell", choices=SHELLS)
+    parser.set_defaults(run=lambda options: _completion(program(), options.shell), verbose=0)
+
+
+def _completion(parser: argparse.ArgumentParser, shell: str) -> int:
+    # Written for all parsers: a shell that asked the program itself would wait for Python at every key.
+    require_module("shtab", "completion", what="forebay completion")
+    import shtab
+
+    for action in parser._actions:  # the list of commands is hidden, since `--help` has them in groups
+        action.help = None if action.help is argparse.SUPPRESS else action.help
+    print(shtab.complete(parser, shell))
+    return DONE
+
 
 _STOPS_WITHIN_S = 1.5
 _INTERRUPTED = "interrupted; what was finished is kept, run the command again to go on"

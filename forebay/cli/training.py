@@ -1,17 +1,24 @@
-"""The commands about training: `train`, `calibrate`, `compare`, `eval`, `warm-start`."""
+"""The commands about training: `train`, `calibrate`, `compare`, `eval`, `warm-start`.
+
+The command that looks for what is slow: `doctor`.
+
+`forebay init`: from a folder of data to a config.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forebay.cli.options import DONE, FAILED, add_config, command, level, load, on_disk, printed
+from forebay.cli.options import DONE, FAILED, add_config, command, completes, level, load, on_disk, printed
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 
@@ -41,12 +48,12 @@ def _train(options: argparse.Namespace) -> int:
     config = load(options)
     if options.steps is not None:
         config = _with_steps(config, options.steps)
-    from forebay.train.loop.phases import Phases
+    from forebay.train.loop.meter import Phases
 
     phases = Phases()
     with phases("imports"):
+        from forebay.measure.profile import profile
         from forebay.train.loop.run import run
-        from forebay.train.profile.command import profile
 
     report: Any = (
         run(config, resume=options.resume, phases=phases)
@@ -94,9 +101,9 @@ def add_calibrate(commands: Any) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from forebay.train.calibrate.bench import CalibrateOptions
-    from forebay.train.calibrate.run import calibrate
-    from forebay.train.calibrate.verify import verify
+    from forebay.measure.calibrate import calibrate
+    from forebay.measure.calibrate_bench import CalibrateOptions
+    from forebay.measure.verify_ranks import verify
 
     names = ("start_bs", "min_bs", "max_memory_gb", "steps", "target_samples", "out")
     asked = CalibrateOptions(buckets=tuple(options.bucket), **{name: getattr(options, name) for name in names})
@@ -125,7 +132,7 @@ def add_compare(commands: Any) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from forebay.train.compare.command import CompareOptions, show
+    from forebay.measure.compare import CompareOptions, show
 
     logging.getLogger("forebay.train").setLevel(min(logging.INFO, level(options)))
     asked = {name: getattr(options, name) for name in ("other", "against", "steps", "out")}
@@ -168,3 +175,131 @@ def _warm_start(options: argparse.Namespace) -> int:
     from forebay.train.warm_start.run import warm_start
 
     return printed(options, warm_start(options.model, tokenizer=options.tokenizer, out=options.out, seed=options.seed))
+
+
+_MOST_AGE_S = 8.0
+"""What is counted of a process that did other things before."""
+
+
+def add_doctor(commands: Any) -> None:
+    """Adds `forebay doctor`."""
+    parser = command(commands, "doctor", _doctor, "measure why the device waits for data here, and what to change")
+    add_config(parser)
+    parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="to measure in; default: 30")
+    parser.add_argument("--step-s", type=float, metavar="X", help="seconds of a training step, instead of measuring it")
+    parser.add_argument(
+        "--apply", type=on_disk, metavar="FILE", help="write the config with the advice into a new file"
+    )
+    parser.add_argument("--with-rebuild", action="store_true", help="with --apply: also settings that need a new build")
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from forebay.measure.doctor import DoctorOptions, doctor
+
+    asked = DoctorOptions(
+        seconds=options.seconds,
+        step_s=options.step_s,
+        apply=options.apply,
+        with_rebuild=options.with_rebuild,
+        progress=not options.no_progress,
+        passed_s=_age_s(),
+    )
+    report = doctor(load(options), asked)
+    code = printed(options, report)
+    return FAILED if report.found.is_empty else code
+
+
+def _age_s() -> float:
+    """Returns the seconds since this process began: its imports are a part of what the user waits for."""
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return min(max(time.clock_gettime(time.CLOCK_BOOTTIME) - started_s, 0.0), _MOST_AGE_S)
+
+
+_ROLES = ("audio", "text", "language", "id", "image", "question", "answer", "messages", "label", "features")
+
+
+def add_init(commands: Any) -> None:
+    """Adds `forebay init`."""
+    parser = command(commands, "init", _init, "look at data and write a config that builds", has_caches=False)
+    data = parser.add_argument(
+        "data",
+        metavar="DATA",
+        nargs="+",
+        help="folders of recordings or images, tables, save_to_disk sets, tars, texts",
+    )
+    completes(data)
+    model = parser.add_argument(
+        "--model", metavar="DIR", help="folder of the model to train: it says features and prompt"
+    )
+    completes(model)
+    parser.add_argument("--out", metavar="FILE", type=on_disk, help="the config to write; default: NAME.toml here")
+    parser.add_argument("--yes", action="store_true", help="ask nothing: take the likelier reading, and say so")
+    parser.add_argument("--force", action="store_true", help="replace a config that is there already")
+    answers = parser.add_argument_group("answers to what may be asked")
+    answers.add_argument("--kind", metavar="KIND", help="how the data is read: table, folder, webdataset, hf, ...")
+    answers.add_argument(
+        "--column",
+        metavar="ROLE=NAME",
+        action="append",
+        default=[],
+        type=_column,
+        help=f"which column holds what: {', '.join(_ROLES)}",
+    )
+    answers.add_argument(
+        "--prompt",
+        choices=("chat", "label", "plain", "none"),
+        help="what is read beside images: conversations, classes, texts, nothing",
+    )
+    answers.add_argument("--split", metavar="NAME", help="which split of a data set is read")
+    answers.add_argument(
+        "--audio-dir",
+        "--image-dir",
+        metavar="DIR",
+        help="folder that the names in a table are relative to, where that is not found",
+    )
+    answers.add_argument(
+        "--languages-from-folders", choices=("true", "false"), help="whether folders are named after languages"
+    )
+    answers.add_argument(
+        "--weights", choices=("random", "pretrained"), help="what training begins with, where DIR holds no weights"
+    )
+
+
+def _column(text: str) -> tuple[str, str]:
+    role, equals, name = text.partition("=")
+    if not equals or not name or role not in _ROLES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ROLE=NAME with ROLE one of {', '.join(_ROLES)}")
+    return role, name
+
+
+def _given(options: argparse.Namespace) -> dict[str, str]:
+    """Returns the answers of the command line, as a `Chooser` takes them."""
+    plain = {
+        "kind": options.kind,
+        "prompt": options.prompt,
+        "split": options.split,
+        "audio-dir": options.audio_dir,
+        "languages-from-folders": options.languages_from_folders,
+        "weights": options.weights,
+    }
+    return {name: value for name, value in plain.items() if value is not None} | _columns(options.column)
+
+
+def _columns(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    if len({role for role, _ in pairs}) < len(pairs):
+        raise ConfigError(f"--column names {pairs[-1][0]} twice; name it once")
+    return {f"column {role}": name for role, name in pairs}
+
+
+def _init(options: argparse.Namespace) -> int:
+    from forebay.init.choose import Chooser, ask_on_terminal, has_terminal
+    from forebay.init.command import Options, init
+
+    chooser = Chooser(given=_given(options), takes_first=options.yes, ask=ask_on_terminal if has_terminal() else None)
+    out = None if options.out is None else options.out.absolute()
+    report = init(Options(data=tuple(options.data), model=options.model, out=out, force=options.force), chooser)
+    for said in report.decided:
+        print(said, file=sys.stderr)
+    return printed(options, report)

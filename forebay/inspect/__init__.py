@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from forebay.face import face
 
 if TYPE_CHECKING:
+    from forebay.inspect.bucket_manifests import write_table as write_table
     from forebay.inspect.command import InspectOptions as InspectOptions
     from forebay.inspect.command import show as show
-    from forebay.inspect.export import write_table as write_table
     from forebay.inspect.facts import cache_facts as cache_facts
     from forebay.inspect.sample import Sample as Sample
     from forebay.inspect.sample import read_sample as read_sample

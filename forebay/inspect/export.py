@@ -1,227 +1,195 @@
-"""What `inspect` writes, each file whole or not at all: the row table, a waveform, a table for each bucket."""
+"""`forebay export`: a sealed cache as files of another form, written once, whole or to be gone on with.
+
+zarr: a whole cache as a zarr v3 hierarchy, which is also what `forebay cache push --form zarr` makes.
+"""
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import xxhash
 
-from forebay.config.plan import bucket_name
-from forebay.config.tree import Config
-from forebay.errors import ConfigError, TarError
-from forebay.plan.bucket.plan import BucketPlan, shuffled_buckets
-from forebay.plan.make import plan_of
-from forebay.steps.recipe import recipe_of
-from forebay.store.cache import Cache, open_cache
-from forebay.store.files import write_aside, write_bytes
-from forebay.store.filter import Filter
-from forebay.store.layout import Array
-from forebay.store.lookup import find_cache, require
-from forebay.store.selection import Selection, filtered, origin
-from forebay.store.source import length_of
-from forebay.tar.json_index import json_path, load_json
+from forebay.errors import CacheCorruptError, ConfigError
+from forebay.inspect.export_forms import Samples, selected, write_parquet, write_webdataset
+from forebay.progress import Progress
+from forebay.store.cache import Cache
+from forebay.store.cold.push import write_zarr
+from forebay.store.files import write_aside
+from forebay.store.filling import Entry, Filling, Summed, filling
+from forebay.store.metadata import foreign_values
+from forebay.store.remote.transfer.tally import TransferReport
+from forebay.tar.write import member_key
+from forebay.visible import from_here, human_bytes
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+DOCUMENT = "_export.json"
+"""The file that is written last and says that an export is whole. Readers of a folder of parquet pass over `_`."""
 
+_FORMAT = 1
+"""Moves when the same cache gives other bytes."""
 
-def write_table(cache: Cache, path: Path) -> None:
-    """Makes `path` a parquet file of `cache.samples`, one row a sample."""
-    _write(path, cache.samples)
+_MB, _SIZE_MB = 1_000_000, 1000
 
+_FORMS: Mapping[str, tuple[str, Callable[..., Generator[int]]]] = {
+    "parquet": ("parquet", write_parquet),
+    "webdataset": ("tar", write_webdataset),
+}
+"""Extension and writer by form. A writer yields the place behind the samples that it has written so far."""
 
-def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
-    """Makes `path` a mono WAV of a sample's `waveform`: 16-bit from int16, bit for bit, 32-bit float from float32.
-
-    Raises ConfigError where the cache keeps no waveforms.
-    """
-    import soundfile
-
-    if "audio" not in cache.groups:
-        raise ConfigError(f"--wav: {cache.place} has no audio (its fields: {', '.join(tensors)}); leave --wav out")
-    if "waveform" not in tensors:
-        raise ConfigError(
-            f"--wav: {cache.place} keeps no waveforms (its fields: {', '.join(tensors)}); name the config where its "
-            "sources are on this machine, as they were read; or set audio.keep_waveform = true in the config and run: "
-            "forebay preprocess CONFIG"
-        )
-    waveform = tensors["waveform"]
-    subtype = "PCM_16" if waveform.dtype == np.int16 else "FLOAT"
-    buffer = io.BytesIO()
-    soundfile.write(buffer, waveform, cache.constants["sample_rate_hz"], format="WAV", subtype=subtype)
-    write_bytes(path, buffer.getbuffer())
+FORMS = tuple(sorted(_FORMS))
 
 
-CONFIG_NAME = "bucket_config.json"
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """How to export. shard_size_mb: about how large a file becomes, 1000 where it is left out. ids, max_samples: which
+    samples, see `selected`."""
 
-Places = Callable[[Config], "pa.Table | None"]
-"""Gives the `places` that `write_bucket_manifests` takes; only `preprocess` lists sources, which is not known here."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class BucketRows:
-    """One bucket: its range [low_s, high_s), and the indices of its samples in the order of their rows, int64."""
-
-    low_s: float
-    high_s: float
-    samples: np.ndarray[Any, Any]
+    form: str
+    out: Path
+    shard_size_mb: int | None = None
+    ids: Path | None = None
+    max_samples: int | None = None
+    progress: bool = True
 
     @property
-    def file_name(self) -> str:
-        """Name of its table: `b_0_3.parquet`."""
-        return f"{self.name}.parquet"
-
-    @property
-    def name(self) -> str:
-        """What the bucket is called: `b_0_3`."""
-        return bucket_name(self.low_s, self.high_s)
+    def size_mb(self) -> int:
+        """About how large a file becomes."""
+        return _SIZE_MB if self.shard_size_mb is None else self.shard_size_mb
 
 
-def bucket_manifests(config: Config, folder: Path, *, seed: int, places: Places) -> list[Path]:
-    """Makes `folder` hold a shuffled table for each bucket of a config's plan, for trainers that read such files.
+@dataclass(frozen=True, kw_only=True)
+class ExportReport:
+    """What an export did; its fields are those of its JSON document. files_kept: whole ones of an earlier run."""
 
-    Returns the paths as `write_bucket_manifests` does. places: says where the samples of a config lie. Raises
-    ConfigError for a plan whose buckets are no ranges of seconds.
-    """
-    recipe = recipe_of(config)
-    if recipe.image is not None and recipe.audio is None:
-        raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {config.path} is of images")
-    cache = open_cache(require(config, find_cache(config, recipe)).folder)
-    source = filtered(cache, Filter.of(config.filter)) if config.filter.is_given else cache
-    plan = plan_of(config, source).plan
-    if not isinstance(plan, BucketPlan):
-        raise ConfigError('--bucket-manifests: plan.kind = "window" has no buckets; use --set plan.kind="bucket"')
-    if plan.edges:
-        raise ConfigError(f"--bucket-manifests: buckets are ranges of seconds, and {cache.place} has no audio")
-    parts = zip((0.0, *plan.edges_s[:-1]), plan.edges_s, shuffled_buckets(plan, seed=seed), strict=True)
-    rows = [BucketRows(low_s=low, high_s=high, samples=samples) for low, high, samples in parts]
-    return write_bucket_manifests(source, folder, rows, places=places(config), seed=seed)
+    form: str
+    folder: str
+    cache: str
+    key: str
+    num_samples: int
+    num_files: int
+    files_kept: int
+    size_bytes: int
+    seconds: float
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON document."""
+        return asdict(self)
 
-def write_bucket_manifests(
-    source: Cache | Selection, folder: Path, buckets: Sequence[BucketRows], *, places: pa.Table | None, seed: int
-) -> list[Path]:
-    """Makes `folder` hold bucket_config.json and a parquet file for each bucket; returns their paths.
-
-    The tables are manifests of `kind = "tar"`: `tar_path` (absolute), `tar_member_name`, `transcript`, and beside the
-    columns of `cache.samples`, of which `duration_s` is as decoded, `bucket_id` (the table's name without `.parquet`)
-    and `bucket_max_duration` (the upper edge, in seconds). `tar_index_path` is the JSON that `forebay index
-    --export-json` wrote, null where a tar has no current one, and left out where none has. Where samples come from no
-    tar, `tar_path` and `tar_member_name` are null. bucket_config.json is written last.
-    places: `sample_id`, `tar_path` and `tar_member_name` of all samples; None where they come from no tar. seed: of the
-    shuffle, for bucket_config.json.
-    Raises ConfigError where the folder lies inside the cache or holds tables of other buckets, or a sample has no
-    place.
-    """
-    if isinstance(cache := origin(source)[0], Cache):
-        _check_folder(folder, buckets, cache_folder=cache.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    table = _with_tars(source, places)
-    for bucket in buckets:
-        _write(folder / bucket.file_name, _rows(table, bucket))
-    durations_s = length_of(source, "num_audio_samples") / source.constants.get("sample_rate_hz", 1)
-    document = bucket_config(durations_s, buckets, seed=seed)
-    write_bytes(folder / CONFIG_NAME, json.dumps(document, indent=1, allow_nan=False).encode("ascii"))
-    return [*(folder / bucket.file_name for bucket in buckets), folder / CONFIG_NAME]
-
-
-def bucket_config(durations_s: np.ndarray[Any, Any], buckets: Sequence[BucketRows], *, seed: int) -> dict[str, Any]:
-    """Returns the document of bucket_config.json. durations_s: float64 [num_samples]. Durations are in seconds."""
-    total_s = float(durations_s.sum())
-    described = []
-    for bucket in buckets:
-        own = durations_s[bucket.samples]
-        held_s = float(own.sum())
-        described.append(
-            {
-                "bucket_id": bucket.name,
-                "name": bucket.name,
-                "range": f"{round(float(bucket.low_s), 4)}-{round(float(bucket.high_s), 4)}s",
-                "samples": len(own),
-                "hours": round(held_s / 3600, 6),
-                "pct_samples": round(100 * len(own) / len(durations_s), 4),
-                "pct_hours": round(100 * held_s / total_s, 4) if total_s else 0.0,
-                "mean_duration": round(held_s / len(own), 4) if len(own) else 0.0,
-                "max_duration": round(float(own.max(initial=0.0)), 4),
-            }
+    def lines(self) -> Iterator[str]:
+        """Yields what `forebay export` prints."""
+        kept = f", {self.files_kept} of them were there" if self.files_kept else ""
+        yield (
+            f"{self.form}: {self.num_samples} samples in {self.num_files} files{kept}, {human_bytes(self.size_bytes)}, "
+            f"{self.seconds:.1f} s: {from_here(self.folder)}"
         )
+
+
+def export(cache: Cache, options: ExportOptions) -> ExportReport:
+    """Makes a folder hold the samples of a cache as files, and returns what was done.
+
+    A new file is begun where one has `shard_size_mb`. What is whole is kept: interrupted, the same call goes on.
+    Raises ConfigError for samples that the cache does not have, and for a folder that holds anything else.
+    """
+    started_s = time.monotonic()
+    _check(cache, options)
+    samples = selected(cache, ids=options.ids, max_samples=options.max_samples)
+    with filling(options.out, DOCUMENT, identity=_identity(samples, options), option="--out") as folder:
+        whole = folder.document
+        kept = list(folder.finished) if whole is None else whole["files"]
+        if whole is None:
+            with foreign_values(cache.folder):
+                _fill(folder, samples, options)
+                folder.seal({"about": samples.about(), "files": folder.finished})
+    files = folder.finished if whole is None else kept
+    return ExportReport(
+        form=options.form,
+        folder=str(options.out),
+        cache=cache.place,
+        key=cache.key,
+        num_samples=len(samples),
+        num_files=len(files),
+        files_kept=len(kept),
+        size_bytes=sum(entry["size_bytes"] for entry in files),
+        seconds=time.monotonic() - started_s,
+    )
+
+
+def _check(cache: Cache, options: ExportOptions) -> None:
+    if options.form not in _FORMS:
+        raise ConfigError(f"--form {options.form}: wanted one of {', '.join(FORMS)}")
+    if options.size_mb < 1:
+        raise ConfigError(f"--shard-size-mb {options.size_mb}: wanted 1 or more")
+    require_outside(options.out, cache)
+
+
+def require_outside(out: Path, cache: Cache) -> None:
+    """Raises ConfigError for a folder inside a cache."""
+    if out.resolve().is_relative_to(cache.folder.resolve()):
+        raise ConfigError(f"--out {out} lies inside the cache {cache.folder}, which is sealed; name a folder elsewhere")
+
+
+def _identity(samples: Samples, options: ExportOptions) -> dict[str, Any]:
+    chosen = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(samples.indices, "<i8").data)
     return {
-        "buckets": described,
-        "total_samples": len(durations_s),
-        "total_hours": round(total_s / 3600, 6),
-        "seed": seed,
+        "format": _FORMAT,
+        "form": options.form,
+        "key": samples.cache.key,
+        "num_samples": len(samples),
+        "samples": chosen,
+        "shard_size_mb": options.size_mb,
     }
 
 
-def _check_folder(folder: Path, buckets: Sequence[BucketRows], *, cache_folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--bucket-manifests {folder} is a file; name a folder")
-    if folder.resolve().is_relative_to(cache_folder.resolve()):
+def _fill(folder: Filling, samples: Samples, options: ExportOptions) -> None:
+    """Writes every file that is not there; each begins where the one before it ended."""
+    known = {entry["start"]: entry for entry in folder.finished}
+    folder.finished.clear()
+    start = 0
+    with Progress(len(samples), unit="sample", desc="export", is_shown=options.progress) as bar:
+        while start < len(samples):
+            entry = known.get(start)
+            if entry is None:
+                entry = _written(folder, samples, options, start, bar)
+                folder.add(entry)
+            else:
+                folder.finished.append(entry)
+                bar.update(entry["stop"] - start)
+            start = entry["stop"]
+
+
+def _written(folder: Filling, samples: Samples, options: ExportOptions, start: int, bar: Progress) -> Entry:
+    extension, write = _FORMS[options.form]
+    metadata = samples.cache.metadata
+    stem = "-".join(member_key(str(metadata[name])) for name in ("name", "split") if metadata.get(name))
+    name = f"{stem}-{len(folder.finished):06d}.{extension}"
+    stop = start
+    with write_aside(folder.folder / name) as raw:
+        file = Summed(raw)
+        with closing(write(samples, start, file, max_bytes=options.size_mb * _MB)) as writing:
+            for at in writing:
+                bar.update(at - stop)
+                stop = at
+    if stop == start:
+        raise CacheCorruptError(f"{samples.cache.place}: nothing could be written from sample {start} on")
+    return {"name": name, "start": start, "stop": stop, **file.sums()}
+
+
+def export_zarr(cache: Cache, options: ExportOptions) -> TransferReport:
+    """Makes a folder the cold form of a cache, and returns what that took; interrupted, it goes on.
+
+    `forebay cache pull` makes the very cache of it again, so it is always all of its samples. Raises ConfigError for
+    options that choose some of them or the size of files, and what `write_zarr` raises.
+    """
+    given = {"--ids": options.ids, "--max-samples": options.max_samples, "--shard-size-mb": options.shard_size_mb}
+    if named := [name for name, value in given.items() if value is not None]:
         raise ConfigError(
-            f"--bucket-manifests {folder} lies inside the cache {cache_folder}, which is sealed; name another folder"
+            f"{named[0]} does not go with --form zarr, which is of a whole cache; to export some of its samples: "
+            f"forebay cache subset {cache.place} --ids FILE --out DIR, then export that"
         )
-    names = {bucket.file_name for bucket in buckets}
-    foreign = sorted(path.name for path in folder.glob("b_*.parquet") if path.name not in names)
-    if foreign:
-        raise ConfigError(
-            f"--bucket-manifests {folder} holds {foreign[0]}, which is none of the buckets {sorted(names)}; "
-            "name an empty folder"
-        )
-
-
-def _with_tars(source: Cache | Selection, places: pa.Table | None) -> pa.Table:
-    """Returns the row table with the columns that a manifest over tars has more."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    table = source.table()
-    table = table.append_column("transcript", table["text"])
-    if places is None:
-        nothing = pa.nulls(len(table), pa.large_string())
-        return table.append_column("tar_path", nothing).append_column("tar_member_name", nothing)
-    found = pc.index_in(table["sample_id"].cast(pa.large_string()), value_set=places["sample_id"].combine_chunks())
-    if found.null_count:
-        missing = table["sample_id"].filter(pc.is_null(found))[0].as_py()
-        raise ConfigError(
-            f"the manifest lists no sample {missing!r} of {source.place}; make the cache of what it lists: "
-            "forebay preprocess CONFIG"
-        )
-    places = places.take(found)
-    tars = places["tar_path"].combine_chunks().dictionary_encode()
-    for name in ("tar_path", "tar_member_name"):
-        table = table.append_column(name, places[name])
-    indices = pa.array([_exported(tar) for tar in tars.dictionary.to_pylist()], pa.large_string()).take(tars.indices)
-    return table if indices.null_count == len(table) else table.append_column("tar_index_path", indices)
-
-
-def _exported(tar: str) -> str | None:
-    """Returns the path of a tar's exported index, None where there is none that is current."""
-    try:
-        return str(json_path(tar)) if load_json(tar) is not None else None
-    except TarError:
-        return None
-
-
-def _rows(table: pa.Table, bucket: BucketRows) -> pa.Table:
-    import pyarrow as pa
-
-    rows = table.take(pa.array(bucket.samples))
-    count = len(bucket.samples)
-    rows = rows.append_column("bucket_id", pa.repeat(pa.scalar(bucket.name, pa.large_string()), count))
-    return rows.append_column("bucket_max_duration", pa.array(np.full(count, float(bucket.high_s))))
-
-
-def _write(path: Path, table: pa.Table) -> None:
-    import pyarrow.parquet as pq
-
-    with write_aside(path) as file:
-        # Buffered: pyarrow ignores how much of its bytes a `write` took, and a nearly full disk takes a part.
-        buffered = io.BufferedWriter(file)
-        pq.write_table(table, buffered)
-        buffered.flush()
-        buffered.detach()
+    require_outside(options.out, cache)
+    return write_zarr(cache, options.out, progress=options.progress)

@@ -1,24 +1,154 @@
-"""What a cache is, as one JSON document: all that `forebay inspect` prints of it, with histograms of the lengths."""
+"""What a cache is, as one JSON document: all that `forebay inspect` prints of it, with histograms of the lengths.
+
+How many samples of a cache of images have each class.
+
+What was detected of the languages of a cache, and where that is not what its manifest says.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from forebay.inspect.classes import class_facts
-from forebay.inspect.histogram import duration_histogram
-from forebay.inspect.languages import detection_facts
+from forebay.errors import CacheError
 from forebay.inspect.listed_groups import listed_groups
-from forebay.inspect.plans import pack_bytes, plans_of
+from forebay.inspect.plan_facts import pack_bytes, plans_of
+from forebay.inspect.sizes import duration_histogram
 from forebay.steps.form import promises
 from forebay.steps.table import axis_names
+from forebay.steps.text.language.script import code_of
 from forebay.store.cache import Cache
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.metadata import check_description
+from forebay.terminal import human_share, table
+from forebay.visible import printable
+
+logger = logging.getLogger(__name__)
+
+_PROMPT = "label"
+_SHOWN = 24
+
+
+def class_facts(cache: Cache) -> dict[str, Any]:
+    """Returns `classes` of `forebay inspect --json`; nothing of a cache without classes, or far away.
+
+    num_classes: one more than the largest number. is_multi: a sample has a list. counts: `class`, its `number` and
+    `samples`, the most frequent first. absent: named classes that no sample has.
+    """
+    if cache.constants.get("prompt") != _PROMPT or cache.mirror is not None:
+        return {}
+    try:
+        found = cache.categories("text")
+    except CacheError as err:
+        logger.warning("the classes of %s are not counted: %s", cache.place, err)
+        return {}
+    return {} if found is None else {"classes": _class_facts(cache.constants, *found)}
+
+
+def _class_facts(constants: Mapping[str, Any], texts: list[str], codes: Any) -> dict[str, Any]:
+    is_multi = bool(constants["text_form"]["fields"][0]["shape"])
+    counts: Counter[str] = Counter()
+    for text, samples in zip(texts, np.bincount(codes, minlength=len(texts)).tolist(), strict=True):
+        counts.update({str(name): samples for name in (json.loads(text) if is_multi else [text])})
+    names: list[str] | None = constants["classes"]
+    numbers = {} if names is None else {name: number for number, name in enumerate(names)}
+    order = sorted(counts, key=lambda name: (-counts[name], name))
+    return {
+        "num_classes": constants["num_classes"],
+        "is_multi": is_multi,
+        "counts": [
+            {
+                "class": name,
+                "number": numbers.get(name, int(name) if name.isdecimal() else None),
+                "samples": counts[name],
+            }
+            for name in order
+        ],
+        "absent": sum(name not in counts for name in names or ()),
+    }
+
+
+def class_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields how many samples have each class, for a terminal; `facts` is the document of `cache_facts`."""
+    found, whole = facts["classes"], facts["num_samples"]
+    rows = [
+        [printable(each["class"]), f"{each['number']}", f"{each['samples']:,}", human_share(each["samples"] / whole)]
+        for each in found["counts"][:_SHOWN]
+    ]
+    yield from table([f"{found['num_classes']:,} classes", "number", "samples", "share"], rows, left=1)
+    if len(found["counts"]) > _SHOWN:
+        yield f"  and {len(found['counts']) - _SHOWN:,} more (--json lists them all)"
+    if found["absent"]:
+        yield f"  {found['absent']:,} classes have no sample"
+
+
+_IDS = 3
+
+
+def detection_facts(cache: Cache) -> dict[str, Any] | None:
+    """Returns what `text.language = "detect"` found; None where it was not asked, or would have to be downloaded.
+
+    languages: `language`, `samples` and mean `confidence` of each detected one, the most frequent first. unsaid:
+    samples that keep the manifest's language, since nothing was said or asked. unknown: samples without any language.
+    num_disagreements: samples of which manifest and detection say different languages. disagreements: `manifest`,
+    `detected`, `samples` and some `ids` of each pair; `nb` and `no`, or `English` and `en`, are one language.
+    """
+    if cache.mirror is not None or "language_detected" not in cache.column_names:
+        return None
+    try:
+        return _language_facts(cache)
+    except CacheError as err:
+        logger.warning("the detected languages of %s are not counted: %s", cache.place, err)
+        return None
+
+
+def _language_facts(cache: Cache) -> dict[str, Any] | None:
+    detected, stated = cache.categories("language_detected"), cache.categories("language_manifest")
+    if detected is None or stated is None:  # a cache made of caches, of which some said nothing
+        return None
+    (names, codes), (manifest_names, manifest_codes) = detected, stated
+    confidence = cache.table(["language_confidence"])["language_confidence"].fill_null(0.0).to_numpy()
+    counts = np.bincount(codes, minlength=len(names))
+    sums = np.bincount(codes, weights=confidence, minlength=len(names))
+    nothing, none_stated = _are(names, codes), _are(manifest_names, manifest_codes)
+    pairs = _disagreements(cache, names, codes, manifest_names, manifest_codes)
+    return {
+        "languages": [
+            {"language": names[i], "samples": int(counts[i]), "confidence": round(float(sums[i] / counts[i]), 4)}
+            for i in sorted(range(len(names)), key=lambda i: (-counts[i], names[i]))
+            if names[i]
+        ],
+        "unsaid": int((nothing & ~none_stated).sum()),
+        "unknown": int((nothing & none_stated).sum()),
+        "num_disagreements": sum(pair["samples"] for pair in pairs),
+        "disagreements": pairs,
+    }
+
+
+def _are(names: list[str], codes: Array) -> Array:
+    """Returns which samples have no language, bool [num_samples]."""
+    return np.asarray(codes == names.index("")) if "" in names else np.zeros(len(codes), bool)
+
+
+def _disagreements(
+    cache: Cache, names: list[str], codes: Array, manifest_names: list[str], manifest_codes: Array
+) -> list[dict[str, Any]]:
+    both = manifest_codes.astype(np.int64) * len(names) + codes
+    found = []
+    for pair, count in zip(*np.unique(both, return_counts=True), strict=True):
+        manifest, detected = manifest_names[pair // len(names)], names[pair % len(names)]
+        if manifest and detected and code_of(manifest) != code_of(detected):
+            ids = [cache.sample_id(int(i)) for i in np.flatnonzero(both == pair)[:_IDS]]
+            found.append({"manifest": manifest, "detected": detected, "samples": int(count), "ids": ids})
+    return sorted(found, key=lambda entry: (-entry["samples"], entry["manifest"], entry["detected"]))
+
 
 INTERFACE = (
     "key",

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from forebay.config.tree import Config
-from forebay.inspect.pictures import Picture, original_of
-from forebay.inspect.seen import View, matrix, view_of
+from forebay.inspect.pixels_seen import Picture, View, matrix, original_of, view_of
 from forebay.steps.form import BatchForm
 from forebay.store.cache import Cache
 from forebay.store.image.settings import ImageSettings

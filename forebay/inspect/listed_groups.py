@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from forebay.errors import CacheError
-from forebay.inspect.histogram import count_histogram
 from forebay.inspect.items import FLOAT32_BYTES, Item, PatchItem, float32_bytes, image_settings_of
-from forebay.inspect.sizes import size_facts
+from forebay.inspect.sizes import count_histogram, size_facts
 from forebay.steps.form import BatchForm
 from forebay.store.cache import Cache
 from forebay.store.image.arrays import StoredArrays, StoredFields, StoredItems, shape_name, stored_items

@@ -15,8 +15,8 @@ import numpy as np
 
 from forebay.errors import MissingExtraError
 from forebay.extras import install_line
-from forebay.inspect.pictures import Picture
-from forebay.inspect.plans import Pack
+from forebay.inspect.pixels_seen import Picture
+from forebay.inspect.plan_facts import Pack
 from forebay.inspect.sample import Sample, spoken
 from forebay.store.files import write_bytes
 from forebay.store.layout import Array

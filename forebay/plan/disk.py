@@ -26,15 +26,23 @@ from forebay.plan.pack.plan import PackPlan
 from forebay.plan.statistics import FORM, PACK_FORM
 from forebay.plan.window import WindowPlan
 from forebay.store.cache import Cache
-from forebay.store.chunked import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
-from forebay.store.files import fsync_folder, hash_file, write_all, write_aside, write_bytes
+from forebay.store.files import (
+    fsync_folder,
+    hash_file,
+    remove_aside,
+    sweep,
+    temporary_name,
+    write_all,
+    write_aside,
+    write_bytes,
+)
 from forebay.store.key import digest
 from forebay.store.layout import Array
 from forebay.store.metadata import checksum, read_regular, regular_size
+from forebay.store.open_shards import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, all_of, list_of, map_of, or_null, record
 from forebay.store.selection import Selection
 from forebay.store.shared_disk import move, seen
-from forebay.store.temporary import remove_aside, sweep, temporary_name
 
 AnyPlan = BucketPlan | WindowPlan | PackPlan
 

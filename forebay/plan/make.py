@@ -27,8 +27,8 @@ from forebay.progress import during
 from forebay.steps.image.choice import images_by
 from forebay.steps.table import TEXT, audio_step, text_step
 from forebay.store.key import digest
-from forebay.store.last_use import note
 from forebay.store.layout import ROW_BITS, Array
+from forebay.store.memo import note
 from forebay.store.selection import Selection
 from forebay.store.source import SampleSource, is_of_images, length_of, parts_of, without_seconds
 

@@ -16,9 +16,9 @@ from forebay.errors import BuildError, ConfigError, ForebayError, SampleError
 from forebay.preprocess.audio_lengths import UNKNOWN, exact_lengths
 from forebay.preprocess.coded import Coder
 from forebay.preprocess.cut import columns_digest
+from forebay.preprocess.decode import decode_audio
 from forebay.preprocess.group import Items, Read, Values, values_digest
 from forebay.preprocess.probe_inputs import probe_features, probe_sounds
-from forebay.preprocess.speech.decode import decode_audio
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
 from forebay.rows.meanings.recording_pieces import allowed_s

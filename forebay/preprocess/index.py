@@ -25,9 +25,8 @@ from forebay.store.remote.raw.sources import (
     shown,
 )
 from forebay.store.source_files import COMPRESSED_TARS
-from forebay.tar.index import current_index, is_indexed, load_index
-from forebay.tar.json_index import export_json as write_json
-from forebay.tar.json_index import json_path
+from forebay.tar.index import current_index, is_indexed, json_path, load_index
+from forebay.tar.index import export_json as write_json
 from forebay.task_map import WorkerDied
 
 

@@ -27,25 +27,24 @@ from forebay.preprocess.published import check_options, pushed, require_whole
 from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.run import Run
 from forebay.preprocess.runner.ray import Ray
-from forebay.preprocess.stage.choose import remove_stage
-from forebay.preprocess.stage.prepared import staged_prepared
+from forebay.preprocess.stage_prepared import staged_prepared
+from forebay.preprocess.stage_workspace import remove_stage
 from forebay.preprocess.workspace import Workspace, workspace_folder
 from forebay.rows.named_files import manifest_files
 from forebay.rows.readers.arrow_files import require_datasets
 from forebay.rows.readers.python_inputs import list_inputs
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.cache import open_cache
-from forebay.store.files import require_writable
+from forebay.store.files import require_writable, sweep
 from forebay.store.filter import Filter
 from forebay.store.layout import Group
 from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.sources import localized, naming_urls
+from forebay.store.seal import quick_problems, verify_folder
 from forebay.store.selection import filtered
 from forebay.store.shared_disk import is_gone, seen
 from forebay.store.source import SampleSource
-from forebay.store.temporary import sweep
-from forebay.store.verify import quick_problems, verify_folder
 from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)

@@ -29,14 +29,13 @@ from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.outline import DOCUMENT, FORMAT, files_now, folder_of, read_document, submission_file, table_of
 from forebay.rows.manifest import Manifest
 from forebay.steps.recipe import Recipe
-from forebay.store.files import hash_file, write_aside, write_bytes
+from forebay.store.files import hash_file, remove_aside, temporary_name, write_aside, write_bytes
 from forebay.store.key import SHORT
 from forebay.store.layout import Group
 from forebay.store.lookup import Sealed
 from forebay.store.remote.raw.elsewhere import mirrors_in
 from forebay.store.shared_disk import lock_for_work, move, seen
 from forebay.store.source_files import SourceFile
-from forebay.store.temporary import remove_aside, temporary_name
 from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)

@@ -13,16 +13,16 @@ from forebay.config.tree import Config
 from forebay.config.url import Url, parse_url
 from forebay.errors import BuildError, ConfigError, RemoteError, RemoteExistsError
 from forebay.preprocess.report import BuildReport, Options
-from forebay.preprocess.stage.choose import check_stage
+from forebay.preprocess.stage_workspace import check_stage
 from forebay.store.cache import open_cache
+from forebay.store.files import remove_aside, temporary_name
 from forebay.store.lookup import Sealed
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.mirror import Mirror, key_there
 from forebay.store.remote.node.node import Wanted
 from forebay.store.remote.transfer.transfer import push
+from forebay.store.seal import quick_problems, verify_folder
 from forebay.store.shared_disk import move
-from forebay.store.temporary import remove_aside, temporary_name
-from forebay.store.verify import quick_problems, verify_folder
 from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)

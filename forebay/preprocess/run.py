@@ -23,10 +23,10 @@ from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.report import COUNTS, BuildReport, Options
 from forebay.preprocess.runner.driver import sole_driver
-from forebay.preprocess.runner.node import OnNode, stores_of
 from forebay.preprocess.runner.parts import PartLog
+from forebay.preprocess.runner.ray import OnNode, stores_of
 from forebay.preprocess.shard_task import BuildProgress, ShardTask, make_shard
-from forebay.preprocess.stage.choose import shard_place
+from forebay.preprocess.stage_workspace import shard_place
 from forebay.preprocess.unchanged import require_unchanged
 from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, origin_of, workspace_folder
 from forebay.rows.manifest import described

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from forebay.preprocess.stage.stage import Stage
+from forebay.preprocess.stage import Stage
 from forebay.preprocess.workspace import Donors, Named, Receipt
 from forebay.store.layout import Group
 from forebay.store.remote.transfer.tally import TransferReport

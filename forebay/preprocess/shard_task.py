@@ -15,7 +15,7 @@ import pyarrow as pa
 from forebay.errors import BuildError
 from forebay.preprocess.group import ItemGroup, Read
 from forebay.preprocess.groups import Groups
-from forebay.preprocess.stage.stage import Stage
+from forebay.preprocess.stage import Stage
 from forebay.preprocess.unchanged import unchanged_stats
 from forebay.preprocess.workspace import Failure, Receipt, load_receipt, save_receipt
 from forebay.progress import Progress

@@ -18,7 +18,7 @@ from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.errors import CacheError, RemoteError
 from forebay.store.cache import open_cache
-from forebay.store.files import link_or_copy, write_bytes
+from forebay.store.files import link_or_copy, remove_aside, temporary_name, write_bytes
 from forebay.store.key import SHORT, digest
 from forebay.store.layout import TEXT, Group, is_group_name
 from forebay.store.lookup import sealed_caches
@@ -28,7 +28,6 @@ from forebay.store.remote.root import RemoteRoot
 from forebay.store.seal import Contents, is_whole, seal
 from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json
 from forebay.store.shared_disk import has_locks, is_gone, move
-from forebay.store.temporary import remove_aside, temporary_name
 from forebay.task_map import Map
 
 Donors = dict[str, list[tuple[Path, ShardEntry]]]

@@ -26,7 +26,7 @@ from forebay.store.layout import Array
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources
 from forebay.store.remote.raw.sources import look_up, shown
 from forebay.store.source_files import SourceFile
-from forebay.tar.members import TarIndex
+from forebay.tar.header import TarIndex
 from forebay.task_map import Map, mark
 
 IMAGES_PER_TASK = 512

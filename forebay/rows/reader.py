@@ -21,8 +21,8 @@ from forebay.rows.named_files import shown_name, usable_name
 from forebay.rows.readers.tar_members import UnreadableTar, tar_index
 from forebay.store.remote.raw.sources import is_hash_known
 from forebay.store.source_files import SourceFile
+from forebay.tar.header import TarIndex
 from forebay.tar.index import has_index
-from forebay.tar.members import TarIndex
 
 IDS, DURATIONS = ("sample_id", "id"), ("duration_s", "duration")
 """Fields and columns that hold ids and durations, the first of them that is there."""

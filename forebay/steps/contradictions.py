@@ -28,7 +28,7 @@ from forebay.steps.table import (
     text_step,
     unknown,
 )
-from forebay.steps.text.normal.table import code_in
+from forebay.steps.text.normal.normal_step import code_in
 from forebay.steps.text.transcript import Transcript
 from forebay.store.inputs import inputs_problem
 

@@ -33,9 +33,9 @@ from forebay.steps.sections import (
 )
 from forebay.steps.step import AudioStep, ImageStep, Step, TextStep
 from forebay.steps.table import audio_step, image_step, made, prompts_beside, text_step
+from forebay.steps.text.label import NoText
 from forebay.steps.text.line import TextLine
-from forebay.steps.text.none import NoText
-from forebay.steps.text.normal.step import Where
+from forebay.steps.text.normal.normal_step import Where
 from forebay.store.image.codec import Codec
 from forebay.store.key import recipe_key
 from forebay.store.layout import TEXT, Group

@@ -14,11 +14,10 @@ from forebay.config.load import code_of
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import Declared
-from forebay.steps.audio.energy import Energy
 from forebay.steps.audio.extractor.step import Extractor
 from forebay.steps.audio.mel import Mel
 from forebay.steps.audio.own.step import Own, own_problems
-from forebay.steps.audio.pitch import Pitch
+from forebay.steps.audio.pitch import Energy, Pitch
 from forebay.steps.image.processor.step import Processed
 from forebay.steps.image.qwen2_vl import Patches
 from forebay.steps.step import AudioStep
@@ -34,7 +33,7 @@ from forebay.steps.table import (
     problems,
     step_class,
 )
-from forebay.steps.text.normal.table import problems_of
+from forebay.steps.text.normal.normal_step import problems_of
 from forebay.store.where import parse_where
 
 _TEXT_COLUMNS = ("text", "language", "id", "prompt")

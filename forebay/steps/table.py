@@ -11,7 +11,7 @@ from dataclasses import fields
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from forebay.steps.audio.own.entry import entry_named
+from forebay.steps.audio.own.own_class import entry_named
 from forebay.steps.step import AudioStep, ImageStep, Step, TextStep
 
 Table = dict[str, str]
@@ -25,7 +25,7 @@ AUDIO: Table = {
     "mel": "forebay.steps.audio.mel:Mel",
     "given": "forebay.steps.audio.given:Given",
     "extractor": "forebay.steps.audio.extractor.step:Extractor",
-    "none": "forebay.steps.audio.none:NoAudio",
+    "none": "forebay.steps.audio.given:NoAudio",
 }
 OWN = "forebay.steps.audio.own.step:Own"
 """The step of code of the user."""
@@ -37,7 +37,7 @@ TRANSCRIPTS: Table = {
     "plain": "forebay.steps.text.plain:Plain",
     "whisper": "forebay.steps.text.whisper:Whisper",
     "qwen3_asr": "forebay.steps.text.qwen3_asr:Qwen3AsrChat",
-    "given": "forebay.steps.text.given:Given",
+    "given": "forebay.steps.text.plain:Given",
     "tts": "forebay.steps.text.tts:Tts",
 }
 """What `text.prompt` names beside recordings, and for texts alone."""
@@ -46,7 +46,7 @@ PACKED: Table = {"chat": "forebay.steps.text.chat.packed:Chat"}
 TEXT: Table = {**TRANSCRIPTS, **PACKED}
 OF_IMAGES: Table = {
     "chat": "forebay.steps.text.chat.processor:ProcessorChat",
-    "none": "forebay.steps.text.none:NoText",
+    "none": "forebay.steps.text.label:NoText",
     "label": "forebay.steps.text.label:Label",
     "plain": "forebay.steps.text.caption:Caption",
 }

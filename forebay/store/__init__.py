@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from forebay.store.lookup import Lookup as Lookup
     from forebay.store.lookup import find_cache as find_cache
     from forebay.store.lookup import sealed_caches as sealed_caches
+    from forebay.store.seal import VerifyReport as VerifyReport
+    from forebay.store.seal import verify_folder as verify_folder
     from forebay.store.source import SampleSource as SampleSource
     from forebay.store.source import SourceUnion as SourceUnion
-    from forebay.store.verify import VerifyReport as VerifyReport
-    from forebay.store.verify import verify_folder as verify_folder
 
 __getattr__, __dir__, __all__ = face(
     __name__,

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from forebay.store.chunked import CheckedArray, no_such_row
 from forebay.store.layout import TEXT, Array, FieldSpec
-from forebay.store.open_shards import OpenShards
+from forebay.store.open_shards import CheckedArray, OpenShards, no_such_row
 from forebay.store.row_table import SampleColumns, categories, rate_of, row_columns, strings_digest
 
 if TYPE_CHECKING:

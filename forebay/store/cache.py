@@ -14,12 +14,11 @@ import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.by_hand import ByHand
-from forebay.store.chunked import SLOTS, CheckedArray, no_such_row, open_slots
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder
 from forebay.store.image.arrays import stored_items
 from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, FieldSpec, Group, Ints, ListedItems
 from forebay.store.metadata import check_file, checked_fields, groups_of, items_files, load_array, read_metadata
-from forebay.store.open_shards import OpenShards, ShardFiles
+from forebay.store.open_shards import SLOTS, CheckedArray, OpenShards, ShardFiles, no_such_row, open_slots
 from forebay.store.shard import Shard, ShardEntry, row_of, shard_fields, shard_name, table_dtype
 from forebay.store.shared_disk import look_anew
 

@@ -21,8 +21,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from forebay.errors import ConfigError
-from forebay.store.files import fsync_folder, write_all, write_bytes
-from forebay.store.temporary import sweep
+from forebay.store.files import fsync_folder, sweep, write_all, write_bytes
 
 Entry = dict[str, Any]
 """What is said of a finished file: its `name` and `size_bytes`, and what the writer adds. A name of None: no file."""

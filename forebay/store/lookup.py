@@ -15,6 +15,7 @@ from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
 from forebay.store.content import difference
 from forebay.store.derived import compare_derived, described, is_derived, steps_differences
+from forebay.store.files import TEMPORARY_MARK
 from forebay.store.key import SHORT, KeyedRecipe, differences
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
@@ -33,7 +34,6 @@ from forebay.store.source_files import (
     path_of,
     source_differences,
 )
-from forebay.store.temporary import TEMPORARY_MARK
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from forebay.errors import (
     ForebayError,
     FormError,
 )
-from forebay.store.cold.mark import ROOT as COLD_ROOT
-from forebay.store.cold.mark import pull_hint
+from forebay.store.cold.arrays import ROOT as COLD_ROOT
+from forebay.store.cold.arrays import pull_hint
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.held import AnyFile, AnyFolder
 from forebay.store.key import canonical_json

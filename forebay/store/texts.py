@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from forebay.store.files import write_bytes
-from forebay.store.last_use import note
+from forebay.store.files import sweep, write_bytes
 from forebay.store.layout import Array, Ints
+from forebay.store.memo import note
 from forebay.store.segments import (
     DamagedSegmentError,
     OtherSegmentError,
@@ -40,7 +40,6 @@ from forebay.store.segments import (
     write_segment,
 )
 from forebay.store.shared_disk import is_gone, is_late
-from forebay.store.temporary import sweep
 
 logger = logging.getLogger(__name__)
 

@@ -1,14 +1,23 @@
-"""The index of a tar, kept: read back where it is current, made again where it is not."""
+"""The index of a tar, kept: read back where it is current, made again where it is not.
+
+`<tar>.index.json`, `{member: {"offset": ..., "size": ...}}`: the form in which other tools keep a tar's index.
+
+Whether a tar of an evaluation set is what its index.json says, and holds nothing but files of plain names.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import hashlib
 import io
+import itertools
 import json
 import logging
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +26,155 @@ import xxhash
 
 from forebay.errors import BuildError, TarError
 from forebay.store import files
-from forebay.store.remote.raw.sources import identity, is_file, source_stat
-from forebay.tar.json_index import json_path, load_json
-from forebay.tar.members import FileStamp, Refused, TarIndex
+from forebay.store.remote.fetch.listing import problem_of
+from forebay.store.remote.raw.sources import (
+    at_hand,
+    identity,
+    is_file,
+    modified_ns,
+    open_source,
+    place_of,
+    put_beside,
+    reader,
+    source_stat,
+)
+from forebay.tar.header import (
+    BLOCK,
+    CURRENT_DIRECTORY,
+    SIZE_FIELD,
+    FileStamp,
+    Refused,
+    TarIndex,
+    flat_names,
+    header_name,
+    parse_number,
+    valid_headers,
+)
 from forebay.tar.scan import scan_tar
+from forebay.visible import an
+
+_SPOT_CHECKS = 16
+_MAX_OCTAL_SIZE = 8**11 - 1
+
+
+def json_path(tar_path: str | os.PathLike[str]) -> Path:
+    """Returns where other tools look for the index of a tar: beside it."""
+    return Path(f"{os.fspath(tar_path)}.index.json")
+
+
+def export_json(index: TarIndex, path: str | os.PathLike[str]) -> None:
+    """Writes `{member: {"offset", "size"}}` in archive order; of members with one name the last stands there.
+
+    Refused members are left out. The file appears complete or not at all. Of a tar of a store it is put there.
+    """
+    offsets, sizes = index.offsets.tolist(), index.sizes.tolist()
+    document = {name: {"offset": offsets[row], "size": sizes[row]} for name, row in index.rows.items()}
+    put_beside(Path(path), json.dumps(document).encode("ascii"))
+
+
+def load_json(tar_path: str | os.PathLike[str]) -> TarIndex | None:
+    """Returns the index that stands beside a tar, or None where there is none that is current and true.
+
+    Current: not older than the tar; in a store, where the time is that of the upload, that says nothing. True: every
+    range lies within the tar, and 16 members spread over the file stand behind a header of that name and size. Raises
+    TarError where the tar itself cannot be read.
+    """
+    path = json_path(tar_path)
+    try:
+        changed_ns = modified_ns(path)
+    except (OSError, ValueError):
+        return None
+    try:
+        if place_of(tar_path) is None and changed_ns < modified_ns(tar_path):
+            _log.info("%s is older than its tar; reading the tar's headers instead", path)
+            return None
+        index = _parse(path, os.fspath(tar_path), FileStamp.of_source(source_stat(tar_path)))
+        problem = _problem(index)
+    except _JsonError as err:
+        problem = str(err)
+    except OSError as err:
+        raise TarError(f"cannot read tar {tar_path}: {err.strerror}; check the path and its permissions") from err
+    if problem:
+        _log.warning("%s is not used: %s; reading the tar's headers instead", path, problem)
+        return None
+    return index
+
+
+class _JsonError(ValueError):
+    """The file does not hold an index."""
+
+
+def _parse(path: Path, tar_path: str, stamp: FileStamp) -> TarIndex:
+    try:
+        with at_hand(path) as file:
+            document = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as err:
+        raise _JsonError(f"it is no JSON document ({err})") from err
+    if not isinstance(document, dict):
+        raise _JsonError(f"it holds {an(type(document).__name__)}, wanted an object")
+    names, offsets, sizes = [], [], []
+    for name, entry in document.items():
+        offset, size = _range(name, entry, stamp.size_bytes)
+        try:
+            names.append(name.removeprefix("./").encode("utf-8", "surrogateescape"))
+        except UnicodeEncodeError as err:
+            raise _JsonError(f"member {name!r} is no name that a tar holds") from err
+        offsets.append(offset)
+        sizes.append(size)
+    name_bytes, name_bounds = flat_names(names)
+    return TarIndex(
+        path=tar_path,
+        stamp=stamp,
+        name_bytes=name_bytes,
+        name_bounds=name_bounds,
+        offsets=np.array(offsets, np.int64),
+        sizes=np.array(sizes, np.int64),
+    )
+
+
+def _range(name: str, entry: Any, end: int) -> tuple[int, int]:
+    offset, size = (entry.get("offset"), entry.get("size")) if isinstance(entry, dict) else (None, None)
+    if type(offset) is not int or type(size) is not int:  # a bool is an int, but no offset
+        raise _JsonError(f"member {name!r} has no whole-number offset and size")
+    if offset < BLOCK or offset % BLOCK or size < 0 or offset + size > end:
+        raise _JsonError(f"member {name!r} (offset {offset}, size {size}) is not within the tar's {end} bytes")
+    return offset, size
+
+
+def _problem(index: TarIndex) -> str | None:
+    """Returns what contradicts the index in the headers of some members, the first and the last among them."""
+    if not len(index):
+        return None
+    rows = np.unique(np.linspace(0, len(index) - 1, _SPOT_CHECKS).astype(np.int64))
+    with _reading(index.path) as read:
+        for row in rows.tolist():
+            block = read(BLOCK, int(index.offsets[row]) - BLOCK)
+            if not _is_header_of(block, index.names[row].encode("utf-8", "surrogateescape"), int(index.sizes[row])):
+                return f"no header of {index.sizes[row]} bytes {index.names[row]!r} stands in front of its offset"
+    return None
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[Callable[[int, int], bytes]]:
+    """Yields what reads (size, offset) of a tar: by requests of their own where it is not on this node yet."""
+    if (requests := reader(path)) is not None:
+        yield requests
+        return
+    descriptor, _ = open_source(path)
+    try:
+        yield functools.partial(os.pread, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_header_of(block: bytes, name: bytes, size: int) -> bool:
+    """Says whether a block can be the header of a member; long names and sizes stand in extended headers before it."""
+    if len(block) < BLOCK or not valid_headers(np.frombuffer(block, np.uint8).reshape(1, BLOCK)).all():
+        return False
+    is_size = size == parse_number(block[SIZE_FIELD]) or size > _MAX_OCTAL_SIZE
+    is_name = header_name(block).removeprefix(CURRENT_DIRECTORY) == name or len(name) > 98 or not name.isascii()
+    return is_size and is_name
+
 
 _log = logging.getLogger(__name__)
 _METADATA = b"forebay.tar_index"
@@ -197,3 +351,41 @@ def _checksum(index: TarIndex) -> str:
         state.update(np.ascontiguousarray(array).tobytes())
     state.update(json.dumps([list(index.stamp), [list(refused) for refused in index.refused]]).encode("ascii"))
     return state.hexdigest()
+
+
+_MAKE = "have the set made again: forebay evalset CONFIG --out DIR"
+
+
+def check_members(path: Path, name: str, said: Any) -> None:
+    """Raises TarError for a member that is a link or leads out, or that is not as index.json says.
+
+    path: where the tar is now. name: what it is called. said: what index.json says of the tar, its members in their
+    order; or None.
+    """
+    index = scan_tar(path)
+    if index.refused:
+        member, reason, offset = index.refused[0]
+        raise TarError(f"{name}: its member {member!r} at offset {offset} is refused: {reason}; {_MAKE}")
+    for member in index.names:
+        if problem := problem_of(member):
+            raise TarError(f"{name}: its member {member!r} {problem}; {_MAKE}")
+    if len(index.rows) < len(index):
+        twice = next(member for row, member in enumerate(index.names) if index.rows[member] != row)
+        raise TarError(f"{name}: its member {twice!r} is there twice; {_MAKE}")
+    if said is not None:
+        _compare(index, name, said)
+
+
+def _compare(index: TarIndex, name: str, said: Any) -> None:
+    try:
+        wanted = [(entry["name"], entry["offset"], entry["size"]) for entry in said["members"]]
+    except (TypeError, KeyError) as err:
+        raise TarError(f"{name}: its index.json says not which members it has ({err!r}); {_MAKE}") from err
+    found = list(zip(index.names, index.offsets.tolist(), index.sizes.tolist(), strict=True))
+    for here, there in itertools.zip_longest(found, wanted):
+        if here != there:
+            raise TarError(f"{name} has {_shown(here)} where its index.json says {_shown(there)}; {_MAKE}")
+
+
+def _shown(member: tuple[Any, Any, Any] | None) -> str:
+    return "no member" if member is None else "the member {!r} at offset {} of {} bytes".format(*member)

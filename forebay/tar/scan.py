@@ -15,8 +15,7 @@ import numpy.typing as npt
 from forebay.errors import TarError
 from forebay.store.remote.raw.sources import open_source, place_of
 from forebay.tar import header
-from forebay.tar.header import BLOCK, Extension
-from forebay.tar.members import CURRENT_DIRECTORY, FileStamp, Refused, TarIndex, flat_names
+from forebay.tar.header import BLOCK, CURRENT_DIRECTORY, Extension, FileStamp, Refused, TarIndex, flat_names
 from forebay.tar.walk import Run, walk
 
 _SEARCH_BYTES = 1024 * 1024

@@ -23,8 +23,8 @@ from forebay.steps.recipe import load_config, recipe_of
 from forebay.steps.step import Stored
 from forebay.store.cache import Cache, open_cache
 from forebay.store.filter import Choice, Filter, missing_of_all, say_missing
-from forebay.store.last_use import note
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
+from forebay.store.memo import note
 from forebay.store.selection import filtered
 from forebay.store.source import SampleSource, SourceUnion, parts_of, source_kind
 from forebay.train.collate.codes import DeviceExpansion, has_codes

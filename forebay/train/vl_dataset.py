@@ -26,12 +26,12 @@ from forebay.steps.image.qwen2_vl import Patches
 from forebay.steps.recipe import image_step_of
 from forebay.steps.step import Allocate
 from forebay.store.cache import Cache, open_cache
+from forebay.store.files import TEMPORARY_MARK
 from forebay.store.image.codec import FIELDS
-from forebay.store.last_use import note
 from forebay.store.lookup import sealed_caches
+from forebay.store.memo import note
 from forebay.store.remote.ahead.foresight import Foresight
 from forebay.store.remote.root import RemoteRoot
-from forebay.store.temporary import TEMPORARY_MARK
 from forebay.train.collate.patches import as_filler
 from forebay.train.device import Batch
 from forebay.train.loader import Loader

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forebay import cli
-from forebay.caches.words import parse_age, parse_size
+from forebay.caches.difference import parse_age, parse_size
 from forebay.errors import ConfigError
 from forebay.rows.readers.line_index import count_rows, index_path
 from tests.caches.roots import DAY_S, Made, age, did, made_build, made_plan, made_root, noted, run, shape
@@ -187,7 +187,7 @@ def test_leftovers_are_what_dead_processes_left(made: Made, capsys: pytest.Captu
 
 
 def _place() -> str:
-    from forebay.store.temporary import this_place
+    from forebay.store.files import this_place
 
     return this_place()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from forebay.config.tree import Config
-from forebay.doctor.diagnosis import Measured
-from forebay.doctor.figures import (
+from forebay.measure.diagnosis import Measured
+from forebay.measure.predict import (
     Listed,
     Made,
     Opened,

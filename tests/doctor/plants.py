@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from forebay.doctor import bench, child
+from forebay.measure import doctor_bench as bench
+from forebay.measure import doctor_child as child
 
 
 def hang() -> None:

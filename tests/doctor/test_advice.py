@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from forebay.doctor.advice import Advice, advice
-from forebay.doctor.diagnosis import Measured
-from forebay.doctor.figures import Codecs, OtherPlan, Pieces, Rates, Reads, Stage
+from forebay.measure.advice import Advice, advice
+from forebay.measure.diagnosis import Measured
+from forebay.measure.predict import Codecs, OtherPlan, Pieces, Rates, Reads, Stage
 from forebay.steps.recipe import load_config
 from tests.doctor.figures import demo, measured, plan, rate, sealed, steps
 

@@ -12,15 +12,19 @@ import pytest
 import torch
 
 from forebay.config.tree import Config
-from forebay.doctor import bench as benches
-from forebay.doctor.arms import codecs, loaders, pieces, plans, raw
-from forebay.doctor.bench import Bench, Task
-from forebay.doctor.figures import Made, Skip
+from forebay.measure import cache_arms as codecs
+from forebay.measure import cache_arms as plans
+from forebay.measure import cache_arms as raw
+from forebay.measure import doctor_bench as benches
+from forebay.measure import loader_arms as loaders
+from forebay.measure import loader_arms as pieces
+from forebay.measure.doctor_bench import Bench, Task
+from forebay.measure.predict import Made, Skip
+from forebay.preprocess.decode import decode_audio
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import Options
-from forebay.preprocess.speech.decode import decode_audio
 from forebay.steps.recipe import load_config
-from forebay.store.verify import verify_folder
+from forebay.store.seal import verify_folder
 from forebay.train.collate.collator import Collator
 
 SPEECH, VISION = "configs/demo_speech.toml", "configs/demo_vision.toml"

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from forebay.doctor import command
-from forebay.doctor.child import Answer
-from forebay.doctor.command import DoctorOptions, doctor, given_step
-from forebay.doctor.diagnosis import Measured
 from forebay.errors import ConfigError
+from forebay.measure import doctor as command
+from forebay.measure.diagnosis import Measured
+from forebay.measure.doctor import DoctorOptions, doctor, given_step
+from forebay.measure.doctor_child import Answer
 from forebay.steps.recipe import load_config
 from tests.commands import run
 from tests.doctor.figures import demo, measured, sealed

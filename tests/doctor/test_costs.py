@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.doctor.costs import Timed, costs
+from forebay.measure.predict import Timed, costs
 
 BATCHES = st.lists(
     st.tuples(st.integers(1, 100), st.integers(1, 10_000), st.floats(0.001, 10)), min_size=1, max_size=60

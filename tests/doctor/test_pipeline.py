@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.doctor.pipeline import Shared, run
+from forebay.measure.predict import Shared, run
 
 SECONDS = st.floats(0.001, 1.0)
 BATCHES = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=60)

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from forebay.doctor.figures import StepTime
-from forebay.doctor.predict import build_seconds, more_workers, seconds_of
+from forebay.measure.predict import StepTime, build_seconds, more_workers, seconds_of
 from tests.doctor.figures import measured, plan, rate, sealed, steps
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from forebay.doctor.advice import advice
-from forebay.doctor.diagnosis import Measured
-from forebay.doctor.figures import Reads
-from forebay.doctor.report import DoctorReport
+from forebay.measure.advice import advice
+from forebay.measure.diagnosis import Measured
+from forebay.measure.doctor_report import DoctorReport
+from forebay.measure.predict import Reads
 from forebay.visible import json_text
 from tests.doctor.figures import demo, measured, sealed
 

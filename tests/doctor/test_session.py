@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from forebay.doctor import session as sessions
-from forebay.doctor.bench import Task
-from forebay.doctor.figures import Opened
-from forebay.doctor.session import session
+from forebay.measure import doctor_child as sessions
+from forebay.measure.doctor_bench import Task
+from forebay.measure.doctor_child import session
+from forebay.measure.predict import Opened
 from tests.doctor.figures import demo
 
 

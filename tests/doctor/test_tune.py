@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.doctor.advice import Advice
-from forebay.doctor.tune import apply, check_target, edited, settings_of, toml
 from forebay.errors import ConfigError, ForebayError
+from forebay.measure.advice import Advice
+from forebay.measure.doctor import apply, check_target, edited, settings_of, toml
 from forebay.steps.recipe import load_config, recipe_of
 
 TEXT = """# mine

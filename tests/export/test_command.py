@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.export import command
-from forebay.export.command import ExportOptions, export
+from forebay.inspect import export as command
+from forebay.inspect.export import ExportOptions, export
 from forebay.store.cache import Cache, open_cache
 from tests.commands import run, run_json
 from tests.preprocess.corpus import file_bytes

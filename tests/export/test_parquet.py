@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forebay.export.command import ExportOptions, export
+from forebay.inspect.export import ExportOptions, export
 from forebay.store.cache import Cache, open_cache
 from tests.golden.make_v4_patches import FOLDER as VISION
 from tests.golden.make_v4_patches import name as vision_name
@@ -115,7 +115,7 @@ def test_texts_alone_are_their_table_and_tokens(tmp_path: Path) -> None:
 def test_what_is_in_memory_is_bounded_and_samples_are_never_divided(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.export.parquet._GROUP_BYTES", 1)
+    monkeypatch.setattr("forebay.inspect.export_forms._GROUP_BYTES", 1)
     (path,) = exported(cache, tmp_path / "out")
     assert pq.ParquetFile(path).num_row_groups == 9
     assert pq.read_table(path).select(cache.samples.column_names).equals(cache.samples)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from forebay.export.command import ExportOptions, export
+from forebay.inspect.export import ExportOptions, export
 from forebay.store.cache import Cache, open_cache
 from tests.golden.make_v4_patches import FOLDER as VISION
 from tests.golden.make_v4_patches import name as vision_name
@@ -95,7 +95,7 @@ def test_a_tar_stays_within_its_size_and_no_sample_is_divided(tmp_path: Path) ->
 
 
 def test_a_sample_above_the_size_has_a_tar_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.export.command._MB", 100)
+    monkeypatch.setattr("forebay.inspect.export._MB", 100)
     cache = open_cache(make_cache(tmp_path, num_samples=3, features="waveform"))
     assert [len(samples_of(path)) for path in exported(cache, tmp_path / "out", shard_size_mb=1)] == [1, 1, 1]
 

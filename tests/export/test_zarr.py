@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.export.command import ExportOptions
-from forebay.export.zarr import export_zarr
+from forebay.inspect.export import ExportOptions, export_zarr
 from forebay.store.cache import open_cache
 from tests.commands import run, run_json
 from tests.store_factory import make_cache

@@ -22,8 +22,8 @@ from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import Options
 from forebay.preprocess.workspace import load_receipt
 from forebay.store.cache import open_cache
-from forebay.store.temporary import TEMPORARY_MARK
-from forebay.store.verify import verify_folder
+from forebay.store.files import TEMPORARY_MARK
+from forebay.store.seal import verify_folder
 from tests.faults.children import Children
 from tests.faults.shim import Fault, Shim
 from tests.preprocess.corpus import Corpus, shard_bytes

@@ -14,8 +14,8 @@ import numpy as np
 
 from forebay.errors import CacheError
 from forebay.store.cache import open_cache
+from forebay.store.seal import quick_problems, verify_folder
 from forebay.store.shard import shard_name
-from forebay.store.verify import quick_problems, verify_folder
 from tests.faults.row import Row, dice
 from tests.golden import make_v4_patches as golden
 from tests.store.trees import tree

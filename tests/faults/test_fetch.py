@@ -20,7 +20,7 @@ from forebay.store.remote.fetch import download
 from forebay.store.remote.fetch import folder as folders
 from forebay.store.remote.fetch.fetch import fetch
 from forebay.store.remote.fetch.listing import Bounds, FetchOptions
-from forebay.tar.listed import check_members
+from forebay.tar.index import check_members
 from tests.faults.children import Children, Ended
 from tests.faults.row import Row, dice
 from tests.faults.test_push import at, files_of

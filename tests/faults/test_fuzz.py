@@ -21,8 +21,8 @@ from forebay.store.cache import open_cache
 from forebay.store.key import canonical_json
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import write_metadata
+from forebay.store.seal import verify_folder
 from forebay.store.shard import shard_name, to_table
-from forebay.store.verify import verify_folder
 from forebay.tar.index import load_index
 from tests.faults.children import Children, serving
 from tests.faults.fuzzing import PER_TRIAL, WICKED, Fuzz, npy, object_arrays, sign

@@ -34,9 +34,8 @@ from forebay.store.image.pixels import decode_image
 from forebay.store.key import canonical_json
 from forebay.store.layout import ListedItems
 from forebay.store.metadata import write_metadata
-from forebay.store.seal import seal
+from forebay.store.seal import seal, verify_folder
 from forebay.store.shard import shard_fields, write_shard
-from forebay.store.verify import verify_folder
 from forebay.train.uncached import kept_listing as listing
 from forebay.train.uncached.kept_listing import Rejected
 from tests.faults.children import Children

@@ -15,7 +15,7 @@ from forebay.errors import BuildError
 from forebay.plan.make import kept_plan, samples_of
 from forebay.plan.names import plan_folder
 from forebay.store.cache import open_cache
-from forebay.store.verify import verify_folder
+from forebay.store.seal import verify_folder
 from tests.faults.building import Site, build_here, check_settled, site
 from tests.faults.children import Children, limit, serving
 from tests.faults.row import Row

@@ -14,7 +14,7 @@ from typing import Any
 
 from forebay.errors import ManifestError
 from forebay.store.cache import open_cache
-from forebay.store.verify import verify_folder
+from forebay.store.seal import verify_folder
 from tests.faults.building import build_here
 from tests.faults.children import Children, serving
 from tests.faults.pictures import MAX_BYTES, MAX_PIXELS, pictures

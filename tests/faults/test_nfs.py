@@ -18,7 +18,8 @@ from forebay.errors import CacheReplacedError
 from forebay.preprocess import pool
 from forebay.preprocess.pipeline import prepare
 from forebay.preprocess.report import Options
-from forebay.store import shared_disk, temporary
+from forebay.store import files as temporary
+from forebay.store import shared_disk
 from forebay.store.cache import open_cache
 from tests.faults.building import Site, build_here, check_caches, check_settled, config_of, forked_workers, site
 from tests.faults.children import Children, Ended

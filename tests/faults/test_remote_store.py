@@ -39,7 +39,7 @@ from benchmarks.objects.server import ACCESS_KEY, REGION, SECRET_KEY, Bucket, Ob
 from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheCorruptError, CacheNotFoundError, ForebayError, RemoteError
 from forebay.store.cache import Cache, open_cache
-from forebay.store.remote.node.ledger import OWN_NAMES
+from forebay.store.remote.node.holdings import OWN_NAMES
 from tests.faults.row import Row, dice
 from tests.store_factory import make_cache
 

@@ -16,11 +16,11 @@ import pytest
 
 from forebay.errors import CacheCorruptError, CacheError, CacheReplacedError
 from forebay.store.cache import Cache, open_cache
+from forebay.store.files import sweep
 from forebay.store.layout import Group
 from forebay.store.metadata import load_array
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import ShardEntry, shard_name
-from forebay.store.temporary import sweep
 from tests.faults.children import Children
 from tests.faults.row import Row, dice, made
 from tests.faults.shim import without_locks

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from forebay.store.files import TEMPORARY_MARK
 from forebay.store.segments import Segment
-from forebay.store.temporary import TEMPORARY_MARK
 from forebay.store.texts import SEGMENT, TextStore, TextValues, digests_of
 from tests.faults.children import Children
 from tests.faults.row import Row, dice, made

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import BuildError
-from forebay.preprocess.speech.decode import decode_audio
+from forebay.preprocess.decode import decode_audio
 from tests.faults.building import Site, build_here, check_caches, check_settled, site
 from tests.faults.row import Row, dice
 from tests.faults.shim import Fault

@@ -14,8 +14,8 @@ import pytest
 
 from forebay.store.cache import open_cache
 from forebay.store.layout import FORMAT_VERSION
+from forebay.store.seal import verify_folder
 from forebay.store.source_files import ABSENT, StoredSource, load_sources
-from forebay.store.verify import verify_folder
 from tests.golden.make_v4_audio import COLUMNS, FOLDER, GROUPS, NAME, contents, main, write_shards
 
 CACHE = FOLDER / NAME

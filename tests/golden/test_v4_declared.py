@@ -15,8 +15,7 @@ import torch
 from forebay.errors import CacheCorruptError, ConfigError
 from forebay.store.cache import Cache, open_cache
 from forebay.store.metadata import FILE_NAME, write_metadata
-from forebay.store.seal import seal
-from forebay.store.verify import verify_folder
+from forebay.store.seal import seal, verify_folder
 from forebay.train.collate.collator import Collator
 from tests.golden.make_v4_declared import AUDIO, FOLDER, IMAGES, NAMES, contents, expected, main, write_shards
 

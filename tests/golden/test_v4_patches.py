@@ -12,7 +12,7 @@ import pytest
 from forebay.errors import CacheCorruptError
 from forebay.store.cache import open_cache
 from forebay.store.image.codec import FIELDS, Codec
-from forebay.store.verify import verify_folder
+from forebay.store.seal import verify_folder
 from tests.golden.make_v4_patches import CODECS, FOLDER, main, name, write_shards
 
 

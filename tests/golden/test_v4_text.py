@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from forebay.store.cache import open_cache
-from forebay.store.seal import seal
-from forebay.store.verify import verify_folder
+from forebay.store.seal import seal, verify_folder
 from tests.golden.make_v4_text import FOLDER, NAME, contents, main, write_shards
 
 CACHE = FOLDER / NAME

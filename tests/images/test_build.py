@@ -15,7 +15,7 @@ from forebay.preprocess.report import BuildReport
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.formats import image_size
-from forebay.store.verify import verify_folder
+from forebay.store.seal import verify_folder
 from forebay.train.select import select
 from tests.images.processors import KINDS, Tiny, TinyCorpus, tiny, tiny_corpus
 from tests.preprocess.here_pool import build_here

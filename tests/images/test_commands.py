@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from forebay import cli
-from forebay.inspect.report.overview import Choice, overview_of
-from forebay.inspect.report.serve.pages import Pages
+from forebay.inspect.page.overview import Choice, overview_of
+from forebay.inspect.page.serve import Pages
 from forebay.store.cache import open_cache
 from tests.images.processors import tiny, tiny_corpus
 from tests.preprocess.here_pool import build_here

@@ -17,11 +17,10 @@ from transformers import ViTImageProcessorPil
 from forebay import load_config
 from forebay.config import Config
 from forebay.errors import CacheMismatchError
-from forebay.inspect.classes import class_facts, class_lines
-from forebay.inspect.facts import cache_facts
-from forebay.inspect.report.overview import Choice, overview_of
-from forebay.inspect.report.write import write_report
-from forebay.inspect.terminal.report import report_lines
+from forebay.inspect.facts import cache_facts, class_facts, class_lines
+from forebay.inspect.page.overview import Choice, overview_of
+from forebay.inspect.page.write_pages import write_report
+from forebay.inspect.terminal import report_lines
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.pixels import decode_image

@@ -12,9 +12,9 @@ import pytest
 
 from forebay import cli
 from forebay.errors import ConfigError
-from forebay.inspect.export import BucketRows, write_bucket_manifests
+from forebay.inspect.bucket_manifests import BucketRows, write_bucket_manifests
 from forebay.store.cache import Cache, open_cache
-from forebay.tar.json_index import export_json, json_path
+from forebay.tar.index import export_json, json_path
 from forebay.tar.scan import scan_tar
 from tests.preprocess.corpus import write_tar
 from tests.store_factory import RATE_HZ, make_cache

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from forebay.errors import ConfigError
-from forebay.inspect.export import write_table, write_wav
+from forebay.inspect.bucket_manifests import write_table, write_wav
 from forebay.store.cache import open_cache
 from tests.store_factory import RATE_HZ, make_cache
 

@@ -13,7 +13,7 @@ import pytest
 from forebay import cli
 from forebay.config import BucketConfig
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.inspect.terminal.plan import usage_lines
+from forebay.inspect.terminal import usage_lines
 from forebay.inspect.usage import usage_facts
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.usage import read_usage, to_line

@@ -12,7 +12,7 @@ import pytest
 
 from forebay import cli
 from forebay.inspect.facts import INTERFACE, cache_facts
-from forebay.inspect.terminal.report import report_lines
+from forebay.inspect.terminal import report_lines
 from forebay.store.cache import open_cache
 from forebay.store.image.codec import Codec
 from forebay.terminal import WIDEST

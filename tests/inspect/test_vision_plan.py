@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from forebay.config import BucketConfig, PackConfig
-from forebay.inspect.plans import plans_of
-from forebay.inspect.terminal.plan import usage_lines
+from forebay.inspect.plan_facts import plans_of
+from forebay.inspect.terminal import usage_lines
 from forebay.inspect.usage import usage_facts
 from forebay.plan.disk import is_plan, load_plan
 from forebay.plan.pack.plan import PackPlan

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import soundfile
 
 from forebay.config.tree import Config
-from forebay.lint.command import LintOptions, Target, lint
-from forebay.lint.limits import Limits
-from forebay.lint.measured import Finding
-from forebay.lint.report import LintReport
+from forebay.inspect.checks.limits import Limits
+from forebay.inspect.checks.lint import LintOptions, Target, lint
+from forebay.inspect.checks.lint_report import LintReport
+from forebay.inspect.checks.measured import Finding
 from forebay.steps.recipe import load_config
 from tests.preprocess.corpus import write_tar
 

@@ -13,11 +13,11 @@ from transformers import ViTImageProcessorPil
 
 from forebay import load_config
 from forebay.config import Config
-from forebay.lint.classes import class_findings
-from forebay.lint.command import LintOptions, Target, lint
-from forebay.lint.limits import Limits
-from forebay.lint.measured import Classes
-from forebay.lint.report import LintReport
+from forebay.inspect.checks.judge import class_findings
+from forebay.inspect.checks.limits import Limits
+from forebay.inspect.checks.lint import LintOptions, Target, lint
+from forebay.inspect.checks.lint_report import LintReport
+from forebay.inspect.checks.measured import Classes
 from forebay.rows.meanings.image_class import empty_classes
 from tests.images.processors import tiny, tiny_corpus
 from tests.lint.planted import found, linted

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forebay.lint.command import LintOptions, Target, lint
-from forebay.lint.report import LintReport
+from forebay.inspect.checks.lint import LintOptions, Target, lint
+from forebay.inspect.checks.lint_report import LintReport
 from tests.lint.planted import Planted, found, linted
 from tests.preprocess.here_pool import build_here
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.lint.limits import CHECKS, Limits
-from forebay.lint.raw import measure_raw
+from forebay.inspect.checks.limits import CHECKS, Limits
+from forebay.inspect.checks.raw_data import measure_raw
 from forebay.preprocess.pool import Pool
 from forebay.steps.recipe import recipe_of
 from tests.commands import run, run_json
@@ -173,8 +173,8 @@ def test_a_finding_is_the_same_with_any_number_of_workers(planted: Planted, monk
     planted.add("again", "fr_digits_50")
     config = planted.config()
     here = linted(config)
-    monkeypatch.setattr("forebay.lint.walk.Pool", Pool)
-    monkeypatch.setattr("forebay.lint.raw._ITEMS", 2)
+    monkeypatch.setattr("forebay.inspect.checks.walk.Pool", Pool)
+    monkeypatch.setattr("forebay.inspect.checks.raw_data._ITEMS", 2)
     there = linted(config)
     assert [each.to_json() for each in there.findings] == [each.to_json() for each in here.findings]
     assert found(there) == {("silent", "en_digits_oh"), ("duplicate", "again")}

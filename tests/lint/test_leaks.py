@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.lint.command import LintOptions, Target, lint
+from forebay.inspect.checks.lint import LintOptions, Target, lint
 from forebay.steps.recipe import load_config
 from tests.lint.planted import Planted, encoded, found, linted, one
 from tests.preprocess.here_pool import build_here

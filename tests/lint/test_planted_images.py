@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from forebay.lint.command import LintOptions, Target, lint
-from forebay.lint.report import LintReport
+from forebay.inspect.checks.lint import LintOptions, Target, lint
+from forebay.inspect.checks.lint_report import LintReport
 from forebay.steps.recipe import load_config
 from tests.lint.planted import found, linted, of_check, one
 from tests.preprocess.here_pool import build_here

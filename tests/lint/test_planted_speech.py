@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import soxr
 
-from forebay.lint.limits import Limits
+from forebay.inspect.checks.limits import Limits
 from forebay.store.cache import open_cache
 from tests.lint.planted import RATE_HZ, Planted, encoded, found, linted, of_check, one
 from tests.preprocess.corpus import json_lines

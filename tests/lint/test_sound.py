@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from forebay.lint.limits import Limits
-from forebay.lint.sound import band_db, measured_sound
+from forebay.inspect.checks.limits import Limits
+from forebay.inspect.checks.measured import band_db, measured_sound
 
 RATE_HZ = 16_000
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.lint.script import foreign_share
-from forebay.lint.text import conversation_facts, text_facts
+from forebay.inspect.checks.text_letters import conversation_facts, foreign_share, text_facts
 from forebay.steps.text.language.script import letters_of, script_of, scripts_of
 
 

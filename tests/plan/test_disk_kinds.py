@@ -18,8 +18,8 @@ from forebay.plan.make import Samples, kept_plan
 from forebay.plan.names import plan_folder
 from forebay.plan.statistics import batch_statistics
 from forebay.plan.window import WindowPlan
-from forebay.store.chunked import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from forebay.store.layout import Array
+from forebay.store.open_shards import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from tests.plan.kinds import RATE, of_lengths, plan_of_any_kind, shards_of, tokens_of
 from tests.plan.test_kinds import EVERY_KIND, some_lengths
 

@@ -24,14 +24,13 @@ from hypothesis import strategies as st
 
 from benchmarks.here_pool import HerePool
 from forebay.errors import BuildError, ConfigError
-from forebay.preprocess.evalset import make
-from forebay.preprocess.evalset.draw import drawn
-from forebay.preprocess.evalset.make import EvalsetOptions, EvalsetReport, make_evalset
+from forebay.preprocess import evaluation_sets as make
+from forebay.preprocess.evaluation_sets import EvalsetOptions, EvalsetReport, drawn, make_evalset
 from forebay.preprocess.pool import Pool
 from forebay.steps.recipe import load_config
+from forebay.store.by_hand import pcm16_wav
 from forebay.store.cache import open_cache
-from forebay.store.wav import pcm16_wav
-from forebay.train.evaluation.texts import languages_of
+from forebay.train.evaluation.rates import languages_of
 from forebay.train.select import select
 from tests.commands import run, run_json
 from tests.preprocess.audio_files import encoded

@@ -13,12 +13,11 @@ import pytest
 from forebay.config import Config
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import listed
-from forebay.preprocess.many.merge import merge
-from forebay.preprocess.many.subset import subset
+from forebay.preprocess.many.merge import merge, subset
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import ROW_BITS
-from forebay.store.verify import verify_folder
+from forebay.store.seal import verify_folder
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.many.oracle import held
 from tests.preprocess.vision.corpus import PhotoCorpus

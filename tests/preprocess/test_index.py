@@ -16,8 +16,7 @@ from forebay.errors import ManifestError
 from forebay.preprocess import index
 from forebay.preprocess.index import IndexReport, index_manifests, index_tars, tars_of
 from forebay.store import files
-from forebay.tar.index import index_path, is_indexed, load_index
-from forebay.tar.json_index import json_path
+from forebay.tar.index import index_path, is_indexed, json_path, load_index
 from forebay.tar.scan import scan_tar
 from tests.preprocess.audio_files import DEMO
 from tests.tar.files import clips, settle, tar_bytes

@@ -25,9 +25,9 @@ from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import BuildReport, Options
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
+from forebay.store.files import TEMPORARY_MARK, temporary_name
 from forebay.store.lookup import find_cache, sealed_caches
-from forebay.store.temporary import TEMPORARY_MARK, temporary_name
-from forebay.store.verify import verify_folder
+from forebay.store.seal import verify_folder
 from tests.preprocess.corpus import Corpus, file_bytes, flac, json_lines, shard_bytes, speech_corpus, tone
 from tests.preprocess.here_pool import build_here
 

@@ -17,7 +17,7 @@ from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
-from forebay.store.verify import verify_folder
+from forebay.store.seal import verify_folder
 from tests.preprocess.corpus import json_lines, shard_bytes
 from tests.preprocess.here_pool import build_here
 from tests.text_corpus import demo_texts, text_config

@@ -27,9 +27,8 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import parse_url
 from forebay.errors import ConfigError, RemoteDeniedError, RemoteError
 from forebay.store.held import ORIGIN
-from forebay.store.remote.bucket.access import Access, decide, store_options
+from forebay.store.remote.bucket.access import Access, Keys, decide, read_profile, store_options
 from forebay.store.remote.bucket.bucket import Bucket
-from forebay.store.remote.bucket.profile import Keys, read_profile
 from forebay.store.remote.mirror import Mirror
 from tests.remote.fake_store import Answer, Asked, FakeStore, error, fake_store
 

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.here_pool import HerePool
 from benchmarks.objects.server import Bucket
-from forebay.preprocess.evalset import make
-from forebay.preprocess.evalset.make import EvalsetOptions, make_evalset
+from forebay.preprocess import evaluation_sets as make
+from forebay.preprocess.evaluation_sets import EvalsetOptions, make_evalset
 from tests.preprocess.corpus import file_bytes
 from tests.remote.raw_data import SPEECH, config_of, put_folder
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket
-from forebay.export.command import ExportOptions, export
+from forebay.inspect.export import ExportOptions, export
 from forebay.store.cache import open_cache
 from tests.preprocess.corpus import file_bytes
 from tests.remote.stored import node_settings, put_folder

@@ -33,7 +33,7 @@ from forebay.store.remote.fetch import folder as folders
 from forebay.store.remote.fetch.fetch import fetch
 from forebay.store.remote.fetch.listing import Bounds, FetchOptions
 from forebay.store.remote.fetch.report import FetchReport
-from forebay.tar.listed import check_members
+from forebay.tar.index import check_members
 from tests.remote.fake_store import Answer, Asked, fake_store, listing
 
 pytestmark = pytest.mark.usefixtures("environment")

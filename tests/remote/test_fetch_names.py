@@ -20,16 +20,15 @@ from hypothesis import strategies as st
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
 from forebay.errors import ForebayError, RemoteMissingError
+from forebay.store.files import temporary_name
 from forebay.store.remote.bucket.bucket import ObjectInfo
 from forebay.store.remote.fetch import content, listing
 from forebay.store.remote.fetch.content import Expected, judge
 from forebay.store.remote.fetch.download import Queue
 from forebay.store.remote.fetch.fetch import fetch
 from forebay.store.remote.fetch.folder import Part, TargetFolder
-from forebay.store.remote.fetch.listing import Bounds, FetchOptions
-from forebay.store.remote.fetch.names import alike, problem_of, problems
-from forebay.store.temporary import temporary_name
-from forebay.tar.listed import check_members
+from forebay.store.remote.fetch.listing import Bounds, FetchOptions, alike, problem_of, problems
+from forebay.tar.index import check_members
 
 URL = Url("gs", "bucket", "x")
 HOSTILE = ("..", ".", "", "/", "\\", "C:", "\0", "\n", "\x1b[2J", "a", "b.tar", "\u202e", "e\u0301", "\u00e9", " ", "~")
@@ -255,7 +254,7 @@ def test_a_file_system_without_locks_has_the_number_of_the_process(
         first.ended(0, xxhash.xxh3_64(data))
         first.close()
         assert part_of(folder, data).missing() == [0], "this process lives"
-        monkeypatch.setattr("forebay.store.temporary.is_running", lambda pid: False)
+        monkeypatch.setattr("forebay.store.files.is_running", lambda pid: False)
         assert part_of(folder, data).missing() == []
 
 

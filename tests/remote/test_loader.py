@@ -35,7 +35,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.remote.ahead.downloads import _Post
 from forebay.store.remote.ahead.foresight import THREAD_NAME
 from forebay.store.remote.ahead.shards import RemoteShards
-from forebay.store.remote.node.uses import FOLDER, NEVER, distances
+from forebay.store.remote.node.holdings import FOLDER, NEVER, distances
 from forebay.store.source import SampleSource, SourceUnion
 from forebay.train.collate.collator import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.store.remote.ahead.next_uses import NextUses
-from forebay.store.remote.node.uses import NEVER
+from forebay.store.remote.ahead.foresight import NextUses
+from forebay.store.remote.node.holdings import NEVER
 
 NUM_SHARDS = 6
 steps_of_shards = st.lists(st.sets(st.integers(0, NUM_SHARDS - 1)), max_size=60)

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket
 from forebay.store.cache import Cache, open_cache
-from forebay.store.remote.node.uses import FOLDER
+from forebay.store.remote.node.holdings import FOLDER
 from tests.processes import python
 from tests.remote.reader import digests, loader_of
 from tests.remote.stored import put_folder

@@ -23,11 +23,9 @@ from forebay.errors import CacheError, CacheReplacedError, RemoteError
 from forebay.store.held import ORIGIN
 from forebay.store.layout import Ints
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.node.holdings import Item, counted, order, scan
-from forebay.store.remote.node.ledger import LEDGER, Known, Ledger
+from forebay.store.remote.node.holdings import LEDGER, NEVER, Item, Known, Ledger, ReaderUses, counted, order, scan
 from forebay.store.remote.node.node import Wanted
 from forebay.store.remote.node.room import LOCK
-from forebay.store.remote.node.uses import NEVER, ReaderUses
 from tests.remote.nodes import URL, FolderBucket, disk_bytes, files, mirror_of
 
 BLOCK = 4096

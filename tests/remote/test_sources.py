@@ -30,7 +30,7 @@ from forebay.store.lookup import Lookup, find_cache
 from forebay.store.remote.bucket.bucket import Bucket as AnyBucket
 from forebay.store.remote.raw.origin import Objects
 from forebay.store.source_files import load_sources
-from forebay.tar.json_index import export_json
+from forebay.tar.index import export_json
 from forebay.tar.scan import scan_tar
 from forebay.train.uncached.source import uncached_source
 from tests.preprocess.corpus import shard_bytes

@@ -21,13 +21,13 @@ from forebay.config import Config
 from forebay.errors import BuildError, ConfigError, RemoteDeniedError, RemoteError
 from forebay.preprocess.pipeline import build, prepare
 from forebay.preprocess.report import BuildReport, Options
-from forebay.preprocess.stage.stage import Stage
+from forebay.preprocess.stage import Stage
 from forebay.store import memo
 from forebay.store.cache import open_cache
 from forebay.store.remote.raw import elsewhere
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.transfer import transfer
-from forebay.store.remote.transfer.skeleton import fetch_skeleton
+from forebay.store.remote.transfer.columns import fetch_skeleton
 from forebay.train.select import make_loader
 from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
@@ -332,7 +332,7 @@ def test_of_two_drivers_one_seals_and_the_other_says_so(
             others[0] = staged(node(raw, bucket, tmp_path / "other"), bucket)
         return fetch_skeleton(*args, **options)
 
-    monkeypatch.setattr("forebay.preprocess.stage.workspace.fetch_skeleton", overtaken)
+    monkeypatch.setattr("forebay.preprocess.stage_workspace.fetch_skeleton", overtaken)
     report = staged(node(raw, bucket, tmp_path / "one", "remote.max_concurrent=1"), bucket)
     assert (others[0].sealed, others[0].already_sealed, others[0].shards_kept) == (True, False, 10)
     assert report.already_sealed
@@ -353,7 +353,7 @@ def test_two_drivers_that_seal_at_once_seal_the_same_bytes(
             others[0] = staged(node(corpus, bucket, tmp_path / "other"), bucket)
         return transfer.push(*args, **options)
 
-    monkeypatch.setattr("forebay.preprocess.stage.workspace.push", overtaken)
+    monkeypatch.setattr("forebay.preprocess.stage_workspace.push", overtaken)
     report = staged(node(corpus, bucket, tmp_path / "one"), bucket)
     assert others[0].sealed
     assert report.pushed is not None

@@ -22,7 +22,7 @@ from forebay.train.loader import Loader, LoaderSettings
 from forebay.train.loop.dry_run import dry_run
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
-from forebay.train.loop.traffic import NodeTraffic, Traffic
+from forebay.train.loop.usage_log import NodeTraffic, Traffic
 from tests.remote.stored import node_settings, put_folder
 from tests.store_factory import make_cache
 from tests.train.fake_source import FakeSource

@@ -26,18 +26,18 @@ from forebay.errors import (
 )
 from forebay.preprocess import published
 from forebay.preprocess.listing import explain
-from forebay.preprocess.many.subset import subset
+from forebay.preprocess.many.merge import subset
 from forebay.preprocess.report import BuildReport
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
+from forebay.store.files import TEMPORARY_MARK
 from forebay.store.lookup import Lookup, find_cache, sealed_caches
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.root import RemoteRoot
 from forebay.store.remote.transfer.columns import NAME as COLUMNS
 from forebay.store.remote.transfer.columns import dump_columns, parse_columns
 from forebay.store.remote.transfer.transfer import push
-from forebay.store.temporary import TEMPORARY_MARK
-from forebay.store.verify import verify_folder
+from forebay.store.seal import verify_folder
 from forebay.train import CachedVLDataset
 from forebay.train.select import make_loader, select
 from tests.commands import inspect, inspected, inspected_json, run, run_json

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.store.remote.node.uses import FOLDER, NEVER, ReaderUses, distances
+from forebay.store.remote.node.holdings import FOLDER, NEVER, ReaderUses, distances
 
 
 def test_the_soonest_use_of_all_readers(tmp_path: Path) -> None:

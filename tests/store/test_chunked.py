@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from forebay.errors import CacheCorruptError
-from forebay.store import chunked
+from forebay.store import open_shards as chunked
 from forebay.store.cache import open_cache
-from forebay.store.chunked import SLOTS, SUMS, open_slots, slot_sums
 from forebay.store.metadata import load_array, save_array, write_metadata
+from forebay.store.open_shards import SLOTS, SUMS, open_slots, slot_sums
 from tests.store.trees import flip
 from tests.store_factory import make_cache
 

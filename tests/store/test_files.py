@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.store.files import (
+    TEMPORARY_MARK,
     fsync_folder,
     hash_file,
     link_or_copy,
@@ -18,7 +19,6 @@ from forebay.store.files import (
     write_aside,
     write_bytes,
 )
-from forebay.store.temporary import TEMPORARY_MARK
 from tests.store.faults import Faults
 
 

@@ -13,8 +13,8 @@ import pytest
 import xxhash
 
 from forebay.errors import ConfigError
+from forebay.store.files import temporary_name
 from forebay.store.filling import Filling, Summed, filling, journal_of
-from forebay.store.temporary import temporary_name
 
 IDENTITY = {"key": "k" * 64, "seed": 17}
 

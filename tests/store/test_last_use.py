@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.store.last_use import note, this_host, uses_of
+from forebay.store.memo import note, this_host, uses_of
 from tests.caches.roots import age
 from tests.store.trees import set_writable, tree
 

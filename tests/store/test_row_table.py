@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError
 from forebay.store.cache import Cache, open_cache
-from forebay.store.chunked import no_such_row
 from forebay.store.layout import ROW_BITS, Array
+from forebay.store.open_shards import no_such_row
 from forebay.store.row_table import SampleColumns, categories
 from tests.store.trees import flip
 from tests.store_factory import LANGUAGES, RATE_HZ, TEXTS, make_cache

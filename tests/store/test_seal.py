@@ -15,8 +15,7 @@ import pytest
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError
 from forebay.store.cache import open_cache
 from forebay.store.metadata import write_metadata
-from forebay.store.seal import check_shard, is_whole, seal
-from forebay.store.verify import verify_folder
+from forebay.store.seal import check_shard, is_whole, seal, verify_folder
 from tests.store.faults import Faults, Killed
 from tests.store.sealed import contents_of
 from tests.store.trees import flip, tree

@@ -16,13 +16,11 @@ import pytest
 from forebay.errors import CacheReplacedError, ConfigError
 from forebay.store import shared_disk
 from forebay.store.cache import open_cache
-from forebay.store.files import link_or_copy, write_bytes
+from forebay.store.files import link_or_copy, remove_aside, sweep, temporary_name, write_bytes
 from forebay.store.held import HeldFolder, readers_of
 from forebay.store.remote.node.locks import locked
-from forebay.store.seal import _exchange, publish
+from forebay.store.seal import _exchange, publish, verify_folder
 from forebay.store.shared_disk import has_locks, is_late, lock_for_work, move, seen
-from forebay.store.temporary import remove_aside, sweep, temporary_name
-from forebay.store.verify import verify_folder
 from tests.store_factory import make_cache
 
 DAY_S = 24 * 3600
@@ -124,7 +122,7 @@ def test_without_locks_a_replaced_cache_stays_for_a_day(
     assert publish(two, one, replace=True)
     (aside,) = one.parent.glob("*.tmp-*")
     assert all(reader.read(index) for index in range(len(reader)))
-    monkeypatch.setattr("forebay.store.temporary.is_running", lambda _: False)  # the rebuild has ended
+    monkeypatch.setattr("forebay.store.files.is_running", lambda _: False)  # the rebuild has ended
     assert sweep(one.parent) == []
     os.utime(aside, (time.time() - DAY_S - 60,) * 2)
     assert sweep(one.parent) == [aside]
@@ -172,11 +170,11 @@ def test_a_folder_that_silly_names_keep_is_swept_later(tmp_path: Path, monkeypat
     folder = temporary_name(tmp_path / "plan")
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / ".nfs01").touch()
-    monkeypatch.setattr("forebay.store.temporary.is_running", lambda _: False)
+    monkeypatch.setattr("forebay.store.files.is_running", lambda _: False)
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as with a file in it that is open
     assert sweep(tmp_path) == [folder]
     monkeypatch.undo()
-    monkeypatch.setattr("forebay.store.temporary.is_running", lambda _: False)
+    monkeypatch.setattr("forebay.store.files.is_running", lambda _: False)
     assert sweep(tmp_path) == [folder]
     assert os.listdir(tmp_path) == []
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.store import temporary
-from forebay.store.temporary import sweep, temporary_name
+from forebay.store import files as temporary
+from forebay.store.files import sweep, temporary_name
 
 DAY_S = 24 * 3600
 

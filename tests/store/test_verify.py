@@ -14,7 +14,7 @@ from forebay.store.cache import open_cache
 from forebay.store.files import hash_file
 from forebay.store.held import AnyFile
 from forebay.store.layout import FORMAT_VERSION
-from forebay.store.verify import quick_problems, verify_folder
+from forebay.store.seal import quick_problems, verify_folder
 from tests.store.trees import flip, set_writable, tree
 from tests.store_factory import make_cache
 

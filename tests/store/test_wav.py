@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from forebay.store.wav import pcm16_wav
+from forebay.store.by_hand import pcm16_wav
 
 
 @pytest.mark.parametrize("samples", [[], [0], [-32768, 32767, 5]])
@@ -21,7 +21,7 @@ def test_two_readers_give_the_samples_back(samples: list[int]) -> None:
 
 
 def test_what_the_sizes_of_a_wav_cannot_say_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.store.wav._MAX_BYTES", 4)
+    monkeypatch.setattr("forebay.store.by_hand._MAX_BYTES", 4)
     assert len(pcm16_wav(np.zeros(2, np.int16), 16_000)) == 48
     with pytest.raises(OverflowError, match="6 bytes of samples do not fit a WAV, which holds 4"):
         pcm16_wav(np.zeros(3, np.int16), 16_000)

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 from forebay.errors import BuildError, TarError
 from forebay.store import files
-from forebay.store.temporary import TEMPORARY_MARK
+from forebay.store.files import TEMPORARY_MARK
 from forebay.tar import index as tar_index
-from forebay.tar.index import current_index, index_path, is_indexed, load_index
-from forebay.tar.json_index import export_json, json_path
-from forebay.tar.members import TarIndex
+from forebay.tar.header import TarIndex
+from forebay.tar.index import current_index, export_json, index_path, is_indexed, json_path, load_index
 from forebay.tar.scan import scan_tar
 from tests.strategies import tar_contents
 from tests.tar.files import clips, settle, tar_bytes

@@ -16,7 +16,7 @@ from hypothesis import assume, example, given, reject, settings
 from hypothesis import strategies as st
 
 from forebay.errors import TarError
-from forebay.tar.members import Refused, TarIndex
+from forebay.tar.header import Refused, TarIndex
 from forebay.tar.scan import scan_tar
 from tests.strategies import tar_contents
 from tests.tar.files import END, FORMATS, clips, header, member, padded, pax, tar_bytes

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from forebay.config import Config, LoraConfig
-from forebay.train.loop import sharded
+from forebay.train.loop import launch as sharded
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
 from tests.train.tiny import ListLoader, config_of, whisper_batch, whisper_folder

@@ -21,8 +21,8 @@ from forebay.cli.program import main
 from forebay.config import Config
 from forebay.config.plan import BucketConfig
 from forebay.errors import CacheNotFoundError, ConfigError, ResumeError
-from forebay.inspect.export import bucket_manifests
-from forebay.inspect.plans import plans_of, read_pack, read_plan
+from forebay.inspect.bucket_manifests import bucket_manifests
+from forebay.inspect.plan_facts import plans_of, read_pack, read_plan
 from forebay.inspect.usage import usage_facts
 from forebay.plan.disk import read_metadata
 from forebay.plan.make import Planned, make_plan, plan_of, samples_of

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.here_pool import HerePool
+from forebay.inspect.texts import print_view, report_texts, view_sample, view_text
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.steps.text.transcript import TextEncoder, Transcript
-from forebay.transcripts.command import print_view, report_texts, view_sample, view_text
 from forebay.visible import VisibleStream
 from tests.commands import run, run_json
 from tests.given_features import given_config, recordings, save
@@ -30,7 +30,7 @@ DEMO = ROOT / "configs" / "demo_speech.toml"
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources are listed in the test's own process."""
-    monkeypatch.setattr("forebay.transcripts.command.Pool", HerePool)
+    monkeypatch.setattr("forebay.inspect.texts.Pool", HerePool)
 
 
 @pytest.fixture
@@ -304,7 +304,7 @@ def test_steps_are_called_as_the_config_calls_them(tmp_path: Path, monkeypatch: 
     """Two functions of a user are two steps."""
     looker = view_text(text_config(tmp_path, 'text.normalize=["nfkc","lower"]'), "A")
     assert [name for name, _ in looker.look.staged.steps] == ["nfkc", "lower"]
-    monkeypatch.setattr("forebay.transcripts.look.entries", lambda _: ("a.py:f", "b.py:f"))
+    monkeypatch.setattr("forebay.inspect.text_tally.entries", lambda _: ("a.py:f", "b.py:f"))
     renamed = view_text(text_config(tmp_path, 'text.normalize=["nfkc","lower"]'), "A")
     assert [each["step"] for each in renamed.to_json()["steps"]] == ["a.py:f", "b.py:f"]
     assert list(report_texts(text_config(tmp_path), progress=False).tally.steps) == ["a.py:f", "b.py:f"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from forebay.transcripts.diff import Part, changes, counted, marked, wrapped_parts
+from forebay.inspect.text_diff import Part, changes, counted, marked, wrapped_parts
 from tests.strategies import transcripts
 
 ANY = st.text(st.characters(exclude_categories=()), max_size=30)

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers import decoders as to_text
 
 from forebay.config.digest import tokenizer_digest
+from forebay.inspect.text_diff import KINDS, Piece, Pieces
 from forebay.steps.text.vocabulary import Vocabulary
-from forebay.transcripts.pieces import KINDS, Piece, Pieces
 from tests.text_corpus import ROOT
 
 

@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import TextError
+from forebay.inspect.text_diff import KINDS, counted
+from forebay.inspect.text_tally import Asked, Look, Tally
 from forebay.steps.text.line import Prepared, Staged
-from forebay.steps.text.normal.step import Problem
-from forebay.transcripts.diff import counted
-from forebay.transcripts.look import Asked, Look
-from forebay.transcripts.pieces import KINDS
-from forebay.transcripts.tally import Tally
+from forebay.steps.text.normal.normal_step import Problem
 
 CODES = np.array([0, 0, 1, 2, 3, 4], np.uint8)
 

@@ -32,11 +32,11 @@ USED = {
     "train": "import accelerate, jiwer; from forebay.train.loop.launch import process_state",
     "lora": "from forebay.train.models.lora import _peft; _peft()",
     "gpu": "import pynvml",
-    "report": "from forebay.train.compare.figure import _new_figure; _new_figure(2.0, 2.0)",
+    "report": "from forebay.measure.compare_report import _new_figure; _new_figure(2.0, 2.0)",
     "hf": "import datasets",
     "remote": "from forebay.store.remote.bucket.bucket import _obstore; _obstore()",
     "ray": "from forebay.preprocess.runner.cluster import imported; imported()",
-    "zarr": "from forebay.store.cold.codec import zarr; zarr()",
+    "zarr": "from forebay.store.cold.arrays import zarr; zarr()",
     "text": "import num2words; from forebay.steps.text.language.model import loaded, model_digest, model_file; "
     "loaded(model_file(), model_digest())",
     "completion": "import shtab",

@@ -1,9 +1,17 @@
-"""A build as jobs of Slurm: one prepares, an array makes the parts, one seals. Text, and one call of `sbatch` a job."""
+"""A build as jobs of Slurm: one prepares, an array makes the parts, one seals. Text, and one call of `sbatch` a job.
+
+The child process of a Ray worker, in which shards are made: a sample that kills it does not take Ray's worker along.
+
+The child stays between the tasks of its Ray worker, has one thread, and ends with it. Nothing here imports more than a
+pool needs: what a shard needs is loaded in the child.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -15,16 +23,17 @@ from typing import Any
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.outline import folder_of, submission_file
-from forebay.preprocess.pool import PINNED
+from forebay.preprocess.pool import PINNED, Pool
 from forebay.preprocess.prepared import require_parts
-from forebay.preprocess.runner.rate import compressed
+from forebay.preprocess.runner.parts import compressed
 from forebay.preprocess.runner.seen import Seen, seen_of
-from forebay.preprocess.stage.choose import check_stage
+from forebay.preprocess.stage_workspace import check_stage
 from forebay.preprocess.workspace import BUILDING
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.files import require_writable, write_bytes
 from forebay.store.key import SHORT
-from forebay.store.verify import quick_problems
+from forebay.store.seal import quick_problems
+from forebay.task_map import WorkerDied
 from forebay.visible import from_here, json_text
 
 DEFAULT_PARTS = 64
@@ -346,3 +355,40 @@ def quoted(text: str) -> str:
     if text.isprintable():
         return shlex.quote(text)
     return "$'" + "".join(f"\\x{byte:02x}" for byte in os.fsencode(text)) + "'"
+
+
+_pool: Pool | None = None
+
+
+def answer(payload: bytes) -> bytes:
+    """Returns what came of `function(task)`, given as `pickle.dumps((function, task))`, as the pickle of three parts.
+
+    The name of this machine; what came: done, raised, died; and the result, the exception, or (row, status) of the
+    second death.
+    """
+    global _pool
+    if _pool is None:
+        _pool = Pool(1)
+    try:
+        return _pool.map(_answer_of, [payload])[0]
+    except WorkerDied as err:
+        _pool = None
+        return pickle.dumps((socket.gethostname(), "died", (err.position, err.status)))
+
+
+def _answer_of(payload: bytes) -> bytes:
+    host = socket.gethostname()
+    try:
+        function, task = pickle.loads(payload)  # noqa: S301  of our own driver
+        return pickle.dumps((host, "done", function(task)))
+    except Exception as err:  # noqa: BLE001  it is raised in the driver
+        return pickle.dumps((host, "raised", _as_sent(err)))
+
+
+def _as_sent(err: Exception) -> Any:
+    """Returns an exception as the driver will see it; one that does not survive the way becomes a BuildError."""
+    try:
+        pickle.loads(pickle.dumps(err))  # noqa: S301
+    except Exception:  # noqa: BLE001  of any library
+        return BuildError(f"{type(err).__name__}: {err}; finished shards are kept; run the command again")
+    return err

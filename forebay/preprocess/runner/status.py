@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from forebay.config.tree import Config
-from forebay.preprocess.runner.parts import PartRecord
-from forebay.preprocess.runner.rate import Rate, compressed, rate_of, seconds_left
+from forebay.preprocess.runner.parts import PartRecord, Rate, compressed, rate_of, seconds_left
 from forebay.preprocess.runner.seen import Seen, seen_of
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import SHORT

@@ -41,8 +41,8 @@ from forebay.rows.reader import (
 )
 from forebay.rows.readers.json_lines import JsonError, manifest_lines, parse_object, string_of
 from forebay.rows.readers.jsonl import line_runs, read_lines
+from forebay.store.files import temporary_name
 from forebay.store.inputs import ASKER, SAMPLES, Inputs, inputs_of
-from forebay.store.temporary import temporary_name
 
 logger = logging.getLogger(__name__)
 

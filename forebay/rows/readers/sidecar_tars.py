@@ -48,7 +48,7 @@ from forebay.rows.readers.tar_members import (
 )
 from forebay.store.remote.raw.sources import files_in, is_folder, shown
 from forebay.store.source_files import COMPRESSED_TARS
-from forebay.tar.members import Refused, TarIndex
+from forebay.tar.header import Refused, TarIndex
 
 logger = logging.getLogger(__name__)
 

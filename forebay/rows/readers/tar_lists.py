@@ -56,7 +56,7 @@ from forebay.rows.readers.tar_members import (
 )
 from forebay.store.remote.raw.sources import at_hand
 from forebay.store.source_files import SourceFile
-from forebay.tar.members import TarIndex
+from forebay.tar.header import TarIndex
 
 REQUIRED = ("tar_path", "tar_member_name", "transcript", "language", "duration_s")
 

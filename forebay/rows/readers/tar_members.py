@@ -19,8 +19,8 @@ from forebay.rows.readers.json_lines import JsonError, id_of, parse_object, seco
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.sources import is_readable, shown, source_stat
+from forebay.tar.header import Refused, TarIndex
 from forebay.tar.index import load_index
-from forebay.tar.members import Refused, TarIndex
 
 NAMELESS = frozenset(("bad_checksum", "bad_extended_header", "extended_header_too_large", "truncated", "no_name"))
 """Reasons after which a member's name cannot be believed: any of them may have been a clip."""

@@ -1,4 +1,7 @@
-"""`given`: Whisper's features that a data set holds already, stored as `log_mel` stores its own."""
+"""`given`: Whisper's features that a data set holds already, stored as `log_mel` stores its own.
+
+`none`: nothing is read or stored of sound; a sample is its text.
+"""
 
 from __future__ import annotations
 
@@ -116,3 +119,30 @@ def num_valid(clip: Array) -> int:
     bits = np.ascontiguousarray(clip).view(f"u{clip.dtype.itemsize}")
     differs = np.flatnonzero((bits != bits[0, -1]).any(axis=0))
     return int(differs[-1]) + 1 if len(differs) else 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoAudio(AudioStep):
+    """Nothing is read or stored of the sound: a sample is its text. No media field."""
+
+    name: ClassVar[str] = "none"
+    has_audio: ClassVar[bool] = False
+
+    version: int = 1
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns no field."""
+        return ()
+
+    def num_frames(self, num_samples: Array) -> Array:
+        """Returns no frames."""
+        return np.zeros_like(num_samples)
+
+    def make(self, waveforms: Sequence[Array]) -> list[Fields]:
+        """Returns no values."""
+        return [{} for _ in waveforms]
+
+    @classmethod
+    def batch(cls, stored: Stored) -> BatchForm:  # noqa: ARG003
+        """Returns the form without a field."""
+        return BatchForm.exact(cls.name)

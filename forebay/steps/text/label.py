@@ -1,11 +1,14 @@
-"""`label`: the class of an image, or its classes, as numbers."""
+"""`label`: the class of an image, or its classes, as numbers.
+
+`none`: nothing is made of the text of a row, for what learns from its items alone.
+"""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -15,9 +18,10 @@ import numpy as np
 from forebay.errors import TextError
 from forebay.steps.form import BatchForm, FieldForm, Promise
 from forebay.steps.step import TextStep
-from forebay.steps.text.row_encoder import OneByOne, Size
+from forebay.steps.text.row_encoder import EncodedRow, OneByOne, Size, TextRows
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
+from forebay.store.texts import TextStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -195,3 +199,30 @@ def _several(text: str) -> list[str]:
 
 def _is_integer(name: str) -> bool:
     return len(name) < _LONGEST and name.isascii() and name.isdecimal() and str(int(name)) == name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoText(TextStep):
+    """No field of text; a batch holds images alone. The text of a row stays in the row table."""
+
+    name: ClassVar[str] = "none"
+
+    version: int = 1
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns no field."""
+        return ()
+
+    def opened(self, folder: Path, *, merge_size: int | None) -> _Nothing:  # noqa: ARG002
+        """Returns what writes no field."""
+        return _Nothing()
+
+
+class _Nothing:
+    constants: ClassVar[dict[str, Any]] = {"prompt": NoText.name}
+
+    def encode_rows(self, rows: TextRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:  # noqa: ARG002
+        return (EncodedRow() for _ in rows.ids)
+
+    def found(self, rows: TextRows) -> dict[str, Any]:  # noqa: ARG002
+        return {}

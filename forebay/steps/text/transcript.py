@@ -15,8 +15,7 @@ from forebay.errors import SampleError, TextError
 from forebay.spans import TOKENS, span
 from forebay.steps.step import Fields, RowText, Stored, TextBatch, TextStep
 from forebay.steps.text.line import OpenLine, Prepared, Staged, TextLine
-from forebay.steps.text.normal.step import NOWHERE, Problem
-from forebay.steps.text.normal.table import SIMPLE, made_steps
+from forebay.steps.text.normal.normal_step import NOWHERE, SIMPLE, Problem, made_steps
 from forebay.steps.text.normalize import is_unseen
 from forebay.steps.text.row_encoder import EncodedRow, TextRows
 from forebay.steps.text.vocabulary import Vocabulary

@@ -12,9 +12,7 @@ from typing import Any
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder, without_dropout
-from forebay.steps.text.letters import CLASS, fast_letters
-from forebay.steps.text.symbols import is_symbol_table
-from forebay.steps.text.words import Words
+from forebay.steps.text.symbols import CLASS, Words, fast_letters, is_symbol_table
 
 _TIME = re.compile(r"<(?:timestamp|\|\d+\.\d+\|)>")
 

@@ -15,9 +15,7 @@ import xxhash
 
 from forebay.errors import CacheCorruptError, CacheMismatchError
 from forebay.store.cache import Cache
-from forebay.store.cold.arrays import CHUNK_BYTES, SHARD_BYTES, ColdArray, cold_array
-from forebay.store.cold.codec import zarr
-from forebay.store.cold.mark import ROOT, Mark
+from forebay.store.cold.arrays import CHUNK_BYTES, ROOT, SHARD_BYTES, ColdArray, Mark, cold_array, zarr
 from forebay.store.cold.strips import GroupStrips
 from forebay.store.held import HeldFile
 from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, Group

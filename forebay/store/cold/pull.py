@@ -17,10 +17,8 @@ import xxhash
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url, parse_url
 from forebay.errors import CacheNotFoundError, ConfigError, RemoteError, RemoteMissingError
-from forebay.store.cold.arrays import ColdArray
-from forebay.store.cold.codec import DamagedError, decode, zarr
-from forebay.store.cold.form import ColdForm
-from forebay.store.cold.place import Place, place_of
+from forebay.store.cold.arrays import ColdArray, DamagedError, decode, zarr
+from forebay.store.cold.form import ColdForm, Place, place_of
 from forebay.store.cold.strips import Piece
 from forebay.store.files import write_all, write_aside
 from forebay.store.layout import Array

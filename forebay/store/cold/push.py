@@ -18,10 +18,9 @@ import xxhash
 from forebay.config.remote import RemoteConfig
 from forebay.errors import ConfigError, RemoteError, RemoteExistsError, RemoteMissingError
 from forebay.store.cache import Cache, open_cache
-from forebay.store.cold.codec import DamagedError, decode, encode, zarr
+from forebay.store.cold.arrays import BEGUN, ROOT, DamagedError, Mark, decode, encode, mark_of, zarr
+from forebay.store.cold.form import Folder, Place, place_of
 from forebay.store.cold.hierarchy import Filled, arrays_of, documents, mark_of_cache, metadata_bytes
-from forebay.store.cold.mark import BEGUN, ROOT, Mark, mark_of
-from forebay.store.cold.place import Folder, Place, place_of
 from forebay.store.cold.strips import GroupStrips
 from forebay.store.key import SHORT
 from forebay.store.layout import Array

@@ -32,19 +32,16 @@ from forebay.errors import (
     RemoteMissingError,
     RemoteReplacedError,
 )
-from forebay.store.cold.mark import ROOT as COLD_ROOT
-from forebay.store.cold.mark import pull_hint
-from forebay.store.files import hash_file, link_or_copy, write_bytes
+from forebay.store.cold.arrays import ROOT as COLD_ROOT
+from forebay.store.cold.arrays import pull_hint
+from forebay.store.files import hash_file, link_or_copy, sweep, write_bytes
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder, open_own
 from forebay.store.metadata import FILE_NAME, foreign_values, read_metadata, read_regular
 from forebay.store.remote.bucket.bucket import Bucket
-from forebay.store.remote.node.holdings import MIRRORS
-from forebay.store.remote.node.ledger import Known, is_inside
+from forebay.store.remote.node.holdings import MIRRORS, NEVER, Known, is_inside
 from forebay.store.remote.node.locks import SHARED, pauses, try_lock
 from forebay.store.remote.node.node import NodeCache, Wanted, check_bound
 from forebay.store.remote.node.shared import Counters, Holder
-from forebay.store.remote.node.uses import NEVER
-from forebay.store.temporary import sweep
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,10 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config, stand_in
 from forebay.config.url import Url, parse_url
 from forebay.errors import RemoteDeniedError, RemoteError, RemoteMissingError
-from forebay.store.files import require_writable, write_bytes
+from forebay.store.files import TEMPORARY_MARK, require_writable, write_bytes
 from forebay.store.held import ORIGIN
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.bucket.bucket import Bucket
-from forebay.store.temporary import TEMPORARY_MARK
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,7 @@
-"""One evaluation of one set: a pass over its batches on every rank, and the figures of all ranks together."""
+"""One evaluation of one set: a pass over its batches on every rank, and the figures of all ranks together.
+
+What one evaluation of one set found.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,62 @@ from forebay.steps.text.transcript import TextEncoder
 from forebay.train.collate.codes import to_model_inputs
 from forebay.train.collate.patches import fields_of, pixel_dtype
 from forebay.train.device import Batch
-from forebay.train.evaluation.classes import ClassCounts, class_rates, counted
 from forebay.train.evaluation.generate import Encoded, Generator, MuteError, prompts_of
-from forebay.train.evaluation.rates import Errors, Written, by_language, count_errors, summed, worst
-from forebay.train.evaluation.repetition import repeats_itself
-from forebay.train.evaluation.result import EvalResult
+from forebay.train.evaluation.rates import (
+    ClassCounts,
+    Errors,
+    Normalisation,
+    Written,
+    by_language,
+    class_rates,
+    count_errors,
+    counted,
+    repeats_itself,
+    summed,
+    worst,
+)
 from forebay.train.evaluation.sets import EvalSet
-from forebay.train.evaluation.texts import Normalisation
 from forebay.train.models import ctc
 from forebay.train.models.folder import check_batch
 from forebay.train.models.objective import Objective, Passed
 from forebay.train.models.table import ModelFacts
 from forebay.visible import printable
+
+HIGHER_IS_BETTER = ("accuracy", "f1")
+"""The figures of a result of which the highest is the best; of all others it is the lowest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalResult:
+    """One evaluation of one set; a line of `<run>/eval.jsonl`."""
+
+    name: str
+    """The set, as `[[train.eval]]` calls it."""
+    step: int
+    """Optimizer steps that the model has had."""
+    loss: float
+    """Mean over all target tokens of the set, in nats."""
+    wer: float | None
+    """Word errors by words of the references, 1.0 for 100 %; None where nothing is written (no speech)."""
+    cer: float | None
+    """The same for characters."""
+    num_samples: int
+    elapsed_s: float
+    text: str
+    """The normalisation of the texts: `none`, `basic` or `whisper`."""
+    repetition_share: float = 0.0
+    """Share of texts that repeat themselves, or are as long as the model may write."""
+    languages: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By language `wer`, `cer` and `samples`; empty where no language is known."""
+    accuracy: float | None = None
+    """Share of samples whose likeliest class is theirs; None for a model without classes, and for several a sample."""
+    f1: float | None = None
+    """Of models of classes: F1, the mean over the classes that the model says or the samples have."""
+    f1_micro: float | None = None
+    """The same of all classes together; with one class a sample it is the accuracy."""
+    trap: str | None = None
+    """Why this result cannot be the best, with the remedy; None where it can."""
+
 
 _logger = logging.getLogger(__name__)
 

@@ -16,12 +16,10 @@ import torch
 from forebay.config.tree import Config
 from forebay.errors import ForebayError
 from forebay.store.files import write_bytes
-from forebay.train.evaluation.evaluate import EvaluationError, Evaluator, Gather, Outcome
-from forebay.train.evaluation.rates import worst_lines
-from forebay.train.evaluation.result import EvalResult
+from forebay.train.evaluation.evaluate import EvalResult, EvaluationError, Evaluator, Gather, Outcome
+from forebay.train.evaluation.rates import normalizer, text_encoder, worst_lines
 from forebay.train.evaluation.sets import EvalSet, open_sets
-from forebay.train.evaluation.texts import normalizer, text_encoder
-from forebay.train.loop.sharded import held_whole
+from forebay.train.loop.launch import held_whole
 from forebay.train.models.lora import base_of
 from forebay.train.models.objective import Objective
 from forebay.train.models.table import ModelFacts

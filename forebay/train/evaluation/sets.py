@@ -20,8 +20,7 @@ from forebay.plan.make import plan_of
 from forebay.steps.recipe import load_config
 from forebay.store.selection import first_samples
 from forebay.store.source import SampleSource, SourceUnion, parts_of
-from forebay.train.evaluation.rates import jiwer_module
-from forebay.train.evaluation.texts import languages_of
+from forebay.train.evaluation.rates import jiwer_module, languages_of
 from forebay.train.loader import Loader
 from forebay.train.models.folder import check_config, check_constants
 from forebay.train.models.table import FAMILIES, ModelFacts

@@ -22,9 +22,9 @@ from forebay.steps.batch import IGNORED
 from forebay.train.collate.patches import weight_of
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
-from forebay.train.models.arguments import asked, loses_no_labels, taken_by, watched
 from forebay.train.models.generic import num_targets
 from forebay.train.models.lora import base_of
+from forebay.train.models.objective import asked, loses_no_labels, taken_by, watched
 from forebay.visible import an
 
 try:

@@ -1,25 +1,100 @@
-"""What happens after an optimizer step, in its order: counting, log line, evaluations, usage log, checkpoint."""
+"""What happens after an optimizer step, in its order: counting, log line, evaluations, usage log, checkpoint.
+
+Where a run shows itself: the log, the trackers, and a bar with the time that is left on a terminal.
+
+Which buckets a run has drawn, of its loader's plan.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
+from forebay.config.plan import BucketConfig
 from forebay.config.tree import Config
+from forebay.plan.cursor import LoaderState
+from forebay.plan.drawn import Drawn, drawn_classes
 from forebay.plan.usage import FILE_NAME
 from forebay.spans import EVALUATION, span
+from forebay.train.evaluation.evaluate import EvalResult
 from forebay.train.evaluation.evaluations import Evaluations
-from forebay.train.evaluation.result import EvalResult
 from forebay.train.loader import Loader
-from forebay.train.loop.board import Board
 from forebay.train.loop.checkpoint import TrainState, run_folder
 from forebay.train.loop.learner import Learner, Outcome
-from forebay.train.loop.meter import Meter
+from forebay.train.loop.meter import Meter, StepLog, StepsLog
 from forebay.train.loop.micro_batches import BatchLoader, Group, SumOverRanks, host_sum
-from forebay.train.loop.steps_log import StepsLog
-from forebay.train.loop.traffic import NodeTraffic, Traffic
-from forebay.train.loop.usage_log import UsageLog
+from forebay.train.loop.trackers import Trackers
+from forebay.train.loop.usage_log import NodeTraffic, Traffic, UsageLog
+
+_logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def _no_other_bar() -> Iterator[None]:
+    """Hides transformers' bars: a second bar would have to move the cursor of the terminal."""
+    from transformers.utils import logging as transformers_logging
+
+    was_shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_shown:
+            transformers_logging.enable_progress_bar()
+
+
+class Board:
+    """What rank 0 shows of a run, step by step; the other ranks show nothing. A context: it ends bar and trackers."""
+
+    def __init__(
+        self, config: Config, accelerator: Any, *, step: int, last: int, log: Callable[[StepLog], None] | None = None
+    ) -> None:
+        """Starts the trackers. step, last: steps done before, and at the end of the run.
+
+        log: called with each log line instead of this module's logger.
+        """
+        self._log, self._is_main = log, bool(accelerator.is_main_process)
+        self._trackers = Trackers(config, accelerator, step=step)
+        # A bar only for a person who looks on: a log file would get a line of it a second.
+        is_shown = self._is_main and sys.stderr.isatty() and step < last
+        self._bar = tqdm(
+            total=last, initial=step, unit="step", desc=config.name, file=sys.stderr, disable=not is_shown, leave=False
+        )
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(self._trackers.close)
+        self._stack.callback(self._bar.close)
+        if is_shown:
+            self._stack.enter_context(logging_redirect_tqdm())  # lines go above the bar, not through it
+            self._stack.enter_context(_no_other_bar())
+
+    def __enter__(self) -> Board:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def step_done(self) -> None:
+        """Moves the bar on."""
+        self._bar.update()
+
+    def show(self, line: StepLog) -> None:
+        """Shows a log line."""
+        self._trackers.log(line)
+        self._bar.set_postfix_str(f"loss {line.loss:.4f}", refresh=False)
+        if self._is_main:
+            _logger.info("%s", line) if self._log is None else self._log(line)
+
+    def show_evaluation(self, result: EvalResult) -> None:
+        """Hands an evaluation to the trackers; its line is the evaluation's own."""
+        self._trackers.log_evaluation(result)
 
 
 class AfterStep:
@@ -158,4 +233,25 @@ def _usage_log(
         sum_over_ranks=sum_over_ranks,
         with_ids=settings.usage_ids,
         traffic=traffic,
+    )
+
+
+def drawn_by(loader: BatchLoader, config: Config) -> dict[str, Drawn]:
+    """Returns what all ranks have drawn from the head of the first epoch up to where the loader stands.
+
+    So a resumed run counts what came before, too, as if on as many ranks as now. Empty for a loader without a plan.
+    """
+    if not isinstance(loader, Loader):
+        return {}
+    end, plan = loader.state, loader.plan
+    rate_hz = loader.source.constants.get("sample_rate_hz", getattr(plan, "sample_rate_hz", None))
+    samples = loader.source.lengths.get("num_audio_samples")
+    is_timed = rate_hz is not None and samples is not None and samples.any()
+    return drawn_classes(
+        plan,
+        start=LoaderState(plan_key=end.plan_key, seed=end.seed, epoch=0, position=0),
+        end=end,
+        dp_world_size=loader.dp_world_size,
+        durations_s=samples / rate_hz if is_timed else None,
+        edges_s=config.plan.edges_s if is_timed and isinstance(config.plan, BucketConfig) else (),
     )

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from forebay.config.train import TrainConfig
-from forebay.train.evaluation.result import HIGHER_IS_BETTER, EvalResult
+from forebay.train.evaluation.evaluate import HIGHER_IS_BETTER, EvalResult
 
 _logger = logging.getLogger(__name__)
 

@@ -17,9 +17,8 @@ import torch
 
 from forebay.config.tree import Config
 from forebay.errors import ForebayError, ResumeError
-from forebay.store.files import folder_aside, hash_file, write_bytes
+from forebay.store.files import folder_aside, hash_file, temporary_name, write_bytes
 from forebay.store.shared_disk import move, seen
-from forebay.store.temporary import temporary_name
 from forebay.train.loop.best import BestRecord
 from forebay.train.models.lora import base_of, is_adapted, save_adapter
 from forebay.train.models.processor import processor_class

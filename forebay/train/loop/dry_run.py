@@ -22,7 +22,7 @@ from forebay.store.source import SampleSource, source_kind
 from forebay.train.collate.patches import fields_of
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
-from forebay.train.loop.traffic import NodeTraffic, Traffic
+from forebay.train.loop.usage_log import NodeTraffic, Traffic
 from forebay.train.select import make_loader
 from forebay.visible import human_bytes, printable
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.config.train import TrainConfig
-from forebay.store.files import write_bytes
-from forebay.store.temporary import sweep
+from forebay.store.files import sweep, write_bytes
 from forebay.train.loop.best import Best, BestRecord
 from forebay.train.loop.checkpoint import (
     POINTER,

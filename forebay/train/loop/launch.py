@@ -1,18 +1,31 @@
-"""accelerate as the loop uses it: the ranks of a run, and the accelerator that places, casts and scales."""
+"""accelerate as the loop uses it: the ranks of a run, and the accelerator that places, casts and scales.
+
+A model that is spread over the ranks (FSDP2), or repeated on them (DDP): prepared, gathered, and loaded again.
+
+accelerate's configuration file says which, by the environment variables that `accelerate launch` sets. A checkpoint
+has one form under both and on one rank: whole tensors.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
+from forebay.config.train import TrainConfig
 from forebay.config.tree import Config
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, ForebayError
 from forebay.extras import require_module
 from forebay.steps.recipe import audio_step_of
 from forebay.train.loop.trackers import tracker_settings
+from forebay.train.loop.trainable import adamw
 
 _logger = logging.getLogger(__name__)
 
@@ -92,3 +105,148 @@ def make_accelerator(config: Config, *, has_text_alone: bool, may_rest: bool = F
 def _is_on_cpu() -> bool:
     # Unless told so, accelerate takes the ranks of torchrun on a machine without an accelerator for single processes.
     return not torch.accelerator.is_available()
+
+
+def prepare(accelerator: Any, model: Any, settings: TrainConfig) -> tuple[Any, Any]:
+    """Returns the model and its AdamW as the ranks train them. Raises ConfigError for FSDP that is not possible here.
+
+    accelerate leaves its FSDP settings aside on the CPU, without a word, and would take DDP: there the model is sharded
+    here, every layer for itself, as accelerate's `TRANSFORMER_BASED_WRAP` does.
+    """
+    wants_shards = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if wants_shards and os.environ.get("FSDP_VERSION", "1") != "2":
+        raise ConfigError(
+            "accelerate's configuration wants FSDP in its first version, whose checkpoints forebay does not write; "
+            "set fsdp_version: 2 there (accelerate to-fsdp2 converts the file)"
+        )
+    if not (wants_shards and accelerator.device.type == "cpu" and accelerator.num_processes > 1):
+        prepared, optimizer = accelerator.prepare(model, adamw(model, settings))
+        return prepared, optimizer
+    if settings.mixed_precision != "no":
+        raise ConfigError(
+            f'train.mixed_precision = "{settings.mixed_precision}" is not possible with FSDP on the CPU; set it to "no"'
+        )
+    for module in list(model.modules()):
+        if type(module).__name__ in (model._no_split_modules or ()):
+            fully_shard(module)
+    fully_shard(model)
+    return model, accelerator.prepare_optimizer(adamw(model, settings))
+
+
+def no_sync(accelerator: Any, model: Any) -> AbstractContextManager[None]:
+    """Returns a context in which backward passes leave the ranks' gradients apart."""
+    if isinstance(model, FSDPModule) and not accelerator.is_fsdp2:
+        return _apart(model)
+    context: AbstractContextManager[None] = accelerator.no_sync(model)
+    return context
+
+
+@contextlib.contextmanager
+def _apart(model: FSDPModule) -> Iterator[None]:
+    model.set_requires_gradient_sync(requires_gradient_sync=False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(requires_gradient_sync=True)
+
+
+@contextlib.contextmanager
+def held_whole(model: Any) -> Iterator[None]:
+    """Makes every rank hold the whole of a sharded model for a while, so that ranks can use it apart.
+
+    Ranks evaluate different numbers of batches and write texts of different lengths. A gather inside of a forward pass
+    would wait for a rank that has no pass to do. Every rank enters and leaves. A model that is not sharded stays as it
+    is.
+    """
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in modules:
+        module.set_reshard_after_forward(reshard_after_forward=False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    except Exception as err:
+        if modules:
+            _forget(modules[0], err)
+        raise
+    finally:
+        # torch does not say what it was before. Of the root it may have been false, which saves a gather.
+        reshards = os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "true"
+        for module in modules:
+            module.reshard()
+            module.set_reshard_after_forward(reshard_after_forward=reshards, recurse=False)
+
+
+def _forget(root: FSDPModule, err: Exception) -> None:
+    """Makes a sharded model forget the pass that an error ended, so that the next one gathers what other ranks' do."""
+    reset = getattr(root, "reset_iter_state", None)
+    if reset is None:
+        raise ForebayError(
+            f"an evaluation failed under FSDP ({err}), and torch {torch.__version__} cannot go on behind it (it has no "
+            "FSDPModule.reset_iter_state); the checkpoint that was due is written: install torch 2.13 or later, and go "
+            "on with forebay train --resume"
+        ) from err
+    reset()
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor with the parts of all ranks. Every rank calls it for the same tensors in the same order."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gathered_optimizer(optimizer: Any) -> dict[str, Any]:
+    """Returns the optimizer's state of whole tensors; of sharded ones on the CPU. Every rank calls it."""
+    state: dict[str, Any] = optimizer.state_dict()
+    moments = {
+        index: {name: whole(value).cpu() if isinstance(value, DTensor) else value for name, value in values.items()}
+        for index, values in state["state"].items()
+    }
+    return {**state, "state": moments}
+
+
+def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Makes the optimizer's moments those of `gathered_optimizer`, each rank's part of them.
+
+    Weight decay and factors stay those of the optimizer: settings of today, not of the checkpoint. Raises ValueError
+    or KeyError where the state is that of other parameters.
+    """
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments = {
+        index: {name: _as_part(value, of=parameters[index]) for name, value in values.items()}
+        for index, values in state["state"].items()
+        if index < len(parameters)
+    }
+    optimizer.load_state_dict({**state, "state": moments})
+    for group, own in zip(optimizer.param_groups, groups, strict=True):
+        group.update(own)
+
+
+def _as_part(value: Any, *, of: torch.Tensor) -> Any:
+    if not isinstance(of, DTensor) or not isinstance(value, torch.Tensor) or value.shape != of.shape:
+        return value  # a count of steps has no parts
+    return distribute_tensor(value.to(of.device), of.device_mesh, of.placements)
+
+
+class Gathered:
+    """A model and its whole weights, so that rank 0 alone can write a checkpoint."""
+
+    def __init__(self, accelerator: Any, model: Any) -> None:
+        """Gathers sharded weights on the CPU of rank 0, one after the other. Every rank makes it."""
+        # The casts of mixed precision stay in place. A wrapper of torch.compile, which accelerate's file may ask for,
+        # has other names of weights.
+        self.model = accelerator.unwrap_model(model, keep_torch_compile=False)
+        self.weights: dict[str, torch.Tensor] | None = None
+        """The state dict, where the model itself has only a part of it; None where the model has the whole."""
+        if isinstance(self.model, FSDPModule):
+            self.weights = _gathered_weights(self.model, keep=accelerator.is_main_process)
+
+
+def _gathered_weights(model: Any, *, keep: bool) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    seen: dict[int, torch.Tensor] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if id(value) not in seen:  # tied weights stay one tensor
+            full = whole(value.detach())
+            seen[id(value)] = full.cpu() if keep else full.new_empty(0)
+        found[name] = seen[id(value)]
+    return found

@@ -22,16 +22,13 @@ from forebay.spans import BACKWARD, COPY, FORWARD, span
 from forebay.train.collate.codes import to_model_inputs
 from forebay.train.collate.patches import fields_of, pixel_dtype
 from forebay.train.device import Batch
-from forebay.train.loop import sharded
+from forebay.train.loop import launch as sharded
 from forebay.train.loop.checkpoint import TrainState, load_optimizer, load_state, run_folder
-from forebay.train.loop.compiled import set_passes
 from forebay.train.loop.kept import Checkpoints
-from forebay.train.loop.meter import Meter
+from forebay.train.loop.meter import Meter, Phases
 from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum, micro_batch_groups
-from forebay.train.loop.phases import Phases
 from forebay.train.loop.schedule import Schedule, run_steps
-from forebay.train.loop.skipped import SkippedSteps
-from forebay.train.loop.trainable import set_learning_rate, set_trainable
+from forebay.train.loop.trainable import SkippedSteps, set_learning_rate, set_passes, set_trainable
 from forebay.train.models import ctc
 from forebay.train.models.folder import check_batch
 from forebay.train.models.lora import base_of

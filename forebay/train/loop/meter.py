@@ -1,20 +1,36 @@
-"""Loss, speed and waiting of a training run, kept on the device until someone reads them."""
+"""Loss, speed and waiting of a training run, kept on the device until someone reads them.
+
+How long each phase of a run's start took: a line as a phase ends, and one line of all of them at step 1.
+
+`logs/steps.jsonl` of a run: a head line with the settings, then the log lines of the run as JSON.
+
+The last line of a run that waited for its data: why, and the command that helps.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import math
+import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
+from forebay.config.tree import Config
 from forebay.errors import ForebayError
+from forebay.store.files import write_bytes
+from forebay.train.loader import FillTimes, Loader
 from forebay.train.loop.hardware import Hardware
-from forebay.train.loop.micro_batches import Group
-from forebay.train.loop.skipped import SkippedSteps
-from forebay.train.loop.traffic import Traffic
-from forebay.visible import human_bytes
+from forebay.train.loop.micro_batches import BatchLoader, Group
+from forebay.train.loop.trainable import SkippedSteps
+from forebay.train.loop.usage_log import Traffic
+from forebay.visible import from_here, human_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,3 +193,155 @@ class Meter:
     def elapsed_s(self) -> float:
         """Wall time since the meter was made, above 0."""
         return max(time.perf_counter() - self._start_s, 1e-9)
+
+
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+
+class Phases:
+    """Seconds of the phases of a start, in the order of their first end. Rank 0 logs a line as each one ends.
+
+    Every rank logs one line of all of them: the others wait for the slowest. Minutes without a byte on the device are
+    then no riddle: what they went into is the line that comes next.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._tells = int(os.environ.get("RANK", "0")) == 0
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Adds the time inside the block to the phase `name`. A block that an error leaves is not counted."""
+        began_s = time.perf_counter()
+        yield
+        elapsed_s = time.perf_counter() - began_s
+        self.seconds[name] = self.seconds.get(name, 0.0) + elapsed_s
+        if self._tells:
+            _logger.info("phase %s: %s", name, shown(elapsed_s))
+
+    def started(self, items: Iterator[T]) -> Iterator[T]:
+        """Yields items. The first item has two phases: `first batch` until it is there, `first step` until it is used.
+
+        The line of all phases comes between the two.
+        """
+        with self("first batch"):
+            first = next(items, None)
+        if first is None:
+            return
+        self.tell()
+        with self("first step"):
+            yield first
+        yield from items
+
+    def tell(self) -> None:
+        """Logs all phases so far in one line: `imports 3.1 s, model 6.2 s, first batch 0.05 s; step 1 begins`."""
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        whose = f"rank {os.environ.get('RANK', '0')}: " if ranks > 1 else ""
+        _logger.info("%s%s; the first step begins", whose, self.line())
+
+    def line(self) -> str:
+        """Returns all phases so far in one line."""
+        return ", ".join(f"{name} {shown(elapsed_s)}" for name, elapsed_s in self.seconds.items())
+
+
+def shown(seconds: float) -> str:
+    """Returns a duration in seconds for a person, two digits or all whole ones: `0.02 s`, `6.2 s`, `184 s`."""
+    if seconds < 0.0095:
+        return f"{seconds:.3f} s"
+    return f"{seconds:.2f} s" if seconds < 0.095 else f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+
+
+FILE_NAME = "steps.jsonl"
+VERSION = 1
+
+
+class StepsLog:
+    """The log lines of one run, written by rank 0."""
+
+    def __init__(self, config: Config, folder: Path, *, step: int) -> None:
+        """Touches no file yet. folder: of the run.
+
+        step: of the checkpoint that the run goes on from; 0: the file is begun anew.
+        """
+        self._path = folder / "logs" / FILE_NAME
+        kept = [line for line in read_lines(self._path) if isinstance(line.get("step"), int) and line["step"] <= step]
+        self._kept: list[dict[str, Any]] | None = [_head(config), *(kept if step else [])]
+
+    def add(self, line: StepLog) -> None:
+        """Appends a log line; ForebayError where it cannot be written."""
+        try:
+            if self._kept is not None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(self._path, b"".join(map(_line, [*self._kept, asdict(line)])))
+                self._kept = None
+                return
+            with open(self._path, "ab") as file:
+                file.write(_line(asdict(line)))
+        except OSError as err:
+            raise ForebayError(
+                f"cannot write the log lines to {self._path}: {err.strerror}; make room, then go on with "
+                "forebay train --resume",
+                code="FB703",
+            ) from err
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the documents of a file of JSON lines, up to one that is none; nothing where there is no file."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return []
+    found: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):  # a crash has cut it short
+            break
+        if not isinstance(document, dict):
+            break
+        found.append(document)
+    return found
+
+
+def _head(config: Config) -> dict[str, Any]:
+    settings = asdict(config)
+    return {"version": VERSION, "name": config.name, "config": settings.pop("path"), "settings": settings}
+
+
+def _line(document: Mapping[str, Any]) -> bytes:
+    # NaN, for what a run cannot tell, is no JSON.
+    finite = json.loads(json.dumps(document, default=str), parse_constant=lambda _: None)
+    return json.dumps(finite, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+WORTH_A_LINE = 0.05
+"""The share of a run's time in which it waited for data, above which the run says why."""
+
+
+def waiting_line(config: Config, loader: BatchLoader, *, share: float, is_uncached: bool) -> str | None:
+    """Returns why a run waited so large a share of its time for data, and the command; None where it hardly did."""
+    if not share > WORTH_A_LINE:
+        return None
+    head, path = f"waited {100 * share:.0f} % of the time for data", from_here(config.path)
+    if is_uncached:
+        return f"{head}: samples are made on the fly; run: forebay preprocess {path}"
+    ask = f"run: forebay doctor {path}"
+    if not isinstance(loader, Loader):
+        return f"{head}; {ask}"
+    if not loader.settings.num_threads:
+        return f"{head}: loader.num_threads = 0 fills batches in the step's own thread; {ask}"
+    return f"{head}: {_why(loader.fill_times, threads=loader.settings.num_threads)}; {ask}"
+
+
+def _why(times: FillTimes, *, threads: int) -> str:
+    filled_s = times.read_s + times.collate_s
+    if not filled_s:
+        return "no batch was filled"
+    if times.collate_s >= times.read_s:
+        return f"collating took {100 * times.collate_s / filled_s:.0f} % of the work of {threads} threads"
+    share = f"reading the cache took {100 * times.read_s / filled_s:.0f} % of the work of {threads} threads"
+    # A read that needs no CPU waits for something: for a page of the disk, or for a download.
+    is_cold = times.read_cpu_s < times.read_s / 2
+    return f"{share}, most of it waiting for a cold disk, a download or busy cores" if is_cold else share

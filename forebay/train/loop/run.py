@@ -26,22 +26,18 @@ from forebay.plan.drawn import Drawn, drawn_lines
 from forebay.store.source import parts_of, source_kind, without_audio
 from forebay.train.evaluation.evaluations import Evaluations, failed_line
 from forebay.train.loader import Loader
-from forebay.train.loop.after_step import AfterStep
-from forebay.train.loop.board import Board
+from forebay.train.loop.after_step import AfterStep, Board, drawn_by
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
-from forebay.train.loop.compiled import num_compilations
-from forebay.train.loop.drawn import drawn_by
 from forebay.train.loop.launch import make_accelerator, process_state, require_extras
 from forebay.train.loop.learner import Learner
-from forebay.train.loop.meter import Meter, StepLog
+from forebay.train.loop.meter import Meter, Phases, StepLog, waiting_line
 from forebay.train.loop.micro_batches import BatchLoader
-from forebay.train.loop.phases import Phases
+from forebay.train.loop.recorder import Recorder
 from forebay.train.loop.trackers import check_trackers
-from forebay.train.loop.traffic import Traffic
-from forebay.train.loop.waiting import waiting_line
+from forebay.train.loop.trainable import num_compilations
+from forebay.train.loop.usage_log import Traffic
 from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
 from forebay.train.models.table import FAMILIES, ModelFacts
-from forebay.train.profile.recorder import Recorder
 from forebay.train.select import SourceKind, as_stored, make_loader
 from forebay.visible import from_here
 

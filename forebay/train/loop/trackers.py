@@ -14,7 +14,7 @@ from forebay.config.train import TrainConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ForebayError, MissingExtraError
 from forebay.store.files import write_bytes
-from forebay.train.evaluation.result import EvalResult
+from forebay.train.evaluation.evaluate import EvalResult
 from forebay.train.loop.checkpoint import run_folder
 from forebay.train.loop.meter import StepLog
 

@@ -1,16 +1,24 @@
-"""What of a model learns, and at which share of the learning rate: frozen modules, embeddings, weight decay."""
+"""What of a model learns, and at which share of the learning rate: frozen modules, embeddings, weight decay.
+
+Memory and speed of the model's passes: activations that are computed again, and torch.compile.
+
+Steps that the scaler of fp16 skips, since a gradient is not finite: counted, and too many in a row end the run.
+"""
 
 from __future__ import annotations
 
 import difflib
+import logging
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from forebay.config.train import TrainConfig
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, ForebayError
 
 LR_FACTOR = "lr_factor"
 """Key of an optimizer's group: the factor on the learning rate of the step; 1 where it is missing."""
@@ -84,3 +92,65 @@ def set_learning_rate(optimizer: Any, rate: float) -> None:
     """Makes every group learn at `rate` times its `LR_FACTOR`."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get(LR_FACTOR, 1.0)
+
+
+BACKEND = "inductor"
+"""What `torch.compile` compiles with. Tests take one that needs no compiler of C++."""
+
+
+def set_passes(model: Any, settings: TrainConfig) -> None:
+    """Makes the model's passes those of `train.gradient_checkpointing` and `train.compile`.
+
+    The model itself is compiled, in place, and no wrapper of it is made: names of weights have no `_orig_mod.`
+    Raises ConfigError for a model that cannot compute activations again.
+    """
+    if settings.gradient_checkpointing:
+        # transformers has a new name for it and says that the old one goes; the first argument is the same.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        try:
+            # Re-entrant checkpoints would lose the gradients of what is behind a frozen layer.
+            enable({"use_reentrant": False})
+        except ValueError as err:
+            raise ConfigError(f"train.gradient_checkpointing: {err}; set it to false") from err
+        logging.getLogger("transformers.utils.generic").addFilter(_is_about_no_cache)
+    if settings.compile:
+        # A size that differs from the one before becomes a symbol (dynamic = None), so that not every width of a batch
+        # is compiled.
+        model.compile(backend=BACKEND, dynamic=None)
+
+
+def _is_about_no_cache(record: logging.LogRecord) -> bool:
+    # The loop gives the model use_cache = False. Whisper's encoder, which has no cache, reads its config instead and
+    # warns of a cache that nobody made.
+    return "`use_cache=True` is incompatible with gradient checkpointing" not in record.getMessage()
+
+
+def num_compilations() -> int:
+    """Returns the graphs that torch.compile has compiled in this process, those of new shapes included."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # whose import takes seconds
+    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
+
+
+@dataclass(kw_only=True, slots=True)
+class SkippedSteps:
+    """What a run has skipped; the same on every rank. The first steps of a run are often so: the scale begins high."""
+
+    limit: int
+    """Skipped steps in a row that end the run: `train.max_skipped_steps`."""
+    total: int = 0
+    """Since the run began, before a resume too."""
+    in_a_row: int = 0
+    """Up to the last step."""
+
+    def add(self, step: int, *, is_skipped: bool) -> None:
+        """Counts a step. Raises ForebayError where it is the last of `limit` skipped ones in a row."""
+        self.total += is_skipped
+        self.in_a_row = self.in_a_row + 1 if is_skipped else 0
+        if self.in_a_row >= self.limit:
+            raise ForebayError(
+                f"the scaler of fp16 has skipped steps {step - self.in_a_row + 1} to {step}, which are "
+                f"train.max_skipped_steps = {self.limit} in a row: their gradients are not finite at any scale; lower "
+                "train.learning_rate or train.embed_lr_mult (new embeddings grow fastest), or set "
+                'train.mixed_precision = "bf16", then run: forebay train --resume',
+                code="FB702",
+            )

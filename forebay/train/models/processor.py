@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from forebay.config.tree import Config
-from forebay.train.models.arguments import accepted
+from forebay.train.models.objective import accepted
 from forebay.train.models.table import ModelFacts
 
 _logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from forebay.rows.kept_columns import PREFIX, STORED_TYPES, names_of
 from forebay.rows.manifest import CONVERSATION_SCHEMA, IMAGE_SCHEMA, Manifest, described
 from forebay.rows.named_files import require_confined
 from forebay.steps.text.transcript import DETECTED_FIELDS
-from forebay.store.files import hash_file, write_bytes
+from forebay.store.files import hash_file, sweep, temporary_name, write_bytes
 from forebay.store.inputs import located
 from forebay.store.key import SHORT, digest
 from forebay.store.layout import Array
@@ -39,7 +39,6 @@ from forebay.store.memo import stat_now
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import localized, look_up
 from forebay.store.source_files import SourceFile, listed_files
-from forebay.store.temporary import sweep, temporary_name
 from forebay.task_map import Map
 
 logger = logging.getLogger(__name__)

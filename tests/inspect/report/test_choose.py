@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.inspect.report.choose import SHOWN, by_ids, clipped_share, longest, spread, worst
-from forebay.inspect.report.columns import Columns
-from forebay.inspect.report.doubts import Doubts, Groups
+from forebay.inspect.page.choose import SHOWN, by_ids, clipped_share, longest, spread, worst
+from forebay.inspect.page.doubts import Columns, Doubts, Groups
 from forebay.store.cache import open_cache
 from tests.store_factory import make_cache
 

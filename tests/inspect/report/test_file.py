@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from forebay import cli
-from forebay.inspect.report import write
-from forebay.inspect.report.cards import NO_WAVEFORM
-from forebay.inspect.report.columns import Columns
+from forebay.inspect.page import write_pages as write
+from forebay.inspect.page.cards import NO_WAVEFORM
+from forebay.inspect.page.doubts import Columns
 from forebay.store.cache import open_cache
 from tests.inspect.conftest import Built
 from tests.inspect.report.html import Page, read_page
@@ -150,8 +150,8 @@ def test_the_file_is_never_larger_than_10_mb(tmp_path: Path, monkeypatch: pytest
 
 
 def test_more_rows_than_a_page_holds_are_chosen_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.inspect.report.rows.MAX_ROWS", 30)
-    monkeypatch.setattr("forebay.inspect.report.write.MAX_ROWS", 30)
+    monkeypatch.setattr("forebay.inspect.page.overview.MAX_ROWS", 30)
+    monkeypatch.setattr("forebay.inspect.page.write_pages.MAX_ROWS", 30)
     folder = make_cache(tmp_path, num_samples=100)
     page = written(folder, tmp_path / "report.html")
     rows = [row[0] for row in page.data["rows"]]

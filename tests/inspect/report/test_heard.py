@@ -11,8 +11,8 @@ import soundfile
 
 from forebay import cli
 from forebay.config.tree import Config
-from forebay.inspect.report.cards import NO_SOURCE
-from forebay.preprocess.speech.heard import Heard
+from forebay.inspect.page.cards import NO_SOURCE
+from forebay.preprocess.decode import Heard
 from forebay.steps.recipe import load_config
 from forebay.store.cache import Cache, open_cache
 from tests.preprocess.here_pool import build_here

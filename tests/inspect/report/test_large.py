@@ -14,12 +14,11 @@ import pytest
 
 from benchmarks.here_pool import HerePool
 from benchmarks.looked import made_cache
-from forebay.inspect.report.columns import Columns
-from forebay.inspect.report.doubts import NEAR_S, _near_codes, content_codes, doubts_of
-from forebay.inspect.report.overview import Choice, overview_of
-from forebay.inspect.report.write import write_report
-from forebay.lint.command import LintOptions, Target, lint
-from forebay.lint.same import _groups
+from forebay.inspect.checks.lint import LintOptions, Target, lint
+from forebay.inspect.checks.same_items import _groups
+from forebay.inspect.page.doubts import NEAR_S, Columns, _near_codes, content_codes, doubts_of
+from forebay.inspect.page.overview import Choice, overview_of
+from forebay.inspect.page.write_pages import write_report
 from forebay.store.cache import open_cache
 from forebay.store.layout import Array
 from tests.processes import python
@@ -30,7 +29,7 @@ def look(command: str, folder: Path) -> list[tuple[str, int, str | None]]:
     if command == "page":
         write_report(overview_of(open_cache(folder), None, choice=Choice(), roots=[]), folder.parent / "page.html")
         return []
-    with mock.patch("forebay.lint.walk.Pool", HerePool):
+    with mock.patch("forebay.inspect.checks.walk.Pool", HerePool):
         found = lint([Target(place=str(folder))], [], LintOptions(progress=False)).findings
     return [(each.check, each.row, each.other) for each in found]
 

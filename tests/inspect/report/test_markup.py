@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.inspect.report.markup import Html, asset, data_url, page, policy, script_json, tag, url_size
+from forebay.inspect.page.markup import Html, asset, data_url, page, policy, script_json, tag, url_size
 from forebay.visible import printable, printable_lines
 from tests.inspect.report.html import read_page
 

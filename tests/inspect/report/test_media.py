@@ -9,10 +9,9 @@ import PIL.Image
 import pytest
 import soundfile
 
-from forebay.inspect.report.markup import Html, url_size
-from forebay.inspect.report.photos import grid_lines, webp, webps
-from forebay.inspect.report.sound import clips, wav_head
-from forebay.inspect.report.spectrum import features_of, hop_s, picture_of, png
+from forebay.inspect.page.card_media import features_of, grid_lines, hop_s, picture_of, png, webp, webps
+from forebay.inspect.page.cards import clips, wav_head
+from forebay.inspect.page.markup import Html, url_size
 from forebay.store.layout import Array
 
 RATE_HZ = 16_000

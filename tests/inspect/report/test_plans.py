@@ -12,9 +12,9 @@ import pytest
 from forebay.config.filter import FilterConfig
 from forebay.config.plan import BucketConfig, PlanConfig, WindowConfig
 from forebay.config.tree import Config
-from forebay.inspect.report import charts
-from forebay.inspect.report.columns import Columns
-from forebay.inspect.report.plans import PlanView, views_of
+from forebay.inspect.page import markup as charts
+from forebay.inspect.page.doubts import Columns
+from forebay.inspect.page.plan_history import PlanView, views_of
 from forebay.plan.make import plan_of
 from forebay.store.cache import open_cache
 from forebay.store.filter import Filter

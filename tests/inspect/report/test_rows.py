@@ -8,13 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from forebay.inspect.plans import bucket_range
-from forebay.inspect.report.charts import number_text
-from forebay.inspect.report.columns import Columns
-from forebay.inspect.report.doubts import Doubts, doubts_of
-from forebay.inspect.report.rows import Rows, _rank
-from forebay.inspect.report.serve.search import Query, Search
-from forebay.inspect.report.words import recipe_lines, rejected_ids, shortened, time_text
+from forebay.inspect.page.doubts import Columns, Doubts, doubts_of
+from forebay.inspect.page.markup import number_text
+from forebay.inspect.page.overview import Rows, _rank
+from forebay.inspect.page.search import Query, Search
+from forebay.inspect.page.words import recipe_lines, rejected_ids, shortened, time_text
+from forebay.inspect.plan_facts import bucket_range
 from forebay.store.cache import open_cache
 from tests.inspect.conftest import Built
 from tests.store_factory import TEXTS, make_cache
@@ -101,7 +100,7 @@ def test_ranks_follow_text_and_numbers_and_leave_null_last() -> None:
 
 
 def test_a_file_lists_what_is_doubtful_among_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.inspect.report.rows.MAX_ROWS", 20)
+    monkeypatch.setattr("forebay.inspect.page.overview.MAX_ROWS", 20)
     columns = Columns(open_cache(make_cache(tmp_path, num_samples=60)))
     found = doubts_of(columns)
     doubts = Doubts(exact=found.exact, near=found.near, z=found.z, misfits=np.array([41, 17]))

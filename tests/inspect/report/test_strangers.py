@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay import cli
-from forebay.inspect.report.overview import Choice, overview_of
-from forebay.inspect.report.serve.pages import Pages
-from forebay.inspect.report.write import write_report
+from forebay.inspect.page.overview import Choice, overview_of
+from forebay.inspect.page.serve import Pages
+from forebay.inspect.page.write_pages import write_report
 from forebay.store.cache import open_cache
 from forebay.visible import printable, printable_lines
 from tests.inspect.conftest import Built

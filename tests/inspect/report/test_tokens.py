@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forebay.inspect.report.tokens import MAX_TOKENS, learnt_mask, pieces_of
+from forebay.inspect.page.words import MAX_TOKENS, learnt_mask, pieces_of
 from forebay.inspect.sample import load_tokenizer
 from tests.preprocess.vision.corpus import DEMO
 

@@ -6,7 +6,7 @@ import signal
 CRASH_ON = os.environ.get("FOREBAY_TEST_CRASH_ON")
 
 if CRASH_ON is not None:
-    import forebay.preprocess.speech.decode as decode
+    import forebay.preprocess.decode as decode
 
     real_decode_audio = decode.decode_audio
 

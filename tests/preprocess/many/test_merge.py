@@ -18,13 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError, CacheMismatchError, ConfigError
-from forebay.preprocess.many.merge import merge
-from forebay.preprocess.many.report import ManyReport
-from forebay.preprocess.many.subset import subset
+from forebay.preprocess.many.combine_report import ManyReport
+from forebay.preprocess.many.merge import merge, subset
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import hash_file
 from forebay.store.metadata import read_metadata, write_metadata
-from forebay.store.verify import verify_folder
+from forebay.store.seal import verify_folder
 from tests.preprocess.many.oracle import contents, held, languages_of, small_cache, write_ids
 from tests.store.faults import Faults
 from tests.store.trees import flip, tree
@@ -228,8 +227,8 @@ def test_of_several_at_once_one_seals_and_none_fails(two: list[Cache]) -> None:
 
 def test_a_merge_that_was_killed_is_swept(two: list[Cache], monkeypatch: pytest.MonkeyPatch) -> None:
     left = two[0].folder.parent / "all.tmp-00000000-1-00000000"
-    monkeypatch.setattr("forebay.store.temporary.this_place", lambda: "00000000")
-    monkeypatch.setattr("forebay.store.temporary.is_running", lambda _: False)
+    monkeypatch.setattr("forebay.store.files.this_place", lambda: "00000000")
+    monkeypatch.setattr("forebay.store.files.is_running", lambda _: False)
     left.mkdir()
     merged(two)
     assert not left.exists()

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError, ConfigError
 from forebay.inspect.facts import cache_facts
-from forebay.inspect.terminal.report import report_lines
-from forebay.preprocess.many.report import ManyReport
-from forebay.preprocess.many.subset import subset
+from forebay.inspect.terminal import report_lines
+from forebay.preprocess.many.combine_report import ManyReport
+from forebay.preprocess.many.merge import subset
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import read_metadata, write_metadata
 from forebay.store.sample_ids import read_ids
+from forebay.store.seal import verify_folder
 from forebay.store.shard import shard_name
-from forebay.store.verify import verify_folder
 from tests.golden import make_v4_audio, make_v4_patches, make_v4_text
 from tests.preprocess.many.oracle import contents, held, languages_of, small_cache, value_bytes, write_ids
 from tests.store.trees import flip, tree

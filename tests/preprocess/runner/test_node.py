@@ -9,7 +9,7 @@ import pytest
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import parse_url
-from forebay.preprocess.runner.node import _open_stores, stores_of
+from forebay.preprocess.runner.ray import _open_stores, stores_of
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.sources import place_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.preprocess.runner.rate import Point, compressed, rate_of, seconds_left
+from forebay.preprocess.runner.parts import Point, compressed, rate_of, seconds_left
 from tests.preprocess.runner.fake_sbatch import numbers
 
 NOW = 1_000_000.0

@@ -340,14 +340,14 @@ def test_a_node_with_another_forebay_or_none_is_named(monkeypatch: pytest.Monkey
     host, kind, error = pickle.loads(on_node("0.0.9", b""))  # noqa: S301
     assert (host, kind) == (socket.gethostname(), "raised")
     assert "has forebay 0.1.0, and the driver has 0.0.9: install one version" in str(error)
-    monkeypatch.setitem(sys.modules, "forebay.preprocess.runner.child", None)
-    monkeypatch.delattr("forebay.preprocess.runner.child")
+    monkeypatch.setitem(sys.modules, "forebay.preprocess.runner.slurm", None)
+    monkeypatch.delattr("forebay.preprocess.runner.slurm")
     with pytest.raises(RuntimeError, match=rf"cannot be imported on node {host} by .*python"):
         on_node("0.1.0", b"")
 
 
 def test_an_error_that_no_pickle_gives_back_is_told() -> None:
-    from forebay.preprocess.runner.child import _as_sent
+    from forebay.preprocess.runner.slurm import _as_sent
 
     class LocalError(Exception): ...
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import DecodeError
-from forebay.preprocess.speech.decode import decode_audio
+from forebay.preprocess.decode import decode_audio
 from forebay.steps.audio.waveform import Decode
 from tests.preprocess.audio_files import (
     LOSSLESS,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import DecodeError
-from forebay.preprocess.speech.decode import decode_audio
+from forebay.preprocess.decode import decode_audio
 from forebay.steps.audio.waveform import Decode
 from forebay.store.sound_containers import has_length, measured
 from forebay.store.sound_headers import header_info

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import DecodeError
-from forebay.preprocess.speech.decode import decode_audio
+from forebay.preprocess.decode import decode_audio
 from forebay.steps.audio.waveform import Decode
 from forebay.store.sound_containers import ogg_problem
 from tests.preprocess.audio_files import encoded, ogg_flac, ogg_page, ogg_pages, voice

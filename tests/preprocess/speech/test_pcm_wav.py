@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import DecodeError
-from forebay.preprocess.speech.decode import decode_audio
+from forebay.preprocess.decode import decode_audio
 from forebay.steps.audio.waveform import Decode
 from forebay.store.sound_containers import plain_pcm
 from tests.preprocess.audio_files import chunk, encoded, fmt, voice, wave
@@ -30,7 +30,7 @@ def answer(data: bytes, step: Decode, want: Literal["float32", "int16"]) -> Answ
 
 
 def by_libsndfile(data: bytes, step: Decode, want: Literal["float32", "int16"]) -> Answer:
-    with mock.patch("forebay.preprocess.speech.decode.plain_pcm", return_value=None):
+    with mock.patch("forebay.preprocess.decode.plain_pcm", return_value=None):
         return answer(data, step, want)
 
 

@@ -21,7 +21,7 @@ from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
-from forebay.store.verify import verify_folder
+from forebay.store.seal import verify_folder
 from forebay.train.select import select
 from tests.preprocess.corpus import file_bytes, json_lines, shard_bytes
 from tests.preprocess.here_pool import build_here

@@ -20,12 +20,10 @@ from forebay.config import Config
 from forebay.errors import ConfigError, DecodeError
 from forebay.preprocess.listing import explain
 from forebay.steps.audio.declared import form_of
-from forebay.steps.audio.extractor.folder import ExtractorFolder
-from forebay.steps.audio.extractor.length_rule import LengthRule, length_rule
-from forebay.steps.audio.extractor.native import native_step
+from forebay.steps.audio.extractor.folder import ExtractorFolder, native_step
 from forebay.steps.audio.extractor.open import OpenExtractor
 from forebay.steps.audio.extractor.probe import noise, probe_extractor
-from forebay.steps.audio.extractor.promise import collated
+from forebay.steps.audio.extractor.promise import LengthRule, collated, length_rule
 from forebay.steps.audio.extractor.step import Extractor
 from forebay.steps.audio.log_mel import LogMel
 from forebay.steps.audio.qwen3_asr import Qwen3Asr

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from forebay.errors import TextError
+from forebay.steps.text.symbols import Words
 from forebay.steps.text.transcript import Encoded, TextEncoder
-from forebay.steps.text.words import Words
 from tests.steps.text.test_encoder import FOLDERS, PROMPTS, ROWS, encoder
 from tests.strategies import transcripts
 
@@ -96,7 +96,7 @@ def test_a_full_table_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     words = encoder("whisper")._vocabulary._words
     assert words is not None
     table = Words(words._tokenizer, words._cut)
-    monkeypatch.setattr("forebay.steps.text.words._MOST", 3)
+    monkeypatch.setattr("forebay.steps.text.symbols._MOST", 3)
     for text in ("one two " * 5, "three four " * 5, "one two " * 5):
         assert table.encode([text]) == [words._tokenizer.encode(text).ids]
         assert len(table._ids) <= 5

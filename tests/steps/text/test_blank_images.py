@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.steps.text.chat.blank_images import BlankImages, blank_image
+from forebay.steps.text.chat.processor_ids import BlankImages, blank_image
 
 Talk = tuple[tuple[int, int], ...]
 

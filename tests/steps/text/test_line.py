@@ -14,9 +14,8 @@ from forebay.errors import ConfigError
 from forebay.steps.recipe import load_config
 from forebay.steps.text.language.detector import Detect, Detector
 from forebay.steps.text.line import Prepared, TextLine
-from forebay.steps.text.normal.plain import Lower, Nfkc
-from forebay.steps.text.normal.step import NormalStep, Problem, Runner
-from forebay.steps.text.normal.table import NORMAL, normal_step
+from forebay.steps.text.normal.normal_step import NORMAL, NormalStep, Problem, Runner, normal_step
+from forebay.steps.text.normal.scripts import Lower, Nfkc
 from tests.strategies import transcripts
 
 CALLS: list[tuple[str, str]] = []

@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.steps.text.language.detector import Detect, Detector
-from forebay.steps.text.line import _PROBE, OpenLine, Prepared, TextLine, bad_text
-from forebay.steps.text.normal import table
+from forebay.steps.text.line import _PROBE, OpenLine, Prepared, TextLine, bad_text, text_of_bytes, text_to_bytes
+from forebay.steps.text.normal import normal_step as table
 from forebay.steps.text.normal.code import Code
-from forebay.steps.text.normal.plain import Nfkc
-from forebay.steps.text.normal.step import NormalStep, Problem, Runner, Where
+from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, Where
+from forebay.steps.text.normal.scripts import Nfkc
 from forebay.steps.text.normal.whisper import WhisperBasic
-from forebay.steps.text.remembered import text_of_bytes, text_to_bytes
 from forebay.store.cache import open_cache
 from forebay.store.texts import TextStore
 from forebay.train.uncached.source import UncachedSource

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
+from forebay.steps.text.symbols import _QWEN2_RULE
 from forebay.steps.text.vocabulary import Vocabulary
-from forebay.steps.text.words import _QWEN2_RULE
 from tests.steps.text.test_encoder import QWEN3_ASR, step_of
 
 TEXTS = [

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import MissingExtraError
-from forebay.store.cold import codec
-from forebay.store.cold.arrays import CHUNK_BYTES, SHARD_BYTES, ColdArray, cold_array
-from forebay.store.cold.codec import DamagedError, decode, encode
+from forebay.store.cold import arrays as codec
+from forebay.store.cold.arrays import CHUNK_BYTES, SHARD_BYTES, ColdArray, DamagedError, cold_array, decode, encode
 from forebay.store.tdz import TORCH_DTYPES
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from forebay.errors import ConfigError, ForebayError
-from forebay.train.calibrate.isolated import Died, Isolated
+from forebay.measure.isolated_calls import Died, Isolated
 from tests.train.calibrate import calls
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.train.calibrate.search import MAX_TRIALS, Bounds, Line, Outcome, Search, granule, grid_down, grid_up
+from forebay.measure.batch_search import MAX_TRIALS, Bounds, Line, Outcome, Search, granule, grid_down, grid_up
 
 MOST = 4096
 

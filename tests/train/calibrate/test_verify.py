@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.train.calibrate.verify import Row, VerifyReport, differences
+from forebay.measure.verify_ranks import Row, VerifyReport, differences
 
 
 def row(rank: int, **changes: Any) -> Row:

@@ -10,8 +10,8 @@ import pytest
 from forebay.config import MixtureConfig, MixtureSource
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.measure.compared_ways import arms_of
 from forebay.steps.recipe import load_config, recipe_of
-from forebay.train.compare.arms import arms_of
 from tests.processes import ROOT
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import BucketConfig
+from forebay.measure.compared_ways import Block, BlockPlan, Step, dealt, num_blocks, planned_steps
 from forebay.plan.bucket.make import bucket_plan
 from forebay.plan.cursor import Cursor
-from forebay.train.compare.blocks import Block, BlockPlan, Step, dealt, num_blocks, planned_steps
 
 RATE_HZ = 100
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import ConfigError, ForebayError
-from forebay.train.compare.child import Child
+from forebay.measure.child_process import Child
 
 
 @pytest.fixture

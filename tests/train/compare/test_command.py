@@ -17,8 +17,8 @@ import pytest
 import forebay
 from forebay import cli
 from forebay.errors import ConfigError, MissingExtraError
-from forebay.train.compare.compare import compare
-from forebay.train.compare.figure import draw
+from forebay.measure.compare import compare
+from forebay.measure.compare_report import draw
 from tests.commands import run, run_json
 from tests.processes import ROOT, python
 
@@ -180,7 +180,7 @@ def test_ctrl_c_ends_the_arms(root: Path) -> None:
     deadline = time.monotonic() + 120
     while len(children) < 2 and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.1)
-        children = [pid for pid in _children(process.pid) if b"forebay.train.compare.child" in _command(pid)]
+        children = [pid for pid in _children(process.pid) if b"forebay.measure.child_process" in _command(pid)]
     assert len(children) == 2
     process.send_signal(signal.SIGINT)
     try:
@@ -190,7 +190,7 @@ def test_ctrl_c_ends_the_arms(root: Path) -> None:
         process.wait()
     assert process.returncode == cli.INTERRUPTED
     assert "interrupted" in err
-    assert not any(b"forebay.train.compare.child" in _command(pid) for pid in children)
+    assert not any(b"forebay.measure.child_process" in _command(pid) for pid in children)
 
 
 def _children(pid: int) -> list[int]:

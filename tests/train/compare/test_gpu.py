@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import forebay
-from forebay.train.compare.compare import compare
+from forebay.measure.compare import compare
 from tests.processes import ROOT
 
 

@@ -13,10 +13,10 @@ from transformers import ViTConfig, ViTImageProcessorPil
 from forebay import load_config
 from forebay.config import BucketConfig, Config
 from forebay.errors import ConfigError
-from forebay.train.compare import plain
-from forebay.train.compare.arms import arms_of
-from forebay.train.compare.plain_collators import ProcessorCollator, agreement
-from forebay.train.compare.report import _agreement
+from forebay.measure import plain_loop as plain
+from forebay.measure.compare_report import _agreement
+from forebay.measure.compared_ways import arms_of
+from forebay.measure.plain_collators import ProcessorCollator, agreement
 from forebay.train.select import make_loader
 from forebay.train.uncached.plain import PlainSamples
 from tests.images.test_families import corpus

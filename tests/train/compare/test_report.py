@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from forebay.config import BucketConfig
+from forebay.measure.compare_report import ArmFigures, Comparison, bucket_labels, draw, flops_of, largest_difference
+from forebay.measure.compared_ways import Block, Step
+from forebay.measure.machine import peak_flops
+from forebay.measure.step_clock import Finish, Setup, Shapes, StepTime, Turn, num_elements, spread_out
 from forebay.plan.bucket.make import bucket_plan
-from forebay.train.compare.blocks import Block, Step
-from forebay.train.compare.figure import draw
-from forebay.train.compare.machine import peak_flops
-from forebay.train.compare.measure import Finish, Setup, Shapes, StepTime, Turn, num_elements, spread_out
-from forebay.train.compare.report import ArmFigures, Comparison, bucket_labels, flops_of, largest_difference
 
 
 def shapes(rows: int, frames: int = 10) -> Shapes:

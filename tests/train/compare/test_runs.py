@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.train.compare.figure import draw_runs
-from forebay.train.compare.runs import compare_runs
+from forebay.measure.compare_report import draw_runs
+from forebay.measure.compare_runs import compare_runs
 
 Line = dict[str, Any]
 

@@ -15,11 +15,12 @@ import transformers
 import forebay
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError, ManifestError
-from forebay.train.compare import own, plain, plain_collators
-from forebay.train.compare.arms import arms_of
-from forebay.train.compare.blocks import Block, Step
-from forebay.train.compare.compare import tasks_of
-from forebay.train.compare.measure import Finish, Setup, Task, Turn
+from forebay.measure import own_way as own
+from forebay.measure import plain_collators
+from forebay.measure import plain_loop as plain
+from forebay.measure.compare import tasks_of
+from forebay.measure.compared_ways import Block, Step, arms_of
+from forebay.measure.step_clock import Finish, Setup, Task, Turn
 from forebay.train.select import make_loader
 from forebay.train.uncached.plain import PlainSamples
 from tests.processes import ROOT

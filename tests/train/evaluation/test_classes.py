@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.train.evaluation.classes import ClassRates, class_rates, counted
+from forebay.train.evaluation.rates import ClassRates, class_rates, counted
 
 
 def f1_of(said: np.ndarray, wanted: np.ndarray) -> list[float]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.train.evaluation.evaluate import trap
-from forebay.train.evaluation.repetition import repeats_itself
+from forebay.train.evaluation.rates import repeats_itself
 
 
 @pytest.mark.parametrize(

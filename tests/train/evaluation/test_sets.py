@@ -16,11 +16,10 @@ from forebay.cli import BAD_CONFIG, FAILED
 from forebay.config.train import EvalConfig
 from forebay.errors import CacheMismatchError, ConfigError, MissingExtraError
 from forebay.train.evaluation import evaluations
-from forebay.train.evaluation.evaluate import Outcome
+from forebay.train.evaluation.evaluate import EvalResult, Outcome
 from forebay.train.evaluation.evaluations import EvalLog, line_of
-from forebay.train.evaluation.result import EvalResult
+from forebay.train.evaluation.rates import normalizer
 from forebay.train.evaluation.sets import open_sets
-from forebay.train.evaluation.texts import normalizer
 from forebay.train.models.folder import model_facts
 from tests.commands import run as command
 from tests.train.evaluation.demo import ROOT, demo_config, make_demo

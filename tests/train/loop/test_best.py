@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import EvalConfig, TrainConfig
-from forebay.train.evaluation.result import EvalResult
+from forebay.train.evaluation.evaluate import EvalResult
 from forebay.train.loop.best import Best, BestRecord
 
 

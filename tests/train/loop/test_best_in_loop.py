@@ -12,7 +12,7 @@ import torch
 from forebay.config import EvalConfig
 from forebay.errors import ForebayError
 from forebay.train.evaluation import evaluations
-from forebay.train.evaluation.result import EvalResult
+from forebay.train.evaluation.evaluate import EvalResult
 from forebay.train.loop.after_step import AfterStep
 from forebay.train.loop.checkpoint import load_state, run_folder
 from forebay.train.loop.meter import StepLog

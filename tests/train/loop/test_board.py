@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers.utils import logging as transformers_logging
 
-from forebay.train.loop.board import Board
+from forebay.train.loop.after_step import Board
 from forebay.train.loop.meter import StepLog
 from tests.train.tiny import config_of
 
@@ -56,14 +56,14 @@ def test_a_terminal_has_a_bar_and_log_lines_stand_whole_above_it(tmp_path: Path,
     shown = terminal.getvalue()
     assert "tiny:  20%" in shown
     assert "2/10" in shown
-    assert f"\rINFO forebay.train.loop.board: {LINE}\n" in shown
+    assert f"\rINFO forebay.train.loop.after_step: {LINE}\n" in shown
     assert logging.getLogger().handlers == handlers
 
 
 def test_a_file_has_log_lines_alone(tmp_path: Path, logged_to: Any) -> None:
     file = logged_to(io.StringIO())
     show(tmp_path)
-    assert file.getvalue() == f"INFO forebay.train.loop.board: {LINE}\n"
+    assert file.getvalue() == f"INFO forebay.train.loop.after_step: {LINE}\n"
 
 
 def test_other_ranks_show_nothing(tmp_path: Path, logged_to: Any) -> None:

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 from forebay.config import TrainConfig
 from forebay.errors import ConfigError
-from forebay.train.loop import compiled
-from forebay.train.loop.compiled import set_passes
+from forebay.train.loop import trainable as compiled
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import TrainReport, train
+from forebay.train.loop.trainable import set_passes
 from forebay.train.models.folder import load_model
 from tests.train.tiny import ListLoader, config_of, whisper_batch, whisper_folder
 

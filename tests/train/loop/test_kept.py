@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from forebay.config import EvalConfig, TrainConfig
 from forebay.errors import ForebayError, ResumeError
 from forebay.store.files import write_bytes
-from forebay.train.evaluation.result import EvalResult
+from forebay.train.evaluation.evaluate import EvalResult
 from forebay.train.loop import kept as module
 from forebay.train.loop.checkpoint import find_checkpoint, load_state
 from forebay.train.loop.kept import Checkpoints

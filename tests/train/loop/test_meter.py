@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forebay.errors import ForebayError
 from forebay.train.loop.meter import Meter, StepLog
 from forebay.train.loop.micro_batches import Group
-from forebay.train.loop.skipped import SkippedSteps
+from forebay.train.loop.trainable import SkippedSteps
 
 
 def meter(*, first_step: int = 1, limit: int = 20) -> Meter:

@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
-from forebay.train.loop.phases import Phases, shown
+from forebay.train.loop.meter import Phases, shown
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "forebay.train.loop.phases"]
+    return [record.getMessage() for record in caplog.records if record.name == "forebay.train.loop.meter"]
 
 
 @pytest.mark.parametrize(

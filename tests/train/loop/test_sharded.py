@@ -16,9 +16,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.train.loop.checkpoint import load_optimizer
+from forebay.train.loop.launch import held_whole, prepare
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
-from forebay.train.loop.sharded import held_whole, prepare
 from tests.processes import python
 from tests.train.sharded_worker import NUM_STEPS, RESUME_AT, config_for, loader_of, losses_with_adapters
 from tests.train.tiny import ListLoader

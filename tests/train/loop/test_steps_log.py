@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import ForebayError
-from forebay.train.loop.meter import StepLog
-from forebay.train.loop.steps_log import FILE_NAME, StepsLog, read_lines
+from forebay.train.loop.meter import FILE_NAME, StepLog, StepsLog, read_lines
 from tests.train.tiny import config_of
 
 

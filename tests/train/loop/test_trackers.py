@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from forebay.errors import ConfigError, ForebayError, MissingExtraError
-from forebay.train.evaluation.result import EvalResult
+from forebay.train.evaluation.evaluate import EvalResult
 from forebay.train.loop.checkpoint import run_folder
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train

@@ -10,8 +10,8 @@ import pytest
 
 from forebay.config.tree import Config
 from forebay.train.loader import FillTimes
+from forebay.train.loop.meter import waiting_line
 from forebay.train.loop.run import train
-from forebay.train.loop.waiting import waiting_line
 from tests.train.loaders import loader_of
 from tests.train.tiny import ListLoader, config_of, real_loader, real_loader_model, whisper_batch, whisper_folder
 
@@ -85,7 +85,7 @@ def test_a_loader_counts_what_filling_takes() -> None:
 
 @pytest.mark.usefixtures("fresh_accelerate")
 def test_the_line_is_the_last_one_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.train.loop.waiting.WORTH_A_LINE", -1.0)
+    monkeypatch.setattr("forebay.train.loop.meter.WORTH_A_LINE", -1.0)
     model = real_loader_model(tmp_path / "model")
     config = config_of(tmp_path, model=model, model_type="qwen3_asr", max_steps=2)
     report = train(config, loader=real_loader(), source_kind="uncached")

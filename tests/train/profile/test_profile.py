@@ -15,15 +15,13 @@ import pytest
 
 from forebay import cli
 from forebay.errors import ConfigError
+from forebay.measure.profile import ProfileReport, profile
+from forebay.measure.profile_shares import Beside, Shares, read_trace, shares_of
 from forebay.spans import span
 from forebay.train.loop.meter import StepLog
+from forebay.train.loop.recorder import Recorder, named_parts
 from forebay.train.loop.run import train
 from forebay.train.models.folder import load_model
-from forebay.train.profile.command import profile
-from forebay.train.profile.recorder import Recorder, named_parts
-from forebay.train.profile.report import ProfileReport
-from forebay.train.profile.shares import Beside, Shares, shares_of
-from forebay.train.profile.trace import read_trace
 from tests.commands import run
 from tests.processes import ROOT
 from tests.train.tiny import ListLoader, config_of, real_loader_model, whisper_batch, whisper_folder

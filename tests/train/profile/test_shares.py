@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.train.profile.shares import Shares, innermost, shares_of
-from forebay.train.profile.trace import Stretch, read_trace
+from forebay.measure.profile_shares import Shares, Stretch, innermost, read_trace, shares_of
 from tests.train.profile.traces import MAIN, event, ours, steps
 
 SECOND = 1e6

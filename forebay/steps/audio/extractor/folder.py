@@ -1,15 +1,25 @@
-"""What a folder says of its feature extractor, read without transformers."""
+"""What a folder says of its feature extractor, read without transformers.
+
+Extractors of transformers whose values a step of ours makes: found by a folder's document alone.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from forebay.config.digest import extractor_digest
 from forebay.errors import ConfigError
+from forebay.steps.audio.log_mel import LogMel
+from forebay.steps.audio.qwen3_asr import Qwen3Asr
+from forebay.steps.audio.w2v_bert import W2vBert
+from forebay.steps.step import AudioStep
+from forebay.visible import an
 
 _NESTED, _PLAIN = "processor_config.json", "preprocessor_config.json"
 
@@ -96,3 +106,103 @@ def _name(value: object) -> str:
 def _image_kind(nested: Mapping[str, Any]) -> str:
     image = nested.get("image_processor")
     return _name(image.get("image_processor_type")) if isinstance(image, dict) else ""
+
+
+_log = logging.getLogger(__name__)
+
+Dtype = Literal["float16", "float32"]
+
+_NO_SETTINGS = frozenset(
+    ("feature_extractor_type", "processor_class", "n_samples", "nb_max_frames", "mel_filters", "transformers_version")
+)
+"""What a document may hold beside settings: names, and what the class computes anew whatever stands there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Native:
+    """A class of transformers with a step of ours, and for which settings and processors that is proved.
+
+    settings: the class's defaults, and the only values but for `feature_size`, which is one of `bins`.
+    processors: those that call the extractor as the step's batches have it.
+    """
+
+    processors: tuple[str, ...]
+    bins: tuple[int, ...]
+    settings: Mapping[str, Any]
+    step: Callable[[int, Dtype], AudioStep]
+
+    def answers(self, folder: ExtractorFolder) -> int | None:
+        """Returns the bins of a folder's frames, None where the step is not proved for its settings."""
+        if folder.processor_class not in ("", *self.processors):
+            return None
+        wanted = {name: value for name, value in folder.document.items() if name not in _NO_SETTINGS}
+        settings = {**self.settings, **wanted}
+        bins = settings.pop("feature_size")
+        rest = {name: value for name, value in self.settings.items() if name != "feature_size"}
+        return bins if type(bins) is int and bins in self.bins and settings == rest else None
+
+
+_LOG_MEL: Mapping[str, Any] = {
+    "sampling_rate": 16_000,
+    "hop_length": 160,
+    "n_fft": 400,
+    "chunk_length": 30,
+    "padding_value": 0.0,
+    "padding_side": "right",
+    "dither": 0.0,
+}
+_NATIVE = {
+    "WhisperFeatureExtractor": _Native(
+        processors=("WhisperProcessor",),
+        bins=(80, 128),
+        settings={**_LOG_MEL, "feature_size": 80, "return_attention_mask": False},
+        step=lambda bins, dtype: LogMel(n_mels=128 if bins == 128 else 80, dtype=dtype),
+    ),
+    "Qwen3ASRFeatureExtractor": _Native(
+        processors=("Qwen3ASRProcessor",),
+        bins=(128,),
+        settings={
+            **_LOG_MEL,
+            "feature_size": 128,
+            "return_attention_mask": True,
+            "n_window": 50,
+            "min_length": 8000,
+        },
+        step=lambda _, dtype: Qwen3Asr(dtype=dtype),
+    ),
+    "SeamlessM4TFeatureExtractor": _Native(
+        processors=("SeamlessM4TProcessor", "Wav2Vec2BertProcessor"),
+        bins=(80,),
+        settings={
+            "feature_size": 80,
+            "num_mel_bins": 80,
+            "sampling_rate": 16_000,
+            "padding_value": 0.0,
+            "padding_side": "right",
+            "return_attention_mask": True,
+            "stride": 2,
+        },
+        step=lambda _, dtype: W2vBert(dtype=dtype),
+    ),
+}
+
+
+def native_step(folder: ExtractorFolder, *, dtype: Dtype) -> AudioStep | None:
+    """Returns the step of ours that makes the values of a folder's extractor; None where none is proved to do so.
+
+    A log line says so once for each folder.
+    """
+    native = _NATIVE.get(folder.kind)
+    bins = None if native is None else native.answers(folder)
+    if native is None or bins is None:
+        return None
+    step = native.step(bins, dtype)
+    _say(str(folder.path.parent), folder.kind, step.name)
+    return step
+
+
+@lru_cache(maxsize=256)
+def _say(folder: str, kind: str, name: str) -> None:
+    _log.info(
+        'audio.extractor: %s is %s; features = "%s" makes its values, faster, and is used', folder, an(kind), name
+    )

@@ -19,9 +19,8 @@ import numpy as np
 from forebay.errors import ConfigError, DecodeError
 from forebay.steps.audio.declared import interpolated
 from forebay.steps.audio.extractor.folder import ExtractorFolder
-from forebay.steps.audio.extractor.length_rule import LengthRule, length_rule
 from forebay.steps.audio.extractor.open import Arrays, Call, OpenExtractor, load_extractor
-from forebay.steps.audio.extractor.promise import Batch, is_mask, place, promise_of
+from forebay.steps.audio.extractor.promise import Batch, LengthRule, is_mask, length_rule, place, promise_of
 from forebay.steps.form import BatchForm, FieldForm, Promise, Side
 from forebay.store.layout import Array
 

@@ -2,12 +2,18 @@
 
 The image processor is asked once for images of the same sizes. What the tokenizer is given is heard, with the place of
 each token in it, so that turns are found in the very text that became the ids.
+
+Blank images for a processor that writes conversations, and an image processor that makes each size of them once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +22,203 @@ import numpy.typing as npt
 
 from forebay.errors import ConfigError
 from forebay.steps.image.processor.whole import image_processor_of, whole_processor
-from forebay.steps.text.chat.blank_images import BlankImages, blank_image
 from forebay.steps.text.chat.conversation import Message, with_images
 from forebay.steps.text.row_encoder import Size
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Array
+
+_REMEMBERED = 4096
+"""Sizes of images."""
+_LARGE = 1024
+"""Values of an array above which its shape alone is remembered."""
+_NO_WAY = (TypeError, ValueError, IndexError, AttributeError, KeyError, RuntimeError)
+_SETS: tuple[tuple[Size, ...], ...] = (
+    ((64, 48), (48, 80)),
+    ((300, 200), (64, 48), (120, 400)),
+    ((640, 200), (90, 500)),
+)
+"""Of these, outputs put together are compared with those that are asked for; of no row: what becomes of a row must not
+depend on the rows before it."""
+
+Outputs = dict[str, Any]
+Put = Callable[[Sequence[Any]], Any]
+
+
+class BlankImages:
+    """An image processor that is asked once for blank images of a size; anything else it hands on.
+
+    Outputs for the images of a conversation are put together of those of each, in the way that the processor itself was
+    seen to do that, output by output. Where it does so in no such way (it pads to the largest), it is asked again.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        """processor: an image processor of transformers."""
+        self._processor = processor
+        self._made: OrderedDict[Any, Outputs] = OrderedDict()
+        self._puts: dict[str, dict[str, list[Put]]] = {}
+        self.last: Outputs = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what the processor has under a name."""
+        return getattr(self._processor, name)
+
+    def __call__(self, images: Any, *args: Any, **options: Any) -> Any:
+        """Returns the outputs for images; `last` has them too."""
+        from transformers import BatchFeature
+
+        sizes = _sizes(images)
+        if sizes is None:
+            made = self._processor(images, *args, **options)
+            self.last = dict(made)
+            return made
+        ask = functools.partial(self._asked, args, options)
+        several = len(sizes) == 1 and isinstance(sizes[0][0], tuple) and len(sizes[0]) > 1
+        self.last = self._put_together(sizes[0], ask, repr((args, options))) if several else ask(sizes)
+        # The processor may take things out of what it is given.
+        return BatchFeature(
+            {name: list(value) if isinstance(value, list) else value for name, value in self.last.items()}
+        )
+
+    def _asked(self, args: Sequence[Any], options: Outputs, sizes: Any) -> Outputs:
+        """Returns the outputs for blank images of these sizes, nested as they are."""
+        key = (sizes, repr(args), repr(sorted(options.items())))
+        found = self._made.get(key)
+        if found is None:
+            made = self._processor(_blanks(sizes), *args, **options)
+            found = self._made[key] = {name: _thin(value) for name, value in made.items()}
+            if len(self._made) > _REMEMBERED:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        return found
+
+    def _put_together(self, sizes: Sequence[Size], ask: Callable[[Any], Outputs], options: str) -> Outputs:
+        """Returns the outputs for the images of one conversation."""
+        if options not in self._puts:
+            self._puts[options] = _ways(ask)
+        with contextlib.suppress(*_NO_WAY):  # of what was padded to the same shape before, or is taken beside others
+            if puts := self._puts[options]:
+                alone = [ask(((size,),)) for size in sizes]
+                return {name: put([outputs[name] for outputs in alone]) for name, (put, *_) in puts.items()}
+        return ask((sizes,))
+
+
+def _ways(ask: Callable[[Any], Outputs]) -> dict[str, list[Put]]:
+    """Returns in which ways the outputs of each image make those of all; empty where one is made in no way."""
+    found: dict[str, list[Put]] = {}
+    try:
+        for sizes in _SETS:
+            alone, wanted = [ask(((size,),)) for size in sizes], ask((sizes,))
+            for name, value in wanted.items():
+                parts = [outputs.get(name) for outputs in alone]
+                found[name] = [put for put in found.get(name, _PUTS) if _makes(put, parts, value)]
+    except _NO_WAY:
+        return {}
+    return found if all(found.values()) else {}
+
+
+def blank_image(size: Size) -> Any:
+    """Returns a black image of PIL that has no pixels before somebody looks."""
+    made = _blank_class()()
+    made._size, made._mode = size, "RGB"
+    return made
+
+
+@functools.cache
+def _blank_class() -> Any:
+    from PIL import Image
+
+    class Blank(Image.Image):
+        def load(self) -> Any:
+            if self._im is None:
+                self.im = Image.new("RGB", self.size).im
+            return super().load()
+
+    return Blank
+
+
+def _sizes(images: Any) -> Any:
+    """Returns the sizes of blank images, nested as they are; None where one is another image."""
+    if isinstance(images, (list, tuple)):
+        found = [_sizes(image) for image in images]
+        return None if None in found else tuple(found)
+    return images.size if isinstance(images, _blank_class()) else None
+
+
+def _blanks(sizes: Any) -> Any:
+    """Returns blank images of these sizes, nested as they are."""
+    if isinstance(sizes[0], tuple):
+        return [_blanks(size) for size in sizes]
+    return blank_image(sizes)
+
+
+def _thin(value: Any) -> Any:
+    """Returns a value whose floats, where they are many, are all the same one: their shape is what is asked for."""
+    if isinstance(value, list):
+        return [_thin(part) for part in value]
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind != "f" or value.size < _LARGE:
+            return value
+        return np.broadcast_to(np.zeros((), value.dtype), value.shape)
+    if hasattr(value, "new_zeros") and value.is_floating_point() and value.numel() >= _LARGE:
+        return value.new_zeros(()).expand(value.shape)
+    return value
+
+
+def _lists(parts: Sequence[Any]) -> Any:
+    return list(chain.from_iterable(parts))
+
+
+def _inner_lists(parts: Sequence[Any]) -> Any:
+    return [_lists([part[0] for part in parts])]
+
+
+def _inner_arrays(parts: Sequence[Any]) -> Any:
+    return [_along(0, [part[0] for part in parts])]
+
+
+def _along(axis: int, parts: Sequence[Any]) -> Any:
+    """Returns arrays or tensors one behind the other along an axis, thin if they are."""
+    shapes = [list(part.shape) for part in parts]
+    if any(shape[:axis] + shape[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :] for shape in shapes):
+        raise ValueError(f"shapes {shapes} along {axis}")
+    shape = (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])
+    first = parts[0]
+    if isinstance(first, np.ndarray):
+        is_thin = first.dtype.kind == "f" and not any(first.strides) and first.size > 1
+        return np.broadcast_to(first.ravel()[:1].reshape(()), shape) if is_thin else np.concatenate(parts, axis)
+    if first.is_floating_point() and not any(first.stride()) and first.numel() > 1:
+        return first.new_zeros(()).expand(shape)
+    import torch
+
+    return torch.cat(list(parts), axis)
+
+
+_PUTS: list[Put] = [
+    _lists,
+    _inner_lists,
+    _inner_arrays,
+    *(functools.partial(_along, axis) for axis in range(5)),
+]
+"""The ways in which processors put outputs of images together."""
+
+
+def _makes(put: Put, parts: Sequence[Any], wanted: Any) -> bool:
+    try:
+        return _same(put(parts), wanted)
+    except _NO_WAY:
+        return False
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    """Whether two outputs are the same; of many floats, whether their shapes are."""
+    if type(found) is not type(wanted):
+        return False
+    if isinstance(wanted, (list, tuple)):
+        return len(found) == len(wanted) and all(_same(one, other) for one, other in zip(found, wanted, strict=True))
+    if not hasattr(wanted, "shape"):
+        return bool(found == wanted)
+    same_kind = found.dtype == wanted.dtype and tuple(found.shape) == tuple(wanted.shape)
+    return same_kind and np.array_equal(np.asarray(found), np.asarray(wanted))
 
 
 @dataclass(frozen=True, slots=True)

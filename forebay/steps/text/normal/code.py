@@ -20,7 +20,7 @@ from forebay.config.code import Asker, ask, not_allowed, same_source, source_of,
 from forebay.errors import ConfigError
 from forebay.steps import run_code
 from forebay.steps.run_code import Answer, CodeError
-from forebay.steps.text.normal.step import NormalStep, Problem, Runner, Where
+from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, Where
 
 _ASKER = Asker("text.normalize", "FB120")
 _PROBE_S = 120

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from forebay.errors import ConfigError
-from forebay.steps.text.normal.step import NormalStep, Problem, Runner, Where
-from forebay.steps.text.normal.tongue import tongue
+from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, Where, tongue
 
 SPELLINGS = "normalizer.json"
 """The file of a Whisper tokenizer's folder that maps British spellings to American ones."""

@@ -19,7 +19,7 @@ from forebay.store.layout import Ints
 from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.node.uses import FOLDER, NEVER, distances
+from forebay.store.remote.node.holdings import FOLDER, NEVER, distances
 
 logger = logging.getLogger(__name__)
 

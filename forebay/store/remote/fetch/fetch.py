@@ -16,8 +16,16 @@ from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.fetch.content import Expected, judge
 from forebay.store.remote.fetch.download import Downloads, Examine
 from forebay.store.remote.fetch.folder import InTheWayError, TargetFolder, read_pieces
-from forebay.store.remote.fetch.listing import FetchOptions, Listing, check_prefix, list_files
-from forebay.store.remote.fetch.names import alike, limits, problems, some
+from forebay.store.remote.fetch.listing import (
+    FetchOptions,
+    Listing,
+    alike,
+    check_prefix,
+    limits,
+    list_files,
+    problems,
+    some,
+)
 from forebay.store.remote.fetch.report import Count, FetchReport
 from forebay.store.remote.transfer.tally import for_each
 from forebay.visible import human_bytes

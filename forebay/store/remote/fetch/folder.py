@@ -18,9 +18,9 @@ from pathlib import Path
 import xxhash
 
 from forebay.errors import ConfigError
+from forebay.store.files import TEMPORARY_MARK, abandoned, is_temporary, sweep, temporary_name
 from forebay.store.remote.fetch.content import Expected
-from forebay.store.remote.fetch.names import folders_of
-from forebay.store.temporary import TEMPORARY_MARK, abandoned, is_temporary, sweep, temporary_name
+from forebay.store.remote.fetch.listing import folders_of
 
 _SEGMENT, _MAX_SEGMENTS = 4 * 1024 * 1024, 16_384
 _BLOCK = 4 * 1024 * 1024

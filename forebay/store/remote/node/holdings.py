@@ -1,20 +1,119 @@
-"""What the node's folder holds of stores, and in which order it goes. Links are not followed, strangers not touched."""
+"""What the node's folder holds of stores, and in which order it goes. Links are not followed, strangers not touched.
+
+What was ever fetched into the folder of a mirror, by name. Nothing else in that folder is ever removed.
+
+When the readers of this node need each shard next: what they tell each other, so that the right one is evicted.
+
+Each reader has a small file under `<shard_dir>/readers/`, mapped by it and read by whoever makes room. Its owner holds
+a lock on it, so a file without a lock is of a dead reader, and counts for nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
+import json
+import mmap
 import os
 import re
 import stat
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from forebay.store.held import ORIGIN, readers_of
+import numpy as np
+
+from forebay.store.held import ORIGIN, open_own, readers_of
 from forebay.store.layout import Ints
-from forebay.store.remote.node.ledger import OWN_NAMES, Known, Ledger
+
+LEDGER = "fetched.jsonl"
+OWN_NAMES = (LEDGER, ORIGIN)
+"""Files of a mirror that came from no store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A file that was fetched.
+
+    number: its place in what readers tell; -1: nobody tells of it. is_kept: it goes only with its whole mirror.
+    """
+
+    number: int = -1
+    is_kept: bool = False
+
+
+class Ledger:
+    """The names that were fetched into one folder: a line each, written before the file is. Used under the room lock.
+
+    A line that a dying machine left torn, or that leads out of the folder, counts for nothing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Reads nothing yet."""
+        self.path = folder / LEDGER
+        self._known: dict[str, Known] = {}
+        self._inode, self._num_read = 0, 0
+
+    @property
+    def size_bytes(self) -> int:
+        """How large the file was when it was read last."""
+        return self._num_read
+
+    def known(self) -> Mapping[str, Known]:
+        """Returns what was fetched, by name; reads only what came since the last call."""
+        try:
+            descriptor = open_own(str(self.path), os.O_RDONLY)
+        except FileNotFoundError:
+            self._known, self._inode, self._num_read = {}, 0, 0
+            return self._known
+        with open(descriptor, "rb", buffering=0) as file:
+            stat = os.fstat(descriptor)
+            if stat.st_ino != self._inode or stat.st_size < self._num_read:
+                self._known, self._inode, self._num_read = {}, stat.st_ino, 0
+            file.seek(self._num_read)
+            whole, newline, _ = file.readall().rpartition(b"\n")
+        self._num_read += len(whole) + len(newline)
+        self._known.update(entry for line in whole.splitlines() if (entry := _entry(line)) is not None)
+        return self._known
+
+    def growth(self, name: str, known: Known) -> int:
+        """Returns by how many bytes `add` would make the ledger larger, at most."""
+        return 0 if self.known().get(name) == known else len(_line(name, known)) + 1
+
+    def add(self, name: str, known: Known) -> None:
+        """Makes sure that a file is known, durably: it is there after a crash if the file itself is."""
+        if not self.growth(name, known):
+            return
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        with open(open_own(str(self.path), flags), "rb+", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+            file.write(b"\n" * torn + _line(name, known))
+            os.fdatasync(file.fileno())
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name leads to a place below the folder that it is meant for."""
+    return bool(name) and all(part not in ("", ".", "..") and "\0" not in part for part in name.split("/"))
+
+
+def _line(name: str, known: Known) -> bytes:
+    return json.dumps([name, known.number, known.is_kept]).encode() + b"\n"
+
+
+def _entry(line: bytes) -> tuple[str, Known] | None:
+    try:
+        name, number, is_kept = json.loads(line)
+    except (ValueError, TypeError):
+        return None
+    if not (isinstance(name, str) and isinstance(number, int) and isinstance(is_kept, bool)):
+        return None
+    return (name, Known(number, is_kept)) if is_inside(name) and name not in OWN_NAMES else None
+
 
 MIRRORS = "mirrors"
 _PART = re.compile(r"(?P<name>.+)\.(?P<size>\d+)\.part")
@@ -194,3 +293,80 @@ def _below(root: int, parent: str) -> Iterator[int]:
         yield place
     finally:
         os.close(place)
+
+
+FOLDER = "readers"
+NEVER = 1 << 62
+"""The step of a shard that no step which is known needs."""
+
+
+class ReaderUses:
+    """One reader's file. next_use: int64 [num_shards], the step that needs each shard next. now: the step it is at."""
+
+    def __init__(self, node_folder: Path, mirror: str, *, num_shards: int) -> None:
+        """mirror: name of the mirror's folder."""
+        folder = node_folder / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            self.path = folder / f"{mirror}.{uuid.uuid4().hex}.uses"
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            if os.fstat(self._descriptor).st_nlink:
+                break
+            os.close(self._descriptor)  # taken for that of a dead reader before it was locked
+        os.ftruncate(self._descriptor, 8 * (num_shards + 1))
+        self._values = np.frombuffer(mmap.mmap(self._descriptor, 0), np.int64)
+        self.next_use: Ints = self._values[1:]
+        self.next_use[:] = NEVER
+
+    @property
+    def now(self) -> int:
+        """The step that the reader is at."""
+        return int(self._values[0])
+
+    @now.setter
+    def now(self, step: int) -> None:
+        self._values[0] = step
+
+    def close(self) -> None:
+        """Takes the file away: this reader needs nothing any more."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+        os.close(self._descriptor)
+
+
+def distances(node_folder: Path, mirror: str) -> Ints | None:
+    """Returns in how many steps each shard of a mirror is needed by the reader that needs it first.
+
+    int64 [num_shards]. NEVER: no step that is known needs it. None: no reader of the mirror tells. Files of dead
+    readers are removed.
+    """
+    found: Ints | None = None
+    for values in _living(node_folder / FOLDER, mirror):
+        if len(values) < 2 or (found is not None and len(values) != len(found) + 1):
+            continue  # its reader is about to begin
+        steps = np.where(values[1:] >= NEVER, NEVER, np.maximum(values[1:] - values[0], 0))
+        found = steps if found is None else np.minimum(found, steps)
+    return found
+
+
+def _living(folder: Path, mirror: str) -> Iterator[Ints]:
+    for path in folder.glob(f"{glob.escape(mirror)}.*.uses"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                if _is_locked(descriptor):
+                    data = os.read(descriptor, os.fstat(descriptor).st_size)
+                    yield np.frombuffer(data[: len(data) // 8 * 8], np.int64)
+                else:
+                    path.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

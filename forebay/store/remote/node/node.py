@@ -28,7 +28,7 @@ import xxhash
 from forebay.errors import CacheError, ConfigError, RemoteError, RemoteReplacedError
 from forebay.store.files import hash_file, start_writeback
 from forebay.store.remote.bucket.bucket import Bucket
-from forebay.store.remote.node.ledger import Known
+from forebay.store.remote.node.holdings import Known
 from forebay.store.remote.node.locks import EXCLUSIVE, pauses, try_lock
 from forebay.store.remote.node.room import NoRoom, Place, Room, gb, is_whole
 from forebay.store.remote.node.shared import Counters, Shared, shared

@@ -24,17 +24,18 @@ from forebay.errors import ConfigError
 from forebay.store.remote.node.holdings import (
     MIRRORS,
     Item,
+    Known,
+    Ledger,
     counted,
+    distances,
     opened,
     order,
     part_name,
     remove_unused_mirrors,
     scan,
 )
-from forebay.store.remote.node.ledger import Known, Ledger
 from forebay.store.remote.node.locks import EXCLUSIVE, locked, try_lock
 from forebay.store.remote.node.shared import Shared, shared
-from forebay.store.remote.node.uses import distances
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from forebay.store.remote.node.holdings import Item
-from forebay.store.remote.node.ledger import Ledger
+from forebay.store.remote.node.holdings import Item, Ledger
 
 SQUEEZE = "squeeze"
 """A file under the node's folder whose time says when somebody last needed others to close what they do not need."""

@@ -1,4 +1,9 @@
-"""Whether an object of a store and a file of a cache are the same bytes: by etag where that proves it, else by hash."""
+"""Whether an object of a store and a file of a cache are the same bytes: by etag where that proves it, else by hash.
+
+Whether a cache in a store is what was sealed: by a listing, or byte for byte, of which nothing is kept.
+
+Objects of a bucket that a push into the same bucket copies, so that no byte of them passes here.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,27 @@ import functools
 import hashlib
 import io
 import json
+import logging
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import xxhash
 
-from forebay.errors import CacheCorruptError, RemoteError
+from forebay.config.remote import RemoteConfig
+from forebay.config.url import Url
+from forebay.errors import CacheCorruptError, RemoteError, RemoteMissingError
+from forebay.store.files import write_all, write_aside
 from forebay.store.held import AnyFile
-from forebay.store.remote.bucket.bucket import Bucket, part_bytes
+from forebay.store.metadata import FILE_NAME as METADATA
+from forebay.store.remote.bucket.bucket import MAX_COPY, Bucket, part_bytes
 from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.transfer.columns import NAME as COLUMNS
+from forebay.visible import human_bytes
 
 _REPLACED = (
     "it is damaged, or was replaced after the cache was pushed: push the cache again from a machine that has it whole: "
@@ -140,3 +155,100 @@ class Journal:
         """Forgets all of it: the push is done."""
         with contextlib.suppress(OSError):
             self._path.unlink()
+
+
+_MEND = "push the cache again from a machine that has it whole: forebay cache push"
+
+
+def check_sizes(bucket: Bucket, files: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """Returns what is wrong with the files of a cache by their names and sizes, and what is there beside them.
+
+    files: entries by name. A web server lists nothing: each file is asked for, and nothing else is known.
+    """
+    found = _sizes(bucket, files)
+    problems = []
+    for name, entry in files.items():
+        if (size := found.pop(name, None)) is None:
+            problems.append(f"{bucket.url / name} is missing; {_MEND}")
+        elif size != entry["size_bytes"]:
+            problems.append(f"{bucket.url / name} has {size} bytes, its metadata says {entry['size_bytes']}; {_MEND}")
+    for name in (METADATA, COLUMNS):
+        found.pop(name, None)
+    return problems, [f"{bucket.url}/{name} does not belong to this cache" for name in sorted(found)]
+
+
+def check_bytes(bucket: Bucket, files: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[int, str | None]]:
+    """Yields the bytes of each file, which is read to its end, and what is wrong with it; in no order."""
+    with ThreadPoolExecutor(bucket.settings.max_concurrent) as threads:
+        futures = [threads.submit(_check_file, bucket, name, entry) for name, entry in files.items()]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _sizes(bucket: Bucket, files: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    if bucket.url.scheme not in ("http", "https"):
+        return {found.name: found.size_bytes for found in bucket.objects()}
+    with ThreadPoolExecutor(bucket.settings.max_concurrent) as threads:
+        sizes = zip(files, threads.map(lambda name: _size(bucket, name), files), strict=True)
+        return {name: size for name, size in sizes if size is not None}
+
+
+def _size(bucket: Bucket, name: str) -> int | None:
+    try:
+        return bucket.info(name).size_bytes
+    except RemoteMissingError:
+        return None
+
+
+def _check_file(bucket: Bucket, name: str, entry: Mapping[str, Any]) -> tuple[int, str | None]:
+    state, size = xxhash.xxh3_128(), 0
+    try:
+        for piece in bucket.stream(name):
+            state.update(piece)
+            size += len(piece)
+    except RemoteMissingError:
+        return 0, f"{bucket.url / name} is missing; {_MEND}"
+    if (found := state.hexdigest()) == entry["xxh3_128"]:
+        return size, None
+    return 0, f"{bucket.url / name}: stored xxh3-128 {entry['xxh3_128']}, computed {found}; {_MEND}"
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staged:
+    """An object with the bytes of a file that is pushed.
+
+    proof: of these bytes. etag: of the object, when they were proven. None, empty: nothing is known but the size.
+    """
+
+    url: Url
+    proof: Proof | None
+    etag: str
+
+    def is_copied(self, etag: str) -> bool | None:
+        """Returns whether an object of this etag, and of the same size, is a copy; None where etags do not say so."""
+        if self.proof is None or not self.proof.holds(self.etag):
+            return None
+        return self.proof.holds(etag)
+
+
+NOTHING_STAGED: Mapping[str, Staged] = MappingProxyType({})
+
+
+def download_staged(staged: Staged, wanted: Wanted, path: Path, settings: RemoteConfig) -> None:
+    """Makes a file the whole of a staged object, which is larger than what a store copies at once."""
+    logger.warning(
+        "%s has %s, and stores copy no more than %s at once: it goes through this machine; a smaller "
+        "layout.rows_per_shard makes smaller shards",
+        staged.url,
+        human_bytes(wanted.size_bytes),
+        human_bytes(MAX_COPY),
+    )
+    with write_aside(path) as whole:
+        for piece in pieces_of(Bucket(staged.url.parent, settings), replace(wanted, name=staged.url.name)):
+            write_all(whole, piece)

@@ -36,11 +36,18 @@ from forebay.store.metadata import FILE_NAME, check_file, read_regular
 from forebay.store.remote.bucket.bucket import MAX_COPY, Bucket, ObjectInfo
 from forebay.store.remote.node.node import Wanted
 from forebay.store.remote.transfer.columns import NAME as COLUMNS
-from forebay.store.remote.transfer.proof import Journal, Proof, hash_object, pieces_of, proof_of
-from forebay.store.remote.transfer.staged import NOTHING_STAGED, Staged, download_staged
+from forebay.store.remote.transfer.proof import (
+    NOTHING_STAGED,
+    Journal,
+    Proof,
+    Staged,
+    download_staged,
+    hash_object,
+    pieces_of,
+    proof_of,
+)
 from forebay.store.remote.transfer.tally import Kind, Tally, TransferReport, for_each
-from forebay.store.seal import publish
-from forebay.store.verify import quick_problems
+from forebay.store.seal import publish, quick_problems
 
 _MAX_NAMES = 5
 """Objects that a message names."""

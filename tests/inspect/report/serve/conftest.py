@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.inspect.report.overview import Choice, overview_of
-from forebay.inspect.report.serve.server import Server
+from forebay.inspect.page.overview import Choice, overview_of
+from forebay.inspect.page.serve import Server
 from forebay.store.cache import open_cache
 from tests.store_factory import make_cache
 

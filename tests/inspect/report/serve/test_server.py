@@ -14,9 +14,9 @@ import pytest
 import soundfile
 
 from forebay.errors import ConfigError
-from forebay.inspect.report.overview import Choice, overview_of
-from forebay.inspect.report.serve import server as server_module
-from forebay.inspect.report.serve.server import Server
+from forebay.inspect.page import serve as server_module
+from forebay.inspect.page.overview import Choice, overview_of
+from forebay.inspect.page.serve import Server
 from forebay.store.cache import open_cache
 from tests.inspect.conftest import Built
 from tests.inspect.report.html import read_page

@@ -7,7 +7,7 @@ import unicodedata
 import pytest
 import regex
 
-from forebay.steps.text.language.candidates import ALONE, MODEL_LANGUAGES, candidates
+from forebay.steps.text.language.detector import ALONE, MODEL_LANGUAGES, candidates
 from forebay.steps.text.language.script import SCRIPTS, code_of, languages_of, script_of
 
 _PROPERTIES = {

@@ -15,7 +15,7 @@ from forebay.preprocess.pipeline import build
 from forebay.preprocess.report import Options
 from forebay.steps.recipe import Recipe, load_config, recipe_of
 from forebay.steps.text.normal.code import Code
-from forebay.steps.text.normal.step import Problem, Where
+from forebay.steps.text.normal.normal_step import Problem, Where
 from forebay.store.cache import open_cache
 from tests.commands import run
 from tests.preprocess.here_pool import build_here

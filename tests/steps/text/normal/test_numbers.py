@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import MissingExtraError
-from forebay.steps.text.normal.number_forms import number_form
-from forebay.steps.text.normal.numbers import Numbers
+from forebay.steps.text.normal.numbers import Numbers, number_form
 from tests.strategies import transcripts
 
 RUN = Numbers().open()

@@ -9,8 +9,8 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.steps.text.normal import persian
-from forebay.steps.text.normal.persian import Persian
+from forebay.steps.text.normal import scripts as persian
+from forebay.steps.text.normal.scripts import Persian
 from tests.steps.text.normal.references import reference_pairs
 from tests.strategies import transcripts
 
@@ -56,11 +56,11 @@ def test_a_zwnj_stays_where_it_is_seen(text: str, expected: str) -> None:
 
 def test_joining_types_are_those_of_unicode() -> None:
     """`regex` has the properties of Unicode, and Python's unicodedata has not this one."""
-    letters = [char for char in persian._BLOCKS if unicodedata.category(char) in ("Lo", "Lm")]
+    letters = [char for char in persian._PERSIAN_BLOCKS if unicodedata.category(char) in ("Lo", "Lm")]
     types = {char: next(t for t in "RUDC" if regex.match(rf"\p{{Joining_Type={t}}}", char)) for char in letters}
     assert {char for char in letters if types[char] in "DC"} == persian._JOINS_NEXT
     assert {char for char in letters if types[char] in "RDC"} == persian._JOINS_LAST
-    assert all(regex.match(r"\p{Joining_Type=T}", char) for char in persian._MARKS)
+    assert all(regex.match(r"\p{Joining_Type=T}", char) for char in persian._PERSIAN_MARKS)
 
 
 def test_other_languages_and_scripts_stay() -> None:
@@ -85,7 +85,7 @@ def test_twice_changes_nothing_more(text: str) -> None:
     once = written(text)
     assert written(once) == once
     assert once.replace(ZWNJ, "") == (
-        text.replace(ZWNJ, "").translate(persian._LETTERS) if once != text else once.replace(ZWNJ, "")
+        text.replace(ZWNJ, "").translate(persian._PERSIAN_LETTERS) if once != text else once.replace(ZWNJ, "")
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
 
 from forebay.errors import ConfigError
-from forebay.steps.text.normal.step import NormalStep, Problem, Where
+from forebay.steps.text.normal.normal_step import NormalStep, Problem, Where
 from forebay.steps.text.normal.whisper import WhisperBasic, WhisperEnglish
 from tests.strategies import transcripts
 

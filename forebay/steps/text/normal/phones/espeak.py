@@ -20,8 +20,8 @@ from pathlib import Path
 import xxhash
 
 from forebay.errors import BuildError, ConfigError
+from forebay.steps.text.normal.normal_step import Problem
 from forebay.steps.text.normal.phones.written import Words
-from forebay.steps.text.normal.step import Problem
 
 PROGRAM = "espeak-ng"
 

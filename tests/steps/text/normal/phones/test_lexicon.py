@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.steps.text.normal.phones.lexicon import Lexicon, Readings, lexicon_digest, read_lexicon
-from forebay.steps.text.normal.phones.step import LexiconPhones
-from forebay.steps.text.normal.step import Problem
+from forebay.steps.text.normal.normal_step import Problem
+from forebay.steps.text.normal.phones.phones import Lexicon, LexiconPhones, Readings, lexicon_digest, read_lexicon
 
 CMU = b";;; CMU\nHELLO\tHH AH0 L OW1\r\nWORLD\tW ER1 L D\nREAD\tR EH1 D\n\nDON'T\tD OW1 N T\nWELL-OFF\tW EH1 L AO2 F\n"
 

@@ -1,0 +1,247 @@
+"""`forebay cache ls` and `du`: what lies under a root, as documents and as lines.
+
+What this node keeps of stores, as far as `forebay cache du` says it: it has a bound, and makes room by itself.
+
+Whether the file of a kept index is still the one that was indexed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from forebay.caches.root_files import Sizes, sizes_of
+from forebay.caches.survey import KINDS, Item, Survey
+from forebay.caches.wanted import Wanted
+from forebay.caches.difference import ago, hours_of, made_of, moment, texts_of
+from forebay.terminal import columns, table, wrapped
+from forebay.visible import from_here, human_bytes, printable
+import contextlib
+import os
+from pathlib import Path
+from forebay.caches.root_files import contents_of, sizes_of
+from forebay.caches.root_files import FOLDER
+from forebay.config.remote import RemoteConfig
+from forebay.store.remote.node.holdings import MIRRORS
+from collections.abc import Callable
+from forebay.errors import ManifestError, TarError
+from forebay.rows.readers.line_index import indexed_text
+from forebay.tar.index import indexed_tar
+
+
+SORTS: Mapping[str, Callable[[Item], Any]] = {
+    "name": lambda item: item.name,
+    "used": lambda item: -item.used_ns,
+    "made": lambda item: -item.made_ns,
+    "size": lambda item: -item.sizes.size_bytes,
+    "samples": lambda item: -int(item.document["num_samples"]),
+}
+_MOST_FOREIGN = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListReport:
+    """What `forebay cache ls` shows. wanted: what configs want; None where none was given."""
+
+    survey: Survey
+    wanted: Wanted | None
+    sort: str
+
+    def _caches(self) -> list[Item]:
+        # By name where they are equal otherwise.
+        return sorted(self.survey.caches, key=SORTS[self.sort])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the document of `--json`."""
+        document: dict[str, Any] = {
+            "root": self.survey.root.place,
+            "caches": [self._document(item) for item in self._caches()],
+            "texts": [self._document_of_texts(item) for item in self.survey.of("texts")],
+            "inputs": [{"name": item.name, **_sizes(item.sizes), **_times(item)} for item in self.survey.of("inputs")],
+            "foreign": [{"name": item.name, "problem": item.problem} for item in self.survey.of("foreign")],
+        }
+        problems = {} if self.wanted is None else {"problems": self.wanted.problems}
+        return {**document, **problems}
+
+    def _document(self, item: Item) -> dict[str, Any]:
+        metadata = item.document
+        configs = {} if self.wanted is None else {"configs": self.wanted.configs_of(item.name)}
+        return {
+            "name": item.name,
+            "key": metadata["key"],
+            "made_of": made_of(metadata, tokenizers=self._tokenizers),
+            "num_samples": metadata["num_samples"],
+            "hours": hours_of(metadata),
+            **_sizes(item.sizes),
+            **_times(item),
+            **configs,
+        }
+
+    @staticmethod
+    def _document_of_texts(item: Item) -> dict[str, Any]:
+        return {
+            "name": item.name,
+            "made_of": texts_of(item.document),
+            "num_texts": item.document["num_texts"],
+            **_sizes(item.sizes),
+            **_times(item),
+        }
+
+    @property
+    def _tokenizers(self) -> Mapping[str, str]:
+        found = {} if self.wanted is None else self.wanted.tokenizers
+        return {digest: from_here(folder) for digest, folder in found.items()}
+
+    def lines(self) -> Iterator[str]:
+        """Yields what is printed: its name, what it is, what it was made of, and its configs, for every cache."""
+        caches, now, width = self._caches(), time.time(), columns()
+        yield f"{_count(len(caches), 'cache')} in {from_here(self.survey.root.place)}: {_amount(_all(caches))}"
+        for item in caches:
+            yield from self._lines_of(item, now, width)
+        for item in self.survey.of("texts"):
+            facts = [_count(item.document["num_texts"], "text"), _amount(item.sizes), _used(item, now)]
+            yield from _block(
+                item, [", ".join(facts), f"{texts_of(item.document)}; made {moment(item.made_ns)}"], width
+            )
+        for item in self.survey.of("inputs"):
+            made = f"samples that an iterator yielded; made {moment(item.made_ns)}"
+            yield from _block(item, [f"{_amount(item.sizes)}, {_used(item, now)}", made], width)
+        foreign = self.survey.of("foreign")
+        for item in foreign[:_MOST_FOREIGN]:
+            yield f"not a cache: {printable(item.name)}: {printable(item.problem)}"
+        if len(foreign) > _MOST_FOREIGN:
+            yield f"and {len(foreign) - _MOST_FOREIGN} more that are no caches"
+        for config, problem in ({} if self.wanted is None else self.wanted.problems).items():
+            yield f"{from_here(config)} cannot be read: {printable(problem)}"
+
+    def _lines_of(self, item: Item, now: float, width: int) -> Iterator[str]:
+        metadata = item.document
+        hours = hours_of(metadata)
+        facts = [_count(int(metadata["num_samples"]), "sample"), *([] if hours is None else [f"{hours:.3g} h"])]
+        words = f"{made_of(metadata, tokenizers=self._tokenizers)}; made {moment(item.made_ns)}"
+        yield from _block(item, [", ".join([*facts, _amount(item.sizes), _used(item, now)]), words], width)
+        if self.wanted is not None:
+            configs = self.wanted.configs_of(item.name)
+            reason = self.wanted.kept.get(item.name)
+            shown = ", ".join(map(from_here, configs)) or "none that was named"
+            yield from wrapped("  config: ", shown + (f" ({reason})" if reason and not configs else ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsageReport:
+    """What `forebay cache du` shows. node: the folder of what this node keeps of stores, and its bytes."""
+
+    survey: Survey
+    node: tuple[str, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the document of `--json`."""
+        items = [item for item in self.survey.items if item.kind in KINDS]
+        kinds = {
+            kind: {"number": len(found), **_sizes(_all(found))}
+            for kind in KINDS
+            if (found := [item for item in items if item.kind == kind])
+        }
+        return {
+            "root": self.survey.root.place,
+            **_sizes(_all(items)),
+            "kinds": kinds,
+            "items": [{"name": item.name, "kind": item.kind, **_sizes(item.sizes)} for item in items],
+            **({} if self.node is None else {"node": {"folder": self.node[0], "size_bytes": self.node[1]}}),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yields what is printed: a line a cache, a line a kind, and the sum."""
+        caches = sorted(self.survey.caches, key=SORTS["size"])
+        yield from table(["caches", "own", "shared"], [_row(item.sizes, item.name) for item in caches], left=1)
+        by_kind = [(words, found) for kind, words in KINDS.items() if (found := self.survey.of(kind))]
+        rows = [_row(_all(found), f"{words}, {len(found)}") for words, found in by_kind]
+        rows.append(_row(_all([item for item in self.survey.items if item.kind in KINDS]), "together"))
+        yield from table([from_here(self.survey.root.place), "own", "shared"], rows, left=1)
+        yield "own: what removing it frees; shared: files that something else has links to"
+        if self.node is not None:
+            yield (
+                f"this node keeps {human_bytes(self.node[1])} of stores in {from_here(self.node[0])}, for all roots; "
+                "remote.cache_size_gb is its bound"
+            )
+
+
+def _block(item: Item, texts: Sequence[str], width: int) -> Iterator[str]:
+    """Yields the name of an item and lines about it."""
+    yield printable(item.name)
+    for text in texts:
+        yield from [f"  {text}"] if len(text) < width - 2 else wrapped("  ", text)
+
+
+def _used(item: Item, now: float) -> str:
+    return f"used {ago(now - item.used_ns / 1e9)}" if item.is_used else "not used yet"
+
+
+def _times(item: Item) -> dict[str, Any]:
+    return {
+        "made": item.made_ns / 1e9,
+        "used": item.used_ns / 1e9,
+        "used_by": [{"host": use.host, "time": use.used_ns / 1e9} for use in item.uses],
+    }
+
+
+def _all(items: Sequence[Item]) -> Sizes:
+    return sizes_of(file for item in items for file in item.files)
+
+
+def _sizes(sizes: Sizes) -> dict[str, int]:
+    return {
+        "size_bytes": sizes.size_bytes,
+        "exclusive_bytes": sizes.exclusive_bytes,
+        "shared_bytes": sizes.shared_bytes,
+    }
+
+
+def _row(sizes: Sizes, name: str) -> list[str]:
+    return [printable(name), human_bytes(sizes.exclusive_bytes), human_bytes(sizes.shared_bytes)]
+
+
+def _amount(sizes: Sizes) -> str:
+    shared = f" ({human_bytes(sizes.shared_bytes)} of it shared)" if sizes.shared_bytes else ""
+    return f"{human_bytes(sizes.size_bytes)}{shared}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def node_usage(settings: RemoteConfig) -> tuple[str, int] | None:
+    """Returns the folder of what this node keeps of stores, and its bytes; None where there is none."""
+    folder = Path(os.path.realpath(settings.folder / MIRRORS))
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, FOLDER)
+        try:
+            found = contents_of(descriptor, device=os.fstat(descriptor).st_dev)
+        finally:
+            os.close(descriptor)
+        return str(folder), sizes_of(found.files).size_bytes
+    return None
+
+
+def is_of_gone_tar(path: Path) -> tuple[bool, str]:
+    """Returns whether the index of a tar is of no use any more, and why, or why it stays."""
+    return _is_of_gone(path, indexed_tar, "tar")
+
+
+def is_of_gone_text(path: Path) -> tuple[bool, str]:
+    """Returns whether the index of a text's lines is of no use any more, and why, or why it stays.
+
+    A text that has grown is another one: its index would be gone on with, but nothing says that it will be.
+    """
+    return _is_of_gone(path, indexed_text, "text")
+
+
+def _is_of_gone(path: Path, indexed: Callable[[Path], tuple[str | None, bool]], what: str) -> tuple[bool, str]:
+    try:
+        file, is_current = indexed(path)
+    except (TarError, ManifestError) as err:
+        return True, str(err)
+    if file is None:
+        return False, f"which {what} it is of is not known from here"
+    return (False, f"of {file}") if is_current else (True, f"{file} is gone, or another one by now")

@@ -1,1 +1,0 @@
-"""What `forebay doctor` measures, an arm a file."""

@@ -1,1 +1,0 @@
-"""Sealed caches as files that other tools read."""

@@ -1,0 +1,1 @@
+"""Faults and doubts of raw data and of caches: `forebay lint`."""

@@ -1,0 +1,342 @@
+"""What the checks find in one set of samples; pure: facts and limits in, findings out.
+
+What the checks find in the classes of a set of images: such as have no sample or few, and all samples in one.
+
+What a check says of a sample, as a finding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from forebay.inspect.checks.limits import BY_NAME, Limits, Severity
+from forebay.inspect.checks.measured import Classes, Finding, Measured, Refused
+from forebay.preprocess.assemble import EXCLUDING
+from forebay.steps.text.language.script import scripts_of
+from forebay.steps.text.pace import misfits
+from forebay.store.layout import Array
+from forebay.visible import printable
+
+
+def finding(
+    found: Measured,
+    row: int,
+    check: str,
+    message: str,
+    *,
+    value: float | str | None = None,
+    limit: float | str | None = None,
+    other: str | None = None,
+    other_set: str | None = None,
+) -> Finding:
+    """Returns a finding of a check about a sample of a set."""
+    return Finding(
+        check=check,
+        severity=BY_NAME[check].severity,
+        set=found.name,
+        sample_id=found.sample_id(row),
+        row=int(found.places[row]),
+        source=found.file(row),
+        message=message,
+        value=round(value, 4) if isinstance(value, float) else value,
+        limit=limit,
+        other=other,
+        other_set=other_set,
+    )
+
+
+def set_finding(
+    found: Measured, check: str, message: str, *, value: float | str | None = None, limit: float | None = None
+) -> Finding:
+    """Returns a finding of a check about a set as a whole, which is of no sample."""
+    severity = BY_NAME[check].severity
+    return Finding(
+        check=check,
+        severity=severity,
+        set=found.name,
+        sample_id="",
+        row=-1,
+        source="",
+        message=message,
+        value=round(value, 4) if isinstance(value, float) else value,
+        limit=limit,
+    )
+
+
+_SHOWN = 5
+
+
+def class_findings(found: Measured, limits: Limits) -> Iterator[Finding]:
+    """Yields what is doubtful of the classes of a set; nothing of a set without classes."""
+    if found.classes is None:
+        return
+    usable = found.usable().tolist()
+    first: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    for row, names in enumerate(found.classes.names):
+        for name in set(names) if usable[row] else ():
+            first.setdefault(name, row)
+            counts[name] += 1
+    yield from _empty(found, found.classes, counts)
+    if not counts:
+        return
+    if len(counts) == 1 and sum(counts.values()) > 1:
+        [(name, count)] = counts.items()
+        yield set_finding(found, "single_class", f"all {count} samples have the class {_shown(name)}", value=1, limit=2)
+        return
+    for name, count in sorted(counts.items(), key=lambda item: (item[1], item[0])):
+        if count < limits.min_class_samples:
+            samples = "1 sample" if count == 1 else f"{count} samples"
+            message = f"its class {_shown(name)} has {samples}, the limit is {limits.min_class_samples:g}"
+            yield finding(found, first[name], "small_class", message, value=count, limit=limits.min_class_samples)
+    yield from _uneven(found, counts, limits)
+
+
+def _empty(found: Measured, classes: Classes, counts: Counter[str]) -> Iterator[Finding]:
+    missing = [name for name in classes.known if name not in counts]
+    for what, names in (
+        ("folders of classes without an image", classes.folders),
+        ("classes without a sample", missing),
+    ):
+        if names:
+            yield set_finding(found, "empty_class", f"{what}, {len(names)}: {_list(names)}", value=len(names), limit=0)
+
+
+def _uneven(found: Measured, counts: Counter[str], limits: Limits) -> Iterator[Finding]:
+    """Compares the largest class with the smallest of those that have samples enough."""
+    held = {name: count for name, count in counts.items() if count >= limits.min_class_samples}
+    if len(held) < 2:
+        return
+    (large, most), (small, least) = (pick(held.items(), key=lambda item: item[1]) for pick in (max, min))
+    if most / least >= limits.class_ratio:
+        message = (
+            f"{_shown(large)} has {most} samples, {_shown(small)} {least}: {most / least:.3g} times as many, the limit "
+            f"is {limits.class_ratio:g}"
+        )
+        yield set_finding(found, "uneven_classes", message, value=most / least, limit=limits.class_ratio)
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(_shown, names[:_SHOWN])) + more
+
+
+def _shown(name: str) -> str:
+    text = printable(name)
+    return repr(text if len(text) <= 60 else f"{text[:59]}…")
+
+
+_BY_DURATION = frozenset({"too_long", "too_short"})
+"""Reasons that only say that a filter of the config works."""
+
+_RATES_HZ = (8_000, 11_025, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
+
+
+def judged(found: Measured, limits: Limits) -> Iterator[Finding]:
+    """Yields what the checks find in a set, but for its duplicates: see `forebay.inspect.checks.same_items`."""
+    dropped = set() if found.dropped is None else set(found.places[found.dropped].tolist())
+    yield from (each for each in _judged(found, limits) if each.row not in dropped)
+
+
+def _judged(found: Measured, limits: Limits) -> Iterator[Finding]:
+    yield from _refused(found)
+    if "loudest_dbfs" in found.facts:
+        yield from _sound(found, limits)
+    if "file_rate_hz" in found.facts:
+        yield from _rates(found, limits)
+    if "seconds" in found.facts and "chars" in found.facts:
+        yield from _speed(found, limits)
+        yield from _annotations(found, limits)
+    if "chars" in found.facts:
+        yield from _scripts(found, limits)
+        yield from _repeats(found, limits)
+    yield from _images(found, limits)
+    yield from class_findings(found, limits)
+    yield from _words(found, limits)
+
+
+def _severity(each: Refused) -> Severity:
+    if each.reason in _BY_DURATION:
+        return "info"
+    return "warning" if each.reason in EXCLUDING else "error"
+
+
+def _refused(found: Measured) -> Iterator[Finding]:
+    for each in found.refused:
+        yield Finding(
+            check=each.reason,
+            severity=_severity(each),
+            set=found.name,
+            sample_id=each.sample_id,
+            row=each.place,
+            source=found.file(each.row) if each.row >= 0 else "",
+            message=each.message,
+        )
+
+
+def _rows(mask: Array) -> list[int]:
+    rows: list[int] = np.flatnonzero(mask).tolist()
+    return rows
+
+
+def _each(
+    found: Measured, check: str, mask: Array, fact: str, says: str, *, limit: float | None = None, kind: type = float
+) -> Iterator[Finding]:
+    """Yields a finding of each row of a mask. says: with the `{value}` of the fact in braces, and its `{limit}`."""
+    for row in _rows(mask):
+        value = kind(found.facts[fact][row])
+        yield finding(found, row, check, says.format(value=value, limit=limit), value=value, limit=limit)
+
+
+def _sound(found: Measured, limits: Limits) -> Iterator[Finding]:
+    facts, loud = found.facts, limits.quiet_dbfs
+    is_silent = facts["loudest_dbfs"] < loud
+    says = "its loudest piece of 20 ms has {value:.1f} dBFS, the limit is {limit:g}"
+    yield from _each(found, "silent", is_silent, "loudest_dbfs", says, limit=loud)
+    says = f"{{value:.1%}} of its pieces are below {loud:g} dBFS, the limit is {{limit:.0%}}"
+    is_quiet = (facts["quiet"] >= limits.quiet_share) & ~is_silent
+    yield from _each(found, "mostly_silent", is_quiet, "quiet", says, limit=limits.quiet_share)
+    says = "{value:.2%} of its samples are at full scale, the limit is {limit:.2%}"
+    is_bad = facts["clipped"] >= limits.badly_clipped_share
+    yield from _each(found, "clipping", is_bad, "clipped", says, limit=limits.badly_clipped_share)
+    is_some = (facts["clipped"] >= limits.clipped_share) & ~is_bad
+    yield from _each(found, "some_clipping", is_some, "clipped", says, limit=limits.clipped_share)
+    says = "above 60 % of its band it has {value:.0f} dB of its power, the limit is {limit:g}"
+    is_narrow = (facts["band_db"] < limits.band_db) & ~is_silent
+    yield from _each(found, "narrow_band", is_narrow, "band_db", says, limit=limits.band_db)
+    says = "its mean is {value:.1%} of full scale, the limit is {limit:.1%}"
+    yield from _each(found, "dc_offset", facts["offset"] >= limits.dc_offset, "offset", says, limit=limits.dc_offset)
+
+
+def _rates(found: Measured, limits: Limits) -> Iterator[Finding]:
+    facts, wanted = found.facts, found.rate_hz or 0
+    says = "the file has {value} Hz, the config {limit}: a build upsamples it"
+    is_low = facts["file_rate_hz"] < wanted
+    yield from _each(found, "low_rate", is_low, "file_rate_hz", says, limit=wanted, kind=int)
+    assert found.longer is not None
+    seconds, stated_s = facts["seconds"], facts["stated_s"]
+    moved = np.abs(seconds - stated_s) > limits.rate_match * stated_s
+    for row in _rows(moved & np.isfinite(facts["file_rate_hz"])):
+        rate = int(facts["file_rate_hz"][row])
+        real = _other_rate(float(stated_s[row] / seconds[row]), rate, limits.rate_match)
+        if real is not None:
+            said = f"{seconds[row]:.2f} s at the {rate} Hz of its header, {stated_s[row]:.2f} s by its manifest: as if "
+            said += f"its samples were of {real} Hz; correct the header, or the manifest"
+            yield finding(found, row, "wrong_rate", said, value=rate, limit=real)
+        elif found.longer[row]:
+            heard, stated = float(seconds[row]), float(stated_s[row])
+            said = f"{heard:.2f} s of audio, its manifest says {stated:.2f} s"
+            yield finding(found, row, "longer_than_stated", said, value=heard, limit=stated)
+
+
+def _other_rate(ratio: float, rate_hz: int, match: float) -> int | None:
+    """Returns the rate at which a clip would be as long as was stated, where that is one that people use."""
+    fits = (other for other in _RATES_HZ if other != rate_hz and abs(ratio * other / rate_hz - 1) <= match)
+    return next(fits, None)
+
+
+def _speed(found: Measured, limits: Limits) -> Iterator[Finding]:
+    """What is spoken too fast or too slowly, or far from the median of its language."""
+    misfit = misfits(
+        found.facts["chars"], found.facts["seconds"], found.language_of, pace=limits.pace, usable=found.usable()
+    )
+    for name, rows in misfit.rows():
+        for row in rows.tolist():
+            rate, language, number = float(misfit.per_s[row]), found.language(row), int(found.language_of[row])
+            limit = limits.max_chars_per_s if name == "too_many_chars" else limits.min_chars_per_s
+            said = f"the limit is {limit:g}"
+            if name == "chars_outlier":
+                middle, spread = misfit.ranges[number]
+                low, high = (float(np.exp(middle + sign * limits.outlier_deviations * spread)) for sign in (-1, 1))
+                median = f"the median of {language or 'all'} is {np.exp(middle):.1f}"
+                said = f"{median} and the limits are {low:.1f} and {high:.1f}"
+                limit = round(high if rate > high else low, 4)
+            yield finding(found, row, name, f"{_rate(found, rate, row)}, {said}", value=rate, limit=limit)
+
+
+def _rate(found: Measured, rate: float, row: int) -> str:
+    chars, seconds = int(found.facts["chars"][row]), float(found.facts["seconds"][row])
+    return f"{chars} characters in {seconds:.2f} s, {rate:.2f} a second"
+
+
+def _scripts(found: Measured, limits: Limits) -> Iterator[Finding]:
+    facts = found.facts
+    judged_ = facts["letters"] >= limits.min_letters
+    is_wrong = judged_ & (facts["foreign"] >= limits.wrong_script_share) & (facts["is_known"] > 0)
+    is_mixed = judged_ & (facts["foreign"] >= limits.mixed_script_share) & ~is_wrong
+    named = (
+        ("wrong_script", is_wrong, limits.wrong_script_share),
+        ("mixed_scripts", is_mixed, limits.mixed_script_share),
+    )
+    for name, mask, limit in named:
+        for row in _rows(mask):
+            said = _script_message(found, row, limit)
+            yield finding(found, row, name, said, value=float(facts["foreign"][row]), limit=limit)
+    says = "the word {value!r} mixes scripts whose letters look alike"
+    yield from _each(found, "mixed_word", facts["word"] != "", "word", says, kind=str)
+
+
+def _script_message(found: Measured, row: int, limit: float) -> str:
+    share, script, language = float(found.facts["foreign"][row]), found.facts["script"][row], found.language(row)
+    scripts = scripts_of(language) if language else None
+    written = f"{language} is written in {', '.join(sorted(scripts))}" if scripts else "its language is not known"
+    return f"{share:.0%} of its letters are not, most of them {script}: {written}; the limit is {limit:.0%}"
+
+
+def _repeats(found: Measured, limits: Limits) -> Iterator[Finding]:
+    chars, usable = found.facts["chars"], found.usable()
+    refused = {each.row for each in found.refused if each.reason == "empty_text"}
+    has_texts = bool((chars > 0).any())
+    for row in _rows((chars == 0) & has_texts):
+        if row not in refused:
+            yield finding(found, row, "empty_text", "its text is empty", value=0, limit=1)
+    hashes = np.where(usable & (chars >= limits.repeated_min_chars), found.content["text"], 0)
+    values, counts = np.unique(hashes, return_counts=True)
+    often = (values != 0) & (counts >= limits.repeated_texts)
+    times = dict(zip(values[often].tolist(), counts[often].tolist(), strict=True))
+    for row in _rows(np.isin(hashes, values[often])):
+        count, limit = times[int(hashes[row])], limits.repeated_texts
+        said = f"{count} samples have its text, the limit is {limit:g}"
+        yield finding(found, row, "repeated_text", said, value=count, limit=limit)
+
+
+def _words(found: Measured, limits: Limits) -> Iterator[Finding]:
+    if "cut" in found.facts:
+        says = "the last {value} tokens of its text are cut off"
+        yield from _each(found, "cut_text", found.facts["cut"] > 0, "cut", says, limit=0, kind=int)
+    if "loops" in found.facts:
+        says, loops = "the same words stand {value} times in a row, the limit is {limit:g}", limits.loops
+        is_loop = found.facts["loops"] >= loops
+        yield from _each(found, "looping_text", is_loop, "loops", says, limit=loops, kind=int)
+
+
+def _annotations(found: Measured, limits: Limits) -> Iterator[Finding]:
+    breaks, digits, limit = found.facts["breaks"], found.facts["digits"], limits.max_digit_share
+    for row in _rows((breaks > 0) | (digits > limit)):
+        said = f"its text has {breaks[row]:.0f} tabs or line ends, and {digits[row]:.0%} of it are digits"
+        value = float(digits[row])
+        yield finding(found, row, "annotation_text", f"{said}, the limit is {limit:.0%}", value=value, limit=limit)
+
+
+def _images(found: Measured, limits: Limits) -> Iterator[Finding]:
+    images = found.images
+    if images is None:
+        return
+    side = np.minimum(images.width, images.height)
+    is_tiny = (side > 0) & (side < limits.min_image_side)
+    is_blank = images.range < limits.blank_range
+    owners = np.repeat(np.arange(len(found)), np.diff(images.starts))
+    for name, mask in (("tiny_image", is_tiny), ("blank_image", is_blank)):
+        for use in _rows(mask[images.flat]):
+            image = int(images.flat[use])
+            if name == "tiny_image":
+                size = f"{images.width[image]} x {images.height[image]} pixels"
+                value, limit, said = int(side[image]), limits.min_image_side, f"has {size}"
+            else:
+                value, limit = int(images.range[image]), limits.blank_range
+                said = f"has values that differ by {value} of 255"
+            message = f"image {images.names[image]} {said}, the limit is {limit:g}"
+            yield finding(found, int(owners[use]), name, message, value=value, limit=limit)

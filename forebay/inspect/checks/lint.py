@@ -1,0 +1,264 @@
+"""`forebay lint`: measures the sets that are named, lets the checks look at them, and says what they found.
+
+`[filter]` of a config that is linted: what it leaves out has no findings, and is no twin of another sample.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+
+from forebay.config.filter import FilterConfig
+from forebay.config.remote import RemoteConfig
+from forebay.config.tree import Config
+from forebay.config.url import is_url, url_or_path
+from forebay.errors import ConfigError
+from forebay.inspect.checks.judge import judged
+from forebay.inspect.checks.limits import BY_NAME, CHECKS, Limits, Severity
+from forebay.inspect.checks.lint_report import Linted, LintReport
+from forebay.inspect.checks.measured import Finding, Measured
+from forebay.inspect.checks.raw_data import measure_raw
+from forebay.inspect.checks.same_items import comparable, duplicates, leaks
+from forebay.inspect.checks.sealed_cache import measure_cache
+from forebay.steps.recipe import load_config, recipe_of
+from forebay.steps.text.language.script import scripts_of
+from forebay.store.cache import Cache, open_cache
+from forebay.store.files import write_bytes
+from forebay.store.filter import Filter
+from forebay.store.layout import TEXT, Array
+from forebay.store.lookup import find_cache
+from forebay.store.metadata import check_description, foreign_values
+from forebay.store.output import check_output
+from forebay.store.remote.raw.sources import naming_urls
+from forebay.store.sample_ids import read_ids
+
+
+def chosen_of_cache(found: Measured, settings: FilterConfig, cache: Cache) -> Measured:
+    """Returns a measured cache without what a filter leaves out. Raises ConfigError where the filter cannot be used."""
+    if not settings.is_given:
+        return found
+    is_kept = np.zeros(len(cache), bool)
+    is_kept[Filter.of(settings).choose(cache, name=cache.place).places] = True
+    return _without(found, ~is_kept[: len(found)])
+
+
+def chosen_of_raw(found: Measured, settings: FilterConfig) -> Measured:
+    """Returns measured raw data without what the lists of a filter leave out. Raises ConfigError for a bad list.
+
+    Conditions and quotas are of the columns of a cache: a note says that they were not looked at.
+    """
+    if not settings.is_given:
+        return found
+    is_dropped = np.zeros(len(found), bool)
+    lists: Mapping[str, str | None] = {"ids": settings.ids, "drop_ids": settings.drop_ids}
+    for name, path in lists.items():
+        if path is not None:
+            ids = read_ids(Path(path), setting=f"filter.{name}", may_be_empty=name == "drop_ids")
+            is_listed = np.asarray(pc.is_in(found.ids, value_set=ids).to_numpy(zero_copy_only=False), bool)
+            is_dropped |= is_listed if name == "drop_ids" else ~is_listed
+    others = [name for name in ("where", "quota") if getattr(settings, name)]
+    note = f"[filter] {' and '.join(others)}: of a cache's columns, and not looked at in raw data"
+    return _without(found, is_dropped, *([note] if others else []))
+
+
+def _without(found: Measured, is_dropped: Array, *notes: str) -> Measured:
+    count = int(is_dropped.sum())
+    said = [f"[filter] leaves out {count} of {len(found)} samples, which have no findings"] if count else []
+    return replace(found, dropped=is_dropped, notes=[*found.notes, *said, *notes])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is linted, or compared with: a config or the place of a cache. first: only so many samples of it count."""
+
+    config: Config | None = None
+    place: str = ""
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
+    first: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What the set is called."""
+        return self.place if self.config is None else self.config.path
+
+    def is_same(self, other: Target) -> bool:
+        """Returns whether two targets are the same file or folder."""
+        if is_url(self.name) or is_url(other.name):
+            return self.name == other.name
+        return os.path.realpath(self.name) == os.path.realpath(other.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LintOptions:
+    """What is asked for. severity: from which on an id is dropped, and `--strict` fails. skip: checks left out.
+
+    is_raw: raw data is read also where a cache has it. most: samples of each cache that are looked at.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    severity: Severity = "error"
+    drop_ids: Path | None = None
+    skip: Sequence[str] = ()
+    is_raw: bool = False
+    workers: int | None = None
+    most: int | None = None
+    shown: int = 3
+    progress: bool = True
+
+
+def lint(targets: Sequence[Target], against: Sequence[Target], options: LintOptions) -> LintReport:
+    """Returns what the checks find in some sets, in the order of severity, check, set and place.
+
+    against: sets whose content must not be in these; those that a config is evaluated on come beside them.
+    Raises ConfigError, ManifestError or a CacheError where a set cannot be read, and what reading raises for the
+    machine. A row that cannot be used is a finding.
+    """
+    started_s = time.monotonic()
+    _require_checks(options.skip)
+    if options.drop_ids is not None:
+        for target in targets:
+            folder = None if target.config is not None or is_url(target.place) else Path(target.place)
+            check_output(options.drop_ids, "--drop-ids", folder=folder, config=target.config)
+    measured = [_measured(target, options) for target in targets]
+    linted = [Linted.of(found, left_out=_checks_left_out(found), notes=_notes(found)) for found in measured]
+    findings = [
+        each for found in measured for each in (*judged(found, options.limits), *duplicates(found, options.limits))
+    ]
+    notes = [
+        f"{target.name}: the sources of its [mixture] are not read; name their configs or caches too"
+        for target in targets
+        if target.config is not None and target.config.mixture.source
+    ]
+    findings += _leaks(targets, measured, against, options, notes)
+    kept = sorted((each for each in findings if each.check not in options.skip), key=Finding.order)
+    report = LintReport(
+        sets=linted,
+        findings=kept,
+        notes=notes,
+        severity=options.severity,
+        limits=options.limits,
+        drop_ids=None if options.drop_ids is None else str(options.drop_ids),
+        shown=options.shown,
+        seconds=time.monotonic() - started_s,
+    )
+    if options.drop_ids is not None:
+        write_bytes(options.drop_ids, "".join(f"{name}\n" for name in report.dropped()).encode())
+    return report
+
+
+def _require_checks(names: Sequence[str]) -> None:
+    for name in names:
+        # A build's reasons are checks too, and which there are is for the build to say.
+        if name not in BY_NAME and not name.replace("_", "").isalpha():
+            raise ConfigError(f"--skip {name}: wanted the name of a check; all of them: forebay lint --explain-checks")
+
+
+def _measured(target: Target, options: LintOptions) -> Measured:
+    """Returns what is known of a target: of a config its raw data, or a cache of it that keeps as much."""
+    if target.config is None:
+        return _of_cache(open_cache(target.place, remote=target.remote), target, options)
+    config, recipe = target.config, recipe_of(target.config)
+    if not options.is_raw:
+        with naming_urls():
+            lookup = find_cache(config, recipe)
+        if lookup.found is not None:
+            cache = open_cache(lookup.found.place, remote=config.remote)
+            if lookup.state == "absent" or _keeps_enough(cache):
+                return _of_cache(cache, target, options)
+    found = measure_raw(config, recipe, options.limits, name=target.name, progress=options.progress)
+    return chosen_of_raw(found, config.filter)
+
+
+def _of_cache(cache: Cache, target: Target, options: LintOptions) -> Measured:
+    workers = options.workers if target.config is None else target.config.run.num_workers
+    check_description(cache.folder, cache.metadata)
+    with foreign_values(cache.folder):
+        found = measure_cache(
+            cache,
+            options.limits,
+            name=target.name,
+            remote=target.remote if target.config is None else target.config.remote,
+            workers=workers,
+            most=options.most,
+            progress=options.progress,
+        )
+    return found if target.config is None else chosen_of_cache(found, target.config.filter, cache)
+
+
+def _keeps_enough(cache: Cache) -> bool:
+    """Whether a cache keeps recordings or texts as the checks want them; of images it keeps no sizes."""
+    return "waveform" in cache.fields or cache.groups == (TEXT,)
+
+
+def _checks_left_out(found: Measured) -> dict[str, str]:
+    """Returns why checks were not made, by their names."""
+    return {check.name: found.left_out[check.needs] for check in CHECKS if check.needs in found.left_out}
+
+
+def _notes(found: Measured) -> list[str]:
+    known = [
+        f"{name!r} ({count} samples)"
+        for number, name in enumerate(found.languages)
+        if name and scripts_of(name) is None and (count := int((found.language_of == number).sum()))
+    ]
+    note = f"languages whose script is not known: {', '.join(known[:10])}"
+    return [*found.notes, *([note + (f" and {len(known) - 10} more" if len(known) > 10 else "")] if known else [])]
+
+
+def _leaks(
+    targets: Sequence[Target],
+    measured: Sequence[Measured],
+    against: Sequence[Target],
+    options: LintOptions,
+    notes: list[str],
+) -> Iterator[Finding]:
+    for number, found in enumerate(measured):
+        for other in measured[number + 1 :]:
+            yield from _compared(found, other, options, notes, first=None)
+    for other_target in _others(targets, against, notes):
+        other = _measured(other_target, options)
+        for found in measured:
+            yield from _compared(found, other, options, notes, first=other_target.first)
+
+
+def _compared(
+    found: Measured, other: Measured, options: LintOptions, notes: list[str], *, first: int | None
+) -> Iterator[Finding]:
+    if not comparable(found, other, options.limits):
+        notes.append(
+            f"{found.name} and {other.name} were not compared: they keep no content of the same form; name the configs "
+            "of both, with --raw"
+        )
+    yield from leaks(found, other, options.limits, first=first)
+
+
+def _others(targets: Sequence[Target], against: Sequence[Target], notes: list[str]) -> list[Target]:
+    """Returns the sets to compare with, each once: those that were named, and those that configs are evaluated on."""
+    others: list[Target] = []
+    for other in [*against, *(each for target in targets for each in _evaluated(target, notes))]:
+        if any(other.is_same(target) for target in targets):
+            notes.append(f"{other.name} is a set that is linted: it is not compared with itself")
+        elif not any(other.is_same(each) for each in others):
+            others.append(other)
+    return others
+
+
+def _evaluated(target: Target, notes: list[str]) -> Iterator[Target]:
+    config = target.config
+    if config is None:
+        return
+    for entry in config.train.eval:
+        if entry.cache is not None:
+            yield Target(place=url_or_path(entry.cache), remote=config.remote, first=entry.max_samples)
+            continue
+        assert entry.config is not None
+        if not Path(entry.config).exists():
+            notes.append(f"[[train.eval]] {entry.name}: {entry.config} is not there; nothing was compared with it")
+            continue
+        yield Target(config=load_config(entry.config), first=entry.max_samples)

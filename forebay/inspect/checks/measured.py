@@ -1,0 +1,212 @@
+"""What is known of a set of samples, a column a fact; and what a check found.
+
+What is measured of a decoded clip: how quiet, how clipped, how wide its band is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.inspect.checks.limits import SEVERITIES, Limits, Severity
+from forebay.store.layout import Array, Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """A sample that a build leaves out. row: of `Measured`, -1 where the listing left it out already."""
+
+    sample_id: str
+    reason: str
+    message: str
+    row: int = -1
+    place: int = -1
+    """Where the sample stands in the listing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFacts:
+    """The different images of a set. starts, flat: those of sample i are `flat[starts[i] : starts[i + 1]]`.
+
+    width, height: int [images], 0 where they are not known. range: float [images], between the darkest and the
+    brightest value; NaN where it was not measured. hashes: the xxh3-128 of the encoded bytes, 32 hex digits.
+    """
+
+    names: Sequence[str]
+    hashes: Sequence[str]
+    width: Ints
+    height: Ints
+    range: Array
+    starts: Ints
+    flat: Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classes:
+    """The classes of a set of images. names: of each sample those that it has.
+
+    known: names that the config or the source declares. folders: of classes, without an image.
+    """
+
+    names: Sequence[Sequence[str]]
+    known: Sequence[str] = ()
+    folders: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A set of samples. Columns are [samples]; a fact that is not known is NaN, of a hash 0.
+
+    name: of the set, in messages. is_raw: whether it was read from raw data. ids: large_string. places: where a sample
+    stands in its listing or cache. files: the source file of each. languages: "" where none is known.
+    facts: fields of `TextFacts` and `Sound`, `band_db`, `seconds`, `stated_s`, `file_rate_hz`. content: hashes by what
+    they are of; those of one name may be compared between sets. rate_hz: of the config; None where there is no sound.
+    longer: which samples have more audio than was stated. dropped: which `[filter]` leaves out. left_out: why checks
+    were not made, by what these need.
+    excluded: how many samples the settings of the config leave out, by reason. notes: what else to say.
+    """
+
+    name: str
+    is_raw: bool
+    ids: pa.ChunkedArray
+    places: Ints
+    files: Sequence[str]
+    file_of: Ints
+    languages: Sequence[str]
+    language_of: Ints
+    rate_hz: int | None = None
+    facts: Mapping[str, Array] = field(default_factory=dict)
+    content: Mapping[str, Ints] = field(default_factory=dict)
+    refused: Sequence[Refused] = ()
+    images: ImageFacts | None = None
+    classes: Classes | None = None
+    longer: Array | None = None
+    dropped: Array | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    excluded: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def sample_id(self, row: int) -> str:
+        """Returns the id of a sample."""
+        return str(self.ids[row].as_py())
+
+    def file(self, row: int) -> str:
+        """Returns the name of a sample's source file."""
+        return self.files[int(self.file_of[row])]
+
+    def language(self, row: int) -> str:
+        """Returns the language of a sample, "" where none is known."""
+        return self.languages[int(self.language_of[row])]
+
+    def usable(self) -> Array:
+        """Returns which samples a build would take and a filter leaves, bool [samples]."""
+        found = np.ones(len(self), bool) if self.dropped is None else ~self.dropped
+        found[[each.row for each in self.refused if each.row >= 0]] = False
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that a check found. value: what was measured. limit: what it was compared with.
+
+    other: the sample that this one is the same as, and `other_set` where that is in another set.
+    """
+
+    check: str
+    severity: Severity
+    set: str
+    sample_id: str
+    row: int
+    source: str
+    message: str
+    value: float | str | None = None
+    limit: float | str | None = None
+    other: str | None = None
+    other_set: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON form."""
+        return asdict(self)
+
+    def order(self) -> tuple[int, str, str, int, str, str, str]:
+        """Returns what findings are sorted by: the worst first, then by check, set and place."""
+        rank = SEVERITIES.index(self.severity)
+        return (rank, self.check, self.set, self.row, self.sample_id, self.other_set or "", self.message)
+
+
+_PIECE_S = 0.02
+_WINDOW = 512
+_WINDOWS = 32
+"""The loudest ones are enough to see where a band ends."""
+_ABOVE = 0.6
+"""Of the band. Half of it would meet the slope of a filter that ends there: torchaudio's reaches to 0.58."""
+
+
+class Sound(NamedTuple):
+    """What a clip is like.
+
+    loudest_dbfs: level of its loudest piece of 20 ms. quiet: share of pieces below `quiet_dbfs`. clipped: share of
+    samples at full scale. offset: magnitude of its mean, 1.0 being full scale.
+    """
+
+    loudest_dbfs: float
+    quiet: float
+    clipped: float
+    offset: float
+
+
+def measured_sound(clip: Array, rate_hz: int, limits: Limits) -> Sound:
+    """Returns what a clip is like. clip: int16 or float32 (1.0 is full scale) [num_samples], at least one."""
+    samples = _as_float(clip)
+    levels = _levels(samples, max(1, round(_PIECE_S * rate_hz)))
+    return Sound(
+        loudest_dbfs=float(levels.max()),
+        quiet=float(np.mean(levels < limits.quiet_dbfs)),
+        clipped=_clipped(samples, limits.full_scale),
+        offset=abs(float(samples.mean(dtype=np.float64))),
+    )
+
+
+def _as_float(clip: Array) -> Array:
+    samples = clip.astype(np.float32)
+    return samples * np.float32(2**-15) if clip.dtype == np.int16 else samples
+
+
+def _levels(samples: Array, size: int) -> Array:
+    """Returns the level of each piece in dBFS: of its deviation from its mean, so that an offset is no sound."""
+    count = max(1, len(samples) // size)
+    pieces = samples[: count * size].reshape(count, -1)
+    power = np.einsum("ij,ij->i", pieces, pieces) / pieces.shape[1] - pieces.mean(axis=1) ** 2
+    return np.asarray(10 * np.log10(np.maximum(power, 1e-20)))
+
+
+def _clipped(samples: Array, full_scale: float) -> float:
+    # The extremes cost half of the comparison, and most clips end here.
+    if samples.max() < full_scale and samples.min() > -full_scale:
+        return 0.0
+    return float(np.mean(np.abs(samples) >= full_scale))
+
+
+def band_db(clip: Array) -> float:
+    """Returns the power in the upper part of a clip's band over all of its power, in dB; NaN where that cannot be told.
+
+    clip: int16 or float32 [num_samples]. It is seen in the 32 loudest of its windows of 512 samples.
+    """
+    count = len(clip) // _WINDOW
+    if not count:
+        return float("nan")
+    windows = _as_float(clip[: count * _WINDOW]).reshape(count, _WINDOW)
+    power = np.einsum("ij,ij->i", windows, windows)
+    loudest = windows[np.argpartition(-power, _WINDOWS - 1)[:_WINDOWS]] if count > _WINDOWS else windows
+    spectrum = (np.abs(np.fft.rfft(loudest * np.hanning(_WINDOW), axis=1)) ** 2).sum(axis=0)
+    total = float(spectrum.sum())
+    if total < 1e-6:
+        return float("nan")
+    return float(10 * np.log10(max(float(spectrum[int(_ABOVE * len(spectrum)) :].sum()) / total, 1e-20)))

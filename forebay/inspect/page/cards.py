@@ -1,0 +1,355 @@
+"""A sample as a card of a page: what it is, how it sounds and looks, and what of its text is learnt.
+
+Waveforms as files that a browser plays: small ones for a page, and the stored samples themselves as WAV.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import soundfile
+
+from forebay.config.tree import Config
+from forebay.errors import CacheError
+from forebay.inspect.page.card_media import HOP_S, hop_s, picture_of, webp, webps
+from forebay.inspect.page.choose import Chosen, clipped_share
+from forebay.inspect.page.doubts import Columns
+from forebay.inspect.page.markup import data_url, url_size
+from forebay.inspect.page.words import Piece, learnt_mask, pieces_of, repeated_ids
+from forebay.inspect.pixels_seen import Picture
+from forebay.inspect.sample import Sample, read_sample, spoken
+from forebay.store.layout import Array
+
+_WAYS = (
+    ("FLAC", 30.0),
+    ("MP3", 30.0),
+    ("FLAC", 10.0),
+    ("MP3", 10.0),
+    ("FLAC", 4.0),
+    ("MP3", 4.0),
+    ("FLAC", 1.5),
+    ("MP3", 1.5),
+)
+"""Formats and the seconds of a clip that are kept, the best first."""
+
+_MAX_BYTES = (1 << 32) - 1 - 36
+_TYPES = {"FLAC": "audio/flac", "MP3": "audio/mpeg"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clip:
+    """A waveform as a file. note: what was left out of it, or how it was changed; empty: nothing."""
+
+    data: bytes
+    media_type: str
+    note: str
+
+
+def clips(waveforms: Sequence[Array | None], rate_hz: int, *, budget: int) -> list[Clip | None]:
+    """Returns each waveform (int16 or float32, mono) as a file, all of them together no longer than `budget` as URLs.
+
+    Whole and without loss where that fits, else as MP3, else cut; all clips in the same way. None where there is no
+    waveform, or no room at all.
+    """
+    for kind, most_s in _WAYS:
+        found: list[Clip | None] = []
+        left = budget
+        for waveform in waveforms:
+            clip = None if waveform is None else _clip(waveform, rate_hz, kind=kind, most_s=most_s)
+            left -= 0 if clip is None else url_size(clip.data)
+            found.append(clip)
+            if left < 0:
+                break
+        if left >= 0 and all(
+            (clip is None) == (waveform is None) for clip, waveform in zip(found, waveforms, strict=True)
+        ):
+            return found
+    return [None] * len(waveforms)
+
+
+def _clip(waveform: Array, rate_hz: int, *, kind: str, most_s: float) -> Clip | None:
+    kept = waveform[: int(most_s * rate_hz)]
+    notes = []
+    if len(kept) < len(waveform):
+        notes.append(f"the first {most_s:g} of {len(waveform) / rate_hz:.1f} s")
+    if kind == "MP3":
+        notes.append("as MP3, to keep this file small")
+    if waveform.dtype != np.int16:
+        notes.append("in 16 bits")
+        kept = np.clip(np.nan_to_num(kept), -1.0, 1.0)
+    buffer = io.BytesIO()
+    try:
+        soundfile.write(buffer, kept, rate_hz, format=kind, **({"subtype": "PCM_16"} if kind == "FLAC" else {}))
+    except (soundfile.LibsndfileError, ValueError, TypeError, RuntimeError):
+        return None  # a rate that the format does not know
+    return Clip(data=buffer.getvalue(), media_type=_TYPES[kind], note=", ".join(notes))
+
+
+def wav_head(waveform: Array, rate_hz: int) -> bytes:
+    """Returns what stands before the values of a mono waveform, int16 or float32, in a WAV file."""
+    is_float = waveform.dtype != np.int16
+    # Of more than 4 GiB a WAV cannot say how much it is, and players read on.
+    width, size = waveform.dtype.itemsize, min(waveform.nbytes, _MAX_BYTES)
+    about = struct.pack("<HHIIHH", 3 if is_float else 1, 1, rate_hz, rate_hz * width, width, 8 * width)
+    return b"".join(
+        [
+            b"RIFF",
+            struct.pack("<I", 36 + size),
+            b"WAVEfmt ",
+            struct.pack("<I", 16),
+            about,
+            b"data",
+            struct.pack("<I", size),
+        ]
+    )
+
+
+MAX_IMAGES = 6
+"""Of a sample that a page shows."""
+
+_PICTURE_COLUMNS = 800
+SERVED_SIDE = 1_280
+SERVED_COLUMNS = 2_400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sound:
+    """Where a waveform is heard. url: None: nowhere, and the note says why."""
+
+    url: str | None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """An image or a spectrum. url: None: it was left out. about: what it shows. seconds: that a spectrum covers.
+
+    notes: what else is said of an image; of one without a grid, what its fields are.
+    """
+
+    url: str | None
+    about: str
+    size: tuple[int, int] = (0, 0)
+    grid: tuple[int, int] = (0, 0)
+    merge: int = 1
+    seconds: float = 0.0
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One sample as a page shows it. problem: why it cannot be read; then there is nothing but its row.
+
+    spoken: who says what, in order; of a transcript one text without a name. num_learnt: None: no target.
+    """
+
+    index: int
+    sample_id: str
+    language: str
+    why: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    row: Mapping[str, Any] = field(default_factory=dict)
+    spoken: Sequence[tuple[str, str]] = ()
+    pieces: Sequence[Piece] = ()
+    num_tokens: int = 0
+    num_learnt: int | None = None
+    sound: Sound | None = None
+    spectrum: Seen | None = None
+    images: Sequence[Seen] = ()
+    more_images: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A card and what its media are made of. tensors: of a recording, whose frames are `hop_s` seconds apart.
+
+    silence: why there is no waveform, where there is none.
+    """
+
+    card: Card
+    waveform: Array | None = None
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    pictures: Sequence[Picture] = ()
+    hop_s: float = HOP_S
+    silence: str = ""
+
+    def picture(self, *, rate_hz: int, columns: int) -> tuple[bytes, str, float] | None:
+        """Returns what `picture_of` gives for the recording."""
+        return picture_of(self.tensors, rate_hz=rate_hz, columns=columns, hop_s=self.hop_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """Reads samples as cards. tokenizer: of `load_tokenizer`; None: tokens are shown as numbers.
+
+    config: where files are looked for that images were made of, see `pictures_of`. sound: gives the waveform of a row
+    from its source; None: there is no config, or the cache keeps them.
+    """
+
+    columns: Columns
+    tokenizer: Any = None
+    config: Config | None = None
+    sound: Callable[[Mapping[str, Any]], Array | None] | None = None
+
+    def read(self, chosen: Chosen) -> Reading:
+        """Returns a sample's card without media, and what they are made of; damage is said on the card."""
+        index = chosen.index
+        names, codes = self.columns.languages
+        start = Card(
+            index=index,
+            sample_id=str(self.columns.ids[index].as_py()),
+            language=names[int(codes[index])],
+            why=chosen.why,
+        )
+        try:
+            sample = read_sample(self.columns.cache, index, config=None)
+        except CacheError as err:
+            return Reading(card=replace(start, problem=str(err)))
+        tensors = _with_mask(sample)
+        waveform = tensors.get("waveform") if self.sound is None else self.sound(sample.row)
+        text = str(sample.row.get("text") or "")
+        has_tokens = "input_ids" in tensors
+        apart = {"text", *(f"{group}s" for group in sample.items)}
+        pictures = [item.picture(self.config) for item in sample.shown]
+        pieces = self._pieces(tensors) if has_tokens else []
+        card = replace(
+            start,
+            row={name: value for name, value in sample.row.items() if name not in apart},
+            facts=self._facts(index, waveform),
+            spoken=_spoken(sample, text),
+            pieces=tuple(pieces),
+            num_tokens=len(tensors["input_ids"]) if has_tokens else 0,
+            num_learnt=int(np.count_nonzero(learnt_mask(tensors))) if self.columns.has_targets else None,
+        )
+        if self.columns.seconds is None:
+            return Reading(card=card, pictures=pictures)
+        seconds = hop_s(self.columns.cache.constants)
+        why = NO_WAVEFORM if self.sound is None else NO_SOURCE
+        return Reading(card=card, waveform=waveform, tensors=tensors, pictures=pictures, hop_s=seconds, silence=why)
+
+    def _pieces(self, tensors: Mapping[str, Any]) -> list[Piece]:
+        known = self.columns.cache.constants.get("image_token_id")
+        image_ids = [] if known is None else [known]
+        if known is None and self.columns.cache.listed:
+            image_ids += repeated_ids(tensors)
+        return pieces_of(tensors, image_ids=image_ids, tokenizer=self.tokenizer)
+
+    def _facts(self, index: int, waveform: Any) -> dict[str, str]:
+        columns = self.columns
+        found: dict[str, str] = {}
+        if columns.seconds is not None:
+            found["length"] = f"{columns.seconds[index]:.2f} s"
+        if columns.has_tokens:
+            found["tokens"] = f"{columns.tokens[index]:,}"
+        if columns.rate is not None and np.isfinite(columns.rate[index]):
+            found["characters a second"] = f"{columns.rate[index]:.1f}"
+        if isinstance(waveform, np.ndarray) and (share := clipped_share(waveform)):
+            found["at full scale"] = f"{100 * share:.2f} %"
+        return found
+
+
+def _with_mask(sample: Sample) -> Mapping[str, Array]:
+    """Returns a sample's tensors; the text beside an image is given, where nothing says what of it is learnt."""
+    tensors = sample.tensors
+    if sample.items and "input_ids" in tensors and not tensors.keys() & {"label_mask", "prefix_len"}:
+        return {**tensors, "label_mask": np.zeros(len(tensors["input_ids"]), np.uint8)}
+    return tensors
+
+
+def _spoken(sample: Sample, text: str) -> tuple[tuple[str, str], ...]:
+    """Returns who says what; of a class, a caption or a transcript one text without a name."""
+    return (("", text),) if sample.conversation is None else tuple(spoken(sample.conversation))
+
+
+def embedded(readings: Sequence[Reading], *, rate_hz: int, budget: int) -> list[Card]:
+    """Returns the cards with their media in them, all media together no longer than `budget`.
+
+    Pictures take up to half of it; what they leave is for sound.
+    """
+    spectra, left = _spectra(readings, rate_hz=rate_hz, budget=budget // 2)
+    left += budget - budget // 2
+    images = [reading.pictures[:MAX_IMAGES] for reading in readings]
+    pixels = [image.pixels for own in images for image in own]
+    files = webps(pixels, budget=left)
+    urls = iter([None] * len(pixels) if files is None else [data_url(data, "image/webp") for data in files])
+    left -= sum(map(url_size, files or []))
+    heard = clips([reading.waveform for reading in readings], rate_hz, budget=left)
+    cards = []
+    for reading, own, spectrum, clip in zip(readings, images, spectra, heard, strict=True):
+        seen = tuple(_seen(image, next(urls)) for image in own)
+        sound = None
+        if reading.tensors and not reading.card.problem:
+            sound = Sound(url=None if clip is None else data_url(clip.data, clip.media_type), note=_note(reading, clip))
+        cards.append(
+            replace(
+                reading.card,
+                sound=sound,
+                spectrum=spectrum,
+                images=seen,
+                more_images=len(reading.pictures) - len(seen),
+            )
+        )
+    return cards
+
+
+NO_WAVEFORM = "no waveform kept: name the config, whose sources have it, or set [audio] keep_waveform = true"
+NO_SOURCE = (
+    "no waveform kept, and its source is not on this machine, or not what was read: [audio] keep_waveform = true"
+)
+
+
+def _note(reading: Reading, clip: Any) -> str:
+    if reading.waveform is None:
+        return reading.silence
+    return "its sound would make this file larger than 10 MB; --serve plays it" if clip is None else clip.note
+
+
+def _spectra(readings: Sequence[Reading], *, rate_hz: int, budget: int) -> tuple[list[Seen | None], int]:
+    """Returns a picture of each recording while there is room, and the room that is left."""
+    found: list[Seen | None] = []
+    for reading in readings:
+        made = reading.picture(rate_hz=rate_hz, columns=_PICTURE_COLUMNS) if reading.tensors else None
+        if made is None:
+            found.append(None)
+            continue
+        data, about, seconds = made
+        is_kept = url_size(data) <= budget
+        budget -= url_size(data) if is_kept else 0
+        found.append(Seen(url=data_url(data, "image/png") if is_kept else None, about=about, seconds=seconds))
+    return found, budget
+
+
+def _seen(picture: Picture, url: str | None) -> Seen:
+    return Seen(
+        url=url,
+        about=picture.name,
+        size=(picture.pixels.shape[1], picture.pixels.shape[0]),
+        grid=picture.grid,
+        merge=picture.merge,
+        notes=() if any(picture.grid) else picture.about,
+    )
+
+
+def linked(reading: Reading, *, root: str, rate_hz: int) -> Card:
+    """Returns a card whose media lie at addresses below `root`, see `forebay.inspect.report.serve`."""
+    card, index = reading.card, reading.card.index
+    sound = spectrum = None
+    if reading.tensors and not card.problem:
+        has_sound = reading.waveform is not None
+        sound = Sound(url=f"{root}/audio/{index}.wav" if has_sound else None, note="" if has_sound else reading.silence)
+        made = reading.picture(rate_hz=rate_hz, columns=16)
+        if made is not None:
+            spectrum = Seen(url=f"{root}/spectrum/{index}.png", about=made[1], seconds=made[2])
+    images = [_seen(picture, f"{root}/image/{index}/{place}.webp") for place, picture in enumerate(reading.pictures)]
+    return replace(card, sound=sound, spectrum=spectrum, images=tuple(images))
+
+
+def served_image(picture: Picture) -> bytes:
+    """Returns an image of a sample as WebP."""
+    return webp(picture.pixels, side=SERVED_SIDE)

@@ -1,0 +1,291 @@
+"""What a person should look at: samples that are there twice, and transcripts that do not fit their length.
+
+What the pages need of all samples at once: ids, texts, languages and lengths as columns, no sample is read for them.
+
+Times are in seconds, counts in tokens and characters, all of them arrays [num_samples].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from forebay.inspect.facts import durations_of
+from forebay.steps.text.pace import Misfits, misfits
+from forebay.store.cache import Cache
+from forebay.store.layout import Array, Group
+from forebay.store.open_shards import no_such_row
+from forebay.store.row_table import by_shard
+
+LABEL = "label"
+"""The prompt of images that have classes."""
+
+OWN_LENGTHS = ("num_audio_samples", "num_frames", "num_tokens")
+"""Lengths of a sample itself; others are sums over the items that it lists."""
+
+_KNOWN = frozenset(("index", "sample_id", "text", "language", "prompt", "source", "duration_s"))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a cache; each is read when it is first asked for."""
+
+    cache: Cache
+
+    def __len__(self) -> int:
+        return len(self.cache)
+
+    @cached_property
+    def ids(self) -> pa.ChunkedArray:
+        """The ids of all samples; their numbers as text where the cache has none."""
+        found = self._column("sample_id")
+        return pa.chunked_array([pa.array(map(str, range(len(self))), pa.large_string())]) if found is None else found
+
+    @cached_property
+    def texts(self) -> pa.ChunkedArray:
+        """The transcripts, or the conversations as JSON; empty where the cache has no texts."""
+        found = self._column("text")
+        return pa.chunked_array([pa.array([""] * len(self), pa.large_string())]) if found is None else found
+
+    @cached_property
+    def languages(self) -> tuple[list[str], Array]:
+        """The languages, and which one each sample has, int32; one without a name where none is known."""
+        found = self.cache.categories("language")
+        return ([""], np.zeros(len(self), np.int32)) if found is None else found
+
+    @cached_property
+    def classes(self) -> tuple[list[str], Array] | None:
+        """The classes of images, and which one each sample has, int32; None of samples that have none, or several."""
+        constants = self.cache.constants
+        if constants.get("prompt") != LABEL or constants["text_form"]["fields"][0]["shape"]:
+            return None
+        return self.cache.categories("text")
+
+    @cached_property
+    def sources(self) -> tuple[list[str], Array]:
+        """The files that samples came from, and which one each sample has, int32."""
+        found = self.cache.categories("source")
+        return ([""], np.zeros(len(self), np.int32)) if found is None else found
+
+    @cached_property
+    def seconds(self) -> Array | None:
+        """float64; None for a cache without audio."""
+        return durations_of(self.cache)
+
+    @cached_property
+    def tokens(self) -> Array:
+        """int64: tokens of the text of each sample."""
+        return np.asarray(self.cache.lengths["num_tokens"], np.int64)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether samples have texts that are counted by tokens: images with classes have none."""
+        return "input_ids" in self.cache.fields
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether some tokens are learnt and others given: of a caption beside an image none is a target."""
+        return self.has_tokens and (not self.cache.listed or "label_mask" in self.cache.fields)
+
+    @cached_property
+    def characters(self) -> Array:
+        """int64: characters of each text."""
+        return np.asarray(pc.utf8_length(self.texts).to_numpy(), np.int64)
+
+    @cached_property
+    def spoken(self) -> Array:
+        """int64: characters of each text without white space, as `str.split` knows it."""
+        spaces = pc.count_substring_regex(self.texts, r"[\t-\r\x1c-\x1f\x{85}\pZ]")
+        return self.characters - np.asarray(spaces.to_numpy(), np.int64)
+
+    @cached_property
+    def rate(self) -> Array | None:
+        """float64: spoken characters a second, NaN without text or sound; None for a cache without audio."""
+        if self.seconds is None:
+            return None
+        known = (self.seconds > 0) & (self.spoken > 0)
+        return np.where(known, self.spoken / np.where(known, self.seconds, 1.0), np.nan)
+
+    @property
+    def length(self) -> Array:
+        """What a sample's length is: its seconds, or without audio its tokens."""
+        return self.tokens if self.seconds is None else self.seconds
+
+    @cached_property
+    def kept(self) -> list[str]:
+        """The names of the columns that the config asked to keep."""
+        known = _KNOWN.union(self.cache.lengths, (f"{group}s" for group in self.cache.listed))
+        return [name for name in self.cache.column_names if name not in known]
+
+    @cached_property
+    def kept_table(self) -> pa.Table:
+        """The kept columns."""
+        return self.cache.table(self.kept)
+
+    def _column(self, name: str) -> Any:
+        return self.cache.table([name])[name] if name in self.cache.column_names else None
+
+
+NEAR_S = 0.02
+"""Share of their length by which two recordings with one text may differ and are called near duplicates."""
+
+_TEXTS = 4_096
+"""Texts that are hashed together."""
+
+_LEAST_TEXT = 12
+"""Characters that a text needs to say something: `yes` is said by many."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Groups:
+    """Samples that are alike: `shown` holds the largest groups, as indices; the counts are of all groups."""
+
+    num_groups: int
+    num_samples: int
+    shown: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Doubts:
+    """What was found. exact, near: duplicates. z: float64 [num_samples], NaN where nothing is known; None: no audio.
+
+    misfits: the indices of transcripts that do not fit, the farthest ones first. checks: those of `forebay lint`, by
+    index.
+    """
+
+    exact: Groups
+    near: Groups
+    z: Array | None
+    misfits: Array
+    checks: Mapping[int, str] = field(default_factory=dict)
+
+
+def doubts_of(columns: Columns, *, kept: Array | None = None) -> Doubts:
+    """Returns what is doubtful of all samples, by their columns and stored hashes alone; about 1 us a sample.
+
+    kept: bool [num_samples], what a filter leaves: only there are transcripts held against each other, as lint does.
+    """
+    codes = content_codes(columns.cache)
+    exact = _groups(codes)
+    near = _groups(_near_codes(columns, codes))
+    if (unfit := unfit_of(columns, kept)) is None:
+        return Doubts(exact=exact, near=near, z=None, misfits=np.zeros(0, np.int64))
+    checks = {row: name for name, rows in unfit.rows() for row in rows.tolist() if kept is None or kept[row]}
+    found = np.array(list(checks), np.int64)
+    away = np.abs(np.nan_to_num(unfit.scores[found], nan=np.inf))
+    found = found[np.argsort(-away, kind="stable")]
+    return Doubts(exact=exact, near=near, z=unfit.scores, misfits=found, checks=checks)
+
+
+def content_codes(cache: Cache) -> Array:
+    """Returns int64 [num_samples], equal for samples whose stored values are equal.
+
+    By the hashes that the shards hold: of a recording that of its features and waveform, else that of the text's
+    tokens; and of the items that a sample lists those of their bytes, in their order.
+    """
+    codes = np.zeros(len(cache), np.int64)
+    own = next(group for group in cache.groups if group not in cache.listed)  # the text, where there is no other
+    for number, samples, rows in cache.by_shard():
+        shard = cache.shard(own, number)
+        codes[samples] = shard.hashes[rows]
+        shard.drop_pages()
+    for group in cache.listed:
+        listed = cache.items(group)
+        known = _item_codes(cache, group, listed.slots) + _places(listed.offsets)
+        codes = _mixed(codes.astype(np.uint64) + _sums(_mixed(known), listed.offsets)).astype(np.int64)
+    return codes
+
+
+def _item_codes(cache: Cache, group: Group, slots: Array) -> Array:
+    """Returns uint64 [items], equal for items of equal bytes."""
+    codes = np.zeros(len(slots), np.uint64)
+    lost = partial(no_such_row, cache.folder)
+    for number, places, rows in by_shard(slots, cache.unit_count(group), no_such_row=lost):
+        names = cache.shard(group, number).strings(f"{group}_hash")
+        known = [xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogateescape")) for name in names]
+        codes[places] = np.array(known, np.uint64)[rows]
+    return codes
+
+
+def _places(offsets: Array) -> Array:
+    """Returns uint64: how far each value stands from the beginning of its row."""
+    counts = np.diff(offsets)
+    places: Array = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+    return places.astype(np.uint64)
+
+
+def _sums(values: Array, offsets: Array) -> Array:
+    total = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)])
+    sums: Array = total[offsets[1:]] - total[offsets[:-1]]
+    return sums
+
+
+def _mixed(values: Array) -> Array:
+    """Returns uint64 whose bits each depend on all bits of the values (the finaliser of splitmix64)."""
+    z = np.asarray(values, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)))
+
+
+def _near_codes(columns: Columns, exact: Array) -> Array:
+    """Returns int64 [num_samples], equal for near duplicates, different for all others: -1 less their index.
+
+    Near are samples with one text (whatever its case and the spaces around it) whose lengths differ by no more than
+    `NEAR_S`, one from the next, and whose stored values differ.
+    """
+    codes = _text_codes(columns.texts)
+    length = columns.length
+    order = np.lexsort((length, codes))
+    held, text = length[order], codes[order]
+    follows = (text[1:] == text[:-1]) & (held[1:] <= held[:-1] * (1 + NEAR_S))
+    runs = np.concatenate([np.zeros(1, np.int64), np.cumsum(~follows)])[: len(order)]
+    found = np.empty(len(order), np.int64)
+    found[order] = runs
+    short = columns.characters < _LEAST_TEXT
+    if columns.cache.constants.get("prompt") == LABEL:
+        short[:] = True  # a class is no text: it is said of many images
+    # A group of equal samples is no group of near ones: of each content one stands for all.
+    order = np.lexsort((exact, found))
+    repeats = (np.diff(found[order]) == 0) & (np.diff(exact[order]) == 0)
+    short[order[1:][repeats]] = True
+    return np.where(short, -1 - np.arange(len(order)), found)
+
+
+def _text_codes(texts: pa.ChunkedArray) -> Array:
+    """Returns int64 [num_samples]: the first sample with each text, whatever its case and the spaces around it."""
+    hashes = np.zeros(len(texts), np.uint64)
+    start = 0
+    for part in pa.table([texts], ["text"]).to_batches(max_chunksize=_TEXTS):
+        said = pc.utf8_lower(pc.utf8_trim_whitespace(part["text"])).to_pylist()
+        hashes[start : start + len(said)] = [xxhash.xxh3_64_intdigest(text.encode()) for text in said]
+        start += len(said)
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    return np.asarray(first[inverse.reshape(-1)])
+
+
+_MAX_GROUPS, _MAX_MEMBERS = 40, 12
+
+
+def _groups(codes: Array) -> Groups:
+    """Returns the groups of equal codes with more than one member."""
+    _, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    many = np.flatnonzero(counts > 1)
+    largest = many[np.argsort(-counts[many], kind="stable")][:_MAX_GROUPS]
+    shown = tuple(tuple(np.flatnonzero(inverse == code)[:_MAX_MEMBERS].tolist()) for code in largest)
+    return Groups(num_groups=len(many), num_samples=int(counts[many].sum()), shown=shown)
+
+
+def unfit_of(columns: Columns, kept: Array | None) -> Misfits | None:
+    """Returns the texts that do not fit, as `forebay lint` finds them; None for a cache without audio."""
+    if columns.seconds is None:
+        return None
+    usable = True if kept is None else kept
+    return misfits(columns.spoken, columns.seconds, columns.languages[1], usable=usable)

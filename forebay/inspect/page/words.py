@@ -1,0 +1,225 @@
+"""A recipe, and what became of its rows, in words a person reads.
+
+The tokens of a text in pieces that can be read, each with what a loss makes of it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from forebay.store.layout import Array
+
+LIMIT = 4_000
+"""Characters of one text that a page shows."""
+
+_MAX_LINES = 200_000
+_FIRST_IDS = 6
+
+
+def shortened(text: str, limit: int = LIMIT) -> str:
+    """Returns a text of at most so many characters, and says so where it was cut."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}… ({len(text):,} characters)"
+
+
+def time_text(seconds: float) -> str:
+    """Returns a length of time in the unit that fits it: `3.1 min`, `12.4 h`."""
+    if seconds < 90:
+        return f"{seconds:,.1f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:,.1f} min"
+    hours = seconds / 3600
+    return f"{hours:,.1f} h" if hours < 1000 else f"{hours:,.0f} h"
+
+
+def sealed_at(folder: Path) -> str | None:
+    """Returns when a cache's metadata was written, in UTC, by the clock of the disk; None where it cannot be told."""
+    try:
+        found = (folder / "metadata.json").stat().st_mtime
+        return datetime.datetime.fromtimestamp(found, datetime.UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0")
+    except (OSError, ValueError, OverflowError):
+        return None
+
+
+def recipe_lines(recipe: Mapping[str, Any], *, made_by: str = "") -> Iterator[tuple[str, str]]:
+    """Yields what each section of a recipe does, as (name, sentence). made_by: the class of an image processor."""
+    makers = {"source": _source, "audio": _audio, "vision": _vision, "text": _text}
+    for section, settings in recipe.items():
+        if isinstance(settings, Mapping):
+            named = {**settings, "made_by": made_by} if section == "vision" else settings
+            parts = [part for part in makers.get(section, _any)(named) if part]
+            yield section, "; ".join(parts) or "as it is by default"
+
+
+def _source(settings: Mapping[str, Any]) -> Iterator[str]:
+    yield f"rows of kind {_plain(settings.get('kind', 'unknown'))}, split {_plain(settings.get('split', 'unknown'))}"
+    languages = settings.get("languages")
+    if isinstance(languages, list) and languages:
+        yield f"languages {', '.join(map(_plain, languages[:20]))}"
+    least, most = settings.get("min_duration_s"), settings.get("max_duration_s")
+    if least:
+        yield f"at least {_plain(least)} s long"
+    if most:
+        yield f"at most {_plain(most)} s long (longer: {_plain(settings.get('overlong', 'keep'))})"
+    if settings.get("max_samples"):
+        yield f"the first {_plain(settings['max_samples'])} samples"
+
+
+def _audio(settings: Mapping[str, Any]) -> Iterator[str]:
+    mels = f" of {_plain(settings['n_mels'])} bins" if settings.get("n_mels") else ""
+    yield f"{_plain(settings.get('features', 'unknown'))} features{mels}"
+    if settings.get("sample_rate_hz"):
+        yield f"at {settings['sample_rate_hz']:,} Hz" if isinstance(settings["sample_rate_hz"], int) else "at some rate"
+    if settings.get("dtype"):
+        yield f"stored as {_plain(settings['dtype'])}"
+    if "keep_waveform" in settings:
+        yield "the waveform is kept beside them" if settings["keep_waveform"] else "no waveform is kept"
+
+
+def _vision(settings: Mapping[str, Any]) -> Iterator[str]:
+    if settings.get("images") == "processor":
+        yield f"images as {settings['made_by'] or 'their processor'} gives them"
+    else:
+        yield f"images by backend {_plain(settings.get('backend', 'unknown'))}"
+    if settings.get("processor"):
+        yield f"processor with digest {_plain(settings['processor'])[:16]}"
+
+
+def _text(settings: Mapping[str, Any]) -> Iterator[str]:
+    yield f"prompt {_plain(settings.get('prompt', 'unknown'))}"
+    if settings.get("tokenizer"):
+        yield f"tokenizer with digest {_plain(settings['tokenizer'])[:16]}"
+    if settings.get("normalize"):
+        yield f"texts normalised by {_plain(settings['normalize'])}"
+    if settings.get("max_label_tokens"):
+        yield f"at most {_plain(settings['max_label_tokens'])} label tokens"
+
+
+def _any(settings: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"{name} {_plain(value)}" for name, value in settings.items() if value not in (None, [], {}))
+
+
+def _plain(value: Any) -> str:
+    return shortened(value if isinstance(value, str) else json.dumps(value), 200)
+
+
+def rejected_ids(path: Path, *, wanted: int) -> dict[tuple[str, str], list[str]]:
+    """Returns the first ids of each (kind, reason) in a cache's list of what was left out; kinds are as in that list.
+
+    wanted: reasons that there are; reading ends when each has its ids, or after 200,000 lines. Lines that are none of
+    forebay's are passed over.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    if not wanted:
+        return found
+    try:
+        with open(path, encoding="utf-8", errors="backslashreplace") as file:
+            for number, line in enumerate(file):
+                _note(found, line)
+                if number >= _MAX_LINES or (
+                    len(found) >= wanted and all(len(ids) >= _FIRST_IDS for ids in found.values())
+                ):
+                    break
+    except OSError:
+        return found
+    return found
+
+
+def _note(found: dict[tuple[str, str], list[str]], line: str) -> None:
+    try:
+        entry = json.loads(line)
+        place, sample_id = (str(entry["kind"]), str(entry["reason"])), str(entry["sample_id"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return
+    ids = found.setdefault(place, [])
+    if len(ids) < _FIRST_IDS:
+        ids.append(sample_id)
+
+
+MAX_TOKENS = 700
+"""Tokens of a sample that a page shows."""
+
+Kind = Literal["given", "learnt", "image"]
+_MAX_PIECE = 8
+"""Tokens that one character may be made of, at most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """Neighbouring tokens of one kind. text: what they say, None without a tokenizer. count: how many they are."""
+
+    kind: Kind
+    text: str | None
+    ids: tuple[int, ...]
+    count: int
+
+
+def learnt_mask(tensors: Mapping[str, Any]) -> Array:
+    """Returns bool [num_tokens]: which tokens of a sample are targets."""
+    ids = tensors["input_ids"]
+    if "label_mask" in tensors:
+        return np.asarray(tensors["label_mask"] != 0)
+    prefix = tensors.get("prefix_len")
+    return np.arange(len(ids)) >= (int(prefix[0]) if prefix is not None and len(prefix) else 0)
+
+
+def repeated_ids(tensors: Mapping[str, Any]) -> frozenset[int]:
+    """Returns the ids that stand four times in a row or more where nothing is learnt.
+
+    Beside images these are their places: a cache of any processor does not say which token they have.
+    """
+    given = np.where(learnt_mask(tensors), -1, tensors["input_ids"])
+    same = (given[1:] == given[:-1]) & (given[1:] >= 0)
+    runs = same[:-2] & same[1:-1] & same[2:]
+    return frozenset(given[3:][runs].tolist())
+
+
+def pieces_of(tensors: Mapping[str, Any], *, image_ids: Collection[int], tokenizer: Any) -> list[Piece]:
+    """Returns the first 700 tokens as pieces: a run of image tokens is one, so are tokens that share a character.
+
+    tokenizer: of `load_tokenizer`; None: pieces have no text.
+    """
+    ids, learnt = tensors["input_ids"][:MAX_TOKENS].tolist(), learnt_mask(tensors)[:MAX_TOKENS].tolist()
+    kinds: list[Kind] = [
+        "image" if token in image_ids else "learnt" if target else "given"
+        for token, target in zip(ids, learnt, strict=True)
+    ]
+    found: list[Piece] = []
+    start = 0
+    for kind, run in itertools.groupby(kinds):
+        end = start + len(list(run))
+        if kind == "image":
+            for token, same in itertools.groupby(ids[start:end]):
+                text = None if tokenizer is None else _decoded(tokenizer, [token])
+                found.append(Piece(kind=kind, text=text, ids=(token,), count=len(list(same))))
+        else:
+            found += _read(ids[start:end], kind, tokenizer)
+        start = end
+    return found
+
+
+def _read(ids: list[int], kind: Kind, tokenizer: Any) -> list[Piece]:
+    if tokenizer is None:
+        return [Piece(kind=kind, text=None, ids=(token,), count=1) for token in ids]
+    found, start = [], 0
+    while start < len(ids):
+        end = start + 1
+        # A character outside of ASCII may be several tokens, none of which is text by itself.
+        while (text := _decoded(tokenizer, ids[start:end])).endswith("\ufffd") and end < min(
+            len(ids), start + _MAX_PIECE
+        ):
+            end += 1
+        found.append(Piece(kind=kind, text=text, ids=tuple(ids[start:end]), count=end - start))
+        start = end
+    return found
+
+
+def _decoded(tokenizer: Any, ids: list[int]) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=False))

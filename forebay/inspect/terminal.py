@@ -1,0 +1,417 @@
+"""The report on a cache as lines for a terminal: plain text, at most 100 columns where paths allow it.
+
+The reports on a plan and on a usage log as lines for a terminal.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forebay.inspect.facts import class_lines
+from forebay.inspect.items import beside_float32
+from forebay.inspect.listed_groups import form_rows
+from forebay.inspect.plan_facts import HELD, bucket_range, has_lengths, is_without_sound, shown_settings
+from forebay.inspect.sizes import range_text
+from forebay.terminal import (
+    LABEL,
+    bars,
+    entry,
+    human_hours,
+    human_number,
+    human_share,
+    settings_text,
+    table,
+    wrapped,
+)
+from forebay.visible import human_bytes, printable
+
+_MAX_LANGUAGES = 24
+_MAX_IDS = 48
+"""Characters of the ids that a line names."""
+
+
+def report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the report on an opened cache; `facts` is the document of `cache_facts`."""
+    yield from _identity(facts)
+    has_items = "histograms" in facts
+    is_own = facts["histogram"] is not None or not has_items
+    sections = {
+        images_lines: has_items,
+        _languages: is_own,
+        detection_lines: is_own and facts["detection"] is not None,
+        _fields: True,
+        _durations: is_own,
+        histogram_lines: has_items,
+        form_lines: "form" in facts,
+        class_lines: "classes" in facts,
+    }
+    for section in (*(section for section, is_said in sections.items() if is_said), _plans, _skipped, _recipe):
+        yield ""
+        yield from section(facts)
+
+
+def verify_lines(verify: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what verifying found; `verify` is the document of a `VerifyReport`."""
+    where = f" in {printable(verify['place'])}" if "place" in verify else ""
+    checked = human_bytes(verify["checked_bytes"]) + where
+    if verify["ok"]:
+        yield f"verify: ok, {checked} are the bytes that were sealed"
+        return
+    yield f"verify: {len(verify['problems'])} problems, {checked} are the bytes that were sealed"
+    yield from (f"  {printable(problem)}" for problem in verify["problems"])
+
+
+def _identity(facts: Mapping[str, Any]) -> Iterator[str]:
+    groups = facts["groups"]
+    parts = ", ".join(f"{name} {human_bytes(group['size_bytes'])}" for name, group in groups.items())
+    per_hour = "" if facts["bytes_per_hour"] is None else f"; {human_bytes(facts['bytes_per_hour'])} an hour"
+    shards = " + ".join(f"{group['num_shards']} {name}" for name, group in groups.items())
+    made_with = ", ".join(f"{name} {version}" for name, version in facts["made_with"].items())
+    yield f"{Path(facts['folder']).name}: a sealed cache, format {facts['format_version']}"
+    yield entry("name", f"{facts['name']}, split {facts['split']}")
+    yield entry("folder", printable(facts["folder"]))
+    yield entry("key", facts["key"])
+    yield entry("recipe key", facts["recipe_key"])
+    yield entry("samples", ", ".join([f"{facts['num_samples']:,}", *_held(facts)]))
+    yield from wrapped(entry("shards", ""), f"{shards}, at most {facts['rows_per_shard']:,} rows each")
+    yield from wrapped(entry("size", ""), f"{human_bytes(facts['size_bytes'])} ({parts}){per_hour}")
+    yield from wrapped(entry("made with", ""), made_with)
+    for group, promise in facts["promises"].items():
+        yield from wrapped(entry("batches", ""), f"{group}: {printable(promise)}")
+    for part in facts["made_of"]:
+        taken = f"{part['taken']:,} of {part['num_samples']:,} samples"
+        yield entry("made of", f"{part['key'][:16]} {part['name']}: {taken}")
+
+
+def _held(facts: Mapping[str, Any]) -> Iterator[str]:
+    if facts["histogram"] is not None:
+        yield f"{human_hours(facts['hours'])} hours"
+    elif "histograms" not in facts:
+        yield f"{facts['num_tokens']:,} tokens, no audio"
+    elif facts["num_tokens"] or "form" not in facts:
+        yield f"{facts['num_tokens']:,} tokens"
+
+
+def _languages(facts: Mapping[str, Any]) -> Iterator[str]:
+    languages = sorted(facts["languages"].items(), key=lambda item: (-item[1]["hours"], -item[1]["samples"], item[0]))
+    shown = languages[:_MAX_LANGUAGES]
+    is_heard = facts["histogram"] is not None
+    part, whole = ("hours", facts["hours"]) if is_heard else ("samples", facts["num_samples"])
+    hours = {name: [human_hours(found["hours"])] if is_heard else [] for name, found in shown}
+    rows = [[printable(n), f"{e['samples']:,}", *hours[n], _share_of(e[part], whole)] for n, e in shown]
+    yield from table(["languages", "samples", *(["hours"] if is_heard else []), "share"], rows, left=1)
+    if len(languages) > _MAX_LANGUAGES:
+        yield f"  and {len(languages) - _MAX_LANGUAGES} more (--json lists them all)"
+
+
+def detection_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what was detected, and where that is not what the manifest says."""
+    found = facts["detection"]
+    rows = [
+        [printable(entry["language"]), f"{entry['samples']:,}", f"{entry['confidence']:.3f}"]
+        for entry in found["languages"][:_MAX_LANGUAGES]
+    ]
+    yield from table(["detected", "samples", "confidence"], rows, left=1)
+    if found["unsaid"]:
+        yield from wrapped("  ", f"{found['unsaid']:,} keep the manifest's language: nothing was said of them")
+    if found["unknown"]:
+        yield from wrapped("  ", f"{found['unknown']:,} have no language: nothing was said, and the manifest has none")
+    if not found["disagreements"]:
+        return
+    yield ""
+    yield f"{found['num_disagreements']:,} detected languages are not the manifest's"
+    rows = [
+        [printable(entry["manifest"]), printable(entry["detected"]), f"{entry['samples']:,}", _some(entry)]
+        for entry in found["disagreements"][:_MAX_LANGUAGES]
+    ]
+    yield from table(["  manifest", "detected", "samples", "ids"], rows, left=2, last_left=True)
+    if len(found["disagreements"]) > _MAX_LANGUAGES:
+        yield f"  and {len(found['disagreements']) - _MAX_LANGUAGES} more (--json lists them all)"
+
+
+def _some(entry: Mapping[str, Any]) -> str:
+    """Returns the first ids of a disagreement in a few columns."""
+    names = ", ".join(printable(name) for name in entry["ids"])
+    return names if len(names) <= _MAX_IDS else f"{names[: _MAX_IDS - 3]}..."
+
+
+def _fields(facts: Mapping[str, Any]) -> Iterator[str]:
+    fields = facts["fields"]
+    tensors = {name: field for name, field in fields.items() if field["role"] == "tensor"}
+    rows = [[n, f["dtype"], f"[{', '.join(map(str, f['shape']))}]", f["group"]] for n, f in tensors.items()]
+    yield from table(["fields", "dtype", "shape", "group"], rows, left=4)
+    columns = ", ".join(f"{name} ({field['dtype']})" for name, field in fields.items() if field["role"] == "table")
+    yield from wrapped("  row table: ", columns)
+
+
+def _durations(facts: Mapping[str, Any]) -> Iterator[str]:
+    if facts["histogram"] is None:
+        lengths = facts["lengths"]
+        yield f"tokens a sample: {lengths['min']:,} to {lengths['max']:,}, mean {lengths['mean']:.1f}"
+        return
+    edges, counts = facts["histogram"]["edges_s"], facts["histogram"]["samples"]
+    places = 1 if any(edge % 1 for edge in edges[:-1]) else 0
+    names = [f"{low:.{places}f} - {high:.{places}f}" for low, high in itertools.pairwise(edges)]
+    if round(edges[-1] - edges[-2], 6) > round(edges[1] - edges[0], 6):
+        names[-1] = f"{edges[-2]:.{places}f} - {edges[-1]:.1f}"
+    rows = zip(names, counts, facts["histogram"]["hours"], bars(counts, beside=2 + LABEL + 18), strict=True)
+    cells = [[name, f"{count:,}", human_hours(hours), bar] for name, count, hours, bar in rows]
+    yield from table(["durations (s)", "samples", "hours", ""], cells, left=0, last_left=True)
+
+
+def _plans(facts: Mapping[str, Any]) -> Iterator[str]:
+    if not facts["plans"]:
+        yield "plans: none yet (forebay preprocess CONFIG makes the one of its [plan])"
+        return
+    yield "plans"
+    for plan in facts["plans"]:
+        yield from plan_lines(plan)
+
+
+def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a plan in a few lines; `plan` is one of `plans_of`. Of samples without sound nothing is said in hours."""
+    has_sound = not is_without_sound(plan)
+    statistics = plan["statistics"]
+    parts = [f"{plan[name]:,} {name.removeprefix('num_')}" for name in ("num_batches", "num_packs") if name in plan]
+    is_padded = has_lengths(plan)
+    parts += [
+        f"{human_share(plan[name])} {name}"
+        for name in ("padding", "fill")
+        if name in plan and (is_padded or name == "fill")
+    ]
+    if "padding_random_order" in statistics and is_padded:
+        parts.append(f"{human_share(statistics['padding_random_order'])} in random order")
+    parts += [f"{statistics[name]:,} samples {name}" for name in ("dropped", "repeated") if statistics.get(name)]
+    yield f"  {plan['kind']} {plan['key'][:16]}: {', '.join(parts)}"
+    rows = [
+        [
+            f"  {bucket_range(b)}",
+            f"{b['samples']:,}",
+            *([human_hours(b["hours"])] if has_sound else []),
+            f"{b['batch_size']:,}",
+            f"{b['batches']:,}",
+            *([human_share(b["padding"])] if is_padded else []),
+        ]
+        for b in statistics.get("buckets", ())
+    ]
+    if rows:
+        hours = ["hours"] if has_sound else []
+        padding = ["padding"] if is_padded else []
+        yield from table(["    bucket", "samples", *hours, "batch size", "batches", *padding], rows, left=1)
+    if "bytes_per_pack" in plan:
+        held = beside_float32(plan["bytes_per_pack"], plan["float32_bytes_per_pack"], where="of the cache")
+        yield f"    a pack: {held}"
+    yield from wrapped("    settings: ", settings_text(shown_settings(plan)))
+
+
+def _skipped(facts: Mapping[str, Any]) -> Iterator[str]:
+    counts = {kind: facts[kind] for kind in ("excluded", "failed") if facts[kind]}
+    if not counts and not facts["clipped"] and not facts["longer"]:
+        yield "skipped: nothing"
+        return
+    yield "skipped"
+    for kind, reasons in counts.items():
+        text = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
+        yield from wrapped(f"  {kind:<{LABEL - 2}}", text)
+    if facts["clipped"]:
+        clip_s = (facts["recipe"].get("audio") or {}).get("clip_s")
+        yield entry("clipped", f"{facts['clipped']:,} kept for their first {human_number(clip_s)} s")
+    if facts["longer"]:
+        yield entry("longer", f"{facts['longer']:,} than their manifest says, kept as they are")
+    if counts:
+        yield entry("list", printable(facts["rejected"]))
+
+
+def _recipe(facts: Mapping[str, Any]) -> Iterator[str]:
+    yield "recipe"
+    for section, settings in facts["recipe"].items():
+        text = settings_text(settings) if isinstance(settings, Mapping) else "none"
+        yield from wrapped(f"  {section:<{LABEL - 2}}", text)
+
+
+def _share_of(part: float, whole: float) -> str:
+    return human_share(part / whole) if whole else "-"
+
+
+_CODECS = {
+    "raw": "uint8 patches, read as they are",
+    "zstd": "uint8 patches, compressed",
+    "webp": "lossless WebP of the resized image",
+    "source": "the source file, decoded and resized at load",
+}
+
+
+_CODECS_OF_PROCESSOR = {
+    "raw": "what the processor gives, read as it is",
+    "zstd": "what the processor gives, its largest field compressed",
+}
+
+
+def images_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields how many images there are and how large; `facts` is the document of `cache_facts`."""
+    images = facts["images"]
+    yield "images"
+    yield entry("stored", f"{images['stored']:,}, each once a source file; {images['distinct']:,} different ones")
+    yield entry("used", f"{images['used']:,} times in {facts['num_samples']:,} samples")
+    if "processor" in facts:
+        yield entry("processor", printable(facts["processor"]["made_by"]))
+        yield entry("codec", f"{facts['codec']}: {_CODECS_OF_PROCESSOR[facts['codec']]}")
+    else:
+        yield entry("codec", f"{facts['codec']}: {_CODECS[facts['codec']]}")
+    if fixed := (facts.get("image_sizes") or {}).get("fixed"):
+        yield entry("size", f"{fixed[0]} x {fixed[1]} pixels, all of them")
+    if facts["bytes_per_image"] is not None:
+        yield entry("an image", beside_float32(facts["bytes_per_image"], facts["float32_bytes_per_image"]))
+
+
+def form_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the declared fields of batches."""
+    rows = [[printable(cell) for cell in row] for row in form_rows(facts)]
+    yield from table(["batches", "dtype", "shape", "stored as", ""], rows, left=5)
+
+
+def histogram_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the histograms of tokens, images and patches a sample, those that there are."""
+    for number, (name, histogram) in enumerate(facts["histograms"].items()):
+        if number:
+            yield ""
+        yield from count_lines(
+            f"{name} a sample", histogram["edges"], histogram["samples"], of="samples", is_exact=True
+        )
+    for name in ("longest", "shortest"):
+        if (histogram := (facts.get("image_sizes") or {}).get(name)) is not None:
+            yield ""
+            yield from count_lines(
+                f"{name} side (px)", histogram["edges"], histogram["samples"], of="images", is_exact=True
+            )
+
+
+def count_lines(
+    head: str, edges: Sequence[int], counts: Sequence[int], *, of: str, is_exact: bool = False
+) -> Iterator[str]:
+    """Yields a histogram: bins [edges[i], edges[i + 1]), the last one closed, and how many there are `of` in each.
+
+    is_exact: bins are those of `count_histogram`, of which one of width 1 holds one number.
+    """
+    bins = list(_bins(edges, counts, is_exact=is_exact))
+    drawn = bars([count for _, count in bins], beside=max(LABEL, len(head), *(len(name) for name, _ in bins)) + 12)
+    rows = [[name, f"{count:,}", bar] for (name, count), bar in zip(bins, drawn, strict=True)]
+    yield from table([head, of, ""], rows, left=0, last_left=True)
+
+
+def _bins(edges: Sequence[int], counts: Sequence[int], *, is_exact: bool) -> Iterator[tuple[str, int]]:
+    """Yields the range and the count of every bin, empty neighbours as one."""
+    for is_empty, places in itertools.groupby(range(len(counts)), key=lambda i: counts[i] == 0):
+        numbers = list(places)
+        groups = [numbers] if is_empty else [[number] for number in numbers]
+        for group in groups:
+            low, high = edges[group[0]], edges[group[-1] + 1]
+            name = range_text(low, high, is_exact=is_exact and edges[1] - edges[0] == 1)
+            yield name, counts[group[0]]
+
+
+def plan_report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the report on a plan; `facts` is the document of `forebay inspect PLAN --json`."""
+    yield f"{Path(facts['folder']).name}: a plan of kind {facts['kind']}"
+    yield entry("folder", printable(facts["folder"]))
+    yield entry("key", facts["key"])
+    yield entry("cache", printable(facts["cache"] or f"not found here: key {facts['cache_keys'][0]}"))
+    if "filter" in facts:
+        yield from wrapped(entry("filter", ""), printable(facts["filter"]))
+    if facts["kind"] == "pack":
+        yield from _packs(facts)
+    else:
+        yield entry("samples", f"{facts['num_samples']:,}")
+        yield ""
+        yield from plan_lines(facts)
+    yield ""
+    yield from _worlds(facts["statistics"])
+
+
+def _packs(facts: Mapping[str, Any]) -> Iterator[str]:
+    statistics = facts["statistics"]
+    unplaced = {reason: count for reason, count in statistics["unplaced"].items() if count}
+    left_out = ", ".join(f"{reason} {count:,}" for reason, count in unplaced.items()) or "none"
+    yield entry("samples", f"{facts['num_samples']:,}; left out: {left_out}")
+    fill = f"{human_share(facts['fill'])} fill, {statistics['pad_tokens']:,} tokens left over"
+    yield entry("packs", f"{facts['num_packs']:,}, {fill}")
+    if statistics.get("patch_fill") is not None:
+        yield entry("patches", f"{human_share(statistics['patch_fill'])} of the packs' max_patches")
+    if "bytes_per_pack" in facts:
+        held = beside_float32(facts["bytes_per_pack"], facts["float32_bytes_per_pack"], where="of the cache")
+        yield entry("a pack", held)
+    yield from wrapped(entry("settings", ""), settings_text(facts["settings"]))
+    yield ""
+    held_of = {name: statistics[name] for name in HELD if name in statistics}
+    rows = [[n, f"{found['mean']:,.1f}", f"{found['min']:,}", f"{found['max']:,}"] for n, found in held_of.items()]
+    yield from table(["of a pack", "mean", "least", "most"], rows, left=1)
+    yield ""
+    histogram = statistics["tokens"]["histogram"]
+    yield from count_lines("tokens a pack", histogram["edges"], histogram["counts"], of="packs")
+
+
+def _worlds(statistics: Mapping[str, Any]) -> Iterator[str]:
+    names = ("steps", "mixed_steps", "dropped_batches", "repeated_batches", "weightless_batches")
+    rows = [[size, *(f"{found[name]:,}" for name in names)] for size, found in statistics["worlds"].items()]
+    yield from table(["ranks", *(name.removesuffix("_batches").replace("_", " ") for name in names)], rows, left=1)
+
+
+_MAX_LISTED = 20
+
+
+def usage_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the report for a terminal; `facts` is the document of `usage_facts`."""
+    where = f"epoch {facts['epoch']}, micro-batch {facts['position']:,} of {facts['num_batches']:,}"
+    yield f"{printable(facts['file'])}: {facts['steps']:,} steps, up to {where}, seed {facts['seed']}"
+    passes = facts["samples"] / facts["num_samples"]
+    yield (
+        f"  {facts['samples']:,} samples in {facts['batches']:,} micro-batches, {passes:.2f} times "
+        f"the {facts['num_samples']:,} there are; {facts['repeats']:,} repeated in their epoch; "
+        f"padding {human_share(facts['padding'])}"
+    )
+    yield from (f"  nothing is recorded of steps {first + 1:,} to {last:,}" for first, last in facts["gaps"])
+    for title in ("parts", "languages", "sources"):
+        yield from _column_lines(title, facts.get(title, {}))
+    shards = facts["shards"]
+    if shards["num"]:
+        spread = f"{shards['min_passes']:.2f} to {shards['max_passes']:.2f} times"
+        yield f"shards: {shards['touched']:,} of {shards['num']:,} touched, each used {spread}"
+    yield from _never_lines(facts["never_used"])
+
+
+def _column_lines(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    if not rows:
+        return
+    # The largest differences first: they are what one looks for.
+    ordered = sorted(rows.items(), key=lambda item: (-abs(item[1]["share"] - item[1]["expected"]), item[0]))
+    shown = {printable(name): row for name, row in ordered[:_MAX_LISTED]}
+    width = max(map(len, [title, *shown]), default=0) + 2
+    yield f"{title:<{width}}  {'samples':>12}  {'share':>8}  {'expected':>8}  {'there':>12}"
+    for name, row in shown.items():
+        shares = f"{human_share(row['share']):>8}  {human_share(row['expected']):>8}"
+        yield f"  {name:<{width - 2}}  {row['samples']:>12,}  {shares}  {row['there']:>12,}"
+    if len(rows) > len(shown):
+        yield f"  and {len(rows) - len(shown)} more, nearer to what was expected (--json lists them all)"
+
+
+def _never_lines(never: Mapping[str, Any]) -> Iterator[str]:
+    found = False
+    for kind in ("parts", "languages", "sources", "shards"):
+        if never.get(kind):
+            found = True
+            yield f"never used: {_listed(kind, never[kind])}"
+    if never["samples"] is None:
+        yield "never used samples: not recorded; set train.usage_ids = true"
+    elif never["samples"]:
+        yield f"never used: {_listed('samples', never['sample_ids'] or never['samples'])}"
+    elif not found:
+        yield "never used: nothing"
+
+
+def _listed(kind: str, values: Sequence[Any]) -> str:
+    shown = ", ".join(printable(str(value)) for value in values[:_MAX_LISTED])
+    more = f" and {len(values) - _MAX_LISTED:,} more (--json lists them all)" if len(values) > _MAX_LISTED else ""
+    return f"{len(values):,} {kind}: {shown}{more}"

@@ -1,0 +1,351 @@
+"""`forebay text`: one text, one sample of a source, or the report over all of them.
+
+What `forebay text` says of one text: what it was, what every step makes of it, its tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.config.data import SOURCE_KINDS
+from forebay.config.tree import Config
+from forebay.errors import ConfigError, SampleError
+from forebay.inspect.text_diff import Part, Pieces, changes, counted, first_of, marked, wrapped_parts
+from forebay.inspect.text_report import TextReport
+from forebay.inspect.text_tally import Asked, Look, Looker, Tally
+from forebay.preprocess.groups import Groups
+from forebay.preprocess.listing import listed
+from forebay.preprocess.pool import Pool
+from forebay.progress import Progress
+from forebay.rows.manifest import Manifest, storable
+from forebay.rows.named_files import shown_name
+from forebay.steps.recipe import Recipe, recipe_of
+from forebay.steps.text.normal.normal_step import Problem
+from forebay.steps.text.transcript import Transcript
+from forebay.store.layout import Array
+from forebay.store.remote.raw.sources import naming_urls
+from forebay.terminal import LABEL, columns, table, wrapped
+from forebay.visible import VisibleStream, from_here, has_colours, named, printable
+
+MOST_CHARACTERS, MOST_TOKENS = 10_000, 2_000
+"""Of one text, as lines; --json has all."""
+
+Line = Sequence[Part]
+"""A line of parts; parts that changed have a colour, or marks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextView:
+    """One text. source: the file that it came from, "" for a text of the command line. row: of the listing.
+
+    is_diff: whether steps show what they changed instead of the whole text.
+    """
+
+    look: Look
+    pieces: Pieces
+    max_label_tokens: int | None
+    detects: bool
+    source: str = ""
+    row: int | None = None
+    is_diff: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON document, see docs/text.md."""
+        look, staged, failure = self.look, self.look.staged, self.look.failure
+        return {
+            "sample_id": look.asked.sample_id if self.source else None,
+            "source": self.source or None,
+            "row": self.row,
+            "text": look.asked.text,
+            "language": {
+                "given": look.asked.language,
+                "used": look.language,
+                "detected": staged.detected if self.detects else None,
+                "confidence": staged.confidence if self.detects else None,
+            },
+            "steps": [self._step_json(*change) for change in look.changed()],
+            "tokens": self._tokens(),
+            "num_tokens": len(look.ids),
+            "prefix_len": look.prefix_len,
+            "num_label_tokens": look.num_label_tokens,
+            "max_label_tokens": self.max_label_tokens,
+            "failure": None if failure is None else {"reason": failure.reason, "message": str(failure)},
+        }
+
+    def _step_json(self, name: str, before: str, after: str | Problem) -> dict[str, Any]:
+        if isinstance(after, Problem):
+            return {"step": name, "text": None, "removed": 0, "added": 0, "failure": after.reason}
+        parts = {"changes": [part._asdict() for part in changes(before, after)]} if self.is_diff else {}
+        return {"step": name, "text": after, **counted(before, after)._asdict(), "failure": None, **parts}
+
+    def _tokens(self, most: int | None = None) -> list[dict[str, Any]]:
+        found = []
+        for place, number in enumerate(self.look.ids[:most]):
+            piece = self.pieces.piece(number)
+            role = "prefix" if place < self.look.prefix_len else "label"
+            found.append({"id": number, "piece": piece.shown(), "role": role, "kind": piece.kind})
+        return found
+
+    def lines(self, *, has_marks: bool = True) -> Iterator[Line]:
+        """Yields the lines. has_marks: changes are written `[-removed-]{+added+}`, else they are parts of their own."""
+        look = self.look
+        if self.source:
+            place = f"sample {look.asked.sample_id}: {self.source}, row {self.row} of the listing"
+            yield from _plain(wrapped("", printable(place)))
+        yield from _plain(wrapped(_head("language"), printable(self._language())))
+        yield from _text("text", [Part("kept", look.asked.text or "")])
+        if look.body != (look.asked.text or ""):
+            yield from _text("transcript", [Part("kept", look.body)])
+        for name, before, after in look.changed():
+            yield from self._step_lines(name, before, after, has_marks=has_marks)
+        if look.ids:
+            yield from _plain(self._token_lines())
+        if look.failure is not None:
+            yield from _plain(wrapped(_head("left out"), f"{look.failure.reason}: {printable(str(look.failure))}"))
+            yield from _plain([_head("") + f"forebay explain {look.failure.reason}"])
+
+    def _language(self) -> str:
+        look, staged = self.look, self.look.staged
+        given = look.asked.language
+        if look.carried:
+            return f"{look.carried}, named by the text"
+        if not self.detects:
+            return given or "none"
+        if not staged.detected:
+            said = f"nothing was detected (confidence {staged.confidence:.2f})" if not given else "as it was given"
+            return f"{look.language or 'none'}, {said}"
+        other = f"; {given} was given" if given and given != staged.detected else ""
+        return f"{look.language}, detected with confidence {staged.confidence:.2f}{other}"
+
+    def _step_lines(self, name: str, before: str, after: str | Problem, *, has_marks: bool) -> Iterator[Line]:
+        if isinstance(after, Problem):
+            yield from _plain(wrapped(_head(name), f"fails: {after.reason}"))
+        elif before == after:
+            yield from _plain([_head(name) + "unchanged"])
+        else:
+            parts = changes(before, after) if self.is_diff else [Part("kept", after)]
+            yield from _text(name, parts, has_marks=has_marks)
+
+    def _token_lines(self) -> Iterator[str]:
+        look = self.look
+        limit = (
+            "no limit is set"
+            if self.max_label_tokens is None
+            else f"text.max_label_tokens is {self.max_label_tokens:,}"
+        )
+        said = (
+            f"{len(look.ids):,}, the first {look.prefix_len:,} given; {look.num_label_tokens:,} label tokens, {limit}"
+        )
+        yield from wrapped(_head("tokens"), said)
+        rows = [
+            (str(each["id"]), each["piece"], ", ".join(filter(None, (each["role"], _KIND[each["kind"]]))))
+            for each in self._tokens(MOST_TOKENS)
+        ]
+        yield from (line.rstrip() for line in table(("id", "token", "what it is"), rows, left=3))
+        if len(look.ids) > MOST_TOKENS:
+            yield f"  ... and {len(look.ids) - MOST_TOKENS:,} more tokens: --json"
+
+
+_KIND = {
+    "text": "",
+    "control": "control",
+    "unknown": "unknown",
+    "byte": "byte-fallback",
+    "piece": "piece of a character",
+}
+
+
+def _head(name: str) -> str:
+    return f"{printable(name):<{LABEL}}" if len(name) < LABEL else f"{printable(name)} "
+
+
+def _plain(lines: Sequence[str] | Iterator[str]) -> Iterator[Line]:
+    return ([Part("kept", line)] for line in lines)
+
+
+def _text(name: str, parts: Sequence[Part], *, has_marks: bool = False) -> Iterator[Line]:
+    """Yields a text behind its name, what is not seen by name, no character of the first `MOST_CHARACTERS` left out."""
+    head, first = _head(name), first_of(parts, MOST_CHARACTERS)
+    shown = [Part("kept", marked(first))] if has_marks else [Part(part.change, named(part.text)) for part in first]
+    for place, line in enumerate(wrapped_parts(shown, max(16, columns() - len(head)))):
+        yield [Part("kept", head if not place else " " * len(head)), *line]
+    more = sum(len(part.text) for part in parts) - sum(len(part.text) for part in first)
+    if more:
+        yield [Part("kept", f"{'':{len(head)}}... and {more:,} more characters: --json")]
+
+
+_BATCH = 2048
+"""Texts that are looked at together."""
+
+_STYLES = {"removed": "30;41", "added": "30;42"}
+"""Black on red and on green, so that spaces are seen."""
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A config's text section with its tokenizer and steps loaded."""
+
+    config: Config
+    recipe: Recipe
+    looker: Looker
+    pieces: Pieces
+
+    @classmethod
+    def of(cls, config: Config) -> _Opened:
+        recipe = recipe_of(config)
+        step = recipe.text.step
+        if not isinstance(step, Transcript) or config.text is None:
+            if config.vision is not None:
+                raise ConfigError(
+                    f"{config.path} has [vision], and forebay text shows transcripts; for conversations: "
+                    f"forebay inspect {from_here(config.path)} --sample 0"
+                )
+            raise ConfigError(
+                f"{config.path} has no [text] section, so nothing becomes of texts; add it: [text] tokenizer = ..."
+            )
+        needs_text = SOURCE_KINDS[config.source.kind].needs_text
+        looker = Looker(step, Path(config.text.tokenizer), needs_text=needs_text)
+        return cls(config, recipe, looker, Pieces(looker.encoder.vocabulary))
+
+    def manifest(self, *, progress: bool) -> Manifest:
+        """Returns the listing of the source; no recording is decoded."""
+        groups = Groups.of(self.config, self.recipe)
+        with naming_urls(), Pool(self.config.run.num_workers or os.cpu_count() or 1, shows=progress) as pool:
+            return listed(self.config, groups, map_=pool.map if groups.items else map)
+
+    def view(self, look: Look, *, is_diff: bool, source: str = "", row: int | None = None) -> TextView:
+        return TextView(
+            look=look,
+            pieces=self.pieces,
+            max_label_tokens=self.looker.limit,
+            detects=self.looker.detects,
+            source=source,
+            row=row,
+            is_diff=is_diff,
+        )
+
+
+def view_text(config: Config, text: str, *, language: str = "", is_diff: bool = False) -> TextView:
+    """Returns what becomes of a text that is given. Raises ConfigError where the config cannot be used."""
+    opened = _Opened.of(config)
+    (look,) = opened.looker.look([Asked(sample_id="--text", text=text, language=language)])
+    return opened.view(look, is_diff=is_diff)
+
+
+def view_sample(config: Config, wanted: str, *, is_diff: bool = False, progress: bool = True) -> TextView:
+    """Returns what becomes of a sample of the source. wanted: its row of the listing, or its id.
+
+    Raises ConfigError where there is no such sample, ManifestError where the manifest cannot be used.
+    """
+    opened = _Opened.of(config)
+    manifest = opened.manifest(progress=progress)
+    rows = manifest.rows
+    place = _place(rows, wanted)
+    if place is None:
+        raise _absent(manifest, wanted, config)
+    (asked,) = _asked(rows.slice(place, 1))
+    (look,) = opened.looker.look([asked])
+    source = shown_name(manifest.files[rows["file"][place].as_py()])
+    return opened.view(look, is_diff=is_diff, source=source, row=rows["row"][place].as_py())
+
+
+def report_texts(config: Config, *, progress: bool = True) -> TextReport:
+    """Returns the report over all texts that a config lists. No recording is decoded, no cache is read.
+
+    Raises ConfigError or ManifestError where the config or its manifest cannot be used.
+    """
+    opened = _Opened.of(config)
+    manifest = opened.manifest(progress=progress)
+    rows = manifest.rows
+    tally = Tally(opened.looker.step_names, opened.pieces.codes)
+    for sample_id, reason, message in manifest.failed():
+        tally.fail(reason, sample_id, message)
+    seconds = _seconds(opened.recipe, rows)
+    with Progress(len(rows), desc="text", unit="text", is_shown=progress) as bar:
+        for start in range(0, len(rows), _BATCH):
+            looks = opened.looker.look(_asked(rows.slice(start, _BATCH)))
+            tally.add(looks, None if seconds is None else seconds[start : start + _BATCH])
+            bar.update(len(looks))
+    return TextReport(
+        config=config.path,
+        tally=tally,
+        rows=rows,
+        max_label_tokens=opened.looker.limit,
+        detects=opened.looker.detects,
+        is_part=config.source.max_samples is not None and len(rows) >= config.source.max_samples,
+        durations=_durations(rows, seconds),
+        excluded=manifest.counts()["excluded"],
+    )
+
+
+def print_view(view: TextView) -> None:
+    """Prints a text to standard output: what changed in colour on a terminal, elsewhere with marks."""
+    has_colour = has_colours(sys.stdout)
+    for line in view.lines(has_marks=not has_colour):
+        for part in line:
+            if part.change in _STYLES and isinstance(sys.stdout, VisibleStream) and has_colour:
+                sys.stdout.write_styled(part.text, _STYLES[part.change])
+            else:
+                sys.stdout.write(part.text)
+        sys.stdout.write("\n")
+
+
+def _place(rows: pa.Table, wanted: str) -> int | None:
+    """Returns where a sample stands: a number without leading zeros is a row first, all else an id."""
+    number = _number(wanted)
+    if number is not None and len(found := np.flatnonzero(rows["row"].to_numpy() == number)):
+        return int(found[0])
+    place = int(rows["sample_id"].index(pa.scalar(storable(wanted), pa.large_string())).as_py())
+    return None if place < 0 else place
+
+
+def _number(wanted: str) -> int | None:
+    is_number = wanted.isascii() and wanted.isdecimal() and len(wanted) < 19 and str(int(wanted)) == wanted
+    return int(wanted) if is_number else None
+
+
+def _absent(manifest: Manifest, wanted: str, config: Config) -> SampleError | ConfigError:
+    """Returns why a sample is not among the rows: it was left out, or nothing is called that."""
+    rejected, number, name = manifest.rejected, _number(wanted), storable(wanted)
+    for each in rejected.filter(
+        pc.or_(pc.equal(rejected["row"], number), pc.equal(rejected["sample_id"], name))
+    ).to_pylist():
+        return SampleError(each["reason"], f"--sample {wanted}: {each['message']}")
+    rows = manifest.rows
+    span = f", rows 0 to {pc.max(rows['row']).as_py()}" if len(rows) else ""
+    return ConfigError(
+        f"--sample {wanted}: {from_here(config.path)} lists {len(rows)} samples{span}, and none with that id; "
+        "the ids stand in the manifest"
+    )
+
+
+def _asked(rows: pa.Table) -> list[Asked]:
+    columns = (rows[name].to_pylist() for name in ("sample_id", "text", "language", "prompt"))
+    return [
+        Asked(sample_id=sample_id, text=text, language=language or "", prompt=prompt or "")
+        for sample_id, text, language, prompt in zip(*columns, strict=True)
+    ]
+
+
+def _seconds(recipe: Recipe, rows: pa.Table) -> Array | None:
+    """Returns how long the recordings are as manifest or headers say, NaN where neither does; None without audio."""
+    return rows["duration_s"].to_numpy().astype(np.float64) if recipe.audio is not None else None
+
+
+def _durations(rows: pa.Table, seconds: Array | None) -> str:
+    """Returns where the lengths are from, "" where there are none."""
+    if seconds is None or not np.isfinite(seconds).any():
+        return ""
+    stated = int(np.isfinite(rows["stated_s"].to_numpy(zero_copy_only=False).astype(np.float64)).sum())
+    if stated == len(rows):
+        return "by the manifest"
+    return "by their headers" if not stated else "by the manifest or their headers"

@@ -1,1 +1,0 @@
-"""`forebay lint`: what is wrong with the data of a config or a cache, before a model learns it."""

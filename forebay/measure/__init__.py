@@ -1,0 +1,1 @@
+"""Measurements of this machine: `forebay doctor`, `compare`, `calibrate` and `train --profile`."""

@@ -1,0 +1,356 @@
+"""What is calibrated: the longest shapes of each bucket, or a full pack, as batches of any size.
+
+The largest batch that fits, found in a few trials: a pure function of a line and of what the trials say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from forebay.config.plan import BucketConfig, PackConfig, bucket_names
+from forebay.config.tree import Config
+from forebay.errors import PlanError
+from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.make import make_plan, samples_of
+from forebay.steps.batch import fresh
+from forebay.store.layout import Array
+from forebay.store.source import Sample, SampleSource, SourceUnion
+from forebay.train.collate.collator import Collator
+from forebay.train.device import Batch
+from forebay.train.select import loader_settings, pack_collator
+
+PACK_UNIT = 128
+"""Tokens that packs grow by: the size of a pack is counted in these."""
+
+
+class Case(Protocol):
+    """Batches of one shape class at its longest, of any size."""
+
+    @property
+    def name(self) -> str:
+        """What the result is called."""
+        ...
+
+    @property
+    def fake_sizes(self) -> tuple[int, int]:
+        """Two sizes that a line is laid through, where a size costs nothing."""
+        ...
+
+    @property
+    def real_sizes(self) -> tuple[int, int]:
+        """Two sizes that a line is laid through, where a size costs memory and time."""
+        ...
+
+    @property
+    def longest(self) -> Mapping[str, float]:
+        """What the shapes come from, as JSON values: with the model and its settings it decides about the memory."""
+        ...
+
+    def batch(self, config: Config, source: SampleSource, size: int) -> Batch:
+        """Returns a batch of `size`, as the loader hands it out on the host; its fields and dtypes are the real ones.
+
+        source: of the config. Equal on every rank.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BucketCase:
+    """A bucket's longest audio beside its longest labels, as often as the batch has samples."""
+
+    name: str
+    index: int
+    """The sample with the longest audio; of text alone, the longest text."""
+    seconds: float
+    tokens: int
+    """Token ids of the longest text of the bucket; 0 where there is no text."""
+    fake_sizes: tuple[int, int] = (8, 32)
+    real_sizes: tuple[int, int] = (2, 4)
+
+    @property
+    def longest(self) -> Mapping[str, float]:
+        """Seconds of audio and tokens of text."""
+        return {"seconds": round(self.seconds, 4), "tokens": self.tokens}
+
+    def batch(self, config: Config, source: SampleSource, size: int) -> Batch:
+        """See `Case`: the longest clip `size` times, its text as long as the longest of the bucket."""
+        sample = self._sample(source)
+        part = source.sources[source.part(self.index)] if isinstance(source, SourceUnion) else source
+        settings = loader_settings(config)
+        collator = Collator(part, dtype=settings.dtype, padding_side=settings.padding_side, crop_s=settings.crop_s)
+        return collator.collate([sample] * size, allocate=fresh)
+
+    def _sample(self, source: SampleSource) -> Sample:
+        sample = source.read(self.index)
+        missing = self.tokens - len(sample["input_ids"]) if "input_ids" in sample else 0
+        if missing <= 0:
+            return sample
+        # More targets at the end: they count in the loss, so the longest text has its logits too.
+        ids: Array = sample["input_ids"]
+        return {**sample, "input_ids": np.concatenate([ids, np.full(missing, ids[-1], ids.dtype)])}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackCase:
+    """A full pack of `size` times `PACK_UNIT` tokens, with as many patches as such a pack may have."""
+
+    index: int
+    """The sample with the most patches a token."""
+    patches_per_token: float
+    """Of a whole pack: `max_patches / seq_len` of the plan, else that of the sample."""
+    merged: int
+    """Patches of one image token."""
+    least: int
+    """Units of the longest sample."""
+    name: str = "pack"
+
+    @property
+    def fake_sizes(self) -> tuple[int, int]:
+        """See `Case`."""
+        return self.real_sizes
+
+    @property
+    def real_sizes(self) -> tuple[int, int]:
+        """See `Case`."""
+        return self.least, 2 * self.least
+
+    @property
+    def longest(self) -> Mapping[str, float]:
+        """Patches a token, and tokens of the longest sample."""
+        return {"patches_per_token": round(self.patches_per_token, 6), "units": self.least}
+
+    def max_patches(self, size: int) -> int:
+        """Returns the patches of a pack of `size`: whole image tokens."""
+        return int(self.patches_per_token * size * PACK_UNIT) // self.merged * self.merged
+
+    def batch(self, config: Config, source: SampleSource, size: int) -> Batch:
+        """See `Case`: the sample with the most patches again and again, and text where no more of it fits."""
+        sample, seq_len = source.read(self.index), size * PACK_UNIT
+        tokens, patches = len(sample["input_ids"]), int(source.lengths["num_patches"][self.index])
+        times = min(seq_len // tokens, self.max_patches(size) // max(patches, 1))
+        rest = seq_len - times * tokens
+        fill = [_text(sample, min(tokens, rest - start)) for start in range(0, rest, tokens)]
+        plan = dataclasses.replace(_packs(config), seq_len=seq_len, max_patches=self.max_patches(size) or None)
+        return pack_collator(config.loader, plan, source).collate([sample] * times + fill, allocate=fresh)
+
+
+def _text(sample: Sample, length: int) -> Sample:
+    """Returns a sample of so many tokens, all targets, without an item."""
+    ids: Array = sample["input_ids"]
+    made = {"input_ids": np.full(length, ids[-1], ids.dtype), "label_mask": np.ones(length, np.uint8)}
+    return {name: made.get(name, value[:0]) for name, value in sample.items()}
+
+
+def _packs(config: Config) -> PackConfig:
+    if not isinstance(config.plan, PackConfig):
+        raise TypeError("the config has no plan of packs")
+    return config.plan
+
+
+def bucket_cases(source: SampleSource, settings: BucketConfig) -> dict[str, BucketCase | None]:
+    """Returns the case of every bucket of a plan by its name, the shortest first; None for a bucket without samples.
+
+    settings: how many samples a batch has does not count. Raises PlanError as a plan of these lengths does.
+    """
+    plan = make_plan(samples_of(source), _of_one_sample(settings))
+    if not isinstance(plan, BucketPlan):
+        raise TypeError("settings of buckets give a plan of buckets")
+    names = bucket_names(plan.edges_s, num_buckets=len(plan.batch_sizes))
+    members = np.split(np.asarray(plan.members), plan.offsets[1:-1])
+    return {name: _case(name, own, source) if len(own) else None for name, own in zip(names, members, strict=True)}
+
+
+def _of_one_sample(settings: BucketConfig) -> BucketConfig:
+    """Returns settings of the same buckets: which file or budget sizes their batches is what is being found out."""
+    return dataclasses.replace(
+        settings,
+        batch_size=1,
+        batch_seconds=None,
+        batch_tokens=None,
+        calibration=None,
+        locality="global",
+        tail="short",
+    )
+
+
+def _case(name: str, members: Array, source: SampleSource) -> BucketCase:
+    zeros = np.zeros(len(members), np.int64)
+    audio, tokens = (
+        np.asarray(source.lengths[field])[members] if field in source.lengths else zeros
+        for field in ("num_audio_samples", "num_tokens")
+    )
+    place = int(np.argmax(audio if audio.any() else tokens))
+    rate = int(source.constants.get("sample_rate_hz", 0)) or 1
+    return BucketCase(
+        name=name, index=int(members[place]), seconds=float(audio[place]) / rate, tokens=int(tokens.max())
+    )
+
+
+def pack_case(source: SampleSource, settings: PackConfig) -> PackCase:
+    """Returns the case of a plan of packs. Raises PlanError where no sample has tokens."""
+    tokens, patches = (np.asarray(source.lengths[name], np.float64) for name in ("num_tokens", "num_patches"))
+    if not len(tokens):
+        raise PlanError("no samples to plan: the cache or the filters in [source] leave none", code="FB501")
+    shares = patches / np.maximum(tokens, 1)
+    index = int(np.argmax(shares))
+    wanted = np.inf if settings.max_patches is None else settings.max_patches / settings.seq_len
+    return PackCase(
+        index=index,
+        patches_per_token=min(float(shares[index]), float(wanted)),
+        merged=int(source.constants["merge_size"]) ** 2,
+        least=int(-(-tokens.max() // PACK_UNIT)),
+    )
+
+
+MAX_TRIALS = 6
+"""Trials of one search at most."""
+
+_SHRINK_BY_LINE, _SHRINK = 0.85, 0.5
+"""A size that ran out of memory without a figure is followed by this share of it, then by its square, and so on."""
+
+
+def granule(size: int) -> int:
+    """Returns the step between the sizes that are tried: 1 below 16, 8 up to 511, then about 3 % of the size."""
+    return 1 if size < 16 else 1 << max(size.bit_length() - 6, 3)
+
+
+def grid_down(size: int) -> int:
+    """Returns the largest size of the grid that is not above `size`, 1 at least."""
+    size = max(size, 1)
+    return size - size % granule(size)
+
+
+def grid_up(size: int) -> int:
+    """Returns the next size of the grid above `size`."""
+    return grid_down(size) + granule(size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """Bytes of a training step as a line in the size of its batch: `base + slope * size`."""
+
+    base: float
+    slope: float
+
+    @classmethod
+    def through(cls, first: tuple[int, float], second: tuple[int, float]) -> Line:
+        """Returns the line through two points (size, bytes) of different sizes."""
+        slope = (second[1] - first[1]) / (second[0] - first[0])
+        return cls(base=first[1] - slope * first[0], slope=slope)
+
+    def at(self, size: float) -> float:
+        """Returns the bytes of a size."""
+        return self.base + self.slope * size
+
+    def largest(self, limit: float, *, most: int) -> int:
+        """Returns the largest size of the grid, `most` at most, whose bytes are not above `limit`; 0 where none is."""
+        if self.slope <= 0:
+            return grid_down(most) if self.base <= limit else 0
+        size = min((limit - self.base) / self.slope, float(most))
+        return 0 if size < 1 else grid_down(int(size))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a trial of one size says."""
+
+    fits: bool
+    peak_bytes: int | None = None
+    """What it took; None where it ran out of memory first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """Where a search looks."""
+
+    limit_bytes: int
+    least: int
+    """Nothing smaller is tried."""
+    most: int
+    """Nothing larger is tried."""
+    max_trials: int = MAX_TRIALS
+
+
+@dataclass(slots=True)
+class Search:
+    """A search and what it knows: the last fit, the first failure, and the points between which to guess.
+
+    line: the expectation before the first trial; None: nothing is expected, and `start` is the first size.
+    """
+
+    bounds: Bounds
+    line: Line | None = None
+    start: int | None = None
+    trials: int = 0
+    fit: int | None = None
+    """The largest size that fits so far."""
+    failure: int | None = None
+    """The smallest size that does not fit so far."""
+    _points: list[tuple[int, float]] = field(default_factory=list)
+    _blind: int = 0
+    """Failures without a figure in a row."""
+    _side: int = 0
+    """How many guesses in a row fell on one side, with its sign."""
+
+    def run(self, trial: Callable[[int], Outcome]) -> int | None:
+        """Returns the largest size that fits, within one step of the grid where the trials were enough; None: none.
+
+        At most `bounds.max_trials` calls of `trial`. The last of them is spent on `bounds.least` where nothing has fit
+        until then, so that None means that `least` does not fit.
+        """
+        size: int | None = self._first()
+        while size is not None:
+            self._learn(size, trial(size))
+            size = self._next()
+        return self.fit
+
+    def _first(self) -> int:
+        guess = self.start
+        if guess is None:
+            guess = (
+                self.line.largest(self.bounds.limit_bytes, most=self.bounds.most) if self.line else self.bounds.least
+            )
+        return min(max(grid_down(guess), self.bounds.least), self.bounds.most)
+
+    def _learn(self, size: int, outcome: Outcome) -> None:
+        self.trials += 1
+        if outcome.peak_bytes is not None:
+            self._points.append((size, float(outcome.peak_bytes)))
+        self._blind = 0 if outcome.peak_bytes is not None else self._blind + 1
+        if outcome.fits:
+            self.fit, self._side = size, max(self._side, 0) + 1
+        else:
+            self.failure, self._side = size, min(self._side, 0) - 1
+
+    def _next(self) -> int | None:
+        """Returns the next size to try; None where the search is over."""
+        bounds, left = self.bounds, self.bounds.max_trials - self.trials
+        if left <= 0 or self.fit == bounds.most or self.failure == bounds.least:
+            return None
+        low = bounds.least if self.fit is None else grid_up(self.fit)
+        high = bounds.most if self.failure is None else grid_down(self.failure - 1)
+        if self.fit is None and (left == 1 or low >= high):
+            return bounds.least
+        return None if low > high else min(max(grid_down(int(self._guess(low, high))), low), high)
+
+    def _guess(self, low: int, high: int) -> float:
+        if self.fit is not None and self.failure is not None and abs(self._side) > 1:
+            return (low + high) / 2  # the figures mislead: halve
+        if not self._points or self._blind:
+            share = _SHRINK if self.line is None else _SHRINK_BY_LINE
+            failed = float(self.failure or high)
+            return (low + high) / 2 if self.fit is not None else failed * share ** max(self._blind, 1)
+        slope = self._slope()
+        size, peak = min(self._points, key=lambda point: abs(point[1] - self.bounds.limit_bytes))
+        return size + (self.bounds.limit_bytes - peak) / slope if slope > 0 else high
+
+    def _slope(self) -> float:
+        """Returns bytes a sample as measured: between the two largest sizes, or from the line's base to the one."""
+        *others, (size, peak) = sorted(self._points)
+        before = others[-1] if others else (0, self.line.base if self.line else 0.0)
+        return (peak - before[1]) / (size - before[0])

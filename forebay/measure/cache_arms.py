@@ -1,0 +1,296 @@
+"""The arms of raw data: what training finds, the listing, reading, and the steps of a build on a sample of rows.
+
+The arm of codecs: what a pack of this set's items takes to read, and its bytes, under each of the codecs.
+
+The arm of plans: the batches of an epoch, and what other settings of `[plan]` would give, over the real lengths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from forebay.config.plan import CLASSIC_EDGES_S, BucketConfig, PackConfig, PlanConfig, WindowConfig
+from forebay.errors import PlanError
+from forebay.measure.doctor_bench import Bench, dropped
+from forebay.measure.loader_arms import makers
+from forebay.measure.predict import Codecs, Listed, Made, Opened, OtherPlan, PlanFacts, PlannedBatch, Reads, Skip
+from forebay.measure.sample_cache import make_sample
+from forebay.plan.interface import Plan
+from forebay.plan.make import Samples, make_plan, plan_statistics, samples_of
+from forebay.plan.pack.plan import PackPlan
+from forebay.preprocess.group import ItemGroup
+from forebay.rows.manifest import WHOLE_FILE
+from forebay.steps.batch import fresh
+from forebay.store.cache import Cache
+from forebay.store.image.codec import Codec
+from forebay.store.layout import Array
+from forebay.store.remote.raw.sources import is_here
+from forebay.store.source import SampleSource, SourceUnion, parts_of
+
+_READS = 64
+
+
+def find(bench: Bench, seconds: float) -> Opened:  # noqa: ARG001  it takes what it takes
+    """Returns what training would read."""
+    source = bench.sealed
+    if source is None:
+        return Opened(place=None, num_samples=0, hours=None, size_bytes=0)
+    caches = [part for part in parts_of(source) if isinstance(part, Cache)]
+    rate = float(source.constants.get("sample_rate_hz", 0) or 0)
+    lengths = source.lengths.get("num_audio_samples")
+    return Opened(
+        place=", ".join(str(cache.place) for cache in caches),
+        num_samples=len(source),
+        hours=float(lengths.sum()) / rate / 3600 if rate and lengths is not None else None,
+        size_bytes=sum(int(cache.metadata.get("size_bytes", 0)) for cache in caches),
+        num_shards=sum(cache.num_shards for cache in caches),
+    )
+
+
+def listing(bench: Bench, seconds: float) -> Listed:  # noqa: ARG001  its parent ends it
+    """Returns what is known of the raw data."""
+    began = time.perf_counter()
+    bench.manifest  # noqa: B018  is listed now
+    return bench.listed(time.perf_counter() - began)
+
+
+def reads(bench: Bench, seconds: float) -> Reads:
+    """Returns what reading an encoded sample takes, out of memory and from the disk."""
+    group = next(iter(bench.groups.items), None)
+    places = [] if group is None else _places(bench, group)
+    if group is None or not places:
+        raise Skip("no sample has media to read")
+    cold, warm, sizes, why = [], [], [], ""
+    ends = time.perf_counter() + seconds
+    with bench.reader(group) as read:
+        for file, offset, size in places:
+            path = os.fspath(bench.manifest.files[file].path)
+            problem = dropped(path, 0 if size == WHOLE_FILE else offset, 0 if size == WHOLE_FILE else size)
+            first = _timed(read, file, offset, size)
+            if problem is None:
+                cold.append(first[0])
+            why = problem or why
+            again = _timed(read, file, offset, size)
+            warm.append(again[0])
+            sizes.append(again[1])
+            if time.perf_counter() > ends:
+                break
+    return Reads(
+        warm_ms=1e3 * statistics.median(warm),
+        cold_ms=1e3 * statistics.median(cold) if cold else None,
+        mean_bytes=statistics.fmean(sizes),
+        samples=len(warm),
+        why_not_cold="" if cold else why,
+    )
+
+
+def _timed(read: Any, file: int, offset: int, size: int) -> tuple[float, int]:
+    began = time.perf_counter()
+    data = read(file, offset, size)
+    return time.perf_counter() - began, len(data)
+
+
+def _places(bench: Bench, group: ItemGroup) -> list[tuple[int, int, int]]:
+    """Returns file, offset and size of some encoded items, those that the listing could place."""
+    items, files = group.table(bench.picked), bench.picked.files
+    order = bench.random.permutation(len(items))[: 4 * _READS]
+    taken = items.select(["file", "offset", "size"]).take(order).to_pylist()
+    return [(row["file"], row["offset"], row["size"]) for row in taken if is_here(files[row["file"]].path)][:_READS]
+
+
+def made(bench: Bench, seconds: float) -> Made:
+    """Returns what the steps of a build take on some rows; the temporary cache is made of these."""
+    return make_sample(bench, seconds)
+
+
+_CODECS: tuple[Codec, ...] = ("raw", "zstd", "webp", "source")
+_ITEMS = 24
+
+
+def codecs(bench: Bench, seconds: float) -> Codecs:
+    """Returns milliseconds to read a pack and bytes of a sample by codec: of some items, each stored and read."""
+    plan = bench.config.plan
+    group = next((each for each in bench.groups.items if each.codec is not None), None)
+    if group is None or not isinstance(plan, PackConfig):
+        raise Skip("only images have codecs")
+    items = bench.groups.items_of(bench.picked)[group.name]
+    if not len(items.table):
+        raise Skip("no sample has an image")
+    read_s: dict[str, list[float]] = {codec: [] for codec in _CODECS}
+    sizes: dict[str, list[int]] = {codec: [] for codec in _CODECS}
+    stored = [group.under(codec) for codec in _CODECS]
+    rows = group.task_rows(items.table, bench.picked.files)
+    ends = time.perf_counter() + seconds
+    with bench.reader(group) as read:
+        for place in bench.random.permutation(len(rows))[:_ITEMS].tolist():
+            for each in stored:
+                values = next(iter(each.samples(rows.slice(place, 1), read)))
+                if "failure" in values:
+                    break
+                began = time.perf_counter()
+                sizes[str(each.codec)].append(_read(each, values))
+                read_s[str(each.codec)].append(time.perf_counter() - began)
+            if time.perf_counter() > ends:
+                break
+    if not sizes["raw"]:
+        raise Skip("no image could be read")
+    offsets, _ = items.of_rows(0, len(bench.picked.rows))
+    items_a_sample = float(np.diff(offsets).mean())
+    tokens = np.asarray(bench.cached.lengths["num_tokens"])
+    samples_a_pack = max(plan.seq_len / max(float(tokens.mean()), 1.0), 1.0)
+    factor = items_a_sample * samples_a_pack
+    return Codecs(
+        read_ms={codec: 1e3 * statistics.fmean(each) * factor for codec, each in read_s.items()},
+        bytes_a_sample={codec: statistics.fmean(each) * items_a_sample for codec, each in sizes.items()},
+        own=str(group.codec),
+        samples_a_pack=samples_a_pack,
+    )
+
+
+def _read(group: ItemGroup, values: dict[str, Any]) -> int:
+    """Returns the bytes of an item's fields, whose values are made of them."""
+    for value in group.joined({}, [values]).values():
+        for part in value if isinstance(value, tuple) else (value,):
+            np.ascontiguousarray(part).sum()  # `raw` is a mapping whose bytes are copied when they are used
+    return sum(value.nbytes for value in values.values() if isinstance(value, np.ndarray))
+
+
+_FIRST = 512
+"""Batches that predictions walk through."""
+_MOST_DRAWN = 100_000
+"""Samples of a plan whose lengths are drawn from a few."""
+_KS = (8, 16, 32, 64)
+
+
+def plans(bench: Bench, seconds: float) -> PlanFacts:
+    """Returns the plan of the config, and the padding of others."""
+    ends, settings = time.perf_counter() + seconds, bench.config.plan
+    assert settings is not None  # checked before any arm
+    source = bench.cached
+    is_exact = source is bench.sealed
+    samples, plan = samples_of(source), bench.planned.plan
+    if not is_exact:
+        count = max(len(bench.manifest.rows), len(source))
+        samples = drawn(source, min(count, _MOST_DRAWN), bench.random)
+        plan = make_plan(samples, _local(settings))
+    order = plan.order(bench.config.loader.seed, 0)
+    batches = [np.asarray(batch) for batch in order.batches(range(min(len(order), _FIRST)))]
+    buckets = order.buckets(np.arange(len(batches)))
+    frames = frames_of(samples)
+    return PlanFacts(
+        num_batches=len(order),
+        num_samples=len(samples),
+        batches=tuple(
+            PlannedBatch(samples=len(batch), frames=int(frames[batch].sum()), room=_room(plan, frames, batch), bucket=b)
+            for batch, b in zip(batches, buckets.tolist(), strict=True)
+        ),
+        padding=_padding(plan, samples),
+        is_exact=is_exact,
+        room_is_fixed=_room_is_fixed(bench, source),
+        others=tuple(_others(settings, samples, ends=ends)),
+    )
+
+
+def drawn(source: SampleSource, count: int, random: np.random.Generator) -> Samples:
+    """Returns what a plan of so many samples is made of, whose lengths are those of a few, drawn again and again."""
+    known = samples_of(source)
+    places = random.integers(0, len(source), count) if count > len(source) else np.arange(len(source))
+
+    def column(name: str) -> Array:
+        return np.asarray(source.lengths[name])[places]
+
+    lengths = source.lengths
+    return Samples(
+        durations=None if known.durations is None else np.asarray(known.durations)[places],
+        sample_rate_hz=known.sample_rate_hz,
+        frames=(lambda: column("num_frames")) if "num_frames" in lengths else None,
+        tokens=lambda: column("num_tokens"),
+        patches=(lambda: column("num_patches")) if "num_patches" in lengths else None,
+        images=(lambda: column("num_images")) if "num_images" in lengths else None,
+        texts=None if known.texts is None else np.asarray(known.texts)[places],
+    )
+
+
+def frames_of(samples: Samples) -> Array:
+    """Returns what batches are padded by: stored frames, of packs and texts tokens."""
+    if samples.durations is None:
+        return samples.lengths
+    frames = np.asarray(samples.frames()) if samples.frames is not None else samples.lengths
+    if not frames.any() and samples.tokens is not None:
+        return np.asarray(samples.tokens())
+    return frames
+
+
+def _room_is_fixed(bench: Bench, source: SampleSource) -> bool:
+    """Returns whether audio takes as much room in a batch whatever its length, as Whisper's 30 s do."""
+    lengths = np.asarray(source.lengths.get("num_frames", np.zeros(1)))
+    if lengths.min() == lengths.max():
+        return False
+    rooms = []
+    for index in (int(lengths.argmin()), int(lengths.argmax())):
+        part = source.part(index) if isinstance(source, SourceUnion) else 0
+        batch = makers(bench, source)[part].collate([source.read(index)], allocate=fresh)
+        rooms.append(sum(value.numel() for value in batch.values() if is_floating(value)))
+    return bool(rooms[0] == rooms[1])
+
+
+def is_floating(value: Any) -> bool:
+    """Returns whether a value of a batch is a tensor of features."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _room(plan: Plan, frames: Array, batch: Array) -> int:
+    return int(frames[batch].sum() if isinstance(plan, PackPlan) else frames[batch].max() * len(batch))
+
+
+def _padding(plan: Plan, samples: Samples) -> float:
+    found = plan_statistics(plan, samples)  # type: ignore[arg-type]  # of `make_plan`
+    return 1 - float(found["fill"]) if "fill" in found else float(found["padding"])
+
+
+def _local(settings: PlanConfig) -> PlanConfig:
+    """Returns settings that need no shards."""
+    if isinstance(settings, BucketConfig):
+        return dataclasses.replace(settings, locality="global")
+    return settings
+
+
+def _others(settings: PlanConfig, samples: Samples, *, ends: float) -> Iterator[OtherPlan]:
+    for changed in candidates(settings):
+        try:
+            plan = make_plan(samples, _local(dataclasses.replace(settings, **_instead(changed))))
+            padding = _padding(plan, samples)
+        except (PlanError, ValueError):
+            continue  # too few samples for so many buckets
+        yield OtherPlan(settings=changed, padding=padding, num_batches=len(plan.order(0, 0)))
+        if time.perf_counter() > ends:
+            return
+
+
+def _instead(changed: dict[str, Any]) -> dict[str, Any]:
+    """Returns the changes with those that these demand: `k` stands instead of edges."""
+    return {**changed, "edges_s": CLASSIC_EDGES_S} if "k" in changed else changed
+
+
+def candidates(settings: PlanConfig) -> Iterator[dict[str, Any]]:
+    """Yields settings that may pad less, as changes of those that are given."""
+    if isinstance(settings, BucketConfig) and settings.calibration is None:
+        if isinstance(settings.batch_size, tuple):
+            return
+        for k in _KS:
+            if k > (settings.k or len(settings.edges_s)):
+                yield {"k": k}
+    elif isinstance(settings, WindowConfig):
+        for window in (settings.window * 2, settings.window * 4):
+            yield {"window": window}
+    elif isinstance(settings, PackConfig) and settings.buffer_size:
+        yield {"buffer_size": 0}
+        yield {"buffer_size": 4 * settings.buffer_size}

@@ -1,0 +1,214 @@
+"""`forebay calibrate`: an entry of `calibrated_bs.json` for every bucket, or for packs, written as each is found."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.config.plan import BucketConfig, PackConfig
+from forebay.config.tree import Config
+from forebay.errors import ConfigError, ForebayError
+from forebay.measure.batch_search import Case, PackCase, bucket_cases, pack_case
+from forebay.measure.calibrate_bench import FILE_NAME, Bench, CalibrateOptions, Entries
+from forebay.measure.fake_tensors import Probed
+from forebay.measure.isolated_calls import Isolated
+from forebay.measure.step_runner import for_trials, opened
+from forebay.plan.make import plan_example
+from forebay.store.source import SampleSource, parts_of
+from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
+from forebay.train.models.table import FAMILIES, ModelFacts
+from forebay.visible import from_here, human_bytes
+
+Tell = Callable[[str], None]
+_SIZES = ("batch_seconds", "batch_tokens", "batch_size", "calibration", "seq_len", "max_patches")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationReport:
+    """What `forebay calibrate --json` prints; its fields are an interface."""
+
+    file: str
+    """The calibration, for `plan.calibration`."""
+    device: str
+    limit_bytes: int
+    """What a batch may take."""
+    world_size: int
+    measured: bool
+    """Whether the device's own memory was measured; False: a line says what a batch takes."""
+    buckets: dict[str, dict[str, Any]]
+    """The entries of the file that were asked for, by bucket; of packs one, `pack`."""
+    skipped: list[str]
+    """Buckets without samples."""
+    settings: list[str]
+    """The lines for `[plan]`."""
+    replaces: str = ""
+    """The settings of `[plan]` that these lines replace: a plan takes one of them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON values."""
+        return dataclasses.asdict(self)
+
+    def lines(self) -> list[str]:
+        """Returns what `forebay calibrate` prints at its end; a line for each bucket was printed before."""
+        place = f", in the place of {self.replaces}" if self.replaces else ""
+        return [f"written: {from_here(self.file)}; for [plan]{place}:", *(f"  {line}" for line in self.settings)]
+
+
+def calibrate(config: Config, options: CalibrateOptions, *, tell: Tell) -> CalibrationReport | None:
+    """Returns the report of a calibration, whose file then has an entry for each bucket; None on ranks other than 0.
+
+    tell: called with a line for each bucket as it ends. Raises ConfigError for settings that cannot be calibrated,
+    CacheNotFoundError where the cache is not there, and at the end ForebayError for buckets that do not fit.
+    """
+    facts = checked(config)
+    if int(os.environ.get("RANK", "0")):
+        return None
+    source = opened(config)
+    for part in parts_of(source):
+        check_constants(facts, part.constants)
+    cases = cases_of(config, source)
+    asked = chosen(options.buckets, list(cases))
+    entries = Entries.of(options.out or Path(config.path).parent / FILE_NAME)
+    with Isolated() as processes:
+        bench = Bench.of(for_trials(config), facts, options, processes)
+        failed = _run(bench, cases, asked=asked, entries=entries, tell=tell)
+    if failed:
+        raise ForebayError(_failure(bench, failed), code="FB706")
+    return CalibrationReport(
+        file=str(entries.path),
+        device=bench.device.name,
+        limit_bytes=bench.limit_bytes,
+        world_size=bench.world_size,
+        measured=bench.device.is_cuda,
+        buckets={name: entries.entries[name] for name in asked if cases[name] is not None},
+        skipped=[name for name in asked if cases[name] is None],
+        settings=_settings(entries, cases),
+        replaces=", ".join(name for name in _SIZES if getattr(config.plan, name, None) is not None),
+    )
+
+
+def checked(config: Config) -> ModelFacts:
+    """Returns the facts of the config's model. Raises ConfigError where there is nothing to calibrate."""
+    if config.plan is None:
+        raise ConfigError(
+            f"{config.path}: no [plan] section; add one, for example: {plan_example(config)}", code="FB104"
+        )
+    if not isinstance(config.plan, (BucketConfig, PackConfig)):
+        raise ConfigError(
+            f'{config.path}: plan.kind is "{config.plan.kind}", whose batches have no range of length to calibrate a '
+            'batch size for; set plan.kind = "bucket" with edges_s, and no window, then run: forebay calibrate '
+            f"{from_here(config.path)}"
+        )
+    if config.train.model is None:
+        raise ConfigError(
+            f"{config.path}: train.model is missing; name the folder of a model whose model_type is one of "
+            f"{', '.join(FAMILIES)}, or of any other of transformers that returns a loss",
+            code="FB108",
+        )
+    facts = model_facts(Path(config.train.model), config)
+    check_config(facts, config)
+    check_weights(facts.folder, init=config.train.init)
+    return facts
+
+
+def cases_of(config: Config, source: SampleSource) -> dict[str, Case | None]:
+    """Returns what is calibrated of a config's plan by its name; None for a bucket without samples."""
+    if isinstance(config.plan, PackConfig):
+        return {"pack": pack_case(source, config.plan)}
+    if not isinstance(config.plan, BucketConfig):
+        raise TypeError("only buckets and packs are calibrated")
+    return dict(bucket_cases(source, config.plan))
+
+
+def chosen(asked: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Returns the buckets of these names or indices, in the plan's order; all where none is asked for.
+
+    Raises ConfigError for a bucket that is not there, with the nearest.
+    """
+    wanted = set()
+    for name in asked:
+        if name not in names and not (name.isascii() and name.isdecimal() and int(name) < len(names)):
+            near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
+            raise ConfigError(
+                f"--bucket {name}: the plan has no such bucket; the nearest: {', '.join(near)}; it has "
+                f"{', '.join(names)}, or 0 to {len(names) - 1}"
+            )
+        wanted.add(name if name in names else names[int(name)])
+    return [name for name in names if name in wanted or not asked]
+
+
+def _run(
+    bench: Bench, cases: Mapping[str, Case | None], *, asked: Sequence[str], entries: Entries, tell: Tell
+) -> list[tuple[Case, Probed | None]]:
+    """Returns the cases that do not fit; each of the others that were asked for has its entry, in the file and told."""
+    digests = {name: bench.made_by(case) for name, case in cases.items() if case is not None}
+    for name in entries.foreign(digests):
+        if name not in asked:
+            tell(f"{name}: its entry in {from_here(entries.path)} was made with other settings and stays as it is")
+    kept = {name: entry for name in asked if (entry := entries.kept(name, digests.get(name)))}
+    todo = [case for name in asked if (case := cases[name]) is not None and name not in kept]
+    probed = dict(zip([case.name for case in todo], bench.probe(todo), strict=True))
+    failed: list[tuple[Case, Probed | None]] = []
+    for name in asked:
+        case = cases[name]
+        if case is None:
+            tell(f"{name}: no samples, skipped")
+            continue
+        entry = kept.get(name) or bench.entry(case, probed[name])
+        if entry is None:
+            failed.append((case, probed[name]))
+            entries.drop(name)
+            tell(f"{name}: does not fit at {bench.amount(case, bench.least(case))}")
+            continue
+        entries.put(name, bench.with_grad_acc(entry), order=list(cases))
+        tell(bench.line(case, entries.entries[name]) + (" (kept, of the same settings)" if name in kept else ""))
+    _fill(entries, cases)
+    return failed
+
+
+def _fill(entries: Entries, cases: Mapping[str, Case | None]) -> None:
+    """Makes buckets without samples have an entry, without which a plan would refuse the file.
+
+    It is that of the next longer bucket, whose shapes are longer; behind the last of them a batch of one sample.
+    """
+    entry: dict[str, Any] = {"batch_size": 1, "grad_acc": 1}
+    for name in reversed(list(cases)):
+        if cases[name] is not None:
+            entry = entries.entries.get(name, entry)
+        elif name not in entries.entries:
+            of_none = {"batch_size": entry["batch_size"], "grad_acc": entry["grad_acc"], "trials": 0, "measured": False}
+            entries.put(name, of_none, order=list(cases))
+
+
+def _failure(bench: Bench, failed: Sequence[tuple[Case, Probed | None]]) -> str:
+    train, found = bench.config.train, []
+    for case, probed in failed:
+        least = bench.least(case)
+        takes = "more" if probed is None else f"about {human_bytes(probed.at(least))}"
+        found.append(f"{case.name} at {bench.amount(case, least)} (takes {takes})")
+    advice = [
+        *(["train.gradient_checkpointing = true"] if not train.gradient_checkpointing else []),
+        *(['train.mixed_precision = "bf16"'] if train.mixed_precision == "no" else []),
+        *(["[train.lora]"] if train.lora is None else []),
+    ]
+    is_pack = any(isinstance(case, PackCase) for case, _ in failed)
+    shorter = "a smaller plan.max_patches" if is_pack else "a lower --min-bs, or shorter clips (source.max_duration_s)"
+    return (
+        f"does not fit into {human_bytes(bench.limit_bytes)}: {'; '.join(found)}; set {', '.join([*advice, shorter])}; "
+        "the entries of what does fit are kept"
+    )
+
+
+def _settings(entries: Entries, cases: Mapping[str, Case | None]) -> list[str]:
+    """Returns the lines for `[plan]`: which file sizes its batches, or how large its packs are."""
+    if list(cases) == ["pack"]:
+        entry = entries.entries["pack"]
+        return [f"seq_len = {entry['seq_len']}", f"max_patches = {entry['max_patches']}"]
+    lines = [f'calibration = "{entries.path.name}"']
+    missing = [name for name in cases if name not in entries.entries]
+    return lines if not missing else [*lines, f"# still missing, and wanted by a plan: {', '.join(missing)}"]

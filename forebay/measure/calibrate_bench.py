@@ -1,0 +1,335 @@
+"""The bench of a calibration: its device, its limit, and how the entry of one bucket, or of packs, is found there.
+
+`calibrated_bs.json`: an entry a bucket, written after each, and which entries still hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from forebay.config.tree import Config
+from forebay.errors import ConfigError, ForebayError
+from forebay.measure.batch_search import PACK_UNIT, Bounds, Case, Outcome, PackCase, Search
+from forebay.measure.fake_tensors import Probed, probe
+from forebay.measure.isolated_calls import Died, Isolated
+from forebay.measure.step_runner import Device, Measured, device, trial
+from forebay.store.files import hash_file, write_bytes
+from forebay.store.key import digest
+from forebay.train.models.table import ModelFacts
+from forebay.visible import human_bytes
+
+FILE_NAME = "calibrated_bs.json"
+_VERSION = 1
+"""Raised when the same facts give another entry: entries of before are made again."""
+_OF_MEMORY = ("lora", "freeze", "embed_lr_mult", "gradient_checkpointing", "compile", "mixed_precision", "text_encoder")
+"""Settings of [train] that memory depends on."""
+
+
+def made_by(config: Config, facts: ModelFacts, case: Case, **others: Any) -> str:
+    """Returns the digest of all that the entry of a case depends on, `others` among it; its first 16 hex digits."""
+    train = dataclasses.asdict(config.train)
+    document = {
+        "version": _VERSION,
+        "model": hash_file(facts.folder / "config.json"),
+        "train": json.loads(json.dumps({name: train[name] for name in _OF_MEMORY})),
+        "has_norm": config.train.max_grad_norm > 0,
+        "dtype": [config.loader.dtype, config.loader.pack_shapes, config.loader.varlen],
+        "longest": [case.name, dict(case.longest)],
+        "torch": [torch.__version__, transformers.__version__],
+        **others,
+    }
+    return digest(document)[:16]
+
+
+@dataclass(slots=True)
+class Entries:
+    """The entries of a file; every change is on disk at once, whole."""
+
+    path: Path
+    entries: dict[str, Any]
+
+    @classmethod
+    def of(cls, path: Path) -> Entries:
+        """Returns those of a file, none where it is not there. Raises ConfigError where it is no such file."""
+        try:
+            found = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            found = {}
+        except OSError as err:
+            raise ConfigError(f"--out: cannot read {path}: {err.strerror}") from err
+        except (ValueError, RecursionError) as err:
+            raise ConfigError(f"--out: {path} is there and is not JSON: {err}; name another file") from err
+        if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
+            raise ConfigError(f"--out: {path} is there and is no calibration; name another file")
+        return cls(path, found)
+
+    def kept(self, name: str, made_by: str | None) -> dict[str, Any] | None:
+        """Returns the entry of a name where the same facts made it."""
+        entry: dict[str, Any] | None = self.entries.get(name)
+        return entry if entry is not None and made_by is not None and entry.get("made_by") == made_by else None
+
+    def foreign(self, names: Mapping[str, str]) -> list[str]:
+        """Returns which of these names have an entry that other facts made. names: what each would be made by now."""
+        return [name for name, made in names.items() if name in self.entries and self.kept(name, made) is None]
+
+    def put(self, name: str, entry: Mapping[str, Any], *, order: list[str]) -> None:
+        """Makes an entry the one of a name, on disk too. order: of all names; the file has others behind them."""
+        entries = {**self.entries, name: dict(entry)}
+        known = [each for each in order if each in entries]
+        self.entries = {each: entries[each] for each in (*known, *(e for e in entries if e not in known))}
+        self._write()
+
+    def drop(self, name: str) -> None:
+        """Takes the entry of a name out, on disk too."""
+        if self.entries.pop(name, None) is not None:
+            self._write()
+
+    def _write(self) -> None:
+        write_bytes(self.path, (json.dumps(self.entries, indent=1) + "\n").encode())
+
+
+_logger = logging.getLogger(__name__)
+
+DEVICE_SHARE = 0.91
+"""Share of the device that a batch may take where no limit is given; the rest is the driver's, and for fragments."""
+DEFAULT_START = 128
+"""First batch that is tried where nothing says how much a batch takes."""
+MAX_SIZE = 4096
+"""Samples of a batch, or units of a pack, at most."""
+_HOST_SIZE = 4
+"""Samples of the trial on the CPU at most: it shows that the steps work, and what they take here."""
+_HOST_STEPS = 2
+"""Steps of the trial on the CPU: the second has the optimizer's state, and so the peak."""
+_HOST_SHARE = 0.5
+"""Share of the host's free memory that a trial there may take, by its line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrateOptions:
+    """What `forebay calibrate` was asked for."""
+
+    buckets: tuple[str, ...] = ()
+    """Names or indices of buckets; empty: all."""
+    start_bs: int | None = None
+    """Batch of the first trial. None: that of the line; without a line `DEFAULT_START`."""
+    min_bs: int = 8
+    max_memory_gb: float | None = None
+    """GB of 10^9 bytes. None: `DEVICE_SHARE` of the device."""
+    steps: int = 5
+    target_samples: int | None = None
+    """Samples of an optimizer step, over all ranks. None: `train.grad_acc` micro-batches a step."""
+    out: Path | None = None
+    """None: `calibrated_bs.json` beside the config."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("start_bs", 1), ("min_bs", 1), ("steps", 2), ("target_samples", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}, wanted {least} or more")
+        if self.max_memory_gb is not None and not 0 < self.max_memory_gb < float("inf"):
+            raise ConfigError(f"--max-memory-gb is {self.max_memory_gb:g}, wanted more than 0")
+        if self.start_bs is not None and self.start_bs < self.min_bs:
+            raise ConfigError(f"--start-bs is {self.start_bs} and --min-bs {self.min_bs}; start at the least or above")
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where trials are made: a config, its device, and processes of their own."""
+
+    config: Config
+    facts: ModelFacts
+    options: CalibrateOptions
+    processes: Isolated
+    device: Device
+    world_size: int
+    limit_bytes: int
+
+    @classmethod
+    def of(cls, config: Config, facts: ModelFacts, options: CalibrateOptions, processes: Isolated) -> Bench:
+        """Returns the bench of this machine. Raises ConfigError where nothing says what the limit is."""
+        found = processes.call(device)
+        if isinstance(found, Died):
+            raise ForebayError(f"the look at the device was {found}")
+        if options.max_memory_gb is not None:
+            limit = round(options.max_memory_gb * 1e9)
+        elif found.is_cuda:
+            limit = int(DEVICE_SHARE * found.total_bytes)
+        else:
+            raise ConfigError(
+                "there is no CUDA device here whose memory could be the limit; give the memory of the device that is "
+                "to train, in GB of 10^9 bytes: --max-memory-gb G"
+            )
+        _warn(found, limit)
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        return cls(config, facts, options, processes, found, world_size, limit)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether an optimizer step may take several micro-batches, so that gradients lie beside activations."""
+        return self.options.target_samples is not None or self.config.train.grad_acc > 1
+
+    def least(self, case: Case) -> int:
+        """Returns the smallest size that counts: `--min-bs` samples, or the units of the longest sample of packs."""
+        return case.least if isinstance(case, PackCase) else self.options.min_bs
+
+    def made_by(self, case: Case) -> str:
+        """Returns what an entry of a case is made by, see `document.made_by`."""
+        return made_by(
+            self.config,
+            self.facts,
+            case,
+            device=self.device.name,
+            limit_bytes=self.limit_bytes,
+            is_shared=self.world_size > 1,
+            accumulates=self.accumulates,
+            least=self.least(case),
+            start=self.options.start_bs,
+        )
+
+    def probe(self, cases: Sequence[Case]) -> list[Probed | None]:
+        """Returns the memory of a step of each case as a line; None where no line could be had."""
+        if not cases:
+            return []
+        found = self.processes.call(probe, self.config, self.facts, list(cases), accumulates=self.accumulates)
+        return [None] * len(cases) if isinstance(found, Died) else found
+
+    def entry(self, case: Case, probed: Probed | None) -> dict[str, Any] | None:
+        """Returns the entry of a case, its `grad_acc` left out; None where it does not fit at its least size."""
+        limit = self.limit_bytes - self._of_ranks(probed)
+        found = self._measured(case, probed, limit) if self.device.is_cuda else self._by_line(case, probed, limit)
+        if found is None:
+            return None
+        size = found.pop("size")
+        shape: dict[str, Any] = {"batch_size": size}
+        if isinstance(case, PackCase):
+            shape = {"seq_len": size * PACK_UNIT, "max_patches": case.max_patches(size)}
+        return {
+            **shape,
+            **found,
+            "limit_bytes": self.limit_bytes,
+            "world_size": self.world_size,
+            "device": self.device.name,
+            "model": self.facts.folder.name,
+            "longest": dict(case.longest),
+            "memory": self._breakdown(probed, size, found["peak_bytes"]),
+            "made_by": self.made_by(case),
+        }
+
+    def with_grad_acc(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns an entry with the micro-batches of an optimizer step; those of packs are `train.grad_acc`."""
+        if "batch_size" not in entry:
+            return dict(entry)
+        target, batch = self.options.target_samples, entry["batch_size"]
+        grad_acc = self.config.train.grad_acc if target is None else -(-target // (batch * self.world_size))
+        rest = {name: value for name, value in entry.items() if name not in ("batch_size", "grad_acc", "world_size")}
+        return {"batch_size": batch, "grad_acc": grad_acc, **rest, "world_size": self.world_size}
+
+    def _of_ranks(self, probed: Probed | None) -> int:
+        """Returns the bytes that ranks cost beside a trial, which is alone: DDP has a second copy of the gradients."""
+        is_sharded = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+        return 0 if probed is None or self.world_size == 1 or is_sharded else probed.gradient_bytes
+
+    def _measured(self, case: Case, probed: Probed | None, limit: int) -> dict[str, Any] | None:
+        """Returns size, peak and time of the largest batch that fits, by trials on the device."""
+        seen: dict[int, Measured] = {}
+
+        def attempt(size: int) -> Outcome:
+            found = self._trial(case, size, limit=limit, steps=self.options.steps)
+            if found is None:
+                return Outcome(fits=False)
+            seen[size] = found
+            return Outcome(fits=found.peak_bytes <= limit, peak_bytes=found.used_bytes)
+
+        line = None if probed is None else probed.line
+        start = self.options.start_bs or (DEFAULT_START if line is None else None)
+        search = Search(Bounds(limit_bytes=limit, least=self.least(case), most=MAX_SIZE), line=line, start=start)
+        size = search.run(attempt)
+        if size is None:
+            return None
+        best = seen[size]
+        return {
+            "size": size,
+            "peak_bytes": best.peak_bytes,
+            "step_s": best.step_s,
+            "trials": search.trials,
+            "measured": True,
+        }
+
+    def _by_line(self, case: Case, probed: Probed | None, limit: int) -> dict[str, Any] | None:
+        """Returns size and peak by the line, and what a small trial on the CPU took."""
+        least = self.least(case)
+        size = 0 if probed is None else probed.largest(limit, most=MAX_SIZE)
+        if probed is None or size < least:
+            return None
+        found: dict[str, Any] = {"size": size, "peak_bytes": probed.at(size), "step_s": None}
+        small = least if isinstance(case, PackCase) else min(least, _HOST_SIZE)
+        if probed.at(small) > _HOST_SHARE * self.device.free_bytes:
+            _logger.warning("%s: no trial on the CPU, whose free memory is too small for one", case.name)
+            return {**found, "trials": 0, "measured": False}
+        taken = self._trial(case, small, limit=limit, steps=min(self.options.steps, _HOST_STEPS))
+        here = None if taken is None else {"size": small, "peak_bytes": taken.peak_bytes, "step_s": taken.step_s}
+        return {**found, "trials": 1, "measured": False, "cpu": here}
+
+    def _trial(self, case: Case, size: int, *, limit: int, steps: int) -> Measured | None:
+        ask = partial(self.processes.call, trial, self.config, self.facts, case, size)
+        found = ask(steps=steps, limit_bytes=limit, accumulates=self.accumulates)
+        if isinstance(found, Died):
+            _logger.info("%s: the trial of %s was %s", case.name, self.amount(case, size), found)
+            return None
+        return found
+
+    def _breakdown(self, probed: Probed | None, size: int, peak_bytes: int) -> dict[str, int]:
+        """Returns what the bytes at the peak are for; `ranks` are DDP's copies, `other` is the allocator's."""
+        if probed is None:
+            return {"other": peak_bytes}
+        parts = {**probed.breakdown(size), "ranks": self._of_ranks(probed)}
+        return {**parts, "other": max(peak_bytes - sum(probed.breakdown(size).values()), 0)}
+
+    def amount(self, case: Case, size: int) -> str:
+        """Returns a size for a message."""
+        if isinstance(case, PackCase):
+            return f"seq_len {size * PACK_UNIT}, max_patches {case.max_patches(size)}"
+        return f"{size} samples" if size != 1 else "1 sample"
+
+    def line(self, case: Case, entry: Mapping[str, Any]) -> str:
+        """Returns one line for a terminal."""
+        if isinstance(case, PackCase):
+            what = f"seq_len {entry['seq_len']}, max_patches {entry['max_patches']}"
+        else:
+            what = f"{entry['batch_size']} samples a batch, grad_acc {entry['grad_acc']}"
+        took = f", {entry['step_s']:.3g} s a step" if entry["step_s"] is not None else ""
+        how = f"measured in {entry['trials']} trials" if entry["measured"] else "by its line"
+        parts = ", ".join(f"{name} {human_bytes(size)}" for name, size in entry["memory"].items() if size)
+        cpu = entry.get("cpu")
+        on_cpu = ""
+        if cpu:
+            small = self.amount(case, cpu["size"])
+            on_cpu = f"; on the CPU {small} took {human_bytes(cpu['peak_bytes'])}, {cpu['step_s']:.3g} s a step"
+        return f"{case.name}: {what}, {human_bytes(entry['peak_bytes'])} {how} ({parts}){took}{on_cpu}"
+
+
+def _warn(found: Device, limit: int) -> None:
+    if not found.is_cuda:
+        _logger.warning(
+            "no CUDA device here: sizes are those of a line through two probes, checked by a small trial on the CPU, "
+            'and say "measured": false; calibrate on the device that is to train'
+        )
+    elif found.free_bytes < limit:
+        _logger.warning(
+            "%s of %s are free on %s, and the limit is %s: other processes use it, and trials will fail for them",
+            human_bytes(found.free_bytes),
+            human_bytes(found.total_bytes),
+            found.name,
+            human_bytes(limit),
+        )

@@ -1,0 +1,288 @@
+"""The config's own way and others, in turns on the same samples: `forebay compare CONFIG --against ...`.
+
+Each arm is a process with a copy of the model from the same weights. The steps of the config's plan are dealt to
+blocks. Each arm in its turn trains on the samples of a block, while the others rest; who begins changes from block to
+block, so that what else the machine does falls on all of them alike.
+
+`forebay compare`: the arms of a config, or two run folders, by what was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from forebay.config.tree import Config
+from forebay.errors import CacheNotFoundError, ConfigError, ForebayError, MissingExtraError
+from forebay.extras import install_line
+from forebay.measure import own_way as own
+from forebay.measure.child_process import Child
+from forebay.measure.compare_report import ArmFigures, Comparison, bucket_labels, draw, draw_runs
+from forebay.measure.compare_runs import RunComparison, compare_runs
+from forebay.measure.compared_ways import PARTS, Arm, Block, arms_of, dealt, num_blocks, planned_steps
+from forebay.measure.machine import machine
+from forebay.measure.step_clock import Finish, Setup, Task, Turn
+from forebay.steps.recipe import recipe_of
+from forebay.store.lookup import find_cache, not_found_message
+from forebay.store.source import without_audio
+from forebay.train.loader import Loader
+from forebay.train.loop.checkpoint import run_folder
+from forebay.train.loop.schedule import run_steps
+from forebay.train.models.folder import check_config, check_weights, model_facts
+from forebay.train.select import make_loader
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def compare(config: Config, *, against: str, steps: int = 200, out: Path | None = None) -> Comparison:
+    """Returns how the config's own way and the arms `against` trained on the samples of `steps` steps of its plan.
+
+    against: for example `uncached,uncached+unbucketed,hf`. out: where tables and logs go; left out,
+    `<train.output_dir>/<name>/compare`.
+    Raises ConfigError for what cannot be compared, CacheNotFoundError where the config's cache is not sealed,
+    ForebayError where an arm died.
+    """
+    if steps < 1:
+        raise ConfigError(f"--steps is {steps}, wanted 1 or more")
+    arms = arms_of(against, config)
+    _check(config, arms)
+    folder = out or run_folder(config) / "compare"
+    loader = make_loader(arms[0].config(config, folder=str(folder)), dp_rank=0, dp_world_size=1)
+    _check_batches(config, arms, loader)
+    _check_steps(arms, loader, steps=steps)
+    about = {"machine": machine(), **_about(config, loader)}
+    with tempfile.TemporaryDirectory(prefix="forebay-compare-") as scratch:
+        tasks = tasks_of(config, loader, arms, steps=steps, folder=scratch)
+        found = _run(tasks, logs=folder / "logs")
+    return Comparison(
+        about=about,
+        folder=folder,
+        blocks=tasks[0].blocks,
+        seconds=_seconds(loader, tasks[0].blocks),
+        buckets=bucket_labels(loader.plan),
+        precision=config.train.mixed_precision,
+        arms=tuple(found),
+    )
+
+
+def tasks_of(config: Config, loader: Loader, arms: Sequence[Arm], *, steps: int, folder: str) -> list[Task]:
+    """Returns the task of each arm: the same samples, dealt to the same blocks.
+
+    loader: of the config's own way. folder: where arms may write what nobody keeps.
+    """
+    config = _with_steps(config, loader, least=steps)
+    endless = planned_steps(loader.plan, seed=config.loader.seed, grad_acc=config.train.grad_acc)
+    blocks = tuple(dealt(list(itertools.islice(endless, steps)), num_blocks(steps)))
+    table = _sample_table(loader, blocks)
+    return [Task(config=config, arm=arm, blocks=blocks, folder=folder, **table) for arm in arms]
+
+
+def _check(config: Config, arms: Sequence[Arm]) -> None:
+    if config.train.model is None:
+        raise ConfigError(
+            f"{config.path}: train.model is missing; name the folder of the model that all arms train", code="FB108"
+        )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("compare runs on one rank, and WORLD_SIZE is above 1; start it without torchrun")
+    facts = model_facts(Path(config.train.model), config)
+    check_config(facts, config)
+    check_weights(facts.folder, init=config.train.init)
+    try:
+        import accelerate  # noqa: F401
+    except ImportError as err:
+        raise MissingExtraError(f"forebay compare needs accelerate; run: {install_line('train')}") from err
+    if config.mixture.source:
+        return  # each source is looked for when the loader is made
+    lookup = find_cache(config, recipe_of(config))
+    if lookup.found is None:
+        raise CacheNotFoundError(not_found_message(config, lookup))
+    raw = [arm.name for arm in arms if arm.is_uncached or arm.is_plain]
+    if raw and lookup.state == "absent":
+        raise ConfigError(
+            f"--against names {', '.join(raw)}, but the raw data of {lookup.found.place} is not here; put it where "
+            f"{config.path} says, or give --against unbucketed"
+        )
+
+
+def _check_batches(config: Config, arms: Sequence[Arm], loader: Loader) -> None:
+    texts = without_audio(loader.source)
+    random = [arm.name for arm in arms if arm.is_unbucketed]
+    if random and texts is not None and not texts.all():
+        raise ConfigError(
+            f"--against names {', '.join(random)}, but {config.path} has samples with audio and without, which stand "
+            "in no batch together; give --against uncached"
+        )
+
+
+def _check_steps(arms: Sequence[Arm], loader: Loader, *, steps: int) -> None:
+    """Raises ConfigError for too few: random batches of a block of one bucket have next to no padding."""
+    random = [arm.name for arm in arms if arm.is_unbucketed or arm.is_plain]
+    order = loader.plan.order(loader.settings.seed, 0)
+    least = 2 * len(np.unique(order.buckets(range(len(order)))))
+    if random and steps < least:
+        raise ConfigError(
+            f"--steps is {steps}, but {', '.join(random)} has random batches, and blocks of so few steps lack lengths "
+            f"that these would have: their padding would be too small; give --steps {least} or more",
+            code="FB615",
+        )
+
+
+def _with_steps(config: Config, loader: Loader, *, least: int) -> Config:
+    """Returns a config that names the steps of its run: learning rates are those of the beginning of that run.
+
+    least: the steps of the comparison. A shorter run would end at a learning rate of 0 before it.
+    """
+    steps = max(run_steps(config.train, loader, steps_done=0), least)
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, max_steps=steps, epochs=None))
+
+
+def _sample_table(loader: Loader, blocks: Sequence[Block]) -> dict[str, dict[int, Any]]:
+    """Returns what a task says of the samples of the blocks."""
+    used = sorted({index for block in blocks for index in block.samples})
+    lengths, source = loader.source.lengths, loader.source
+    frames = lengths["num_frames"] if "num_frames" in lengths else lengths["num_tokens"]
+    return {
+        "ids": {index: own.sample_key(source, index) for index in used},
+        "frames": {index: int(frames[index]) for index in used},
+    }
+
+
+def _seconds(loader: Loader, blocks: Sequence[Block]) -> list[float] | None:
+    """Returns the seconds of audio of each block, None where samples have none."""
+    lengths, rate = loader.source.lengths, loader.source.constants.get("sample_rate_hz")
+    if "num_audio_samples" not in lengths or not rate:
+        return None
+    return [float(np.asarray(lengths["num_audio_samples"])[block.samples].sum() / rate) for block in blocks]
+
+
+def _about(config: Config, loader: Loader) -> dict[str, Any]:
+    return {"name": config.name, "config": config.path, "model": config.train.model, "source_key": loader.source.key}
+
+
+def _run(tasks: Sequence[Task], *, logs: Path) -> list[ArmFigures]:
+    """Returns the figures of each task's arm; no process is left, whatever happens."""
+    with contextlib.ExitStack() as stack:
+        children = []
+        for task in tasks:
+            children.append(_started(task, logs=logs))
+            stack.callback(children[-1].kill)
+        for child in children:
+            child.receive()  # it has imported what it needs
+        setups = []
+        for task, child in zip(tasks, children, strict=True):  # one at a time: how long it takes is a figure
+            child.send(task)
+            setups.append(_received(child, Setup))
+            logger.info("arm %s: data %.2f s, model %.2f s", task.arm.name, setups[-1].data_s, setups[-1].model_s)
+        turns: list[list[Turn]] = [[] for _ in tasks]
+        for number in range(len(tasks[0].blocks)):
+            for place in _rotated(len(tasks), number):
+                children[place].send(number)
+                turns[place].append(_received(children[place], Turn))
+            _require_same_samples(tasks, [own[-1] for own in turns], block=number)
+            logger.info("block %d of %d: %s", number + 1, len(tasks[0].blocks), _told(tasks, turns))
+        figures = []
+        for task, child, setup, own_turns in zip(tasks, children, setups, turns, strict=True):
+            child.send(None)
+            finish = _received(child, Finish)
+            figures.append(ArmFigures(arm=task.arm.name, setup=setup, turns=tuple(own_turns), finish=finish))
+        return figures
+
+
+def _started(task: Task, *, logs: Path) -> Child:
+    name = "forebay.measure.plain_loop:work" if task.arm.is_plain else "forebay.measure.own_way:work"
+    return Child(task.arm.name, name, log=logs / f"{task.arm.name}.log")
+
+
+def _received(child: Child, kind: type[T]) -> T:
+    message = child.receive()
+    if not isinstance(message, kind):
+        raise ForebayError(f"the arm {child.name} sent a {type(message).__name__}, wanted a {kind.__name__}")
+    return message
+
+
+def _rotated(count: int, first: int) -> Iterator[int]:
+    """Yields 0 to count - 1, beginning at another place for each `first`."""
+    return ((first + place) % count for place in range(count))
+
+
+def _require_same_samples(tasks: Sequence[Task], turns: Sequence[Turn], *, block: int) -> None:
+    for task, turn in zip(tasks, turns, strict=True):
+        if turn.ids != turns[0].ids:
+            raise ForebayError(
+                f"block {block + 1}: the arm {task.arm.name} trained on {len(turn.ids)} samples and the arm "
+                f"{tasks[0].arm.name} on {len(turns[0].ids)} others; the figures would not compare"
+            )
+
+
+def _told(tasks: Sequence[Task], turns: Sequence[Sequence[Turn]]) -> str:
+    rates = (
+        f"{task.arm.name} {len(own[-1].ids) / own[-1].seconds:.1f}" for task, own in zip(tasks, turns, strict=True)
+    )
+    return ", ".join(rates) + " samples/s"
+
+
+DEFAULT_STEPS = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareOptions:
+    """What the command line says beside the config, or beside the first run's folder."""
+
+    other: str | None = None
+    against: str | None = None
+    steps: int | None = None
+    out: Path | None = None
+
+
+def show(first: Config | Path, options: CompareOptions) -> Comparison | RunComparison:
+    """Returns the comparison of a config's arms, or of the runs in two folders; its files are written."""
+    return _runs(first, options) if isinstance(first, Path) else _arms(first, options)
+
+
+def _runs(first: Path, options: CompareOptions) -> RunComparison:
+    if options.other is None:
+        raise ConfigError(f"{first} is a folder; name another run's folder behind it, or a config file instead")
+    if options.against is not None or options.steps is not None:
+        raise ConfigError("--against and --steps go with a config; two runs are compared by what their folders tell")
+    comparison = compare_runs(first, Path(options.other), out=options.out)
+    comparison.write()
+    if comparison.out is not None:
+        with _without_matplotlib():
+            draw_runs(comparison.to_json(), comparison.out / "compare.png")
+    return comparison
+
+
+def _arms(config: Config, options: CompareOptions) -> Comparison:
+    if options.other is not None:
+        raise ConfigError(
+            f"{config.path} is a config and {options.other} stands behind it; give a config alone, or two run folders"
+        )
+    if options.against is None:
+        raise ConfigError(f"compare CONFIG needs --against, one or more of {', '.join(PARTS)} separated by commas")
+    steps = DEFAULT_STEPS if options.steps is None else options.steps
+    comparison = compare(config, against=options.against, steps=steps, out=options.out)
+    comparison.write()
+    with _without_matplotlib():
+        draw(comparison.to_json(), comparison.folder / "compare.png")
+    return comparison
+
+
+@contextlib.contextmanager
+def _without_matplotlib() -> Iterator[None]:
+    """Makes a picture that cannot be drawn a line of the log, which names the extra."""
+    try:
+        yield
+    except MissingExtraError as err:
+        logger.warning("%s", err)

@@ -1,0 +1,222 @@
+"""Two runs of `forebay train` beside each other: `forebay compare RUN_A RUN_B`."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import ConfigError
+from forebay.measure.compare_report import table
+from forebay.store.files import write_bytes
+from forebay.train.evaluation.evaluate import HIGHER_IS_BETTER
+from forebay.train.loop.meter import FILE_NAME, VERSION, read_lines
+from forebay.visible import from_here, json_text, printable
+
+_EVALUATIONS = "eval.jsonl"
+_MAX_LISTED = 8
+_RATES = {"wer": "WER", "cer": "CER", "accuracy": "accuracy", "f1": "F1", "loss": "loss"}
+"""The figures of evaluations that are compared."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What a run's folder tells. steps, evaluations: the lines of steps.jsonl behind its head, and of eval.jsonl."""
+
+    folder: Path
+    settings: dict[str, Any]
+    steps: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, folder: Path) -> Run:
+        """Returns the run in a folder. Raises ConfigError, naming what is missing, where it is none."""
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: no such folder; name a run's, which is <train.output_dir>/<name>")
+        path = folder / "logs" / FILE_NAME
+        if not path.is_file():
+            found = ", ".join(sorted(repr(each.name) for each in folder.iterdir())[:_MAX_LISTED]) or "nothing"
+            raise ConfigError(
+                f"{folder} is no folder of a run: it lacks logs/{FILE_NAME} and holds {found}; name a folder that "
+                "forebay train has written, <train.output_dir>/<name>"
+            )
+        lines = read_lines(path)
+        head, steps = lines[0] if lines else {}, lines[1:]
+        if head.get("version") != VERSION or not isinstance(head.get("settings"), dict):
+            raise ConfigError(f"{path} begins with {_short(head)}, wanted a head of version {VERSION}; train again")
+        # A line has no loss if all of its steps were skipped.
+        steps = [line for line in steps if isinstance(line.get("step"), int) and _is_number(line.get("loss"))]
+        if not steps:
+            raise ConfigError(f"{path} has no log line yet; wait for step train.log_every, or train again")
+        return cls(
+            folder=folder,
+            settings=head["settings"],
+            steps=steps,
+            evaluations=[line for line in read_lines(folder / _EVALUATIONS) if "step" in line and "name" in line],
+        )
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """Returns what the run came to: figures of the last line, medians over the lines of what is per line."""
+        first, last = self.steps[0], self.steps[-1]
+        middle = {name: _median(self.steps, name) for name in ("samples_per_s", "data_wait_share")}
+        return {
+            "steps": last["step"],
+            "loss_first": first["loss"],
+            "loss_last": last["loss"],
+            **middle,
+            "padding": last.get("padding"),
+            "skipped_steps": last.get("skipped_steps"),
+            "evaluations": {name: self._evaluation(name) for name in self.evaluation_names},
+        }
+
+    @property
+    def evaluation_names(self) -> list[str]:
+        """The sets that were evaluated."""
+        return list(dict.fromkeys(str(line["name"]) for line in self.evaluations))
+
+    def _evaluation(self, name: str) -> dict[str, Any]:
+        own = [line for line in self.evaluations if str(line["name"]) == name]
+        found: dict[str, Any] = {"step": own[-1]["step"]}
+        for what in _RATES:
+            known = [line[what] for line in own if _is_number(line.get(what))]
+            best = max if what in HIGHER_IS_BETTER else min
+            found |= {what: own[-1].get(what), f"best_{what}": best(known, default=None)}
+        return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _median(lines: Sequence[dict[str, Any]], name: str) -> float | None:
+    known = [line[name] for line in lines if _is_number(line.get(name))]
+    return statistics.median(known) if known else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunComparison:
+    """Two runs beside each other."""
+
+    runs: tuple[Run, Run]
+    out: Path | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the document; its fields are an interface."""
+        first, other = self.runs
+        return {
+            "version": 1,
+            "runs": [str(run.folder) for run in self.runs],
+            "final": [run.final for run in self.runs],
+            "losses": [[[line["step"], line["loss"]] for line in run.steps] for run in self.runs],
+            "loss_difference": loss_difference(first, other),
+            "settings": settings_that_differ(first.settings, other.settings),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yields what `forebay compare RUN_A RUN_B` prints, which is Markdown."""
+        yield from _markdown(self.to_json())
+        if self.out is not None:
+            names = [path.name for path in sorted(self.out.glob("compare.*"))]
+            yield f"\nwritten to {from_here(self.out)}: {', '.join(names)}"
+
+    def write(self) -> None:
+        """Makes the folder `out`, if there is one, hold compare.md and compare.json."""
+        if self.out is None:
+            return
+        document = self.to_json()
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_bytes(self.out / "compare.json", json_text(document).encode())
+        write_bytes(self.out / "compare.md", ("\n".join(_markdown(document)) + "\n").encode())
+
+
+def compare_runs(first: Path, other: Path, *, out: Path | None = None) -> RunComparison:
+    """Returns two runs beside each other, by what their folders tell. Raises ConfigError where one is no run."""
+    return RunComparison(runs=(Run.of(first), Run.of(other)), out=out)
+
+
+def loss_difference(first: Run, other: Run) -> dict[str, Any]:
+    """Returns the largest difference between losses at equal steps, and where; `equal_steps` 0 where there are none.
+
+    A line's loss is the mean since the line before it, so steps are equal if they end lines of both runs.
+    """
+    curves = [{line["step"]: line["loss"] for line in run.steps} for run in (first, other)]
+    common = sorted(curves[0].keys() & curves[1].keys())
+    found = {step: abs(curves[0][step] - curves[1][step]) for step in common}
+    step = max(found, key=lambda each: found[each], default=None)
+    return {"equal_steps": len(common), "step": step, "difference": None if step is None else found[step]}
+
+
+def settings_that_differ(first: dict[str, Any], other: dict[str, Any]) -> dict[str, list[Any]]:
+    """Returns both values of every setting that differs, by its dotted name."""
+    one, two = dict(_flat(first)), dict(_flat(other))
+    names = [*one, *(name for name in two if name not in one)]
+    return {name: [one.get(name), two.get(name)] for name in names if one.get(name) != two.get(name)}
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _markdown(document: dict[str, Any]) -> Iterator[str]:
+    names = [printable(from_here(path)) for path in document["runs"]]
+    yield f"# {names[0]} and {names[1]}\n"
+    rows = [[label, *(show(final) for final in document["final"])] for label, show in _ROWS]
+    sets = dict.fromkeys(name for final in document["final"] for name in final["evaluations"])
+    for name in sets:
+        own = [final["evaluations"].get(name) for final in document["final"]]
+        for what, label in _RATES.items():
+            if any(each is not None and each[what] is not None for each in own):
+                rows.append([f"{printable(name)} {label}, last (best)", *(_evaluation(each, what) for each in own)])
+    yield from table(["", *names], rows)
+    found = document["loss_difference"]
+    if found["difference"] is None:
+        yield "\nNo log line of one run stands at a step of the other's: set train.log_every alike."
+    else:
+        yield (
+            f"\nThe largest difference between the losses at {found['equal_steps']} equal steps is "
+            f"{found['difference']:.3g}, at step {found['step']}."
+        )
+    yield from _settings(document["settings"], names)
+
+
+def _settings(found: dict[str, list[Any]], names: Sequence[str]) -> Iterator[str]:
+    if not found:
+        yield "\nTheir settings are the same."
+        return
+    yield "\nSettings that differ:\n"
+    yield from table(["", *names], [[name, *(_short(value) for value in pair)] for name, pair in found.items()])
+
+
+def _evaluation(found: dict[str, Any] | None, what: str) -> str:
+    if found is None or found[what] is None:
+        return "-"
+    factor, unit, digits = (1, "", 3) if what == "loss" else (100, " %", 2)
+    return f"{factor * found[what]:.{digits}f}{unit} ({factor * found[f'best_{what}']:.{digits}f}{unit})"
+
+
+def _short(value: Any) -> str:
+    shown = printable(repr(value)).replace("|", "\\|")
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+def _figure(name: str, form: str, *, factor: float = 1.0) -> Callable[[dict[str, Any]], str]:
+    return lambda final: "-" if final[name] is None else form.format(factor * final[name])
+
+
+_ROWS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("steps", _figure("steps", "{:.0f}")),
+    ("loss, first line", _figure("loss_first", "{:.4f}")),
+    ("loss, last line", _figure("loss_last", "{:.4f}")),
+    ("samples/s, median of lines", _figure("samples_per_s", "{:.1f}")),
+    ("waiting for data, median of lines", _figure("data_wait_share", "{:.1f} %", factor=100)),
+    ("padding", _figure("padding", "{:.1f} %", factor=100)),
+    ("skipped steps", _figure("skipped_steps", "{:.0f}")),
+)

@@ -1,0 +1,251 @@
+"""The arms of a comparison: the config's own way, and the ways that it is held against.
+
+Blocks of a comparison: samples that every arm trains on in its turn, and the batches that an arm makes of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forebay.config.tree import Config
+from forebay.errors import ConfigError
+from forebay.plan.interface import EpochOrder, Plan, Tail, checked_positions
+from forebay.steps.recipe import audio_step_of, image_step_of
+from forebay.steps.table import is_own
+from forebay.store.layout import Array, Ints
+from forebay.train.select import as_stored
+
+OWN = "config"
+"""What tables call the config's own way: its cache and its plan."""
+
+PARTS = ("uncached", "unbucketed", "hf")
+
+_OF_PACKS = ("uncached",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """One way to train on the samples of a block."""
+
+    name: str
+    is_uncached: bool = False
+    """Samples are made on the fly, by the steps of the config."""
+    is_unbucketed: bool = False
+    """Batches are of random samples: as many batches as the config's plan has, of equal size."""
+    is_plain: bool = False
+    """transformers' Trainer, a DataLoader with workers, the reference extractor or processor in the collator, random
+    batches."""
+
+    def config(self, config: Config, *, folder: str) -> Config:
+        """Returns the config that this arm trains by. It keeps nothing of what it learns.
+
+        folder: instead of `train.output_dir`, where a run of the config may have checkpoints.
+        """
+        quiet: dict[str, Any] = {"output_dir": folder, "eval": (), "save_best": None, "trackers": ()}
+        train = dataclasses.replace(config.train, **quiet)
+        loader = dataclasses.replace(config.loader, cache="off" if self.is_uncached else "require")
+        return as_stored(dataclasses.replace(config, loader=loader, train=train))
+
+
+def arms_of(names: str, config: Config) -> list[Arm]:
+    """Returns the config's own arm and those of a list such as `uncached,unbucketed+uncached,hf`, each once.
+
+    Raises ConfigError for a name that is none, with the nearest and the list, and for arms that the config's samples
+    cannot have.
+    """
+    arms = [Arm(name=OWN)]
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        arm = _arm(name)
+        _require_possible(arm, config)
+        if arm not in arms:
+            arms.append(arm)
+    if len(arms) == 1:
+        raise ConfigError(f"--against names no arm; give one or more of {', '.join(PARTS)}, separated by commas")
+    return arms
+
+
+def _arm(name: str) -> Arm:
+    parts = [part.strip() for part in name.split("+")]
+    for part in parts:
+        if part not in PARTS:
+            near = difflib.get_close_matches(part, PARTS, n=1)
+            raise ConfigError(
+                f"--against names {part!r}, wanted {', '.join(PARTS)}, or two of them as uncached+unbucketed"
+                + (f"; the nearest is {near[0]!r}" if near else "")
+            )
+    if "hf" in parts and len(set(parts)) > 1:
+        raise ConfigError(f"--against names {name!r}, but hf reads raw data in random batches anyway; name hf alone")
+    kept = [part for part in PARTS if part in parts]
+    return Arm(
+        name="+".join(kept),
+        is_uncached="uncached" in kept,
+        is_unbucketed="unbucketed" in kept,
+        is_plain="hf" in kept,
+    )
+
+
+def _require_possible(arm: Arm, config: Config) -> None:
+    if config.plan is not None and config.plan.kind == "pack" and arm.name not in _OF_PACKS:
+        raise ConfigError(
+            f"--against names {arm.name}, but {config.path} makes packs, whose samples have no length of a batch; "
+            f"for packs give --against {', '.join(_OF_PACKS)}"
+        )
+    if (arm.is_plain or arm.is_unbucketed) and config.mixture.source:
+        raise ConfigError(
+            f"--against names {arm.name}, but {config.path} reads several sources by [[mixture.source]], which have no "
+            "random batches in common; give --against uncached, or compare a config of one source"
+        )
+    if arm.is_plain:
+        _require_of_transformers(config)
+    if arm.is_uncached and any(entry.cache is not None for entry in config.mixture.source):
+        raise ConfigError(
+            f"--against names {arm.name}, but {config.path} names the folder of a cache in [[mixture.source]]; name "
+            "the source's config there, which says where its raw data is"
+        )
+
+
+def _require_of_transformers(config: Config) -> None:
+    if is_own(config.audio.features):
+        raise ConfigError(
+            f"--against names hf, but audio.features of {config.path} is {config.audio.features}, which no extractor "
+            "of transformers makes; give --against uncached,unbucketed"
+        )
+    audio, image = audio_step_of(config), image_step_of(config)
+    if image is not None and not image.is_of_transformers:
+        raise ConfigError(
+            f"--against names hf, but {config.path} stores patches, and that way is one of recordings and of images as "
+            "their processor gives them; give --against uncached,unbucketed"
+        )
+    if image is None and (audio is None or not audio.reads_sound):
+        raise ConfigError(
+            f"--against names hf, but {config.path} has no sound for an extractor; give --against uncached,unbucketed"
+        )
+
+
+STEPS_A_BLOCK = 10
+"""Optimizer steps of a block: random batches are drawn from a block, so a block has to hold samples of all lengths."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One optimizer step. bucket: its shape class in the config's plan, -1 for random batches.
+
+    batches: the sample indices of its micro-batches.
+    """
+
+    bucket: int
+    batches: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What every arm trains on in one turn, as the batches of the config's plan."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def samples(self) -> list[int]:
+        """The sample indices, a sample that comes twice included twice."""
+        return [index for step in self.steps for batch in step.batches for index in batch]
+
+    def shuffled(self, seed: Sequence[int], *, grad_acc: int | None = None) -> Block:
+        """Returns the same samples in random batches: as many steps and micro-batches, the latter of equal size (+-1).
+
+        A random batch has as many samples as the plan's batches of the block have on average. grad_acc: micro-batches
+        of every step instead of the plan's own; of all steps no more than there are samples.
+        """
+        samples = np.random.default_rng(list(seed)).permutation(self.samples)
+        counts = [grad_acc or len(step.batches) for step in self.steps]
+        parts = iter(np.array_split(samples, sum(counts)))
+        batches = [tuple(tuple(part.tolist()) for part in itertools.islice(parts, count)) for count in counts]
+        return Block(tuple(Step(bucket=-1, batches=own) for own in batches))
+
+
+def planned_steps(plan: Plan, *, seed: int, grad_acc: int) -> Iterator[Step]:
+    """Yields the optimizer steps of a plan, epoch after epoch, as one rank takes them.
+
+    grad_acc: micro-batches a step where the plan says nothing.
+    """
+    epoch = 0
+    while True:
+        order, position = plan.order(seed, epoch), 0
+        while position < len(order):
+            bucket = order.bucket(position)
+            size = grad_acc if plan.grad_accs is None else plan.grad_accs[bucket]
+            places = range(position, min(position + size, len(order)))
+            yield Step(bucket=bucket, batches=tuple(tuple(batch.tolist()) for batch in order.batches(places)))
+            position += size
+        epoch += 1
+
+
+def dealt(steps: Sequence[Step], num_blocks: int) -> list[Block]:
+    """Returns the steps dealt to blocks bucket by bucket, so that all blocks have about the plan's share of each.
+
+    Inside a block the steps keep the plan's order. Numbers of steps of two blocks differ by one at most. Consecutive
+    steps would not do: a plan has batches of one bucket in a row, and a block of one bucket has no padding to save.
+    """
+    by_bucket = sorted(range(len(steps)), key=lambda place: (steps[place].bucket, place))
+    return [Block(tuple(steps[place] for place in sorted(by_bucket[first::num_blocks]))) for first in range(num_blocks)]
+
+
+def num_blocks(steps: int) -> int:
+    """Returns into how many blocks so many steps are dealt: three at least, if there are steps, since one warms up."""
+    return max(steps // STEPS_A_BLOCK, min(3, steps))
+
+
+class BlockPlan(Plan):
+    """A plan whose one epoch is a block; its shape classes are the steps, so that `grad_accs` says the step's size."""
+
+    tail: Tail = "short"
+    lockstep = 1
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._batches = [np.asarray(batch, np.int64) for step in block.steps for batch in step.batches]
+        self._steps = np.repeat(np.arange(len(block.steps)), [len(step.batches) for step in block.steps])
+
+    @property
+    def num_batches(self) -> int:
+        """Micro-batches of the block."""
+        return len(self._batches)
+
+    @property
+    def grad_accs(self) -> tuple[int, ...]:
+        """Micro-batches of each step."""
+        return tuple(len(step.batches) for step in self._block.steps)
+
+    def order(self, seed: int, epoch: int) -> EpochOrder:  # noqa: ARG002  the order is the block's, whatever the seed
+        """Returns the block's order."""
+        return _BlockOrder(self._batches, self._steps)
+
+    def described(self) -> str:
+        """See `Plan`."""
+        return f"{self.num_batches} batches of a block"
+
+
+class _BlockOrder(EpochOrder):
+    """The micro-batches of a block, one after the other."""
+
+    __slots__ = ("_batches", "_steps")
+
+    def __init__(self, batches: list[Ints], steps: Ints) -> None:
+        self._batches, self._steps = batches, steps
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
+        """See `EpochOrder`."""
+        return [self._batches[place] for place in checked_positions(positions, len(self))]
+
+    def buckets(self, positions: Sequence[int] | Array) -> Ints:
+        """See `EpochOrder`."""
+        found: Ints = self._steps[checked_positions(positions, len(self))]
+        return found

@@ -1,0 +1,288 @@
+"""The arm `hf`: transformers' Trainer, a DataLoader with workers, the extractor or processor in the collator."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from forebay.config.tree import Config
+from forebay.measure.machine import device_name
+from forebay.measure.own_way import places_in, release_memory
+from forebay.measure.plain_collators import Collating, ProcessorCollator, agreement, sound_collator
+from forebay.measure.step_clock import BlockClock, Setup, Shapes, Task, count_flops, finish, spread_out
+from forebay.steps.step import Batch
+from forebay.train.loop.schedule import Schedule
+from forebay.train.loop.trainable import adamw, set_learning_rate, set_passes, set_trainable
+from forebay.train.models.folder import model_facts
+from forebay.train.models.trainee import new_model
+from forebay.train.select import make_loader
+from forebay.train.uncached.plain import PlainSamples
+
+logger = logging.getLogger(__name__)
+
+_MAX_WORKERS = 32
+
+Batches = list[list[list[int]]]
+"""A block: by step, by micro-batch, the places of its samples in the data set."""
+
+
+def work(task: Task, parent: Connection) -> None:
+    """Does the turns that the parent asks for, by their number; None ends them."""
+    config = task.arm_config
+    began = time.perf_counter()
+    samples = PlainSamples(config, list(task.ids.values()))
+    data_s = time.perf_counter() - began
+    collator, agrees, made_s = _collator(config, samples, task)
+    data_s += made_s
+    blocks, ids, frames = plain_blocks(task), list(task.ids.values()), [task.frames[index] for index in task.ids]
+    acc = max(len(step) for block in blocks for step in block)
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, grad_acc=acc))
+    tried = _tried_workers(config, samples, collator, blocks[0], folder=config.train.output_dir)
+    best = max(tried, key=lambda number: tried[number])
+    logger.info("samples/s by DataLoader workers: %s; taken: %d", tried, best)
+    plain = PlainTrainer(config, samples, collator, workers=best, folder=config.train.output_dir)
+    parent.send(Setup(data_s=data_s, model_s=plain.model_s, device=device_name(), workers=tried, agreement=agrees))
+
+    def send(block: Batches, clock: BlockClock, room: int) -> None:
+        used = [place for step in block for batch in step for place in batch]
+        held = sum(frames[place] for place in used)
+        parent.send(clock.turn(frames=held, room=room, ids=[ids[place] for place in used]))
+
+    plain.run(lambda: blocks[parent.recv()], send, num_steps=sum(map(len, blocks)))
+    parent.recv()
+    parent.send(finish(plain.counted()))
+
+
+def _collator(config: Config, samples: PlainSamples, task: Task) -> tuple[Collating, dict[str, Any] | None, float]:
+    """Returns the collator, how batches of the cache compare with what it makes where it says so, and its seconds."""
+    began = time.perf_counter()
+    if samples.groups.recipe.audio is not None:
+        return sound_collator(config, samples), None, time.perf_counter() - began
+    samples.write_texts()
+    source = make_loader(config, dp_rank=0, dp_world_size=1).source
+    began = time.perf_counter()
+    collator = ProcessorCollator(samples, source)
+    made_s = time.perf_counter() - began
+    numbers = {index: number for number, index in enumerate(task.ids)}
+    batches = [[numbers[i] for i in batch] for block in task.blocks for step in block.steps for batch in step.batches]
+    places = list(places_in(source, task.ids).values())
+    agrees = agreement(source, samples, collator, places=places, batches=batches)
+    if not agrees["is_kept"]:
+        logger.warning("batches of the cache are not those of the processor: %s", agrees["differences"])
+    return collator, agrees, made_s
+
+
+def plain_blocks(task: Task) -> list[Batches]:
+    """Returns the random batches of each block; the Trainer has as many micro-batches in every step."""
+    places = {index: place for place, index in enumerate(task.ids)}
+    steps = [step for block in task.blocks for step in block.steps]
+    acc = round(sum(len(step.batches) for step in steps) / len(steps))
+    # No micro-batch without a sample: the Trainer would go on into the next block.
+    acc = max(1, min([acc, *(len(block.samples) // len(block.steps) for block in task.blocks)]))
+    found = [block.shuffled(task.seed_of(number), grad_acc=acc) for number, block in enumerate(task.blocks)]
+    return [[[[places[i] for i in batch] for batch in step.batches] for step in block.steps] for block in found]
+
+
+class _Sampler:
+    """The batches of the block at hand: a batch sampler whose block is set before each epoch of the DataLoader."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class _Blocks:
+    """The batches of all blocks, one after the other, as the Trainer's train_dataloader.
+
+    A block is asked for when the Trainer wants its first batch. No worker prefetches beyond a block.
+    """
+
+    batch_size = None
+    drop_last = False
+
+    def __init__(self, plain: PlainTrainer, next_block: Callable[[], Batches], num_batches: int) -> None:
+        self._plain, self._next_block, self._num_batches = plain, next_block, num_batches
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            self._plain.begin(self._next_block())
+            batches = iter(self._plain.loader)
+            for _ in range(len(self._plain.sampler)):
+                began = time.perf_counter()
+                batch = next(batches)
+                self._plain.wait_s += time.perf_counter() - began
+                yield batch
+
+
+class _Marks(TrainerCallback):  # type: ignore[misc]
+    """Tells the clock of every step that ended."""
+
+    def __init__(self, plain: PlainTrainer) -> None:
+        self._plain = plain
+
+    def on_step_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        """Called by the Trainer after the optimizer's step."""
+        self._plain.step_done()
+
+
+class _Trainer(Trainer):  # type: ignore[misc]
+    """The Trainer with a clock at its data and at its losses."""
+
+    plain: PlainTrainer
+    blocks: _Blocks
+
+    def get_train_dataloader(self) -> Any:
+        """Returns the blocks; batches are on the host, and `_prepare_inputs` copies them."""
+        return self.blocks
+
+    def get_batch_samples(self, *arguments: Any, **options: Any) -> Any:
+        """Returns the micro-batches of the next step, and counts the wait for them."""
+        found = super().get_batch_samples(*arguments, **options)
+        self.plain.got_batches(found[0])
+        return found
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """Returns the arguments of the model; some give a loss only where they are asked for one."""
+        return {**super()._prepare_inputs(inputs), **({"return_loss": True} if self.plain.is_asked else {})}
+
+    def training_step(self, *arguments: Any, **options: Any) -> Any:
+        """Returns the loss of a micro-batch, which is kept."""
+        loss = super().training_step(*arguments, **options)
+        self.plain.losses.append(loss)
+        return loss
+
+
+class PlainTrainer:
+    """One Trainer over some blocks, its DataLoader, and the clock of the block at hand."""
+
+    def __init__(
+        self, config: Config, samples: PlainSamples, collator: Collating, *, workers: int, folder: str
+    ) -> None:
+        began = time.perf_counter()
+        self._config, self._folder, self._samples, self._collator = config, folder, samples, collator
+        facts = model_facts(Path(str(config.train.model)), config)
+        self._model, self.is_asked = new_model(config, facts), facts.own_loss is not None and facts.own_loss.is_asked
+        set_trainable(self._model, config.train)
+        set_passes(self._model, config.train)
+        self.sampler = _Sampler()
+        self.loader: Any = DataLoader(
+            samples,  # type: ignore[arg-type]  # has what a DataLoader asks of a data set
+            batch_sampler=self.sampler,
+            collate_fn=collator,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            multiprocessing_context="fork" if workers else None,
+            pin_memory=torch.cuda.is_available(),
+        )
+        self.losses: list[torch.Tensor] = []
+        self._seen: dict[Shapes, list[int]] = {}
+        """A micro-batch of each shape."""
+        self.wait_s = 0.0
+        self.model_s = time.perf_counter() - began
+
+    def run(
+        self, next_block: Callable[[], Batches], done: Callable[[Batches, BlockClock, int], None], *, num_steps: int
+    ) -> None:
+        """Trains on the blocks that `next_block` gives, until so many steps are done.
+
+        done: called after each block with the block, its clock and the frames that its batches had room for.
+        """
+        settings, self._done = self._config.train, done
+        optimizer = adamw(self._model, settings)
+        set_learning_rate(optimizer, settings.learning_rate)
+        factor = Schedule.of(settings, num_steps=int(settings.max_steps or num_steps)).factor
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda before: factor(before + 1))
+        self._trainer = _Trainer(model=self._model, args=self._arguments(num_steps), optimizers=(optimizer, schedule))
+        self._trainer.plain, self._trainer.blocks = self, _Blocks(self, next_block, num_steps * settings.grad_acc)
+        self._trainer.add_callback(_Marks(self))
+        self._trainer.train()
+
+    def _arguments(self, num_steps: int) -> Any:
+        settings = self._config.train
+        return TrainingArguments(
+            output_dir=self._folder,
+            max_steps=num_steps,
+            gradient_accumulation_steps=settings.grad_acc,
+            max_grad_norm=settings.max_grad_norm,
+            bf16=settings.mixed_precision == "bf16",
+            fp16=settings.mixed_precision == "fp16",
+            use_cpu=not torch.cuda.is_available(),
+            seed=self._config.loader.seed % 2**32,
+            remove_unused_columns=False,
+            logging_strategy="no",
+            logging_nan_inf_filter=False,  # would wait for the device in every step
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+
+    def begin(self, block: Batches) -> None:
+        """Starts the clock of a block whose data has not been asked for."""
+        self._block, self._steps_left, self._room = block, len(block), 0
+        self.sampler.batches = [batch for step in block for batch in step]
+        self.clock = BlockClock()
+        self.clock.__enter__()
+
+    def got_batches(self, batches: Sequence[Batch]) -> None:
+        """Counts the micro-batches of a step."""
+        self.clock.got_batches(batches, wait_s=self.wait_s, bucket=-1)
+        self.wait_s = 0.0
+        self._room += sum(map(self._collator.room, batches))
+
+    def step_done(self) -> None:
+        """Counts a step by the losses of its micro-batches, which the Trainer has scaled to add up."""
+        loss = torch.stack([loss.float() for loss in self.losses]).sum()
+        self.losses = []
+        skipped = bool(self._trainer.accelerator.optimizer_step_was_skipped)
+        self.clock.step_done(loss, bucket=-1, is_skipped=skipped)
+        self._steps_left -= 1
+        if not self._steps_left:
+            self.clock.__exit__()
+            release_memory()
+            self._seen |= zip(self.clock.shapes, self.sampler.batches, strict=True)
+            self._done(self._block, self.clock, self._room)
+
+    def counted(self) -> dict[Shapes, float]:
+        """Returns the FLOPs of shapes of micro-batches, each counted in a step that is done for it."""
+        return {shapes: self._flops_of(self._seen[shapes]) for shapes in spread_out(self._seen)}
+
+    def _flops_of(self, batch: list[int]) -> float:
+        inputs = self._collator([self._samples[place] for place in batch])
+        return count_flops(lambda: self._trainer.training_step(self._trainer.model, inputs))
+
+
+def _tried_workers(
+    config: Config, samples: PlainSamples, collator: Collating, block: Batches, *, folder: str
+) -> dict[int, float]:
+    """Returns samples/s of the first block by numbers of workers: none, two, as many as there are cores.
+
+    Each number trains a model of its own, which is then dropped.
+    """
+    tried: dict[int, float] = {}
+    for number in sorted({0, 2, min(len(os.sched_getaffinity(0)), _MAX_WORKERS)}):
+        plain = PlainTrainer(config, samples, collator, workers=number, folder=folder)
+        plain.run(lambda: block, lambda *_: None, num_steps=len(block))
+        tried[number] = sum(len(batch) for step in block for batch in step) / plain.clock.seconds
+        del plain
+        gc.collect()  # a Trainer and its callbacks name each other
+        release_memory()
+    return tried

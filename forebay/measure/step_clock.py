@@ -1,0 +1,284 @@
+"""What an arm tells of its turns: times of blocks and steps, losses, counts; and the clock that takes them.
+
+Seconds by stage: a listener to the stretches of `forebay.spans`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from forebay.config.tree import Config
+from forebay.measure.compared_ways import Arm, Block
+from forebay.measure.machine import Utilisation, cpu_seconds, host_bytes
+from forebay.spans import listening
+from forebay.train.loop.trainable import num_compilations
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""Names and shapes of a micro-batch."""
+
+MAX_COUNTED = 8
+"""Shapes whose FLOPs an arm counts: each costs a training step at its end. Those between them are interpolated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What a child gets. The tables hold the samples of the blocks, by their index in the config's own source."""
+
+    config: Config
+    arm: Arm
+    blocks: tuple[Block, ...]
+    ids: dict[int, str]
+    frames: dict[int, int]
+    """Stored frames, or tokens where there is no audio."""
+    folder: str
+    """Where the arm may write."""
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of all blocks."""
+        return sum(len(block.steps) for block in self.blocks)
+
+    @property
+    def arm_config(self) -> Config:
+        """The config that the arm trains by."""
+        return self.arm.config(self.config, folder=f"{self.folder}/{self.arm.name}")
+
+    def seed_of(self, block: int) -> list[int]:
+        """Returns the seed of a block's random batches, the same in every arm."""
+        return [self.config.loader.seed & (2**63 - 1), block]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What an arm tells when it is ready for its first turn."""
+
+    data_s: float
+    """Seconds until its samples were listed and a batch could be asked for."""
+    model_s: float
+    """Seconds until the model and its optimizer were there; of `hf` the model alone, on the host."""
+    device: str | None = None
+    """Name of the device; None: the CPU."""
+    workers: dict[int, float] = field(default_factory=dict)
+    """Samples/s of the numbers of DataLoader workers that were tried; empty for arms without such workers."""
+    agreement: dict[str, Any] | None = None
+    """Of `hf` over images: how batches of the cache compare with the processor's own. None for other arms."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """One optimizer step, from the end of the step before it."""
+
+    bucket: int
+    seconds: float
+    device_bytes: int | None = None
+    """Most memory that torch had on the device during the step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One block, from the first request for data to the end of the last step on the device."""
+
+    seconds: float
+    wait_s: float
+    first_batch_s: float
+    cpu_s: float
+    frames: int
+    room: int
+    """Frames that the batches had room for."""
+    losses: list[float]
+    steps: list[StepTime]
+    skipped: int
+    ids: list[str]
+    """Of the samples that were trained on, sorted."""
+    shapes: list[Shapes] = field(default_factory=list)
+    """Of each micro-batch."""
+    utilisation: list[tuple[int, float]] = field(default_factory=list)
+    """Bucket, and share of time in which the device computed, of each look at it; empty where none is possible."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish:
+    """What an arm tells after its last turn."""
+
+    flops: dict[Shapes, float]
+    """FLOPs of a micro-batch by its shapes, forward and backward, of as many shapes as were counted."""
+    compilations: int
+    host_bytes: int
+
+
+class BlockClock:
+    """Takes the times of one block. A context; `turn` is there when it ends. Nothing waits for the device before."""
+
+    def __init__(self) -> None:
+        self._utilisation = Utilisation()
+        self._marks: list[tuple[int, Any, int | None]] = []
+        self._losses: list[torch.Tensor] = []
+        self.shapes: list[Shapes] = []
+        self.wait_s = self.first_batch_s = 0.0
+        self.skipped = 0
+
+    def __enter__(self) -> BlockClock:
+        _wait_for_device()
+        self._cpu_s = cpu_seconds()
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        self._utilisation.__enter__()
+        self._start_s = time.perf_counter()
+        self._begin = _mark()
+        return self
+
+    def got_batches(self, batches: Iterable[Any], *, wait_s: float, bucket: int) -> None:
+        """Counts the micro-batches of the next step, and the wait for them."""
+        if not self._marks:
+            self.first_batch_s = wait_s
+        self.wait_s += wait_s
+        self.shapes += map(shapes_of, batches)
+        self._utilisation.bucket = bucket
+
+    def step_done(self, loss: torch.Tensor, *, bucket: int, is_skipped: bool = False) -> None:
+        """Counts a step whose work was given to the device. loss: of the step, a scalar that may be on the device."""
+        peak = None
+        if torch.cuda.is_available():
+            # The allocator's figures are the host's: they need not wait for the device.
+            peak = torch.cuda.max_memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+        self._marks.append((bucket, _mark(), peak))
+        self._losses.append(loss.detach().float())
+        self.skipped += is_skipped
+
+    def __exit__(self, *error: object) -> None:
+        _wait_for_device()
+        self.seconds = time.perf_counter() - self._start_s
+        self._utilisation.__exit__()
+        self.cpu_s = cpu_seconds() - self._cpu_s
+
+    def turn(self, *, frames: int, room: int, ids: Sequence[str]) -> Turn:
+        """Returns what was taken. frames, room: of the block's batches. ids: of its samples."""
+        steps, before = [], self._begin
+        for bucket, mark, peak in self._marks:
+            steps.append(StepTime(bucket=bucket, seconds=_between(before, mark), device_bytes=peak))
+            before = mark
+        return Turn(
+            seconds=self.seconds,
+            wait_s=self.wait_s,
+            first_batch_s=self.first_batch_s,
+            cpu_s=self.cpu_s,
+            frames=frames,
+            room=room,
+            losses=torch.stack(self._losses).tolist() if self._losses else [],
+            steps=steps,
+            skipped=self.skipped,
+            ids=sorted(ids),
+            shapes=self.shapes,
+            utilisation=self._utilisation.samples,
+        )
+
+
+def finish(flops: dict[Shapes, float]) -> Finish:
+    """Returns what an arm tells at its end."""
+    return Finish(
+        flops=flops,
+        compilations=num_compilations(),
+        host_bytes=host_bytes(),
+    )
+
+
+def shapes_of(batch: Any) -> Shapes:
+    """Returns names and shapes of the tensors of a batch."""
+    return tuple(sorted((name, tuple(value.shape)) for name, value in batch.items() if hasattr(value, "shape")))
+
+
+def num_elements(shapes: Shapes) -> int:
+    """Returns the elements of all tensors of a micro-batch, which the work on it grows with."""
+    return sum(math.prod(shape) for _, shape in shapes)
+
+
+def spread_out(seen: Iterable[Shapes]) -> list[Shapes]:
+    """Returns up to `MAX_COUNTED` of some shapes, from the smallest to the largest, evenly."""
+    ordered = sorted(seen, key=lambda shapes: (num_elements(shapes), shapes))
+    places = np.linspace(0, len(ordered) - 1, min(MAX_COUNTED, len(ordered))).round().astype(int)
+    return [ordered[place] for place in places.tolist()]
+
+
+def count_flops(step: Callable[[], Any]) -> float:
+    """Returns the FLOPs of the products that a call does, backward passes in it included."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    # Compiled graphs are single calls that it cannot look into. Importing what compiles takes seconds.
+    is_compiling = "torch._dynamo" in sys.modules
+    eager = torch.compiler.set_stance("force_eager") if is_compiling else contextlib.nullcontext()
+    with eager, FlopCounterMode(display=False) as counter:
+        step()
+    return float(counter.get_total_flops())
+
+
+def _wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _mark() -> Any:
+    """Returns now: on the device as it comes to it, else on the host."""
+    if not torch.cuda.is_available():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(before: Any, after: Any) -> float:
+    seconds: float = after - before if isinstance(before, float) else before.elapsed_time(after) / 1000
+    return seconds
+
+
+class StageClock:
+    """Adds up the seconds of stretches by name, in all threads. Of nested ones a moment falls to the innermost."""
+
+    def __init__(self) -> None:
+        self.wall_s: Counter[str] = Counter()
+        self.cpu_s: Counter[str] = Counter()
+        """CPU seconds of the thread that the stretch was in; threads that it had work for it are not in there."""
+        self._local, self._lock = threading.local(), threading.Lock()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[StageClock]:
+        """Hears all stretches of this process until the block ends."""
+        with listening(self.stretch):
+            yield self
+
+    @contextlib.contextmanager
+    def stretch(self, name: str) -> Iterator[None]:
+        """Counts the block as `name`, but what inside of it has a name of its own."""
+        stack = self._stack()
+        self._put_down(stack)
+        stack.append(name)
+        try:
+            yield
+        finally:
+            self._put_down(stack)
+            stack.pop()
+
+    def _stack(self) -> list[str]:
+        if not hasattr(self._local, "stack"):
+            self._local.stack, self._local.since = [], (0.0, 0.0)
+        stack: list[str] = self._local.stack
+        return stack
+
+    def _put_down(self, stack: list[str]) -> None:
+        now = time.perf_counter(), time.thread_time()
+        if stack:
+            with self._lock:
+                self.wall_s[stack[-1]] += now[0] - self._local.since[0]
+                self.cpu_s[stack[-1]] += now[1] - self._local.since[1]
+        self._local.since = now

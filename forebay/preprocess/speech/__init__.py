@@ -1,1 +1,0 @@
-"""What builds of speech and of text have of their own."""

@@ -1,0 +1,211 @@
+"""The objects of a build's stage: what a worker on any node puts there, and what is known of it by few requests.
+
+A shard is `<stage>/<key>/<group>/<shard key>.tdz`. Its receipt is put beside it when the shard is there, so a receipt
+means a whole shard. The bytes of a shard are decided by its key: two workers that make one put the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forebay.config.remote import RemoteConfig
+from forebay.config.url import Url
+from forebay.errors import ConfigError, RemoteError, RemoteMissingError
+from forebay.preprocess.workspace import Receipt, receipt_from_json, receipt_to_json
+from forebay.store.files import sweep, temporary_name
+from forebay.store.layout import Group
+from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
+from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.raw.elsewhere import Mirrors, mirrors_in, rebased
+from forebay.store.remote.transfer.proof import Proof, hash_object, proof_of
+from forebay.store.source_files import SourceFile
+
+logger = logging.getLogger(__name__)
+
+ORIGIN = "origin"
+"""Object of a stage that names what the build is of, whatever its content: recipe and manifests."""
+
+_OURS = re.compile(rf"{ORIGIN}|seal-[0-9a-f]{{16}}\.json|[a-z][a-z0-9_]{{0,31}}/[0-9a-f]{{64}}\.(?:tdz|json)")
+_SCRATCH = "stage"
+"""Folder of a node below `remote.shard_dir` in which workers make shards before these are put."""
+_NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagedShard:
+    """A shard of a stage. etag: of the object, when its bytes were proven; proof: what S3 calls these bytes."""
+
+    receipt: Receipt
+    etag: str
+    proof: Proof | None
+
+    def is_at(self, info: ObjectInfo | None) -> bool:
+        """Returns whether an object is this shard, as far as a store says without a read."""
+        if info is None or info.size_bytes != self.receipt.entry.size_bytes:
+            return False
+        same = info.etag.strip('"') == self.etag.strip('"')
+        return same or (self.proof is not None and self.proof.holds(info.etag))
+
+    def dump(self) -> bytes:
+        """Returns the object that tells of it."""
+        proof = None if self.proof is None else [self.proof.whole, self.proof.in_parts]
+        document = {**receipt_to_json(self.receipt), "etag": self.etag, "proof": proof}
+        return json.dumps(document).encode("ascii")
+
+    @classmethod
+    def parse(cls, data: bytes, key: str) -> StagedShard | None:
+        """Returns what an object tells of the shard of a key; None where it is no such object."""
+        try:
+            document = json.loads(data)
+            receipt = receipt_from_json(document, key)
+            proof = None if document["proof"] is None else Proof(*map(str, document["proof"]))
+            return None if receipt is None else cls(receipt=receipt, etag=str(document["etag"]), proof=proof)
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """The stage of one build, as a worker on any node needs it; it holds no credentials.
+
+    url: `<stage>/<key>`. mirrors: the folders of the node that made the tasks in which paths of raw data lie, with
+    the URL that each stands for; another node has them elsewhere.
+    """
+
+    url: Url
+    settings: RemoteConfig
+    mirrors: Mirrors = ()
+
+    @property
+    def bucket(self) -> Bucket:
+        """Where its objects are."""
+        return _bucket(self.url, self.settings, os.getpid())
+
+    def knowing(self, files: Iterable[SourceFile]) -> Stage:
+        """Returns the stage for tasks that read these files of this node."""
+        return replace(self, mirrors=mirrors_in(files))
+
+    def here(self, files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
+        """Returns the files of a task with the paths that they have on this node."""
+        return rebased(files, self.mirrors, self.settings)
+
+    def made(self, group: Group, key: str, make: Callable[[Path], Receipt]) -> tuple[Receipt, bool]:
+        """Returns the receipt of a shard, which is staged then, and whether this call made it.
+
+        make: makes the shard below a folder of this node, as `<group>/<key>.tdz`. Raises RemoteError or ConfigError,
+        with the name of this machine, where the stage cannot be read or written.
+        """
+        with self._naming_host():
+            found = self.staged(group, key)
+        if found is not None:
+            return found.receipt, False
+        with self._scratch(group) as folder:
+            receipt = make(folder)
+            with self._naming_host():
+                self.put(group, folder / shard_object(group, key), receipt)
+        return receipt, True
+
+    def staged(self, group: Group, key: str) -> StagedShard | None:
+        """Returns a shard that is staged and whole, by two requests. Raises RemoteError."""
+        name = shard_object(group, key)
+        try:
+            found = StagedShard.parse(self.bucket.read(receipt_of(name)), key)
+            return found if found is not None and found.is_at(self.bucket.info(name)) else None
+        except RemoteMissingError:
+            return None
+
+    def put(self, group: Group, path: Path, receipt: Receipt) -> StagedShard:
+        """Makes a file of this node a staged shard. Raises CacheCorruptError where it is not what its receipt says."""
+        entry = receipt.entry
+        name = shard_object(group, entry.key)
+        wanted = Wanted(name=name, size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128)
+        proof = proof_of(path, wanted)
+        etag = self.bucket.put(name, path)
+        if not proof.holds(etag) and (found := hash_object(self.bucket, name)) != entry.xxh3_128:
+            raise RemoteError(
+                f"{self.url / name} was sent and has xxh3-128 {found}, wanted {entry.xxh3_128}; run the command again"
+            )
+        return self._tell(name, StagedShard(receipt=receipt, etag=etag, proof=proof))
+
+    def copy(self, group: Group, source: Url, receipt: Receipt) -> StagedShard | None:
+        """Makes a shard of a cache of the same bucket a staged one; None where it is not there as its cache says."""
+        name = shard_object(group, receipt.entry.key)
+        made = self.bucket.copy(source, name, size_bytes=receipt.entry.size_bytes)
+        if made.size_bytes != receipt.entry.size_bytes:
+            return None
+        return self._tell(name, StagedShard(receipt=receipt, etag=made.etag, proof=None))
+
+    def listed(self) -> dict[str, ObjectInfo]:
+        """Returns the objects of the build, by name; others below its URL are named in the log and left alone."""
+        found: dict[str, ObjectInfo] = {}
+        foreign: list[str] = []
+        for info in self.bucket.objects():
+            if _OURS.fullmatch(info.name):
+                found[info.name] = info
+            elif len(foreign) <= _NAMED:
+                foreign.append(info.name)
+        if foreign:
+            logger.warning("%s holds objects that are not of a build and are left alone: %s", self.url, _some(foreign))
+        return found
+
+    def remove(self) -> None:
+        """Removes the build's objects, those that tell of a shard first. A store that refuses is named in the log."""
+        names = sorted(self.listed(), key=lambda name: (name.endswith(".tdz"), name))
+        try:
+            self.bucket.remove(names)
+        except RemoteError as err:
+            logger.warning("%s is not needed any more and could not be removed: %s", self.url, err)
+
+    def _tell(self, name: str, shard: StagedShard) -> StagedShard:
+        self.bucket.put(receipt_of(name), shard.dump())
+        return shard
+
+    @contextlib.contextmanager
+    def _scratch(self, group: Group) -> Iterator[Path]:
+        """Yields a folder of this node that is removed at the end; one of a killed worker goes when another begins."""
+        root = self.settings.folder / _SCRATCH
+        root.mkdir(parents=True, exist_ok=True)
+        sweep(root)
+        folder = temporary_name(root / self.url.name)
+        (folder / group).mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _naming_host(self) -> Iterator[None]:
+        try:
+            yield
+        except (RemoteError, ConfigError) as err:
+            err.args = (f"{socket.gethostname()} cannot use the stage: {err}",)
+            raise
+
+
+def shard_object(group: Group, key: str) -> str:
+    """Returns the name of a shard below its stage."""
+    return f"{group}/{key}.tdz"
+
+
+def receipt_of(name: str) -> str:
+    """Returns the name of the object that tells of a shard."""
+    return f"{name.removesuffix('.tdz')}.json"
+
+
+@functools.lru_cache(maxsize=16)
+def _bucket(url: Url, settings: RemoteConfig, pid: int) -> Bucket:  # noqa: ARG001  a fork connects anew
+    return Bucket(url, settings)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", and more" if len(names) > _NAMED else "")

@@ -1,0 +1,208 @@
+"""What a step of `text.normalize` is: its identity, and what makes texts of texts.
+
+The steps of `text.normalize` by their names, one line each.
+
+Languages as manifests write them, to the plain code and the region that a step of `text.normalize` asks about.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from forebay.config.code import spec_problem
+from forebay.steps.text.normal.phones.written import problems as phones_problems
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a text could not be made into; it costs the samples of that text. message: without the sample's id."""
+
+    reason: str
+    message: str
+
+
+Runner = Callable[[Sequence[str], Sequence[str]], "list[str | Problem]"]
+"""(texts, languages) -> what each text becomes, in their order. A language is a code or a name as manifests write them
+(`en`, `en-US`, `English`), "" where it is unknown. What a text becomes depends on that text and its language alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Where:
+    """Where a config's own files stand. folder: of the config. tokenizer: its folder. phones: `text.phones`."""
+
+    folder: Path
+    tokenizer: Path
+    allow_code: bool = False
+    phones: Mapping[str, Any] | None = field(default=None, hash=False)
+
+
+NOWHERE = Where(folder=Path(), tokenizer=Path())
+"""For steps that read no file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NormalStep:
+    """One step of `text.normalize`. A new one has `open`; `of`, where it reads files.
+
+    Its fields are its identity, except those with `compare=False`: paths of files, beside whose digests they stand.
+    is_quick: it costs less than a look into the store of texts. is_idempotent: done twice it gives what it gave once.
+    reads_language: results depend on the language. of_prompts: hot words and earlier text go through it too.
+    """
+
+    name: ClassVar[str] = ""
+    is_quick: ClassVar[bool] = False
+    is_idempotent: ClassVar[bool] = True
+    reads_language: ClassVar[bool] = False
+    of_prompts: ClassVar[bool] = True
+
+    version: int = 1
+
+    @classmethod
+    def of(cls, spec: str, where: Where) -> NormalStep:  # noqa: ARG003
+        """Returns the step that an entry of `text.normalize` says. Reads files, runs nothing, imports no code.
+
+        Raises ConfigError where a file is not there or not what it should be.
+        """
+        return cls()
+
+    @property
+    def label(self) -> str:
+        """What the step is called where its results are shown."""
+        return self.name
+
+    def identity(self) -> dict[str, Any]:
+        """Returns the canonical description of the step: its class name and every field that is compared."""
+        return {"step": type(self).__name__, **{f.name: getattr(self, f.name) for f in fields(self) if f.compare}}
+
+    def open(self) -> Runner:
+        """Returns what does the work, in the process that does it; loads what it needs.
+
+        Raises ConfigError where that is not there.
+        """
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Returns if a build may trust the step: same texts for same texts. Only code of the user is in doubt.
+
+        Asked once, before anything is built. Raises ConfigError for a step that cannot be trusted.
+        """
+
+    def found(self) -> Mapping[str, Any]:
+        """Returns what was found when the step was opened that its results depend on; see the store of texts.
+
+        For example what a program of the machine makes of a probe: no key names the program's version.
+        """
+        return {}
+
+
+NORMAL = {
+    "nfkc": "forebay.steps.text.normal.scripts:Nfkc",
+    "lower": "forebay.steps.text.normal.scripts:Lower",
+    "numbers": "forebay.steps.text.normal.numbers:Numbers",
+    "whisper_basic": "forebay.steps.text.normal.whisper:WhisperBasic",
+    "whisper_english": "forebay.steps.text.normal.whisper:WhisperEnglish",
+    "persian": "forebay.steps.text.normal.scripts:Persian",
+    "indic": "forebay.steps.text.normal.scripts:Indic",
+    "phones": "forebay.steps.text.normal.phones.phones:Phones",
+}
+"""Name -> module and class. The module is imported when the name is asked for."""
+
+CODE = "forebay.steps.text.normal.code:Code"
+"""The step of an entry `file.py:function`."""
+
+SIMPLE = {"nfkc": ("nfkc",), "none": ()}
+"""What `text.normalize` as one word stands for."""
+
+
+def entries(normalize: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns the entries of `text.normalize`, also where it is one word. Raises KeyError for a word of no meaning."""
+    return SIMPLE[normalize] if isinstance(normalize, str) else tuple(normalize)
+
+
+def normal_step(entry: str) -> type[NormalStep]:
+    """Returns the class of an entry. Raises KeyError for a name that is not in the table."""
+    module, _, name = (CODE if is_code(entry) else NORMAL[entry]).partition(":")
+    found: type[NormalStep] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def is_code(entry: str) -> bool:
+    """Whether an entry names a function of the user."""
+    return ":" in entry
+
+
+def code_in(settings: Mapping[str, Any]) -> list[str]:
+    """Returns the entries of `text.normalize` that name functions of the user."""
+    normalize = settings.get("normalize", "nfkc")
+    return [] if isinstance(normalize, str) else [entry for entry in normalize if is_code(entry)]
+
+
+def made_steps(normalize: str | Sequence[str], where: Where) -> tuple[NormalStep, ...]:
+    """Returns the steps of `text.normalize`. Raises ConfigError as their `of` do."""
+    return tuple(normal_step(entry).of(entry, where) for entry in entries(normalize))
+
+
+def problems_of(settings: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with `text.normalize` and `text.phones`, without reading a file."""
+    normalize, phones = settings.get("normalize", "nfkc"), settings.get("phones")
+    if not isinstance(normalize, (list, tuple)) or not all(isinstance(entry, str) for entry in normalize):
+        normalize = ()
+    found = [_unknown(entry) for entry in normalize if not is_code(entry) and entry not in NORMAL]
+    found += [
+        f"text.normalize: {problem}" for entry in normalize if is_code(entry) and (problem := spec_problem(entry))
+    ]
+    twice = {entry for entry in normalize if list(normalize).count(entry) > 1}
+    found += [f'text.normalize: "{entry}" stands twice; name it once' for entry in sorted(twice)]
+    if {"nfkc", "indic"} <= {*normalize} and list(normalize).index("indic") < list(normalize).index("nfkc"):
+        found.append('text.normalize: "nfkc" behind "indic" joins letters with their nukta again; put "nfkc" first')
+    if ("phones" in normalize) != (phones is not None):
+        given = "text.phones is given" if phones is not None else 'text.normalize has "phones"'
+        found.append(f'{given}; both are needed: normalize = [..., "phones"] and phones = {{backend = "espeak"}}')
+    return [*found, *(phones_problems(phones) if isinstance(phones, Mapping) else [])]
+
+
+def _unknown(entry: str) -> str:
+    import difflib
+    import json
+
+    near = difflib.get_close_matches(entry, NORMAL, n=1)
+    hint = f"did you mean {json.dumps(near[0])}? " if near else ""
+    return (
+        f"text.normalize: unknown step {json.dumps(entry)}; {hint}wanted names of {', '.join(NORMAL)}, or "
+        '"file.py:function"'
+    )
+
+
+_OTHERS = {
+    "ar": "ara arabic", "az": "aze azerbaijani", "be": "bel belarusian", "bn": "ben bengali bangla",
+    "ca": "cat catalan", "ce": "che chechen", "cs": "ces cze czech", "cy": "cym wel welsh", "da": "dan danish",
+    "de": "deu ger german", "en": "eng english", "eo": "epo esperanto", "es": "spa spanish castilian",
+    "fa": "fas per pes prs persian farsi dari", "fi": "fin finnish", "fr": "fra fre french", "he": "heb iw hebrew",
+    "hi": "hin hindi", "hu": "hun hungarian", "id": "ind in indonesian", "is": "isl ice icelandic",
+    "it": "ita italian", "ja": "jpn japanese", "kk": "kaz kazakh", "kn": "kan kannada", "ko": "kor korean",
+    "lt": "lit lithuanian", "lv": "lav latvian", "nl": "nld dut dutch flemish", "no": "nor nb nob norwegian",
+    "pl": "pol polish", "pt": "por portuguese", "ro": "ron rum mo romanian", "ru": "rus russian",
+    "sk": "slk slo slovak", "sl": "slv slovenian", "sr": "srp serbian", "sv": "swe swedish", "te": "tel telugu",
+    "tet": "tetum", "tg": "tgk tajik", "th": "tha thai", "tr": "tur turkish", "uk": "ukr ukrainian",
+    "vi": "vie vietnamese",
+}  # fmt: skip
+"""Codes and English names that stand for a code. Source: ISO 639-1, 639-2 and 639-3."""
+
+_CODES = {other: code for code, others in _OTHERS.items() for other in others.split()}
+
+
+@functools.lru_cache(maxsize=1024)
+def tongue(language: str) -> tuple[str, str]:
+    """Returns the code and the region of a language, both in small letters; "" for what is not there.
+
+    `en-US`, `en_us` and `English` are known, and codes of two and three letters alike: `eng` is `en`. What is not known
+    is its own code.
+    """
+    first, *subtags = language.strip().lower().replace("_", "-").split("-")
+    region = next((tag for tag in subtags if (len(tag), tag.isalpha()) in ((2, True), (3, False))), "")
+    return _CODES.get(first, first), region

@@ -1,1 +1,0 @@
-"""A config's way beside others on the same samples, and two runs beside each other: `forebay compare`."""

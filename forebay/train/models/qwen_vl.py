@@ -1,0 +1,41 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: causal models of packs, in which image patches stand at placeholder tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from forebay.steps.image.qwen2_vl import Patches
+from forebay.train.models.table import ModelFacts
+
+_CLASSES = {
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+}
+
+
+def facts(folder: Path, config: Any) -> ModelFacts:
+    """Returns what a Qwen-VL in `folder` wants of a pack; config: what transformers read of it.
+
+    Position ids have four rows: the place of a token in its sample, by which transformers keeps the samples of a pack
+    apart, and the three of M-RoPE.
+    """
+    return ModelFacts(
+        folder=folder,
+        model_type=str(config.model_type),
+        model_class=_CLASSES[config.model_type],
+        constants={
+            "features": Patches.name,
+            "prompt": "chat",
+            "patch_size": config.vision_config.patch_size,
+            "merge_size": config.vision_config.spatial_merge_size,
+            "temporal_patch_size": config.vision_config.temporal_patch_size,
+            "image_token_id": config.image_token_id,
+        },
+        vocab_size=config.text_config.vocab_size,
+        labels_are_shifted=False,
+        # Without the positions the samples of a pack would see each other.
+        value_fields=(Patches.name, "image_grid_thw", "position_ids"),
+        takes_packs=True,
+    )
