@@ -40,6 +40,7 @@ from forebay.config.code import Asker, ask, digest_of, not_allowed, same_source,
 from forebay.errors import BuildError, ConfigError
 from forebay.steps import run_code
 from forebay.steps.audio.declared import Declared
+from forebay.steps.audio.own import own_class
 from forebay.steps.audio.own.own_class import Opened
 from forebay.steps.form import BatchForm
 from forebay.steps.step import Fields
