@@ -25,7 +25,7 @@ from forebay.store.layout import FORMAT_VERSION
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.metadata import FILE_NAME, check_found, checksum
 from forebay.store.remote.root import LISTED, RemoteRoot
-from forebay.store.segments import TRAILER_BYTES, Head
+from forebay.store.segments import count_of
 from forebay.store.files import is_temporary
 from forebay.store.texts import IDENTITY, SEGMENT, TEXTS
 
@@ -385,8 +385,7 @@ def _num_texts(name: str, folder: int) -> int:
     with contextlib.suppress(OSError, ValueError):
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         try:
-            size_bytes = os.fstat(file).st_size
-            return Head.of(os.pread(file, TRAILER_BYTES, max(0, size_bytes - TRAILER_BYTES)), size_bytes).count
+            return count_of(file)
         finally:
             os.close(file)
     return 0

@@ -22,7 +22,7 @@ __getattr__, __dir__, __all__ = face(
     __name__,
     {
         "command": "InspectOptions show",
-        "export": "write_table",
+        "bucket_manifests": "write_table",
         "facts": "cache_facts",
         "sample": "Sample read_sample",
         "usage": "usage_facts",

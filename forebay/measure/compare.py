@@ -25,7 +25,7 @@ import numpy as np
 from forebay.config.tree import Config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError, MissingExtraError
 from forebay.extras import install_line
-from forebay.measure import own_way as own
+from forebay.measure import own_way
 from forebay.measure.child_process import Child
 from forebay.measure.compare_report import ArmFigures, Comparison, bucket_labels, draw, draw_runs
 from forebay.measure.compare_runs import RunComparison, compare_runs
@@ -154,7 +154,7 @@ def _sample_table(loader: Loader, blocks: Sequence[Block]) -> dict[str, dict[int
     lengths, source = loader.source.lengths, loader.source
     frames = lengths["num_frames"] if "num_frames" in lengths else lengths["num_tokens"]
     return {
-        "ids": {index: own.sample_key(source, index) for index in used},
+        "ids": {index: own_way.sample_key(source, index) for index in used},
         "frames": {index: int(frames[index]) for index in used},
     }
 

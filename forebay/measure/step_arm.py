@@ -14,7 +14,7 @@ import torch
 
 from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
-from forebay.measure import step_runner as training
+from forebay.measure import step_runner
 from forebay.measure.batch_search import PACK_UNIT, pack_case
 from forebay.measure.cache_arms import plans
 from forebay.measure.doctor_bench import Bench
@@ -30,7 +30,7 @@ _MOST_STEPS = 20
 
 def step(bench: Bench, seconds: float) -> Steps:
     """Returns what steps of up to three shapes take; the first step of each is not counted."""
-    ends, config = time.perf_counter() + seconds, training.for_trials(bench.config)
+    ends, config = time.perf_counter() + seconds, step_runner.for_trials(bench.config)
     if config.train.model is None:
         raise Skip("the config has no train.model; say what a step of your model takes by --step-s")
     facts = model_facts(Path(config.train.model), config)
@@ -39,7 +39,7 @@ def step(bench: Bench, seconds: float) -> Steps:
     source = bench.cached
     for part in parts_of(source):
         check_constants(facts, part.constants)
-    loop = training.Steps(
+    loop = step_runner.Steps(
         config, facts, source.constants, accumulates=False, has_text_alone=without_audio(source) is not None
     )
     shapes = chosen(plans(bench, 0.0).batches)
@@ -78,7 +78,7 @@ def _batch(bench: Bench, config: Config, shape: PlannedBatch) -> Any:
     return makers(bench, source)[part].collate([source.read(index)] * shape.samples, allocate=fresh)
 
 
-def _timed(loop: training.Steps, batch: Any, shape: PlannedBatch, *, ends: float) -> StepTime:
+def _timed(loop: step_runner.Steps, batch: Any, shape: PlannedBatch, *, ends: float) -> StepTime:
     first_s = loop.step(batch)
     wall: list[float] = []
     cpu: list[float] = []

@@ -26,7 +26,7 @@ __getattr__, __dir__, __all__ = face(
     {
         "cache": "Cache open_cache",
         "lookup": "Lookup find_cache sealed_caches",
+        "seal": "VerifyReport verify_folder",
         "source": "SampleSource SourceUnion",
-        "verify": "VerifyReport verify_folder",
     },
 )

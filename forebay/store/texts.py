@@ -20,7 +20,6 @@ import logging
 import os
 import re
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +32,11 @@ from forebay.store.files import sweep, write_bytes
 from forebay.store.layout import Array, Ints
 from forebay.store.memo import note
 from forebay.store.segments import (
+    SUFFIX,
     DamagedSegmentError,
     OtherSegmentError,
     Segment,
-    merge_segments,
+    table_of,
     write_segment,
 )
 from forebay.store.shared_disk import is_gone, is_late
@@ -47,15 +47,15 @@ TEXTS = "texts"
 """Folder of a cache root that holds a folder for every identity."""
 IDENTITY = "identity.json"
 LOCK = "lock"
-SEGMENT = re.compile(r"[0-9a-f]{32}\.texts")
-OLD = re.compile(r"[0-9a-f]{32}\.texts\.old")
+SEGMENT = re.compile(rf"[0-9a-f]{{32}}{re.escape(SUFFIX)}")
+OLD = re.compile(rf"{SEGMENT.pattern}\.old")
 """A segment that was merged into another one, on a disk where another machine may still have it mapped."""
 _OLD_S = 24 * 3600.0
 _LOOK_AGAIN_S = 3600.0
 """After it no segment stays mapped that is old: well before one goes."""
 
 _MOST_SEGMENTS = 8
-_LARGEST_BYTES = 1 << 30
+_LARGEST_BYTES = 1 << 28
 """Larger segments are not merged again."""
 _HELD_TEXTS, _HELD_BYTES, _HELD_S = 1 << 16, 1 << 24, 5.0
 """What is held in memory until it is written: a killed process loses no more than this."""
@@ -161,10 +161,7 @@ class TextValues:
             segment = self._segments.get(name)
             if segment is None or not len(wanted):
                 continue
-            was_damaged = segment.is_damaged
             left = segment.find(digests, wanted, found)
-            if segment.is_damaged and not was_damaged:
-                logger.warning("%s is damaged: what it held of some texts is made again", segment.path)
             if 2 * len(left) < len(wanted):  # the next texts are likely its neighbours: it is asked first then
                 self._segments = {name: segment} | self._segments
             wanted = left
@@ -232,33 +229,38 @@ class TextValues:
         if not (self.folder / IDENTITY).exists():
             write_bytes(self.folder / IDENTITY, self._document)
         digests = np.frombuffer(b"".join([digest for digest, _ in values]), np.uint64).reshape(-1, 2)
-        lengths = np.array([len(value) for _, value in values], np.int64)
-        write_segment(self.folder / _new_name(), self._owner, digests, lengths, (value for _, value in values))
+        name = write_segment(self.folder, self._owner, [table_of(digests, [value for _, value in values])])
+        self._passed_over.discard(name)
 
     def _merge(self) -> None:
-        """Makes many segments fewer, and such as are damaged whole, unless another process is at it."""
+        """Makes many segments fewer, and removes such as are damaged, unless another process is at it."""
         names = self._names()
-        damaged = [name for name, segment in self._segments.items() if segment.is_damaged and segment.is_mine]
-        if not self._can_remove or (len(names) <= _MOST_SEGMENTS and not damaged and not self._broken):
+        if not self._can_remove or (len(names) <= _MOST_SEGMENTS and not self._broken):
             return
         with self._alone(is_needed=len(names) > 4 * _MOST_SEGMENTS) as is_alone:
             if not is_alone:
                 return
-            self._listed()
             for name in self._broken:
-                self._remove(name)
-            chosen = dict.fromkeys([*damaged, *self._smallest()])
-            self._merge_these([self._segments[name] for name in chosen if name in self._segments])
+                with contextlib.suppress(OtherSegmentError, OSError):
+                    try:
+                        Segment(self.folder / name, self._owner)  # one that was written again has the same name
+                    except DamagedSegmentError:
+                        self._remove(name)
+            self._passed_over -= self._broken
+            self._broken.clear()
+            self._listed()
+            self._merge_these([self._segments[name] for name in self._smallest()])
             self._remove_old()
 
     def _merge_these(self, segments: Sequence[Segment]) -> None:
         """Makes segments one. Only when that is durable, they go. Where they cannot go, nothing is merged again."""
-        if len(segments) < 2 and not any(segment.is_damaged for segment in segments):
+        if len(segments) < 2:
             return
-        merge_segments(self.folder / _new_name(), self._owner, segments)
+        merged = write_segment(self.folder, self._owner, [segment.table for segment in segments])
         for segment in segments:
             self._segments.pop(segment.path.name, None)
-            self._remove(segment.path.name)
+            if segment.path.name != merged:
+                self._remove(segment.path.name)
 
     def _smallest(self) -> list[str]:
         """Returns the segments to merge: so many of the small ones that each byte is written again few times.
@@ -322,10 +324,6 @@ class TextValues:
                 with contextlib.suppress(OSError):
                     if now - entry.stat(follow_symlinks=False).st_mtime > _OLD_S:
                         os.unlink(entry.path)
-
-
-def _new_name() -> str:
-    return f"{uuid.uuid4().hex}.texts"
 
 
 @functools.cache

@@ -79,8 +79,7 @@ def killed(site: _Site, number: int, folder: Path) -> str:
     for path in values.folder.iterdir():
         assert TEMPORARY_MARK not in path.name
         if SEGMENT.fullmatch(path.name):
-            segment = Segment(path, values._owner)
-            assert len(segment.rows()[0]) == segment.head.count
+            assert len(Segment(path, values._owner).table)
     return f"{sum(end.signal > 0 for end in ended)} killed, nothing lost"
 
 

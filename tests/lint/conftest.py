@@ -12,8 +12,7 @@ from tests.lint.planted import Planted
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("walk",):
-        monkeypatch.setattr(f"forebay.lint.{room}.Pool", HerePool)
+    monkeypatch.setattr("forebay.inspect.checks.walk.Pool", HerePool)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from forebay.inspect.listed_groups import form_rows
-from forebay.inspect.page import markup as charts
+from forebay.inspect.page import markup
 from forebay.inspect.page.markup import Child, Html, joined, tag
 from forebay.inspect.page.overview import Overview
 from forebay.inspect.page.plan_history import PlanView
@@ -94,13 +94,13 @@ def _packs(view: PlanView) -> Html | None:
         tag("span", "empty", class_="k pad"),
         class_="legend",
     )
-    scale = panel("Packs to scale, from the emptiest to the fullest", legend, charts.packs(view.drawn))
+    scale = panel("Packs to scale, from the emptiest to the fullest", legend, markup.packs(view.drawn))
     figures = panel("Of a pack", table(["", "mean", "least", "most"], rows))
     return joined(
         [
             tag("p", text, class_="about"),
             scale,
-            tag("div", panel("How full packs are", charts.fills(view.fills)), figures, class_="charts"),
+            tag("div", panel("How full packs are", markup.fills(view.fills)), figures, class_="charts"),
         ]
     )
 
@@ -118,7 +118,7 @@ def _buckets(view: PlanView) -> Html | None:
             shortened(bucket_range(bucket), _NAME),
             *(f"{bucket[name]:,}" for name in ("samples", "batch_size", "batches")),
             f"{100 * bucket['padding']:.1f} %",
-            charts.bar(bucket["samples"] / top, held=1 - bucket["padding"]),
+            markup.bar(bucket["samples"] / top, held=1 - bucket["padding"]),
             numbers=4,
         )
         for bucket in buckets[:64]
@@ -137,7 +137,7 @@ def _batches(overview: Overview, view: PlanView) -> Html | None:
         tag(
             "div",
             tag("span", batch.label, class_="label"),
-            charts.batch(batch, scale=scale, unit=unit),
+            markup.batch(batch, scale=scale, unit=unit),
             tag("span", f"{batch.left_out} rows not drawn", class_="note") if batch.left_out else None,
             class_="batch",
         )
@@ -170,7 +170,7 @@ def size_charts(facts: Mapping[str, Any]) -> Iterator[Html]:
         return
     for name in ("longest", "shortest"):
         found = sizes[name]
-        chart = charts.histogram(found["edges"], found["samples"], unit="px", what="images")
+        chart = markup.histogram(found["edges"], found["samples"], unit="px", what="images")
         yield panel(f"{name.capitalize()} side of images", chart)
 
 
@@ -185,7 +185,7 @@ def classes_panel(facts: Mapping[str, Any]) -> Html | None:
         line(
             shortened(each["class"], _FIELD),
             f"{each['samples']:,} ({100 * each['samples'] / whole:.0f} %)",
-            charts.bar(each["samples"] / top),
+            markup.bar(each["samples"] / top),
             numbers=1,
             title=f"number {each['number']}",
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.inspect.page import markup as charts
+from forebay.inspect.page import markup
 from forebay.inspect.page.doubts import LABEL, NEAR_S, Groups
 from forebay.inspect.page.markup import Html, tag
 from forebay.inspect.page.overview import Overview
@@ -91,9 +91,9 @@ def lengths(overview: Overview) -> Html:
     drawn: list[Html] = []
     if facts["histogram"] is not None:
         found = facts["histogram"]
-        drawn.append(panel("Lengths", charts.histogram(found["edges_s"], found["samples"], unit="s", what="samples")))
+        drawn.append(panel("Lengths", markup.histogram(found["edges_s"], found["samples"], unit="s", what="samples")))
     for name, found in _counts(overview).items():
-        chart = charts.histogram(found["edges"], found["samples"], unit=name, what="samples")
+        chart = markup.histogram(found["edges"], found["samples"], unit=name, what="samples")
         if len(found["samples"]) == 1 and found["edges"][1] - found["edges"][0] == 1:
             chart = tag("p", f"{found['edges'][0]:,}, all of them.", class_="about")
         drawn.append(panel(f"{name.capitalize()} a sample", chart))
@@ -121,7 +121,7 @@ def _languages(facts: Mapping[str, Any]) -> Html | None:
             shortened(name, _NAME),
             f"{found['samples']:,}",
             *([time_text(3600 * found["hours"])] if is_heard else []),
-            charts.bar(found[part] / top),
+            markup.bar(found[part] / top),
             numbers=1 + is_heard,
         )
         for name, found in ordered[:_MAX_LANGUAGES]

@@ -22,7 +22,7 @@ from forebay.spans import BACKWARD, COPY, FORWARD, span
 from forebay.train.collate.codes import to_model_inputs
 from forebay.train.collate.patches import fields_of, pixel_dtype
 from forebay.train.device import Batch
-from forebay.train.loop import launch as sharded
+from forebay.train.loop import launch
 from forebay.train.loop.checkpoint import TrainState, load_optimizer, load_state, run_folder
 from forebay.train.loop.kept import Checkpoints
 from forebay.train.loop.meter import Meter, Phases
@@ -114,7 +114,7 @@ class Learner:
                 self._tell_start(model, is_new=checkpoint is None)
             set_passes(model, self.settings)
         with phases("to device"):
-            self._model, self._optimizer = sharded.prepare(self.accelerator, model, self.settings)
+            self._model, self._optimizer = launch.prepare(self.accelerator, model, self.settings)
         if state is not None and checkpoint is not None:
             with phases("optimizer state"):
                 self._go_on(checkpoint, state)
@@ -141,7 +141,7 @@ class Learner:
         then, now = state.settings, self._arithmetic()
         changed = [f"{name} {then[name]!r} -> {now[name]!r}" for name in now if then.get(name, now[name]) != now[name]]
         try:
-            sharded.load_optimizer_state(self._optimizer, load_optimizer(checkpoint))
+            launch.load_optimizer_state(self._optimizer, load_optimizer(checkpoint))
         except (ValueError, KeyError) as err:
             raise ResumeError(
                 f"{checkpoint}/optimizer.pt does not fit the model: {err} "
@@ -210,14 +210,14 @@ class Learner:
         total = torch.zeros((), device=self.accelerator.device)
         for position, (batch, weight) in enumerate(group.batches, start=1):
             is_last = position == len(group.batches)
-            with contextlib.nullcontext() if is_last else sharded.no_sync(self.accelerator, self._model):
+            with contextlib.nullcontext() if is_last else launch.no_sync(self.accelerator, self._model):
                 loss = self._loss(batch) * (weight / group.num_targets)
                 with span(BACKWARD):
                     self.accelerator.backward(self._scaled(loss))
             total += loss.detach()
         limit = self.settings.max_grad_norm if self.settings.max_grad_norm > 0 else math.inf
         with span("optimizer"):
-            grad_norm = sharded.whole(self.accelerator.clip_grad_norm_(self._model.parameters(), limit))
+            grad_norm = launch.whole(self.accelerator.clip_grad_norm_(self._model.parameters(), limit))
             self._optimizer.step()
             self._optimizer.zero_grad()
         return Outcome(loss=total, grad_norm=grad_norm, is_skipped=bool(self.accelerator.optimizer_step_was_skipped))
@@ -261,7 +261,7 @@ class Learner:
         """
         saved = None
         loss_first, loss_last = meter.losses
-        whole, optimizer = sharded.Gathered(self.accelerator, self._model), sharded.gathered_optimizer(self._optimizer)
+        whole, optimizer = launch.Gathered(self.accelerator, self._model), launch.gathered_optimizer(self._optimizer)
         if self.is_main_rank:
             scaler = self.accelerator.scaler
             state = TrainState(

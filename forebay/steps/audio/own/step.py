@@ -38,7 +38,7 @@ from forebay.config.code import Asker, ask, digest_of, not_allowed, same_source,
 from forebay.errors import BuildError, ConfigError
 from forebay.steps import run_code
 from forebay.steps.audio.declared import Declared
-from forebay.steps.audio.own import own_class as entry
+from forebay.steps.audio.own import own_class
 from forebay.steps.audio.own.own_class import Opened
 from forebay.steps.form import BatchForm
 from forebay.steps.step import Fields
@@ -232,17 +232,17 @@ def own_problems(name: str, settings: Mapping[str, Any]) -> list[str]:
 
 
 def _of_entry(name: str) -> dict[str, Any]:
-    found = entry.entry_named(name)
+    found = own_class.entry_named(name)
     if found is None:
-        listed = ", ".join(entry.names()) or "none is installed"
+        listed = ", ".join(own_class.names()) or "none is installed"
         raise ConfigError(
-            f'{ASKER.setting}: no installed package has a step "{name}"; its entry points {entry.GROUP}: {listed}',
+            f'{ASKER.setting}: no installed package has a step "{name}"; its entry points {own_class.GROUP}: {listed}',
             code="FB128",
         )
     return {
         "made_by": found.value,
-        "digest": entry.content_digest(found),
-        "distribution": entry.distribution(found),
+        "digest": own_class.content_digest(found),
+        "distribution": own_class.distribution(found),
     }
 
 
@@ -278,10 +278,10 @@ def _from_file(own: Own, path: Path) -> Any:
 
 def _from_entry(own: Own) -> Any:
     """Returns what an entry point names, whose package is what the key says."""
-    found = entry.entry_named(own.spec)
-    if found is None or found.value != own.made_by or entry.content_digest(found) != own.digest:
+    found = own_class.entry_named(own.spec)
+    if found is None or found.value != own.made_by or own_class.content_digest(found) != own.digest:
         raise ConfigError(f"{own.label} is another one now; run it again", code="FB128")
-    if (edited := entry.edited_file(found)) is not None:
+    if (edited := own_class.edited_file(found)) is not None:
         raise ConfigError(
             f"{own.label}: {edited} was changed after it was installed, and the key knows the installed one; install "
             "the package again",
