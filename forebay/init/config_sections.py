@@ -15,9 +15,9 @@ from forebay.init.candidate import Candidate, Draft, RowMeaning, Setting
 from forebay.init.config_text import Section, value_of
 from forebay.init.model_folder import OF_SOUND, Model
 from forebay.rows.list_rows import check_pieces
-from forebay.steps.audio.extractor.open import OutputError
-from forebay.steps.audio.extractor.probe import noise
-from forebay.steps.audio.extractor.step import Extractor
+from forebay.steps.audio.extractor.extractor_call import OutputError
+from forebay.steps.audio.extractor.extractor_probe import noise
+from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.normalize import whisper_code
 from forebay.visible import an, from_here

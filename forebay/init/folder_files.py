@@ -20,7 +20,7 @@ from typing import TypeVar
 from forebay.config.data import RECORDINGS, TEXTS_BESIDE
 from forebay.errors import ManifestError
 from forebay.rows.readers.line_blocks import head_of
-from forebay.store.remote.raw.sources import leads_up
+from forebay.store.remote.raw.raw_sources import leads_up
 
 T = TypeVar("T")
 

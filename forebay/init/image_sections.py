@@ -15,9 +15,9 @@ from forebay.init.config_sections import BATCH_SIZE, kind_of, not_known, num_buc
 from forebay.init.config_text import Section, python_line
 from forebay.init.model_folder import PROCESSORS, Model
 from forebay.init.questions import BESIDE
-from forebay.steps.image.processor.step import Processed
+from forebay.steps.image.processor.processor_step import Processed
 from forebay.steps.recipe import Recipe
-from forebay.store.image.settings import ImageSettings, grid_thw
+from forebay.store.image.image_settings import ImageSettings, grid_thw
 from forebay.visible import from_here
 
 _IMAGES = 32

@@ -16,9 +16,9 @@ from typing import Any
 
 from forebay.config.digest import hub_advice, tokenizer_digest
 from forebay.errors import ConfigError
-from forebay.steps.audio.extractor.folder import ExtractorFolder, native_step
+from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder, native_step
 from forebay.steps.image.image_section import has_vision_tokens
-from forebay.store.image.settings import ImageSettings, image_settings, is_native, processor_document
+from forebay.store.image.image_settings import ImageSettings, image_settings, is_native, processor_document
 from forebay.visible import an
 
 TRAINED = ("qwen2_5_vl", "qwen2_vl", "qwen3_asr", "qwen3_vl", "whisper")

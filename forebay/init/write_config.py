@@ -22,7 +22,7 @@ from forebay.init.folder_files import config_name
 from forebay.init.model_folder import Model, read_model
 from forebay.init.questions import Choice, Chooser, Wish, written
 from forebay.init.recognise import recognise
-from forebay.steps.audio.extractor.open import OutputError
+from forebay.steps.audio.extractor.extractor_call import OutputError
 from forebay.steps.image.processor.outputs import UnstorableError
 from forebay.steps.recipe import Recipe, contradictions, recipe_of, section_problems
 from forebay.terminal import wrapped

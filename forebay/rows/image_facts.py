@@ -25,7 +25,7 @@ from forebay.rows.shared_images import first_uses, flattened, share_groups
 from forebay.store.image.formats import image_size
 from forebay.store.layout import Array, Group
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources
-from forebay.store.remote.raw.sources import look_up, shown
+from forebay.store.remote.raw.raw_sources import look_up, shown
 from forebay.store.source_files import SourceFile
 from forebay.task_map import Map, WorkerDied, mark
 

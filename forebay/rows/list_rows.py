@@ -44,7 +44,7 @@ from forebay.rows.row_listing import RowListing
 from forebay.rows.row_pieces import TEXT_AT, RowPart, candidate_rows, first_places, listed_rows
 from forebay.rows.texts_aside import gathered
 from forebay.store.remote.raw.arriving import tell_if_too_large
-from forebay.store.remote.raw.sources import localized, shown
+from forebay.store.remote.raw.raw_sources import localized, shown
 from forebay.task_map import Map
 
 _CHECKED_ROWS = 256

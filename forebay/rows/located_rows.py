@@ -28,7 +28,7 @@ from forebay.rows.reader import (
 )
 from forebay.rows.row_listing import RowListing
 from forebay.store.remote.raw.arriving import is_remote
-from forebay.store.remote.raw.sources import shown
+from forebay.store.remote.raw.raw_sources import shown
 
 ROWS_PER_TASK = 4096
 

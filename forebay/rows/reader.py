@@ -20,7 +20,7 @@ from forebay.rows.named_files import path_stem
 from forebay.rows.readers.tar_members import UnreadableTar, tar_index
 from forebay.rows.record import Meaning, Record
 from forebay.store.layout import Group
-from forebay.store.remote.raw.sources import is_hash_known
+from forebay.store.remote.raw.raw_sources import is_hash_known
 from forebay.store.source_files import SourceFile
 from forebay.tar.header import TarIndex
 from forebay.tar.index import has_index

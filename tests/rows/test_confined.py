@@ -11,8 +11,8 @@ import pytest
 from forebay import cli
 from forebay.config import SourceConfig
 from forebay.errors import BuildError, CacheMismatchError, CacheNotFoundError, ManifestError
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.report import Options
 from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import failures_of, find_cache, require
 from forebay.train.select import make_loader

@@ -25,8 +25,8 @@ from forebay.store.layout import FieldSpec
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import shard_fields, shard_name, write_shard
 from forebay.store.source import SourceUnion, has_untimed_items, without_seconds
-from forebay.train.collate.codes import DeviceExpansion, has_codes
 from forebay.train.collate.collator import Collator
+from forebay.train.collate.device_codes import DeviceExpansion, has_codes
 from forebay.train.collate.packed import PackCollator
 from tests.golden import make_v4_declared as golden
 

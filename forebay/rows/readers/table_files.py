@@ -22,7 +22,7 @@ from forebay.rows.readers.jsonl import line_runs, piece_lines
 from forebay.rows.readers.table_rows import TableRows, locate_rows, taken_columns
 from forebay.rows.readers.tables_of_images import file_runs, read_table, read_typed, table_runs
 from forebay.rows.record import DURATIONS, Record
-from forebay.store.remote.raw.sources import folders_in, names_in, place_of
+from forebay.store.remote.raw.raw_sources import folders_in, names_in, place_of
 from forebay.store.source_files import SourceFile
 
 AUDIO_FOLDER = "wavs"

@@ -38,7 +38,7 @@ from forebay.rows.readers.text_rows import (
 )
 from forebay.rows.record import IDS
 from forebay.store.layout import Array
-from forebay.store.remote.raw.sources import files_in, is_folder
+from forebay.store.remote.raw.raw_sources import files_in, is_folder
 from forebay.store.source_files import SourceFile
 
 PLAIN = ".txt"

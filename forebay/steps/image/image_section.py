@@ -19,9 +19,9 @@ from forebay.errors import ConfigError
 from forebay.steps.group_recipe import GroupRecipe
 from forebay.steps.step import ImageStep, Step
 from forebay.steps.table import STEPS, made, problems, settings_of, steps_named
-from forebay.steps.text.chat.packed import VISION_TOKENS
+from forebay.steps.text.chat.packed_chat import VISION_TOKENS
 from forebay.store.image.codec import Codec
-from forebay.store.image.settings import is_native, processor_document
+from forebay.store.image.image_settings import is_native, processor_document
 from forebay.store.layout import Group
 
 _OF_SOUND = ("min_duration_s", "max_duration_s", "overlong", "languages", "duration_tolerance")

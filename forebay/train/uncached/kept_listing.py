@@ -41,7 +41,7 @@ from forebay.store.inputs import located
 from forebay.store.key import SHORT, digest
 from forebay.store.layout import Array
 from forebay.store.remote.raw.origin import forget
-from forebay.store.remote.raw.sources import localized
+from forebay.store.remote.raw.raw_sources import localized
 from forebay.store.source_files import SourceFile
 from forebay.task_map import Map
 

@@ -18,9 +18,9 @@ from forebay.steps.audio.audio_section import audio_step_of, features_of
 from forebay.steps.image.image_section import image_step_of
 from forebay.steps.table import steps_named
 from forebay.train.models import generic
+from forebay.train.models.families import FAMILIES, ModelFacts, family_of
 from forebay.train.models.generic import check_ids, check_model_type, tasks_of
 from forebay.train.models.lora import ADAPTER_CONFIG
-from forebay.train.models.table import FAMILIES, ModelFacts, family_of
 from forebay.visible import an
 
 _logger = logging.getLogger(__name__)
