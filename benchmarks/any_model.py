@@ -39,9 +39,9 @@ from benchmarks.zoo.classes import Known, extractors, processors, save
 from benchmarks.zoo.jobs import COCO_SIZES, Job, crops, image_job, speech_job, write_config
 from forebay import load_config
 from forebay.config import Config
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.report import Options
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.steps.image.tables import expand
 from forebay.train import make_loader

@@ -15,7 +15,7 @@ import statistics
 from typing import Any
 
 from benchmarks import report
-from forebay.measure.batch_search import MAX_TRIALS, Bounds, Line, Outcome, Search, granule, grid_up
+from forebay.measure.batch_search import MAX_TRIALS, Bounds, Line, Search, TrialOutcome, granule, grid_up
 
 MOST = 4096
 DEVICES = (
@@ -35,9 +35,9 @@ def one(draw: random.Random, *, error: float, fragments: float) -> tuple[int, in
     def fits(size: int) -> bool:
         return base + factor * slope * size * (1 + noise[size // granule(size) % 16]) <= limit
 
-    def trial(size: int) -> Outcome:
+    def trial(size: int) -> TrialOutcome:
         taken = base + factor * slope * size * (1 + noise[size // granule(size) % 16])
-        return Outcome(fits=True, peak_bytes=int(taken)) if fits(size) else Outcome(fits=False)
+        return TrialOutcome(fits=True, peak_bytes=int(taken)) if fits(size) else TrialOutcome(fits=False)
 
     search = Search(Bounds(limit_bytes=limit, least=1, most=MOST), line=Line(base=base, slope=slope))
     found = search.run(trial) or 0

@@ -29,8 +29,8 @@ import json
 from benchmarks.report import arguments, machine, median, show
 from forebay.config.tree import Config
 from forebay.measure.doctor import DoctorOptions, doctor
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.report import Options
 from forebay.steps.recipe import load_config
 
 CONFIG = Path(__file__).parents[1] / "configs/demo_speech.toml"
@@ -53,7 +53,7 @@ def _slowed(owner: Any, name: str, seconds: Callable[..., float]) -> None:
 
 def plant_decode() -> None:
     """A slow decoder."""
-    from forebay.inspect.page.sections import samples
+    from forebay.inspect.page.page_sections import samples
 
     _slowed(samples, "decode_audio", lambda *_, **__: PLANTED_S)
 

@@ -32,7 +32,7 @@ from forebay.steps.recipe import load_config
 from forebay.train.evaluation.evaluations import Evaluations
 from forebay.train.evaluation.generate import prompts_of
 from forebay.train.loop.launch import make_accelerator
-from forebay.train.models.folder import load_model, model_facts
+from forebay.train.models.model_folder import load_model, model_facts
 
 CONFIG = Path(__file__).parents[1] / "configs/demo_speech.toml"
 

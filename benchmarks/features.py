@@ -34,7 +34,7 @@ from transformers import SeamlessM4TFeatureExtractor, WhisperFeatureExtractor
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 
 from forebay.steps.audio.log_mel import LogMel
-from forebay.steps.audio.qwen3_asr import Qwen3Asr
+from forebay.steps.audio.qwen3_asr_features import Qwen3Asr
 from forebay.steps.audio.w2v_bert import W2vBert
 from forebay.steps.batch import fresh
 from forebay.steps.form_batch import collate

@@ -26,9 +26,9 @@ from forebay import load_config
 from forebay.config import Config
 from forebay.config.filter import FilterConfig
 from forebay.store.cache import Cache, open_cache
-from forebay.store.filter import Filter
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, FieldSpec, Group
+from forebay.store.sample_filter import Filter
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import shard_fields, shard_name, write_shard
 from forebay.train.select import make_loader

@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.data import BENCH_DATA, ROOT
 from benchmarks.report import arguments, machine, median, show
-from forebay.inspect.page.overview import Choice, overview_of
-from forebay.inspect.page.search import Query, Search
+from forebay.inspect.page.overview import CardChoice, overview_of
+from forebay.inspect.page.search import PageSearch, Query
 from forebay.store.cache import open_cache
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, FieldSpec
@@ -134,9 +134,9 @@ def served(folder: Path, *, rounds: int) -> Row:
     times: dict[str, list[float]] = {"overview s": [], "sorted ms": [], "searched ms": []}
     for _ in range(rounds):
         began = time.perf_counter()
-        overview = overview_of(open_cache(folder), None, choice=Choice(), roots=[])
+        overview = overview_of(open_cache(folder), None, choice=CardChoice(), roots=[])
         times["overview s"].append(time.perf_counter() - began)
-        search = Search(rows=overview.rows)
+        search = PageSearch(rows=overview.rows)
         last = len(overview.rows.shown) - 1
         for name, query in (("sorted ms", Query(by=last)), ("searched ms", Query(text="number 999"))):
             began = time.perf_counter()

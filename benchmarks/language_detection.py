@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.report import machine, median, show, timed
 from forebay.steps.text.language.detector import LIKELIER, Detector
-from forebay.steps.text.language.model import Model, model_file
+from forebay.steps.text.language.language_model import LanguageModel, model_file
 
 DEMO = Path(__file__).resolve().parent.parent / "demo"
 SPACED = frozenset({"de", "en", "es", "fa", "fr", "mr", "pt", "ru", "uk"})
@@ -112,7 +112,7 @@ def cost(pairs: Pairs, *, rounds: int) -> list[dict[str, Any]]:
     from py3langid.langid import LanguageIdentifier
 
     texts = [text for _, text in pairs]
-    load = median(timed(lambda: Model(model_file())).cpu_s for _ in range(rounds))
+    load = median(timed(lambda: LanguageModel(model_file())).cpu_s for _ in range(rounds))
     detect = detector(pairs, is_named=False).open()
     plain = LanguageIdentifier.from_modelpath(model_file(), norm_probs=True)
     ways: dict[str, Callable[[], object]] = {

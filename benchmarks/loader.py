@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from benchmarks.plan import usual_durations
-from forebay.plan.bucket.make import bucket_plan
-from forebay.plan.bucket.plan import BucketPlan, Order
+from forebay.plan.bucket.bucket_plan import BucketPlan, Order
+from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.make import Planned
 from forebay.store.layout import FieldSpec
 from forebay.store.source import SampleSource

@@ -38,12 +38,12 @@ from benchmarks.report import Cost, arguments, machine, median, show, timed
 from benchmarks.scale import _BLOCK, _resident, _tar_blocks, _write_config, free, write_source
 from forebay import load_config
 from forebay.config.tree import Config
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.outline import folder_of
 from forebay.preprocess.pipeline import build, prepare
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.prepared import _CUTS_SCHEMA, _cuts_table, _sums, _write_table
-from forebay.preprocess.report import Options
 from forebay.preprocess.runner.status import status_of
 from forebay.preprocess.workspace import ORIGIN, Receipt, Workspace, origin_of, save_receipt, workspace_folder
 from forebay.steps.recipe import recipe_of

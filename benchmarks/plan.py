@@ -26,12 +26,12 @@ import numpy as np
 from benchmarks.report import table
 from forebay.config import BucketConfig, WindowConfig
 from forebay.config.plan import LengthsConfig
-from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.cursor import num_steps, turn
 from forebay.plan.disk import AnyPlan, load_plan, save_plan
 from forebay.plan.make import Samples, make_plan
 from forebay.plan.names import plan_folder
-from forebay.plan.pack.plan import PackPlan
+from forebay.plan.pack.pack_plan import PackPlan
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.plan.statistics import batch_statistics, padding_in_line, padding_of
 from forebay.plan.window import WindowPlan

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.report import arguments, machine, median, show
 from forebay.config import PackConfig
-from forebay.plan.pack.plan import PackPlan, pack_plan
+from forebay.plan.pack.pack_plan import PackPlan, pack_plan
 from forebay.plan.statistics import padding_in_line
 
 Array = np.ndarray[Any, Any]

@@ -46,11 +46,11 @@ from benchmarks.report import Cost, arguments, machine, median, show, timed
 from forebay import load_config
 from forebay.cli import program
 from forebay.preprocess.audio_group import AudioItems
+from forebay.preprocess.build_report import BuildReport, Options
 from forebay.preprocess.group import Read, Values
 from forebay.preprocess.groups import GROUPS
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.text_group import TextItems
 from forebay.store.cache import open_cache

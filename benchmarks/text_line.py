@@ -47,9 +47,9 @@ from benchmarks.data import BENCH_DATA, ROOT, SPEECH
 from benchmarks.report import Cost, arguments, machine, median, ratio, show
 from forebay import load_config
 from forebay.config import Config
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.report import Options
 from forebay.pretrained import from_folder
 from forebay.store.cache import open_cache
 

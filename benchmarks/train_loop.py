@@ -30,7 +30,7 @@ from benchmarks.report import Cost, arguments, machine, median, ratio, show, tim
 from forebay.config import AudioConfig, Config, SourceConfig, TextConfig, TrainConfig
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
-from forebay.train.models.folder import load_model
+from forebay.train.models.model_folder import load_model
 
 LEARNING_RATE = 1e-4
 NUM_FRAMES = 200

@@ -40,8 +40,8 @@ from PIL import Image
 from benchmarks.report import arguments, machine, median, ratio, show, timed
 from forebay import load_config
 from forebay.config import Config
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.report import Options
 from forebay.pretrained import from_folder
 from forebay.steps.image.qwen2_vl import load_processor
 from forebay.steps.image.tables import expand_on_device

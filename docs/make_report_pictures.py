@@ -16,7 +16,7 @@ import PIL.Image
 from playwright.sync_api import sync_playwright
 
 from forebay.config.tree import Config
-from forebay.inspect.page.overview import Choice
+from forebay.inspect.page.overview import CardChoice
 from forebay.inspect.page.page_command import ReportOptions, report
 from forebay.preprocess.pipeline import build
 from forebay.steps.recipe import load_config
@@ -36,12 +36,12 @@ def main() -> None:
         root = Path(name)
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         speech = _config("demo_speech", root, "audio.keep_waveform=true")
-        page = _page(browser, speech, root, Choice(ids=_SPEECH))
+        page = _page(browser, speech, root, CardChoice(ids=_SPEECH))
         # A clip that is being heard: its picture shows where.
         page.evaluate("document.querySelector('.card audio').currentTime = 1.4")
         page.wait_for_timeout(500)
         _save(page, IMAGES / "report.png")
-        page = _page(browser, _config("demo_vision", root), root, Choice(ids=_VISION), scale=1.35)
+        page = _page(browser, _config("demo_vision", root), root, CardChoice(ids=_VISION), scale=1.35)
         page.evaluate("scrollTo(0, document.getElementById('samples').offsetTop - 30)")
         page.wait_for_timeout(500)
         _save(page, IMAGES / "report-vision.png")
@@ -54,7 +54,7 @@ def _config(name: str, root: Path, *settings: str) -> Config:
     return config
 
 
-def _page(browser: Any, config: Config, root: Path, choice: Choice, *, scale: float = _SCALE) -> Any:
+def _page(browser: Any, config: Config, root: Path, choice: CardChoice, *, scale: float = _SCALE) -> Any:
     path = root / "report.html"
     report(config, ReportOptions(html=path, choice=choice))
     page = browser.new_page(viewport={"width": _WIDTH, "height": _HEIGHT}, device_scale_factor=scale)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.report import Options
 from forebay.store.cache import open_cache
 from tests.preprocess.corpus import shard_bytes
 from tests.preprocess.here_pool import build_here

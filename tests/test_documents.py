@@ -248,7 +248,12 @@ def test_documents_and_examples_use_public_names_alone() -> None:
     taught = list(_taught())
     assert {"README.md", "vision.md", "plain_loop.py", "torch_dataloader.py"} <= {file for file, _ in taught}
     assert [(file, name) for file, name in taught if not _is_public(name)] == []
-    below = ("forebay.train.models.folder.load_model", "forebay.train.select", "forebay.nothing", "forebay.plan.make")
+    below = (
+        "forebay.train.models.model_folder.load_model",
+        "forebay.train.select",
+        "forebay.nothing",
+        "forebay.plan.make",
+    )
     assert [name for name in below if _is_public(name)] == []
 
 

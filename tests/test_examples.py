@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig
 
 import forebay
-from forebay.train.models.folder import load_model
+from forebay.train.models.model_folder import load_model
 from tests.processes import python
 from tests.train.tiny_vl import expanded
 

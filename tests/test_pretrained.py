@@ -15,7 +15,7 @@ import pytest
 
 from forebay.errors import ConfigError
 from forebay.steps.image.qwen2_vl import load_processor
-from forebay.train.models.folder import load_model, model_facts
+from forebay.train.models.model_folder import load_model, model_facts
 
 ROOT = Path(__file__).parents[1]
 HELPER = ROOT / "forebay" / "pretrained.py"
@@ -85,9 +85,9 @@ from pathlib import Path
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ForebayError
 from forebay.inspect.sample import load_tokenizer
-from forebay.steps.text.chat.packed import Chat
+from forebay.steps.text.chat.packed_chat import Chat
 from forebay.steps.image.qwen2_vl import load_processor
-from forebay.train.models.folder import load_model, model_facts
+from forebay.train.models.model_folder import load_model, model_facts
 from forebay.train.warm_start.tokenizer import check_loaded, read_tokenizer
 for given in sys.argv[1:]:
     folder = Path(given)

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import progress
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.report import Options
 from forebay.preprocess.shard_task import BuildProgress
 from forebay.progress import Progress, duration, during
 from forebay.task_map import mark

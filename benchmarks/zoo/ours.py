@@ -13,12 +13,12 @@ from PIL import Image
 
 from benchmarks.zoo.classes import CannotError, quiet
 from forebay.errors import ConfigError
-from forebay.steps.audio.extractor.folder import ExtractorFolder, native_step
-from forebay.steps.audio.extractor.open import OpenExtractor, load_extractor
-from forebay.steps.audio.extractor.probe import probed
+from forebay.steps.audio.extractor.extractor_call import OpenExtractor, load_extractor
+from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder, native_step
+from forebay.steps.audio.extractor.extractor_probe import probed
 from forebay.steps.form import BatchForm
-from forebay.steps.image.processor.step import Processed
-from forebay.store.image.settings import is_native, processor_document
+from forebay.steps.image.processor.processor_step import Processed
+from forebay.store.image.image_settings import is_native, processor_document
 from forebay.store.layout import Array
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from forebay.caches.root_files import Sizes, sizes_of
-from forebay.caches.survey import KINDS, Item, Survey
+from forebay.caches.survey import KINDS, RootItem, Survey
 from forebay.caches.wanted import Wanted
 from forebay.caches.difference import ago, hours_of, made_of, moment, texts_of
 from forebay.terminal import columns, table, wrapped
@@ -30,7 +30,7 @@ from forebay.rows.readers.line_index import indexed_text
 from forebay.tar.index import indexed_tar
 
 
-SORTS: Mapping[str, Callable[[Item], Any]] = {
+SORTS: Mapping[str, Callable[[RootItem], Any]] = {
     "name": lambda item: item.name,
     "used": lambda item: -item.used_ns,
     "made": lambda item: -item.made_ns,
@@ -48,7 +48,7 @@ class ListReport:
     wanted: Wanted | None
     sort: str
 
-    def _caches(self) -> list[Item]:
+    def _caches(self) -> list[RootItem]:
         # By name where they are equal otherwise.
         return sorted(self.survey.caches, key=SORTS[self.sort])
 
@@ -64,7 +64,7 @@ class ListReport:
         problems = {} if self.wanted is None else {"problems": self.wanted.problems}
         return {**document, **problems}
 
-    def _document(self, item: Item) -> dict[str, Any]:
+    def _document(self, item: RootItem) -> dict[str, Any]:
         metadata = item.document
         configs = {} if self.wanted is None else {"configs": self.wanted.configs_of(item.name)}
         return {
@@ -79,7 +79,7 @@ class ListReport:
         }
 
     @staticmethod
-    def _document_of_texts(item: Item) -> dict[str, Any]:
+    def _document_of_texts(item: RootItem) -> dict[str, Any]:
         return {
             "name": item.name,
             "made_of": texts_of(item.document),
@@ -115,7 +115,7 @@ class ListReport:
         for config, problem in ({} if self.wanted is None else self.wanted.problems).items():
             yield f"{from_here(config)} cannot be read: {printable(problem)}"
 
-    def _lines_of(self, item: Item, now: float, width: int) -> Iterator[str]:
+    def _lines_of(self, item: RootItem, now: float, width: int) -> Iterator[str]:
         metadata = item.document
         hours = hours_of(metadata)
         facts = [_count(int(metadata["num_samples"]), "sample"), *([] if hours is None else [f"{hours:.3g} h"])]
@@ -167,18 +167,18 @@ class UsageReport:
             )
 
 
-def _block(item: Item, texts: Sequence[str], width: int) -> Iterator[str]:
+def _block(item: RootItem, texts: Sequence[str], width: int) -> Iterator[str]:
     """Yields the name of an item and lines about it."""
     yield printable(item.name)
     for text in texts:
         yield from [f"  {text}"] if len(text) < width - 2 else wrapped("  ", text)
 
 
-def _used(item: Item, now: float) -> str:
+def _used(item: RootItem, now: float) -> str:
     return f"used {ago(now - item.used_ns / 1e9)}" if item.is_used else "not used yet"
 
 
-def _times(item: Item) -> dict[str, Any]:
+def _times(item: RootItem) -> dict[str, Any]:
     return {
         "made": item.made_ns / 1e9,
         "used": item.used_ns / 1e9,
@@ -186,7 +186,7 @@ def _times(item: Item) -> dict[str, Any]:
     }
 
 
-def _all(items: Sequence[Item]) -> Sizes:
+def _all(items: Sequence[RootItem]) -> Sizes:
     return sizes_of(file for item in items for file in item.files)
 
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from forebay.caches.root_files import Contents, contents_of
+from forebay.caches.root_files import RootContents, contents_of
 from forebay.caches.ours import strangers
 from forebay.caches.root_files import FOLDER, Root
 from forebay.caches.stored import stored_strangers
-from forebay.caches.survey import Item, Survey
+from forebay.caches.survey import RootItem, Survey
 from forebay.caches.difference import ago
 from forebay.preprocess.runner.parts import read_parts
 from forebay.store.metadata import FILE_NAME
@@ -148,16 +148,16 @@ class Guard:
         """The root."""
         return self.survey.root
 
-    def reason(self, item: Item) -> str | None:
+    def reason(self, item: RootItem) -> str | None:
         """Returns why an item stays, None where it may go; what is cheap is asked first, and nothing changes."""
         return self.caution(item) or self.use(item)
 
-    def used_ns(self, item: Item) -> int:
+    def used_ns(self, item: RootItem) -> int:
         """Returns when an item was used last; a prepared build is used by its builds."""
         builds = self._builds_of(item) if item.kind == "prepared" else []
         return max(each.used_ns for each in (item, *builds))
 
-    def caution(self, item: Item) -> str | None:
+    def caution(self, item: RootItem) -> str | None:
         """Returns why an item stays without `--force`."""
         if item.remote is not None and not self.force:
             return "no lock of a store tells who reads it: --force"
@@ -173,7 +173,7 @@ class Guard:
             return "jobs of a cluster were submitted for it: --force"
         return None
 
-    def use(self, item: Item) -> str | None:
+    def use(self, item: RootItem) -> str | None:
         """Returns who uses an item, or what else is in it; `--force` does not change that."""
         if item.remote is not None:
             return stored_strangers(item)
@@ -192,12 +192,12 @@ class Guard:
                 return in_use(folder, contents, self._processes) or problem  # a name says more than a lock
         return "it is gone, or replaced"
 
-    def _use_of_file(self, item: Item) -> str | None:
+    def _use_of_file(self, item: RootItem) -> str | None:
         if item.kind == "leftover" and is_temporary(item.name) and not self.is_abandoned(item):
             return "a process writes it"
-        return in_use(self.root.folder / item.name, Contents(files=[item.file]), self._processes)
+        return in_use(self.root.folder / item.name, RootContents(files=[item.file]), self._processes)
 
-    def _builders(self, item: Item) -> str | None:
+    def _builders(self, item: RootItem) -> str | None:
         """Returns which builders work with a folder of a build, by what their runs say of themselves."""
         if item.kind == "leftover" and is_temporary(item.name):
             return None if self.is_abandoned(item) else "a process writes it"
@@ -209,14 +209,14 @@ class Guard:
                     return f"process {part.pid} on {part.host} builds"
         return None
 
-    def _builds_of(self, item: Item) -> list[Item]:
+    def _builds_of(self, item: RootItem) -> list[RootItem]:
         """Returns the unfinished builds that work with an item: with samples of an iterator any may."""
         if item.kind != "prepared":
             return [item] if item.kind == "build" else self.survey.of("build") if item.kind == "inputs" else []
         key = str(item.document.get("key"))[:16]
         return [build for build in self.survey.of("build") if Path(build.name).name.startswith(key)]
 
-    def is_abandoned(self, item: Item) -> bool:
+    def is_abandoned(self, item: RootItem) -> bool:
         """Whether the process that wrote a leftover is gone."""
         return item.name in self._abandoned
 
@@ -235,14 +235,14 @@ class Guard:
         return found
 
 
-def in_use(folder: Path, contents: Contents, processes: Processes) -> str | None:
+def in_use(folder: Path, contents: RootContents, processes: Processes) -> str | None:
     """Returns which process of this machine has a folder or file open, None where none is seen."""
     found = processes.with_any_of(folder, contents.files)
     return f"{found} has it open" if found else None
 
 
 @contextlib.contextmanager
-def opened(root: Root, item: Item) -> Iterator[tuple[int | None, int]]:
+def opened(root: Root, item: RootItem) -> Iterator[tuple[int | None, int]]:
     """Yields the descriptors of an item, None for a file, and of the folder that it is in.
 
     Raises FileNotFoundError where the item is gone, or another one has its name.
@@ -268,7 +268,7 @@ def opened(root: Root, item: Item) -> Iterator[tuple[int | None, int]]:
 
 
 @contextlib.contextmanager
-def locked(root: Root, item: Item, descriptor: int, *, force: bool) -> Iterator[str | None]:
+def locked(root: Root, item: RootItem, descriptor: int, *, force: bool) -> Iterator[str | None]:
     """Holds the lock that readers or builders of a folder share; yields why it could not be had, None where it was.
 
     While it is held no reader can begin: it waits, and finds the folder gone.

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from forebay.caches.root_files import Contents
-from forebay.caches.survey import Item, Kind, read_document
+from forebay.caches.root_files import RootContents
+from forebay.caches.survey import RootItem, Kind, read_document
 from forebay.errors import CacheCorruptError, CacheError
 from forebay.plan.disk import STATISTICS
 from forebay.store.inputs import SAMPLES
@@ -29,7 +29,7 @@ Check = Callable[[str], bool]
 """Whether a path in a folder is of forebay."""
 
 
-def strangers(item: Item, contents: Contents, descriptor: int, folder: Path) -> str | None:
+def strangers(item: RootItem, contents: RootContents, descriptor: int, folder: Path) -> str | None:
     """Returns what in a folder is not forebay's, in words; None where there is nothing else.
 
     descriptor: of the opened folder, whose own document is read once more. What a build or a look left in a folder with
@@ -52,15 +52,15 @@ def strangers(item: Item, contents: Contents, descriptor: int, folder: Path) -> 
     return f"it holds what forebay did not write: {', '.join(odd[:_SHOWN])}{more}; move that elsewhere first"
 
 
-def _within(name: str, contents: Contents) -> Iterator[bool]:
+def _within(name: str, contents: RootContents) -> Iterator[bool]:
     return (True for other in contents.names if other.startswith(f"{name}/"))
 
 
-def _folders(contents: Contents) -> list[str]:
+def _folders(contents: RootContents) -> list[str]:
     return [file.name for file in contents.files if file.kind == "folder"]
 
 
-def _is_folder_of(kind: Kind, name: str, contents: Contents) -> bool:
+def _is_folder_of(kind: Kind, name: str, contents: RootContents) -> bool:
     """Whether an item of this kind may have a folder; what lies in it is looked at by itself.
 
     A sealed group has a shard, so an empty folder in a cache is not a group's. A build makes the folder first.

@@ -15,7 +15,7 @@ from forebay.caches.root_files import Inode, sizes_of
 from forebay.caches.guard import Guard
 from forebay.caches.cache_list import is_of_gone_tar, is_of_gone_text
 from forebay.caches.removal import remove
-from forebay.caches.survey import KINDS, Item, Kind, Survey
+from forebay.caches.survey import KINDS, RootItem, Kind, Survey
 from forebay.caches.wanted import Wanted
 from forebay.caches.difference import ago
 from forebay.errors import CacheError, ConfigError
@@ -71,7 +71,7 @@ class Rules:
 class Decision:
     """What becomes of an item, and why. blocked: it would go, if nobody used it."""
 
-    item: Item
+    item: RootItem
     goes: bool
     reason: str
     blocked: bool = False
@@ -94,7 +94,7 @@ class RemovalReport:
     over_bytes: int = 0
 
     @property
-    def going(self) -> list[Item]:
+    def going(self) -> list[RootItem]:
         """What goes, or went."""
         return [d.item for d in self.decisions if d.goes and d.item.name not in self.stayed]
 
@@ -184,11 +184,11 @@ def decide(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) ->
     return found
 
 
-def _one(item: Item) -> str:
+def _one(item: RootItem) -> str:
     return {"build": "an unfinished build", "prepared": "a prepared build"}.get(item.kind, "a leftover")
 
 
-def _judged(item: Item, guard: Guard, verdict: tuple[bool, str]) -> Decision:
+def _judged(item: RootItem, guard: Guard, verdict: tuple[bool, str]) -> Decision:
     """Returns the decision of a rule, unless somebody uses the item."""
     goes, reason = verdict
     if goes and (why := guard.reason(item)) is not None:
@@ -196,7 +196,7 @@ def _judged(item: Item, guard: Guard, verdict: tuple[bool, str]) -> Decision:
     return Decision(item=item, goes=goes, reason=reason)
 
 
-def _of_plan(item: Item, keys: Collection[str], survey: Survey) -> tuple[bool, str]:
+def _of_plan(item: RootItem, keys: Collection[str], survey: Survey) -> tuple[bool, str]:
     if survey.origin is not None:
         return False, f"its cache may lie in {survey.origin}"
     plan: Any = item.document.get("plan")
@@ -206,7 +206,7 @@ def _of_plan(item: Item, keys: Collection[str], survey: Survey) -> tuple[bool, s
     return True, "no cache of its key is here"
 
 
-def _of_inputs(item: Item, caches: Sequence[Item], survey: Survey) -> tuple[bool, str]:
+def _of_inputs(item: RootItem, caches: Sequence[RootItem], survey: Survey) -> tuple[bool, str]:
     """A cache is found by the list of what its iterator yielded, so that list stays as long as the cache does."""
     listed = hash_file(survey.root.folder / item.name / SAMPLES)
     for cache in caches:
@@ -237,7 +237,7 @@ def _caches(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) -
     return [decisions[item.name] for item in items]
 
 
-def _verdict(item: Item, rules: Rules, wanted: Wanted | None) -> tuple[bool, str]:
+def _verdict(item: RootItem, rules: Rules, wanted: Wanted | None) -> tuple[bool, str]:
     age_s = time.time() - item.used_ns / 1e9
     reasons = []
     if rules.unwanted:
@@ -264,7 +264,7 @@ class _Ledger:
         for file in survey.files():
             self._left[file.inode] = self._left.get(file.inode, 0) + 1
 
-    def take(self, item: Item) -> None:
+    def take(self, item: RootItem) -> None:
         """Takes an item away; a file stays counted as long as another item has a link to it."""
         for file in item.files:
             self._left[file.inode] -= 1
@@ -274,7 +274,7 @@ class _Ledger:
 
 def named(survey: Survey, names: Sequence[str], guard: Guard) -> list[Decision]:
     """Returns the decisions on items that were named. Raises ConfigError for a name that is not there."""
-    items: Mapping[str, Item] = {item.name: item for item in survey.items}
+    items: Mapping[str, RootItem] = {item.name: item for item in survey.items}
     found = []
     for name in dict.fromkeys(names):
         item = items.get(name)

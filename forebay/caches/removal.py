@@ -10,18 +10,18 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from forebay.caches.guard import Processes, is_mount_within
-from forebay.caches.root_files import Contents, File, contents_of
+from forebay.caches.root_files import RootContents, File, contents_of
 from forebay.caches.guard import Guard, in_use, locked, opened
 from forebay.caches.ours import strangers
 from forebay.caches.root_files import FOLDER, Root
 from forebay.caches.stored import remove_stored
-from forebay.caches.survey import Item
+from forebay.caches.survey import RootItem
 from forebay.store.memo import NOTES, uses_of
 from forebay.store.metadata import FILE_NAME
 from forebay.store.files import temporary_name
 
 
-def remove(item: Item, guard: Guard) -> str | None:
+def remove(item: RootItem, guard: Guard) -> str | None:
     """Removes an item and returns None, or why it stays: it is in use by now, or not what was surveyed."""
     root = guard.root
     if (why := guard.reason(item)) is not None:
@@ -40,7 +40,7 @@ def remove(item: Item, guard: Guard) -> str | None:
         return f"it cannot be removed: {err.strerror}"
 
 
-def _remove_file(item: Item, parent: int) -> str | None:
+def _remove_file(item: RootItem, parent: int) -> str | None:
     name = os.path.basename(item.name)
     aside = temporary_name(Path(name)).name
     os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
@@ -51,7 +51,7 @@ def _remove_file(item: Item, parent: int) -> str | None:
     return None
 
 
-def _remove_folder(guard: Guard, item: Item, descriptor: int, parent: int) -> str | None:
+def _remove_folder(guard: Guard, item: RootItem, descriptor: int, parent: int) -> str | None:
     """Removes an opened folder whose lock is held."""
     name = os.path.basename(item.name)
     aside = temporary_name(Path(name)).name
@@ -71,7 +71,7 @@ def _remove_folder(guard: Guard, item: Item, descriptor: int, parent: int) -> st
     return None
 
 
-def _changed(guard: Guard, item: Item, parent: int, aside: str) -> str | None:
+def _changed(guard: Guard, item: RootItem, parent: int, aside: str) -> str | None:
     """Returns why what was renamed is not what was decided on, or was used since."""
     status = os.stat(aside, dir_fd=parent, follow_symlinks=False)
     if (status.st_dev, status.st_ino) != item.file.inode:
@@ -93,7 +93,7 @@ def _put_back(aside: str, name: str, parent: int, why: str) -> str:
     return why
 
 
-def _delete(descriptor: int, contents: Contents) -> None:
+def _delete(descriptor: int, contents: RootContents) -> None:
     """Deletes exactly what was seen in a folder. Each folder is entered by its number, so no link leads out."""
     with contextlib.ExitStack() as stack:
         folders: dict[str, int] = {"": descriptor}
@@ -122,7 +122,7 @@ def _entered(folders: Mapping[str, int], file: File) -> int:
     return descriptor
 
 
-def _remove_beside(root: Root, item: Item) -> None:
+def _remove_beside(root: Root, item: RootItem) -> None:
     for file in item.beside:
         with contextlib.suppress(OSError), opened_parent(root, file.name) as (parent, name):
             os.unlink(name, dir_fd=parent)
@@ -139,7 +139,7 @@ def opened_parent(root: Root, path: str) -> Iterator[tuple[int, str]]:
         os.close(parent)
 
 
-def forget(root: Root, item: Item) -> None:
+def forget(root: Root, item: RootItem) -> None:
     """Removes the notes of an item that is gone."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         holder, notes = -1, root.descriptor

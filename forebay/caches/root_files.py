@@ -91,7 +91,7 @@ class File(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Contents:
+class RootContents:
     """What lies below a folder."""
 
     files: list[File] = field(default_factory=list)
@@ -107,9 +107,9 @@ class Contents:
         return max((file.changed_ns for file in self.files if file.kind == "file"), default=0)
 
 
-def contents_of(descriptor: int, *, device: int) -> Contents:
+def contents_of(descriptor: int, *, device: int) -> RootContents:
     """Returns all that lies below an opened folder. device: the disk of the root; another one is not entered."""
-    return Contents(files=list(_walk(descriptor, "", device, 0)))
+    return RootContents(files=list(_walk(descriptor, "", device, 0)))
 
 
 def file_of(name: str, status: os.stat_result, *, device: int) -> File:

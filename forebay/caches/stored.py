@@ -9,16 +9,16 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from forebay.caches.root_files import Contents, File
+from forebay.caches.root_files import RootContents, File
 from forebay.caches.ours import names_of_cache
 from forebay.caches.root_files import Root
-from forebay.caches.survey import Item, Survey
+from forebay.caches.survey import RootItem, Survey
 from forebay.caches.survey import survey as survey_here
 from forebay.errors import CacheError, RemoteError
 from forebay.store.metadata import FILE_NAME, read_metadata
 from forebay.store.remote.bucket.bucket import ObjectInfo
 from forebay.store.remote.root import LISTED, RemoteRoot
-from forebay.store.remote.transfer.columns import NAME as COLUMNS
+from forebay.store.remote.transfer.sent_columns import NAME as COLUMNS
 
 
 def survey(root: Root) -> Survey:
@@ -28,7 +28,7 @@ def survey(root: Root) -> Survey:
     return found
 
 
-def _stored_items(remote: RemoteRoot) -> list[Item]:
+def _stored_items(remote: RemoteRoot) -> list[RootItem]:
     """Returns the sealed caches below a URL, and as foreign what else lies there, by name. One listing of all."""
     folders = {url.name: folder for url, folder in remote.caches()}
     found: dict[str, list[ObjectInfo]] = {}
@@ -37,9 +37,9 @@ def _stored_items(remote: RemoteRoot) -> list[Item]:
     return [_item(remote, name, objects, folders.get(name)) for name, objects in sorted(found.items())]
 
 
-def _item(remote: RemoteRoot, name: str, objects: list[ObjectInfo], folder: Path | None) -> Item:
-    contents = Contents(files=[_file(one, name, number) for number, one in enumerate(objects)])
-    item = Item(kind="foreign", name=name, file=_file(None, name, -1), contents=contents, remote=remote)
+def _item(remote: RemoteRoot, name: str, objects: list[ObjectInfo], folder: Path | None) -> RootItem:
+    contents = RootContents(files=[_file(one, name, number) for number, one in enumerate(objects)])
+    item = RootItem(kind="foreign", name=name, file=_file(None, name, -1), contents=contents, remote=remote)
     try:
         if folder is None:
             raise CacheError(f"it has no {FILE_NAME}, so no cache is sealed there")
@@ -57,7 +57,7 @@ def _file(one: ObjectInfo | None, name: str, number: int) -> File:
     return File(path, "file" if one else "folder", (hash(name), number), size, 1, changed, 0)
 
 
-def stored_strangers(item: Item) -> str | None:
+def stored_strangers(item: RootItem) -> str | None:
     """Returns what below the URL of a cache is not forebay's, None where there is nothing else."""
     try:
         names = names_of_cache(Path(item.name), item.document) | {COLUMNS}
@@ -67,7 +67,7 @@ def stored_strangers(item: Item) -> str | None:
     return f"it holds what forebay did not write: {', '.join(odd[:3])}; move that elsewhere first" if odd else None
 
 
-def remove_stored(item: Item, remote: RemoteRoot) -> str | None:
+def remove_stored(item: RootItem, remote: RemoteRoot) -> str | None:
     """Removes a cache of a store and returns None, or why it stays: it changed since it was looked at."""
     try:
         found = [_file(one, item.name, number) for number, one in enumerate(remote.bucket.objects(item.name))]

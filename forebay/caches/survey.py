@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.caches.root_files import Contents, File, Sizes, contents_of, file_of, sizes_of
+from forebay.caches.root_files import RootContents, File, Sizes, contents_of, file_of, sizes_of
 from forebay.caches.root_files import FOLDER, Root
 from forebay.errors import CacheCorruptError, CacheError
 from forebay.store.inputs import FOLDER as INPUTS
@@ -81,7 +81,7 @@ _Document = Callable[[Path, int], tuple[Mapping[str, Any], int]]
 
 
 @dataclass(kw_only=True)
-class Item:
+class RootItem:
     """Something under a root. name: its path there, which people call it by.
 
     inode: of the folder or file. beside: other files of the root that go with it. document: what it says of itself.
@@ -92,7 +92,7 @@ class Item:
     kind: Kind
     name: str
     file: File
-    contents: Contents = field(default_factory=Contents)
+    contents: RootContents = field(default_factory=RootContents)
     beside: Sequence[File] = ()
     document: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
@@ -142,15 +142,15 @@ class Survey:
     """All items of a root. origin: the URL that the root stands for on this node."""
 
     root: Root
-    items: list[Item]
+    items: list[RootItem]
     origin: str | None = None
 
-    def of(self, *kinds: Kind) -> list[Item]:
+    def of(self, *kinds: Kind) -> list[RootItem]:
         """Returns the items of these kinds."""
         return [item for item in self.items if item.kind in kinds]
 
     @property
-    def caches(self) -> list[Item]:
+    def caches(self) -> list[RootItem]:
         """The sealed caches."""
         return self.of("cache")
 
@@ -162,7 +162,7 @@ class Survey:
 
 def survey(root: Root) -> Survey:
     """Returns what lies under a root, by name. Whatever cannot be read is an item that says why; nothing changes."""
-    items: list[Item] = []
+    items: list[RootItem] = []
     for name in sorted(os.listdir(root.descriptor)):
         with contextlib.suppress(FileNotFoundError):  # it went meanwhile
             status = os.stat(name, dir_fd=root.descriptor, follow_symlinks=False)
@@ -170,7 +170,7 @@ def survey(root: Root) -> Survey:
     return Survey(root=root, items=items, origin=_origin(root))
 
 
-def _top(root: Root, name: str, status: os.stat_result) -> Iterator[Item]:
+def _top(root: Root, name: str, status: os.stat_result) -> Iterator[RootItem]:
     """Yields what an entry of the root is, or holds."""
     file = file_of(name, status, device=root.device)
     if file.kind == "folder" and name in _HOLDERS:
@@ -190,7 +190,7 @@ def _top(root: Root, name: str, status: os.stat_result) -> Iterator[Item]:
 _OWN = (NOTES, ORIGIN, ".planning", "..", ".")
 
 
-def _below(root: Root, holder: str) -> Iterator[Item]:
+def _below(root: Root, holder: str) -> Iterator[RootItem]:
     """Yields the items of a folder of the root that holds things of one kind."""
     below = os.open(holder, FOLDER, dir_fd=root.descriptor)
     try:
@@ -206,14 +206,14 @@ def _below(root: Root, holder: str) -> Iterator[Item]:
         os.close(below)
 
 
-def _plan(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[Item]:
+def _plan(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[RootItem]:
     if is_temporary(name) and file.kind != "other":
         yield _item(root, "leftover", file)
         return
     yield _described(root, "plan", file, _document_of_plan)
 
 
-def _index(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[Item]:
+def _index(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[RootItem]:
     if is_temporary(name) and file.kind != "other":
         yield _item(root, "leftover", file)
         return
@@ -224,7 +224,7 @@ def _index(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator
         yield _foreign(file, f"no name of a {kind}")
 
 
-def _build(root: Root, name: str, file: File, found: Mapping[str, File]) -> Iterator[Item]:
+def _build(root: Root, name: str, file: File, found: Mapping[str, File]) -> Iterator[RootItem]:
     prepared = _PREPARED.fullmatch(name)
     if is_temporary(name) and file.kind != "other":
         yield _item(root, "leftover", file)
@@ -243,10 +243,10 @@ def _build(root: Root, name: str, file: File, found: Mapping[str, File]) -> Iter
 
 def _described_below(
     kind: Kind, names: re.Pattern[str], what: str, read: _Document
-) -> Callable[[Root, str, File, Mapping[str, File]], Iterator[Item]]:
+) -> Callable[[Root, str, File, Mapping[str, File]], Iterator[RootItem]]:
     """Returns what yields the items of a folder that holds folders of one kind, each of which describes itself."""
 
-    def items(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[Item]:
+    def items(root: Root, name: str, file: File, _: Mapping[str, File]) -> Iterator[RootItem]:
         if file.kind == "folder" and names.fullmatch(name):
             yield _described(root, kind, file, read)
         elif is_temporary(name) and file.kind != "other":
@@ -257,12 +257,12 @@ def _described_below(
     return items
 
 
-def cache_item(root: Root, file: File) -> Item:
+def cache_item(root: Root, file: File) -> RootItem:
     """Returns the cache of a folder directly under the root, or a foreign item that says why it is none."""
     return _described(root, "cache", file, _document_of_cache)
 
 
-def _described(root: Root, kind: Kind, file: File, read: _Document) -> Item:
+def _described(root: Root, kind: Kind, file: File, read: _Document) -> RootItem:
     """Returns the item of a folder that describes itself; a foreign one where it does not."""
     if file.kind != "folder":
         return _foreign(file, "no folder, or on another disk")
@@ -280,11 +280,11 @@ def _described(root: Root, kind: Kind, file: File, read: _Document) -> Item:
     finally:
         os.close(descriptor)
     uses = uses_of(root.descriptor, file.name) if kind in ("cache", "plan", "texts") else ()
-    return Item(kind=kind, name=file.name, file=file, contents=contents, document=document, made_ns=made_ns, uses=uses)
+    return RootItem(kind=kind, name=file.name, file=file, contents=contents, document=document, made_ns=made_ns, uses=uses)
 
 
-def _item(root: Root, kind: Kind, file: File) -> Item:
-    contents = Contents()
+def _item(root: Root, kind: Kind, file: File) -> RootItem:
+    contents = RootContents()
     if file.kind == "folder":
         with contextlib.suppress(OSError):
             descriptor = os.open(file.name, FOLDER, dir_fd=root.descriptor)
@@ -292,11 +292,11 @@ def _item(root: Root, kind: Kind, file: File) -> Item:
                 contents = contents_of(descriptor, device=root.device)
             finally:
                 os.close(descriptor)
-    return Item(kind=kind, name=file.name, file=file, contents=contents, made_ns=file.changed_ns)
+    return RootItem(kind=kind, name=file.name, file=file, contents=contents, made_ns=file.changed_ns)
 
 
-def _foreign(file: File, problem: str) -> Item:
-    return Item(kind="foreign", name=file.name, file=file, problem=problem, made_ns=file.changed_ns)
+def _foreign(file: File, problem: str) -> RootItem:
+    return RootItem(kind="foreign", name=file.name, file=file, problem=problem, made_ns=file.changed_ns)
 
 
 def _what(file: File, status: os.stat_result) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from forebay.caches.survey import Item, Survey
+from forebay.caches.survey import RootItem, Survey
 from forebay.config.digest import tokenizer_digest
 from forebay.config.loader import MixtureSource
 from forebay.config.train import EvalConfig
@@ -21,7 +21,7 @@ from forebay.store.lookup import Sealed
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.origin import forget
-from forebay.store.remote.raw.sources import naming_urls
+from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.store.source_files import SourceState, compare_sources
 
 _DEEPEST = 8
@@ -116,7 +116,7 @@ def _look(wanted: Wanted, file: str, config: Config, survey: Survey) -> None:
             wanted.kept[name] = f"of the settings of {file}, whose raw data changed: a build links its shards"
 
 
-def _state(config: Config, item: Item, survey: Survey) -> SourceState:
+def _state(config: Config, item: RootItem, survey: Survey) -> SourceState:
     folder = survey.root.folder / item.name
     config = replace(config, run=replace(config.run, cache_root=str(survey.root.folder)))
     memo = Memo.of(config)

@@ -81,8 +81,8 @@ def _part(text: str) -> tuple[int, int]:
 def _preprocess(options: argparse.Namespace) -> int:
     if options.runner == "slurm":
         return _slurm(options)
+    from forebay.preprocess.build_report import Options
     from forebay.preprocess.pipeline import build, prepare
-    from forebay.preprocess.report import Options
 
     for name in ("submit", "print", "logs"):
         if getattr(options, name):
@@ -205,7 +205,7 @@ def add_index(commands: Any) -> None:
 
 
 def _index(options: argparse.Namespace) -> int:
-    from forebay.preprocess.index import index_manifests
+    from forebay.preprocess.index_tars import index_manifests
 
     report = index_manifests(
         options.manifests,

@@ -225,7 +225,7 @@ def add_fetch(commands: Any) -> None:
 
 def _fetch(options: argparse.Namespace) -> int:
     from forebay.store.remote.fetch.fetch import fetch
-    from forebay.store.remote.fetch.listing import Bounds, FetchOptions
+    from forebay.store.remote.fetch.fetch_list import FetchBounds, FetchOptions
     from forebay.tar.index import check_members
 
     for name in ("max_size_gb", "max_files"):
@@ -233,7 +233,7 @@ def _fetch(options: argparse.Namespace) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} is {getattr(options, name)}, wanted more than 0")
     asked = FetchOptions(
         prefix=options.prefix,
-        bounds=Bounds(size_bytes=int(options.max_size_gb * _GB), files=options.max_files),
+        bounds=FetchBounds(size_bytes=int(options.max_size_gb * _GB), files=options.max_files),
         overwrite=options.overwrite,
         etags=not options.ignore_etags,
         dry_run=options.dry_run,

@@ -70,7 +70,7 @@ def add_inspect(commands: Any) -> None:
 
 def _inspect(options: argparse.Namespace) -> int:
     from forebay.inspect import command
-    from forebay.inspect.usage import run_usage
+    from forebay.inspect.usage_report import run_usage
     from forebay.preprocess.decode import Heard
 
     is_page = _is_page(options)
@@ -134,7 +134,7 @@ def _is_page(options: argparse.Namespace) -> bool:
 
 
 def _page(target: str | Path | Config, options: argparse.Namespace) -> int:
-    from forebay.inspect.page.overview import Choice
+    from forebay.inspect.page.overview import CardChoice
     from forebay.inspect.page.page_command import ReportOptions, report
     from forebay.preprocess.decode import Heard
 
@@ -142,7 +142,7 @@ def _page(target: str | Path | Config, options: argparse.Namespace) -> int:
         html=options.html,
         serve=options.serve,
         port=options.port or 0,
-        choice=Choice(ids=options.ids, longest=options.longest, worst=options.worst),
+        choice=CardChoice(ids=options.ids, longest=options.longest, worst=options.worst),
         as_json=options.json,
         progress=not options.no_progress,
         cache_root=options.cache_root,
@@ -296,7 +296,7 @@ def add_text(commands: Any) -> None:
 
 
 def _text(options: argparse.Namespace) -> int:
-    from forebay.inspect.texts import print_view, report_texts, view_sample, view_text
+    from forebay.inspect.text_command import print_view, report_texts, view_sample, view_text
 
     _check(options)
     config, progress = load(options), not options.no_progress

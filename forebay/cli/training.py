@@ -172,7 +172,7 @@ def add_warm_start(commands: Any) -> None:
 
 
 def _warm_start(options: argparse.Namespace) -> int:
-    from forebay.train.warm_start.run import warm_start
+    from forebay.train.warm_start.new_vocabulary import warm_start
 
     return printed(options, warm_start(options.model, tokenizer=options.tokenizer, out=options.out, seed=options.seed))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import ConfigError
-from forebay.steps.audio.extractor.folder import ExtractorFolder, native_step
+from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder, native_step
 from forebay.visible import an
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")

@@ -13,7 +13,7 @@ from forebay.errors import ConfigError
 from forebay.init.hearing import MAX_JSON, PROCESSORS, audio_of, json_of, sees_images, sound_document
 from forebay.init.tasks import Task, task_of_images, task_of_sound
 from forebay.steps.image.choice import has_vision_tokens
-from forebay.store.image.settings import ImageSettings, image_settings, is_native, processor_document
+from forebay.store.image.image_settings import ImageSettings, image_settings, is_native, processor_document
 
 TRAINED = ("qwen2_5_vl", "qwen2_vl", "qwen3_asr", "qwen3_vl", "whisper")
 """Model types that `forebay train` trains; a test compares them with its table."""

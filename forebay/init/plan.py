@@ -7,7 +7,7 @@ from statistics import mean
 
 from forebay.errors import SampleError
 from forebay.init.found import Found
-from forebay.store.image.settings import ImageSettings, grid_thw
+from forebay.store.image.image_settings import ImageSettings, grid_thw
 
 HEARD_S = 30.0
 """Seconds of a clip that Whisper's features hold."""

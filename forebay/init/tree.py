@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from forebay.config.data import RECORDINGS, TEXTS_BESIDE
 from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
-from forebay.store.remote.raw.sources import leads_up
+from forebay.store.remote.raw.raw_sources import leads_up
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from forebay.errors import ConfigError, DecodeError
 from forebay.init.draft import Draft
 from forebay.init.toml import Section
-from forebay.steps.audio.extractor.open import OutputError
-from forebay.steps.audio.extractor.probe import noise
-from forebay.steps.audio.extractor.step import Extractor
+from forebay.steps.audio.extractor.extractor_call import OutputError
+from forebay.steps.audio.extractor.extractor_probe import noise
+from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.image.processor.outputs import UnstorableError
-from forebay.steps.image.processor.step import Processed
+from forebay.steps.image.processor.processor_step import Processed
 from forebay.steps.recipe import Recipe, TextGroup
 from forebay.visible import from_here, printable
 

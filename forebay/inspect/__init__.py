@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forebay.inspect.facts import cache_facts as cache_facts
     from forebay.inspect.sample import Sample as Sample
     from forebay.inspect.sample import read_sample as read_sample
-    from forebay.inspect.usage import usage_facts as usage_facts
+    from forebay.inspect.usage_report import usage_facts as usage_facts
 
 __getattr__, __dir__, __all__ = face(
     __name__,
@@ -25,6 +25,6 @@ __getattr__, __dir__, __all__ = face(
         "bucket_manifests": "write_table",
         "facts": "cache_facts",
         "sample": "Sample read_sample",
-        "usage": "usage_facts",
+        "usage_report": "usage_facts",
     },
 )

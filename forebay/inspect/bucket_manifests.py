@@ -14,14 +14,14 @@ import numpy as np
 from forebay.config.plan import bucket_name
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, TarError
-from forebay.plan.bucket.plan import BucketPlan, shuffled_buckets
+from forebay.plan.bucket.bucket_plan import BucketPlan, shuffled_buckets
 from forebay.plan.make import plan_of
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import write_aside, write_bytes
-from forebay.store.filter import Filter
 from forebay.store.layout import Array
 from forebay.store.lookup import find_cache, require
+from forebay.store.sample_filter import Filter
 from forebay.store.selection import Selection, filtered, origin
 from forebay.store.source import length_of
 from forebay.tar.index import json_path, load_json

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.inspect.export_forms import Samples, selected, write_parquet, write_webdataset
+from forebay.inspect.export_forms import ExportedSamples, selected, write_parquet, write_webdataset
 from forebay.progress import Progress
 from forebay.store.cache import Cache
 from forebay.store.cold.push import write_zarr
@@ -133,7 +133,7 @@ def require_outside(out: Path, cache: Cache) -> None:
         raise ConfigError(f"--out {out} lies inside the cache {cache.folder}, which is sealed; name a folder elsewhere")
 
 
-def _identity(samples: Samples, options: ExportOptions) -> dict[str, Any]:
+def _identity(samples: ExportedSamples, options: ExportOptions) -> dict[str, Any]:
     chosen = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(samples.indices, "<i8").data)
     return {
         "format": _FORMAT,
@@ -145,7 +145,7 @@ def _identity(samples: Samples, options: ExportOptions) -> dict[str, Any]:
     }
 
 
-def _fill(folder: Filling, samples: Samples, options: ExportOptions) -> None:
+def _fill(folder: Filling, samples: ExportedSamples, options: ExportOptions) -> None:
     """Writes every file that is not there; each begins where the one before it ended."""
     known = {entry["start"]: entry for entry in folder.finished}
     folder.finished.clear()
@@ -162,7 +162,7 @@ def _fill(folder: Filling, samples: Samples, options: ExportOptions) -> None:
             start = entry["stop"]
 
 
-def _written(folder: Filling, samples: Samples, options: ExportOptions, start: int, bar: Progress) -> Entry:
+def _written(folder: Filling, samples: ExportedSamples, options: ExportOptions, start: int, bar: Progress) -> Entry:
     extension, write = _FORMS[options.form]
     metadata = samples.cache.metadata
     stem = "-".join(member_key(str(metadata[name])) for name in ("name", "split") if metadata.get(name))

@@ -24,7 +24,7 @@ from forebay.errors import ConfigError
 from forebay.store.by_hand import pcm16_wav
 from forebay.store.cache import Cache
 from forebay.store.filling import Summed
-from forebay.store.image.arrays import StoredItems, stored_items
+from forebay.store.image.stored_items import StoredItems, stored_items
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, FieldSpec, Group, Ints
 from forebay.store.open_shards import no_such_row
 from forebay.store.row_table import SampleColumns, rate_of, row_columns, row_table
@@ -35,7 +35,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class ShardRun:
     """Consecutive samples of one shard. start: the place of the first among those that are exported.
 
     indices: int64, in the cache. table: their rows, as in `cache.samples`.
@@ -47,7 +47,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Samples:
+class ExportedSamples:
     """The samples of a cache that are exported. indices: int64, rising."""
 
     cache: Cache
@@ -56,14 +56,14 @@ class Samples:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def runs(self, start: int) -> Iterator[Run]:
+    def runs(self, start: int) -> Iterator[ShardRun]:
         """Yields the samples from a place on, in runs of one shard."""
         numbers = self.cache.shards_of(self.indices[start:])
         edges = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
         for first, stop in itertools.pairwise(edges):
             indices = self.indices[start + first : start + stop]
             table = self._table(indices, int(numbers[first]))
-            yield Run(start=start + first, indices=indices, table=table)
+            yield ShardRun(start=start + first, indices=indices, table=table)
 
     @cached_property
     def _stored(self) -> Mapping[Group, StoredItems]:
@@ -115,7 +115,7 @@ class Samples:
         return table.set_column(0, "index", pa.array(indices))
 
 
-def selected(cache: Cache, *, ids: Path | None, max_samples: int | None) -> Samples:
+def selected(cache: Cache, *, ids: Path | None, max_samples: int | None) -> ExportedSamples:
     """Returns the first `max_samples` samples of a cache, of those whose ids stand in a file if there is one.
 
     ids: an id a line, UTF-8, in any order. Raises ConfigError for an id that the cache does not have, and where no
@@ -127,7 +127,7 @@ def selected(cache: Cache, *, ids: Path | None, max_samples: int | None) -> Samp
     indices = indices[:max_samples]
     if not len(indices):
         raise ConfigError(f"{cache.place} has no samples, so there is nothing to export; name another cache")
-    return Samples(cache, indices)
+    return ExportedSamples(cache, indices)
 
 
 def _of_ids(cache: Cache, path: Path) -> Ints:
@@ -158,11 +158,11 @@ _GROUP_BYTES = 64 * 1024 * 1024
 """A row group holds no more values than this, or one sample. A writer has about eight times as much in memory."""
 
 
-def write_parquet(samples: Samples, start: int, file: Summed, *, max_bytes: int) -> Generator[int]:
+def write_parquet(samples: ExportedSamples, start: int, file: Summed, *, max_bytes: int) -> Generator[int]:
     """Writes samples from a place on, until the file has `max_bytes` after a row group; yields where it stands.
 
     A tensor [n] is a list, a tensor [n, k] a list of fixed-size lists; `patches` of images are such a list an image.
-    float16 is halffloat. The schema's metadata hold `Samples.about` as JSON under `forebay`.
+    float16 is halffloat. The schema's metadata hold `ExportedSamples.about` as JSON under `forebay`.
     """
     writer = None
     try:
@@ -185,7 +185,7 @@ def _opened(file: Summed, schema: pa.Schema) -> pq.ParquetWriter:
     return pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=texts, write_statistics=plain)
 
 
-def _groups(samples: Samples, start: int, *, max_bytes: int) -> Iterator[tuple[int, pa.Table]]:
+def _groups(samples: ExportedSamples, start: int, *, max_bytes: int) -> Iterator[tuple[int, pa.Table]]:
     """Yields a table for each row group, and where the samples behind its last begin."""
     specs = samples.tensors
     for run in samples.runs(start):
@@ -230,7 +230,7 @@ _ROWS = 256
 """Rows of the table that are Python objects at once."""
 
 
-def write_webdataset(samples: Samples, start: int, file: Summed, *, max_bytes: int) -> Generator[int]:
+def write_webdataset(samples: ExportedSamples, start: int, file: Summed, *, max_bytes: int) -> Generator[int]:
     """Writes samples from a place on, as long as the tar stays within `max_bytes`; yields where it stands.
 
     A sample is `{key}.json` (its row of the table, with its id as `id`), `{key}.{field}.npy` for each tensor, and
@@ -253,7 +253,7 @@ def write_webdataset(samples: Samples, start: int, file: Summed, *, max_bytes: i
     tar.close()
 
 
-def _members(samples: Samples, row: Mapping[str, Any]) -> dict[str, bytes]:
+def _members(samples: ExportedSamples, row: Mapping[str, Any]) -> dict[str, bytes]:
     cache, index = samples.cache, row["index"]
     key = member_key(cache.sample_id(index))
     values = cache.read(index)

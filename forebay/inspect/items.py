@@ -11,7 +11,7 @@ from forebay.config.tree import Config
 from forebay.inspect.pixels_seen import Picture, View, matrix, original_of, view_of
 from forebay.steps.form import BatchForm
 from forebay.store.cache import Cache
-from forebay.store.image.settings import ImageSettings
+from forebay.store.image.image_settings import ImageSettings
 from forebay.store.layout import Array
 from forebay.terminal import entry, paragraph
 from forebay.visible import human_bytes, printable
@@ -40,7 +40,7 @@ def beside_float32(stored: float, as_float32: float | None, *, where: str = "sto
 
 
 @dataclass(frozen=True, kw_only=True)
-class Item:
+class SeenItem:
     """One item of a sample. name: of the file or member. hash: xxh3-128 of the source's bytes.
 
     media_row: its row in its shard. arrays: of each field as a sample has it: codes where its form has a table. form:
@@ -92,7 +92,7 @@ class Item:
         return {**place, **self.about, "stored_bytes": self.stored_bytes, "float32_bytes": self.float32_bytes}
 
     @classmethod
-    def listed(cls, items: Sequence[Item], *, indent: str = "") -> Iterator[str]:  # noqa: ARG003  see PatchItem
+    def listed(cls, items: Sequence[SeenItem], *, indent: str = "") -> Iterator[str]:  # noqa: ARG003  see PatchItem
         """Yields the items of a sample for a terminal."""
         for number, item in enumerate(items):
             yield f"image {number}: {printable(item.name)}"
@@ -102,7 +102,7 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PatchItem(Item):
+class PatchItem(SeenItem):
     """An image that is stored as patches. pixels: uint8 [height, width, 3], rebuilt. merge: patches a side a token."""
 
     grid: tuple[int, int, int]
@@ -121,18 +121,18 @@ class PatchItem(Item):
 
     @property
     def about(self) -> dict[str, Any]:
-        """See `Item`."""
+        """See `SeenItem`."""
         height, width = self.pixels.shape[:2]
         return {"grid": list(self.grid), "width": width, "height": height, "num_patches": self.num_patches}
 
     def picture(self, config: Config | None) -> Picture:  # noqa: ARG002  patches say how they lie
-        """See `Item`."""
+        """See `SeenItem`."""
         about = (f"grid {' x '.join(map(str, self.grid))}", f"{self.size} px")
         return Picture(pixels=self.pixels, name=self.name, about=about, grid=self.grid[1:], merge=self.merge)
 
     @classmethod
     def listed(cls, items: Sequence[Any], *, indent: str = "") -> Iterator[str]:
-        """See `Item`: a table."""
+        """See `SeenItem`: a table."""
         head = f"{'grid':<14}{'pixels':<13}{'patches':>8}{'stored':>10}{'float32':>10}"
         yield f"{indent}{'images':<8}{head}  name"
         for number, image in enumerate(items):

@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from forebay.errors import CacheError
-from forebay.inspect.items import FLOAT32_BYTES, Item, PatchItem, float32_bytes, image_settings_of
+from forebay.inspect.items import FLOAT32_BYTES, PatchItem, SeenItem, float32_bytes, image_settings_of
 from forebay.inspect.sizes import count_histogram, size_facts
 from forebay.steps.form import BatchForm
 from forebay.store.cache import Cache
-from forebay.store.image.arrays import StoredArrays, StoredFields, StoredItems, shape_name, stored_items
 from forebay.store.image.codec import FIELDS, StoredImages
+from forebay.store.image.image_settings import ImageSettings
 from forebay.store.image.pixels import unpatchify
-from forebay.store.image.settings import ImageSettings
+from forebay.store.image.stored_items import StoredArrays, StoredFields, StoredItems, shape_name, stored_items
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group
 from forebay.store.shard import shard_fields
 from forebay.store.source import length_of
@@ -35,7 +35,7 @@ class ListedGroup:
     def __init__(self, cache: Cache, group: Group, stored: Any) -> None:
         self.cache, self.group, self.stored = cache, group, stored
 
-    def items(self, index: int, sample: Mapping[str, Any], names: str) -> tuple[Item, ...]:
+    def items(self, index: int, sample: Mapping[str, Any], names: str) -> tuple[SeenItem, ...]:
         """Returns the items of a sample. sample: of `Cache.read`. names: what its row calls them, JSON."""
         found = []
         called = [str(name) for name in json.loads(names)]
@@ -60,9 +60,9 @@ class ListedGroup:
         """Returns what counts as stored of an item. row: of its shard."""
         return list(row.values())
 
-    def item(self, about: dict[str, Any]) -> Item:
+    def item(self, about: dict[str, Any]) -> SeenItem:
         """Returns an item. about: what all kinds have."""
-        return Item(**about, float32_bytes=about["stored_bytes"])
+        return SeenItem(**about, float32_bytes=about["stored_bytes"])
 
     def facts(self) -> dict[str, Any]:
         """Returns the part of `forebay inspect --json` that only a cache with such items has.
@@ -179,11 +179,11 @@ class ArrayGroup(ListedGroup):
 
     counted = ("tokens", "images", "patches")
 
-    def item(self, about: dict[str, Any]) -> Item:
+    def item(self, about: dict[str, Any]) -> SeenItem:
         """See `ListedGroup`."""
         arrays = about["arrays"]
         size = sum(arrays[name].size for name in self._floats)
-        return Item(**about, float32_bytes=size * FLOAT32_BYTES, form=self._form)
+        return SeenItem(**about, float32_bytes=size * FLOAT32_BYTES, form=self._form)
 
     @cached_property
     def _form(self) -> BatchForm | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, ConfigError
-from forebay.inspect.items import Item, PatchItem, float32_bytes, image_settings_of
+from forebay.inspect.items import PatchItem, SeenItem, float32_bytes, image_settings_of
 from forebay.inspect.sample import Sample, check_index, number_of, read_sample, sample_index
 from forebay.plan.disk import METADATA, cache_key_of, planned_samples, read_metadata, read_statistics
 from forebay.plan.names import PLANS
@@ -133,7 +133,7 @@ class Pack:
         return sum(_tokens(sample) for sample in self.segments)
 
     @property
-    def images(self) -> list[Item]:
+    def images(self) -> list[SeenItem]:
         """The images of all segments; one that two segments use is there twice."""
         return [image for sample in self.segments for image in sample.shown]
 

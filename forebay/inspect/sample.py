@@ -14,7 +14,7 @@ import numpy as np
 from forebay.config.digest import tokenizer_digest
 from forebay.config.tree import Config
 from forebay.errors import CacheError, ConfigError
-from forebay.inspect.items import Item
+from forebay.inspect.items import SeenItem
 from forebay.inspect.listed_groups import listed_groups
 from forebay.pretrained import from_folder
 from forebay.store.cache import Cache
@@ -43,11 +43,11 @@ class Sample:
     row: Mapping[str, Any]
     tensors: Mapping[str, Array]
     labels: Mapping[str, Any] | None
-    items: Mapping[Group, tuple[Item, ...]] = field(default_factory=dict)
+    items: Mapping[Group, tuple[SeenItem, ...]] = field(default_factory=dict)
     conversation: list[dict[str, Any]] | None = None
 
     @property
-    def shown(self) -> list[Item]:
+    def shown(self) -> list[SeenItem]:
         """The items of all groups."""
         return [item for items in self.items.values() for item in items]
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from forebay.inspect.items import Item, beside_float32
+from forebay.inspect.items import SeenItem, beside_float32
 from forebay.inspect.plan_facts import Pack
 from forebay.inspect.sample import Sample, spoken, summary
 from forebay.store.layout import Array
@@ -40,7 +40,7 @@ def sample_lines(sample: Sample) -> Iterator[str]:
         yield from _prefix_lines(sample.labels) if "prefix_len" in sample.labels else _learnt_lines(sample)
 
 
-def _item_lines(group: str, items: Sequence[Item], *, indent: str = "") -> Iterator[str]:
+def _item_lines(group: str, items: Sequence[SeenItem], *, indent: str = "") -> Iterator[str]:
     yield from items[0].listed(items, indent=indent) if items else [f"{indent}{group}s: none"]
 
 

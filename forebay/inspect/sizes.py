@@ -15,7 +15,7 @@ import numpy as np
 from forebay.errors import CacheError
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.store.cache import Cache
-from forebay.store.image.arrays import shape_name
+from forebay.store.image.stored_items import shape_name
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array
 
 _WIDTHS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0)

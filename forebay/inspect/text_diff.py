@@ -34,14 +34,14 @@ _MAX_KEPT = 100
 _MARKS: dict[Change, tuple[str, str]] = {"kept": ("", ""), "removed": ("[-", "-]"), "added": ("{+", "+}")}
 
 
-class Part(NamedTuple):
+class TextPart(NamedTuple):
     """A piece of two texts: of both, of the first alone, or of the second alone."""
 
     change: Change
     text: str
 
 
-def changes(before: str, after: str) -> list[Part]:
+def changes(before: str, after: str) -> list[TextPart]:
     """Returns the parts of two texts in order: those that are not added are the first, those not removed the second.
 
     Words are compared first, then the characters of words that differ.
@@ -49,29 +49,29 @@ def changes(before: str, after: str) -> list[Part]:
     return _joined(list(_pieces(before, after)))
 
 
-def _pieces(before: str, after: str) -> Iterator[Part]:
+def _pieces(before: str, after: str) -> Iterator[TextPart]:
     """Yields the parts, some of them empty, some to be joined with the next one."""
     if before == after:
-        yield Part("kept", before)
+        yield TextPart("kept", before)
         return
     for removed, added in _differing(_WORD.findall(before), _WORD.findall(after), most=_MAX_WORDS):
         if removed == added:
-            yield Part("kept", removed)
+            yield TextPart("kept", removed)
         else:
             yield from _of_characters(removed, added)
 
 
-def _of_characters(removed: str, added: str) -> tuple[Part, ...]:
+def _of_characters(removed: str, added: str) -> tuple[TextPart, ...]:
     # The same words change in many texts; long ones are not kept.
     is_short = len(removed) + len(added) <= _MAX_KEPT
     return _known(removed, added) if is_short else _known.__wrapped__(removed, added)
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _known(removed: str, added: str) -> tuple[Part, ...]:
-    parts: list[Part] = []
+def _known(removed: str, added: str) -> tuple[TextPart, ...]:
+    parts: list[TextPart] = []
     for old, new in _differing(removed, added, most=_MAX_CHARACTERS):
-        parts += [Part("kept", old)] if old == new else [Part("removed", old), Part("added", new)]
+        parts += [TextPart("kept", old)] if old == new else [TextPart("removed", old), TextPart("added", new)]
     return tuple(parts)
 
 
@@ -93,18 +93,18 @@ def _differing(before: Sequence[str], after: Sequence[str], *, most: int) -> Ite
     yield "".join(before[len(before) - end :]), "".join(after[len(after) - end :])
 
 
-def _joined(parts: Sequence[Part]) -> list[Part]:
+def _joined(parts: Sequence[TextPart]) -> list[TextPart]:
     """Returns the parts without empty ones; of one run of changes what is removed comes first."""
-    found: list[Part] = []
+    found: list[TextPart] = []
     pending: dict[Change, str] = {"removed": "", "added": ""}
-    for part in (*(part for part in parts if part.text), Part("kept", "")):
+    for part in (*(part for part in parts if part.text), TextPart("kept", "")):
         if part.change != "kept":
             pending[part.change] += part.text
             continue
-        found += [Part(change, text) for change, text in pending.items() if text]
+        found += [TextPart(change, text) for change, text in pending.items() if text]
         pending = {"removed": "", "added": ""}
         if part.text and found and found[-1].change == "kept":
-            found[-1] = Part("kept", found[-1].text + part.text)
+            found[-1] = TextPart("kept", found[-1].text + part.text)
         elif part.text:
             found.append(part)
     return found
@@ -125,12 +125,12 @@ def counted(before: str, after: str) -> Count:
     return Count(lengths["removed"], lengths["added"])
 
 
-def marked(parts: Sequence[Part]) -> str:
+def marked(parts: Sequence[TextPart]) -> str:
     """Returns the parts as one text, `[-removed-]{+added+}`, with what is not seen by its name."""
     return "".join(named(part.text).join(_MARKS[part.change]) for part in parts)
 
 
-def around(parts: Sequence[Part], *, context: int = 24) -> list[Part]:
+def around(parts: Sequence[TextPart], *, context: int = 24) -> list[TextPart]:
     """Returns the changes with what stands near them: of longer texts between them only both ends."""
     last = len(parts) - 1
     found = []
@@ -138,15 +138,15 @@ def around(parts: Sequence[Part], *, context: int = 24) -> list[Part]:
         text = shortened(part.text, most=2 * context)
         if part.change == "kept" and len(part.text) > 2 * context:
             text = f"{part.text[:context] if place else ''}...{part.text[-context:] if place < last else ''}"
-        found.append(Part(part.change, text))
+        found.append(TextPart(part.change, text))
     return found
 
 
-def first_of(parts: Sequence[Part], most: int) -> list[Part]:
+def first_of(parts: Sequence[TextPart], most: int) -> list[TextPart]:
     """Returns the parts up to so many characters."""
     found = []
     for part in parts:
-        found.append(Part(part.change, part.text[:most]))
+        found.append(TextPart(part.change, part.text[:most]))
         most -= len(found[-1].text)
     return [part for part in found if part.text]
 
@@ -156,7 +156,7 @@ def shortened(text: str, *, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def wrapped_parts(parts: Sequence[Part], width: int) -> list[list[Part]]:
+def wrapped_parts(parts: Sequence[TextPart], width: int) -> list[list[TextPart]]:
     """Returns the parts as lines of no more than `width` columns: broken behind a space where there is one.
 
     Nothing is left out. Wide characters take two columns, those that stand on others none.
@@ -176,14 +176,14 @@ def wrapped_parts(parts: Sequence[Part], width: int) -> list[list[Part]]:
 
 def text_lines(head: str, text: str, *, width: int) -> list[str]:
     """Returns a text behind its head as lines of no more than `width` columns, as `wrapped_parts` has them."""
-    lines = wrapped_parts([Part("kept", text)], max(16, width - len(head)))
+    lines = wrapped_parts([TextPart("kept", text)], max(16, width - len(head)))
     shown = ("".join(part.text for part in line).rstrip() for line in lines)
     return [f"{' ' * len(head) if place else head}{line}" for place, line in enumerate(shown)]
 
 
-def _parts(cells: Sequence[tuple[Change, str]]) -> list[Part]:
+def _parts(cells: Sequence[tuple[Change, str]]) -> list[TextPart]:
     return [
-        Part(change, "".join(character for _, character in run))
+        TextPart(change, "".join(character for _, character in run))
         for change, run in itertools.groupby(cells, key=operator.itemgetter(0))
     ]
 
@@ -205,7 +205,7 @@ _WORD_START = "\u2581"
 """How sentencepiece writes the space in front of a word."""
 
 
-class Piece(NamedTuple):
+class VocabularyPiece(NamedTuple):
     """A token. data: the bytes of UTF-8 that it stands for, of a control token those of its name."""
 
     kind: Kind
@@ -220,7 +220,7 @@ class Piece(NamedTuple):
         return f'"{text}"' if self.kind in ("text", "piece", "byte") else text
 
 
-class Pieces:
+class VocabularyPieces:
     """The tokens of a vocabulary by id."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -239,23 +239,23 @@ class Pieces:
         self.codes: Array = codes
         """uint8 [size of the vocabulary]: place of each token's kind in KINDS."""
 
-    def piece(self, number: int) -> Piece:
+    def piece(self, number: int) -> VocabularyPiece:
         """Returns the token of an id."""
         token = self._token.get(number, f"<id {number}>")
         if number in self._control:
-            return Piece("control", _utf8(token))
+            return VocabularyPiece("control", _utf8(token))
         if number == self._unknown:
-            return Piece("unknown", _utf8(token))
+            return VocabularyPiece("unknown", _utf8(token))
         if number in self._added:
-            return Piece("text", _utf8(token))
+            return VocabularyPiece("text", _utf8(token))
         if self._has_bytes and (match := _BYTE.fullmatch(token)):
-            return Piece("byte", bytes.fromhex(match[1]))
+            return VocabularyPiece("byte", bytes.fromhex(match[1]))
         if self._byte_of is None:
-            return Piece("text", _utf8(token.replace(_WORD_START, " ")))
+            return VocabularyPiece("text", _utf8(token.replace(_WORD_START, " ")))
         if any(character not in self._byte_of for character in token):
-            return Piece("text", _utf8(token))
+            return VocabularyPiece("text", _utf8(token))
         data = bytes(self._byte_of[character] for character in token)
-        return Piece("text" if _is_whole(data) else "piece", data)
+        return VocabularyPiece("text" if _is_whole(data) else "piece", data)
 
 
 def _utf8(text: str) -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.inspect.text_diff import around, changes, marked, shortened, text_lines
-from forebay.inspect.text_tally import Tally
+from forebay.inspect.text_tally import TextTally
 from forebay.steps.text.pace import OUT_OF_RANGE
 from forebay.terminal import columns, human_share, table, wrapped
 from forebay.visible import from_here, named, printable
@@ -28,7 +28,7 @@ class TextReport:
     """
 
     config: str
-    tally: Tally
+    tally: TextTally
     rows: pa.Table
     max_label_tokens: int | None
     detects: bool

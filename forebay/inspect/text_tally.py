@@ -25,7 +25,7 @@ from forebay.store.layout import Array, Ints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class AskedTexts:
     """A text of a manifest. text: None where nothing gives one. language, prompt: "" where there is none."""
 
     sample_id: str
@@ -43,7 +43,7 @@ class Look:
     with control tokens. text: as it was tokenised, "" where it failed. failure: why a build leaves it out.
     """
 
-    asked: Asked
+    asked: AskedTexts
     body: str
     staged: Staged
     text: str = ""
@@ -81,7 +81,7 @@ class Looker:
         # Without the limit: a label that is too long has tokens to show.
         self.encoder: TextEncoder = replace(step, max_label_tokens=None).encoder(folder)
 
-    def look(self, texts: Sequence[Asked]) -> list[Look]:
+    def look(self, texts: Sequence[AskedTexts]) -> list[Look]:
         """Returns what every text became, in their order."""
         given, languages = [asked.text or "" for asked in texts], [asked.language for asked in texts]
         staged = self.encoder.stages(given, languages)
@@ -185,7 +185,7 @@ class Repeated:
     count: int
 
 
-class Tally:
+class TextTally:
     """The figures. Rows are counted from 0 in the order in which they are added."""
 
     def __init__(self, step_names: Sequence[str], codes: Array) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
-from forebay.measure.diagnosis import FED, Measured
+from forebay.measure.diagnosis import FED, MeasuredArms
 from forebay.measure.predict import Prediction
 from forebay.visible import from_here, human_bytes
 
@@ -37,7 +37,7 @@ class Advice:
     needs: Needs = "nothing"
 
 
-def advice(found: Measured, config: Config) -> list[Advice]:
+def advice(found: MeasuredArms, config: Config) -> list[Advice]:
     """Returns what to do, what saves the most of an epoch first; where nothing does, that the step decides."""
     makers = (_build, _threads, _prefetch, _plan, _codec, _storage, _workers, _shards)
     all_of_them = [each for make in makers for each in make(found, config)]
@@ -45,12 +45,12 @@ def advice(found: Measured, config: Config) -> list[Advice]:
     return [*_step(found, config), *ranked]
 
 
-def _is_fed(found: Measured) -> bool:
+def _is_fed(found: MeasuredArms) -> bool:
     now = found.now
     return now is not None and now.idle is not None and now.idle < FED
 
 
-def _step(found: Measured, config: Config) -> Iterator[Advice]:
+def _step(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     now = found.now
     if now is None or now.idle is None or not _is_fed(found):
         return
@@ -63,7 +63,7 @@ def _step(found: Measured, config: Config) -> Iterator[Advice]:
     )
 
 
-def _build(found: Measured, config: Config) -> Iterator[Advice]:
+def _build(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     if found.is_sealed:
         return
     now, then = found.predicted(is_cached=False), found.predicted(is_cached=True)
@@ -86,7 +86,7 @@ def _build(found: Measured, config: Config) -> Iterator[Advice]:
     )
 
 
-def _threads(found: Measured, _config: Config) -> Iterator[Advice]:
+def _threads(found: MeasuredArms, _config: Config) -> Iterator[Advice]:
     now = found.predicted(is_cached=True)
     if now is None or now.idle is None:  # without a step nothing overlaps, and no thread is of use
         return
@@ -107,7 +107,7 @@ def _threads(found: Measured, _config: Config) -> Iterator[Advice]:
     )
 
 
-def _prefetch(found: Measured, config: Config) -> Iterator[Advice]:
+def _prefetch(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     training, now = found.training, found.predicted(is_cached=found.is_sealed)
     rates = found.cached if found.is_sealed else found.uncached
     if training is None or training.steps is None or now is None or rates is None:
@@ -130,7 +130,7 @@ def _prefetch(found: Measured, config: Config) -> Iterator[Advice]:
     )
 
 
-def _plan(found: Measured, config: Config) -> Iterator[Advice]:
+def _plan(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     plan = found.plan
     if plan is None or not plan.others or plan.room_is_fixed:
         return
@@ -162,7 +162,7 @@ def _edges(config: Config) -> str:
     return "plan.edges" if getattr(config.plan, "edges", None) else "plan.edges_s"
 
 
-def _codec(found: Measured, config: Config) -> Iterator[Advice]:
+def _codec(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     codecs, training = found.codecs, found.training
     if codecs is None or not isinstance(config.plan, PackConfig):
         return
@@ -199,7 +199,7 @@ def _codec(found: Measured, config: Config) -> Iterator[Advice]:
     )
 
 
-def _storage(found: Measured, config: Config) -> Iterator[Advice]:
+def _storage(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     path = from_here(config.path)
     now = found.now
     if now is None or found.training is None:
@@ -228,7 +228,7 @@ def _storage(found: Measured, config: Config) -> Iterator[Advice]:
     )
 
 
-def _workers(found: Measured, config: Config) -> Iterator[Advice]:
+def _workers(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     own = config.run.num_workers or found.cores
     if found.is_sealed or found.build_s is None or own >= found.cores:
         return
@@ -244,7 +244,7 @@ def _workers(found: Measured, config: Config) -> Iterator[Advice]:
     )
 
 
-def _shards(found: Measured, config: Config) -> Iterator[Advice]:
+def _shards(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     made, listed, rows = found.made, found.listed, config.layout.rows_per_shard
     if found.is_sealed or made is None or listed is None or not listed.is_whole:
         return
@@ -264,7 +264,7 @@ def _shards(found: Measured, config: Config) -> Iterator[Advice]:
     )
 
 
-def _epoch_now(found: Measured) -> float:
+def _epoch_now(found: MeasuredArms) -> float:
     return found.now.epoch_s if found.now is not None else 0.0
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from forebay.config.plan import BucketConfig, PackConfig, bucket_names
 from forebay.config.tree import Config
 from forebay.errors import PlanError
-from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.make import make_plan, samples_of
 from forebay.steps.batch import fresh
 from forebay.store.layout import Array
@@ -256,7 +256,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """What a trial of one size says."""
 
     fits: bool
@@ -297,7 +297,7 @@ class Search:
     _side: int = 0
     """How many guesses in a row fell on one side, with its sign."""
 
-    def run(self, trial: Callable[[int], Outcome]) -> int | None:
+    def run(self, trial: Callable[[int], TrialOutcome]) -> int | None:
         """Returns the largest size that fits, within one step of the grid where the trials were enough; None: none.
 
         At most `bounds.max_trials` calls of `trial`. The last of them is spent on `bounds.least` where nothing has fit
@@ -317,7 +317,7 @@ class Search:
             )
         return min(max(grid_down(guess), self.bounds.least), self.bounds.most)
 
-    def _learn(self, size: int, outcome: Outcome) -> None:
+    def _learn(self, size: int, outcome: TrialOutcome) -> None:
         self.trials += 1
         if outcome.peak_bytes is not None:
             self._points.append((size, float(outcome.peak_bytes)))

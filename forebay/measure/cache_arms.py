@@ -21,32 +21,32 @@ from forebay.config.plan import CLASSIC_EDGES_S, BucketConfig, PackConfig, PlanC
 from forebay.errors import PlanError
 from forebay.measure.doctor_bench import Bench, dropped
 from forebay.measure.loader_arms import makers
-from forebay.measure.predict import Codecs, Listed, Made, Opened, OtherPlan, PlanFacts, PlannedBatch, Reads, Skip
+from forebay.measure.predict import Codecs, Listed, Made, OpeningTimes, OtherPlan, PlanFacts, PlannedBatch, Reads, Skip
 from forebay.measure.sample_cache import make_sample
 from forebay.plan.interface import Plan
 from forebay.plan.make import Samples, make_plan, plan_statistics, samples_of
-from forebay.plan.pack.plan import PackPlan
+from forebay.plan.pack.pack_plan import PackPlan
 from forebay.preprocess.group import ItemGroup
 from forebay.rows.manifest import WHOLE_FILE
 from forebay.steps.batch import fresh
 from forebay.store.cache import Cache
 from forebay.store.image.codec import Codec
 from forebay.store.layout import Array
-from forebay.store.remote.raw.sources import is_here
+from forebay.store.remote.raw.raw_sources import is_here
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 
 _READS = 64
 
 
-def find(bench: Bench, seconds: float) -> Opened:  # noqa: ARG001  it takes what it takes
+def find(bench: Bench, seconds: float) -> OpeningTimes:  # noqa: ARG001  it takes what it takes
     """Returns what training would read."""
     source = bench.sealed
     if source is None:
-        return Opened(place=None, num_samples=0, hours=None, size_bytes=0)
+        return OpeningTimes(place=None, num_samples=0, hours=None, size_bytes=0)
     caches = [part for part in parts_of(source) if isinstance(part, Cache)]
     rate = float(source.constants.get("sample_rate_hz", 0) or 0)
     lengths = source.lengths.get("num_audio_samples")
-    return Opened(
+    return OpeningTimes(
         place=", ".join(str(cache.place) for cache in caches),
         num_samples=len(source),
         hours=float(lengths.sum()) / rate / 3600 if rate and lengths is not None else None,

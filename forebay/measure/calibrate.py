@@ -14,14 +14,14 @@ from forebay.config.plan import BucketConfig, PackConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ForebayError
 from forebay.measure.batch_search import Case, PackCase, bucket_cases, pack_case
-from forebay.measure.calibrate_bench import FILE_NAME, Bench, CalibrateOptions, Entries
-from forebay.measure.fake_tensors import Probed
+from forebay.measure.calibrate_bench import FILE_NAME, CalibrateOptions, CalibrationBench, Entries
+from forebay.measure.fake_tensors import ProbedStep
 from forebay.measure.isolated_calls import Isolated
 from forebay.measure.step_runner import for_trials, opened
 from forebay.plan.make import plan_example
 from forebay.store.source import SampleSource, parts_of
-from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
-from forebay.train.models.table import FAMILIES, ModelFacts
+from forebay.train.models.families import FAMILIES, ModelFacts
+from forebay.train.models.model_folder import check_config, check_constants, check_weights, model_facts
 from forebay.visible import from_here, human_bytes
 
 Tell = Callable[[str], None]
@@ -75,7 +75,7 @@ def calibrate(config: Config, options: CalibrateOptions, *, tell: Tell) -> Calib
     asked = chosen(options.buckets, list(cases))
     entries = Entries.of(options.out or Path(config.path).parent / FILE_NAME)
     with Isolated() as processes:
-        bench = Bench.of(for_trials(config), facts, options, processes)
+        bench = CalibrationBench.of(for_trials(config), facts, options, processes)
         failed = _run(bench, cases, asked=asked, entries=entries, tell=tell)
     if failed:
         raise ForebayError(_failure(bench, failed), code="FB706")
@@ -143,8 +143,8 @@ def chosen(asked: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _run(
-    bench: Bench, cases: Mapping[str, Case | None], *, asked: Sequence[str], entries: Entries, tell: Tell
-) -> list[tuple[Case, Probed | None]]:
+    bench: CalibrationBench, cases: Mapping[str, Case | None], *, asked: Sequence[str], entries: Entries, tell: Tell
+) -> list[tuple[Case, ProbedStep | None]]:
     """Returns the cases that do not fit; each of the others that were asked for has its entry, in the file and told."""
     digests = {name: bench.made_by(case) for name, case in cases.items() if case is not None}
     for name in entries.foreign(digests):
@@ -153,7 +153,7 @@ def _run(
     kept = {name: entry for name in asked if (entry := entries.kept(name, digests.get(name)))}
     todo = [case for name in asked if (case := cases[name]) is not None and name not in kept]
     probed = dict(zip([case.name for case in todo], bench.probe(todo), strict=True))
-    failed: list[tuple[Case, Probed | None]] = []
+    failed: list[tuple[Case, ProbedStep | None]] = []
     for name in asked:
         case = cases[name]
         if case is None:
@@ -185,7 +185,7 @@ def _fill(entries: Entries, cases: Mapping[str, Case | None]) -> None:
             entries.put(name, of_none, order=list(cases))
 
 
-def _failure(bench: Bench, failed: Sequence[tuple[Case, Probed | None]]) -> str:
+def _failure(bench: CalibrationBench, failed: Sequence[tuple[Case, ProbedStep | None]]) -> str:
     train, found = bench.config.train, []
     for case, probed in failed:
         least = bench.least(case)

@@ -20,13 +20,13 @@ import transformers
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ForebayError
-from forebay.measure.batch_search import PACK_UNIT, Bounds, Case, Outcome, PackCase, Search
-from forebay.measure.fake_tensors import Probed, probe
+from forebay.measure.batch_search import PACK_UNIT, Bounds, Case, PackCase, Search, TrialOutcome
+from forebay.measure.fake_tensors import ProbedStep, probe
 from forebay.measure.isolated_calls import Died, Isolated
-from forebay.measure.step_runner import Device, Measured, device, trial
+from forebay.measure.step_runner import Device, MeasuredStep, device, trial
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.key import digest
-from forebay.train.models.table import ModelFacts
+from forebay.train.models.families import ModelFacts
 from forebay.visible import human_bytes
 
 FILE_NAME = "calibrated_bs.json"
@@ -144,7 +144,7 @@ class CalibrateOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class CalibrationBench:
     """Where trials are made: a config, its device, and processes of their own."""
 
     config: Config
@@ -156,7 +156,7 @@ class Bench:
     limit_bytes: int
 
     @classmethod
-    def of(cls, config: Config, facts: ModelFacts, options: CalibrateOptions, processes: Isolated) -> Bench:
+    def of(cls, config: Config, facts: ModelFacts, options: CalibrateOptions, processes: Isolated) -> CalibrationBench:
         """Returns the bench of this machine. Raises ConfigError where nothing says what the limit is."""
         found = processes.call(device)
         if isinstance(found, Died):
@@ -197,14 +197,14 @@ class Bench:
             start=self.options.start_bs,
         )
 
-    def probe(self, cases: Sequence[Case]) -> list[Probed | None]:
+    def probe(self, cases: Sequence[Case]) -> list[ProbedStep | None]:
         """Returns the memory of a step of each case as a line; None where no line could be had."""
         if not cases:
             return []
         found = self.processes.call(probe, self.config, self.facts, list(cases), accumulates=self.accumulates)
         return [None] * len(cases) if isinstance(found, Died) else found
 
-    def entry(self, case: Case, probed: Probed | None) -> dict[str, Any] | None:
+    def entry(self, case: Case, probed: ProbedStep | None) -> dict[str, Any] | None:
         """Returns the entry of a case, its `grad_acc` left out; None where it does not fit at its least size."""
         limit = self.limit_bytes - self._of_ranks(probed)
         found = self._measured(case, probed, limit) if self.device.is_cuda else self._by_line(case, probed, limit)
@@ -235,21 +235,21 @@ class Bench:
         rest = {name: value for name, value in entry.items() if name not in ("batch_size", "grad_acc", "world_size")}
         return {"batch_size": batch, "grad_acc": grad_acc, **rest, "world_size": self.world_size}
 
-    def _of_ranks(self, probed: Probed | None) -> int:
+    def _of_ranks(self, probed: ProbedStep | None) -> int:
         """Returns the bytes that ranks cost beside a trial, which is alone: DDP has a second copy of the gradients."""
         is_sharded = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
         return 0 if probed is None or self.world_size == 1 or is_sharded else probed.gradient_bytes
 
-    def _measured(self, case: Case, probed: Probed | None, limit: int) -> dict[str, Any] | None:
+    def _measured(self, case: Case, probed: ProbedStep | None, limit: int) -> dict[str, Any] | None:
         """Returns size, peak and time of the largest batch that fits, by trials on the device."""
-        seen: dict[int, Measured] = {}
+        seen: dict[int, MeasuredStep] = {}
 
-        def attempt(size: int) -> Outcome:
+        def attempt(size: int) -> TrialOutcome:
             found = self._trial(case, size, limit=limit, steps=self.options.steps)
             if found is None:
-                return Outcome(fits=False)
+                return TrialOutcome(fits=False)
             seen[size] = found
-            return Outcome(fits=found.peak_bytes <= limit, peak_bytes=found.used_bytes)
+            return TrialOutcome(fits=found.peak_bytes <= limit, peak_bytes=found.used_bytes)
 
         line = None if probed is None else probed.line
         start = self.options.start_bs or (DEFAULT_START if line is None else None)
@@ -266,7 +266,7 @@ class Bench:
             "measured": True,
         }
 
-    def _by_line(self, case: Case, probed: Probed | None, limit: int) -> dict[str, Any] | None:
+    def _by_line(self, case: Case, probed: ProbedStep | None, limit: int) -> dict[str, Any] | None:
         """Returns size and peak by the line, and what a small trial on the CPU took."""
         least = self.least(case)
         size = 0 if probed is None else probed.largest(limit, most=MAX_SIZE)
@@ -281,7 +281,7 @@ class Bench:
         here = None if taken is None else {"size": small, "peak_bytes": taken.peak_bytes, "step_s": taken.step_s}
         return {**found, "trials": 1, "measured": False, "cpu": here}
 
-    def _trial(self, case: Case, size: int, *, limit: int, steps: int) -> Measured | None:
+    def _trial(self, case: Case, size: int, *, limit: int, steps: int) -> MeasuredStep | None:
         ask = partial(self.processes.call, trial, self.config, self.facts, case, size)
         found = ask(steps=steps, limit_bytes=limit, accumulates=self.accumulates)
         if isinstance(found, Died):
@@ -289,7 +289,7 @@ class Bench:
             return None
         return found
 
-    def _breakdown(self, probed: Probed | None, size: int, peak_bytes: int) -> dict[str, int]:
+    def _breakdown(self, probed: ProbedStep | None, size: int, peak_bytes: int) -> dict[str, int]:
         """Returns what the bytes at the peak are for; `ranks` are DDP's copies, `other` is the allocator's."""
         if probed is None:
             return {"other": peak_bytes}

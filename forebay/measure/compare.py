@@ -27,18 +27,18 @@ from forebay.errors import CacheNotFoundError, ConfigError, ForebayError, Missin
 from forebay.extras import install_line
 from forebay.measure import own_way
 from forebay.measure.child_process import Child
-from forebay.measure.compare_report import ArmFigures, Comparison, bucket_labels, draw, draw_runs
+from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels, draw, draw_runs
 from forebay.measure.compare_runs import RunComparison, compare_runs
 from forebay.measure.compared_ways import PARTS, Arm, Block, arms_of, dealt, num_blocks, planned_steps
 from forebay.measure.machine import machine
-from forebay.measure.step_clock import Finish, Setup, Task, Turn
+from forebay.measure.step_clock import ArmFinish, ArmTask, ArmTurn, Setup
 from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import find_cache, not_found_message
 from forebay.store.source import without_audio
 from forebay.train.loader import Loader
 from forebay.train.loop.checkpoint import run_folder
 from forebay.train.loop.schedule import run_steps
-from forebay.train.models.folder import check_config, check_weights, model_facts
+from forebay.train.models.model_folder import check_config, check_weights, model_facts
 from forebay.train.select import make_loader
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def compare(config: Config, *, against: str, steps: int = 200, out: Path | None = None) -> Comparison:
+def compare(config: Config, *, against: str, steps: int = 200, out: Path | None = None) -> ArmComparison:
     """Returns how the config's own way and the arms `against` trained on the samples of `steps` steps of its plan.
 
     against: for example `uncached,uncached+unbucketed,hf`. out: where tables and logs go; left out,
@@ -66,7 +66,7 @@ def compare(config: Config, *, against: str, steps: int = 200, out: Path | None 
     with tempfile.TemporaryDirectory(prefix="forebay-compare-") as scratch:
         tasks = tasks_of(config, loader, arms, steps=steps, folder=scratch)
         found = _run(tasks, logs=folder / "logs")
-    return Comparison(
+    return ArmComparison(
         about=about,
         folder=folder,
         blocks=tasks[0].blocks,
@@ -77,7 +77,7 @@ def compare(config: Config, *, against: str, steps: int = 200, out: Path | None 
     )
 
 
-def tasks_of(config: Config, loader: Loader, arms: Sequence[Arm], *, steps: int, folder: str) -> list[Task]:
+def tasks_of(config: Config, loader: Loader, arms: Sequence[Arm], *, steps: int, folder: str) -> list[ArmTask]:
     """Returns the task of each arm: the same samples, dealt to the same blocks.
 
     loader: of the config's own way. folder: where arms may write what nobody keeps.
@@ -86,7 +86,7 @@ def tasks_of(config: Config, loader: Loader, arms: Sequence[Arm], *, steps: int,
     endless = planned_steps(loader.plan, seed=config.loader.seed, grad_acc=config.train.grad_acc)
     blocks = tuple(dealt(list(itertools.islice(endless, steps)), num_blocks(steps)))
     table = _sample_table(loader, blocks)
-    return [Task(config=config, arm=arm, blocks=blocks, folder=folder, **table) for arm in arms]
+    return [ArmTask(config=config, arm=arm, blocks=blocks, folder=folder, **table) for arm in arms]
 
 
 def _check(config: Config, arms: Sequence[Arm]) -> None:
@@ -171,7 +171,7 @@ def _about(config: Config, loader: Loader) -> dict[str, Any]:
     return {"name": config.name, "config": config.path, "model": config.train.model, "source_key": loader.source.key}
 
 
-def _run(tasks: Sequence[Task], *, logs: Path) -> list[ArmFigures]:
+def _run(tasks: Sequence[ArmTask], *, logs: Path) -> list[ArmFigures]:
     """Returns the figures of each task's arm; no process is left, whatever happens."""
     with contextlib.ExitStack() as stack:
         children = []
@@ -185,22 +185,22 @@ def _run(tasks: Sequence[Task], *, logs: Path) -> list[ArmFigures]:
             child.send(task)
             setups.append(_received(child, Setup))
             logger.info("arm %s: data %.2f s, model %.2f s", task.arm.name, setups[-1].data_s, setups[-1].model_s)
-        turns: list[list[Turn]] = [[] for _ in tasks]
+        turns: list[list[ArmTurn]] = [[] for _ in tasks]
         for number in range(len(tasks[0].blocks)):
             for place in _rotated(len(tasks), number):
                 children[place].send(number)
-                turns[place].append(_received(children[place], Turn))
+                turns[place].append(_received(children[place], ArmTurn))
             _require_same_samples(tasks, [own[-1] for own in turns], block=number)
             logger.info("block %d of %d: %s", number + 1, len(tasks[0].blocks), _told(tasks, turns))
         figures = []
         for task, child, setup, own_turns in zip(tasks, children, setups, turns, strict=True):
             child.send(None)
-            finish = _received(child, Finish)
+            finish = _received(child, ArmFinish)
             figures.append(ArmFigures(arm=task.arm.name, setup=setup, turns=tuple(own_turns), finish=finish))
         return figures
 
 
-def _started(task: Task, *, logs: Path) -> Child:
+def _started(task: ArmTask, *, logs: Path) -> Child:
     name = "forebay.measure.plain_loop:work" if task.arm.is_plain else "forebay.measure.own_way:work"
     return Child(task.arm.name, name, log=logs / f"{task.arm.name}.log")
 
@@ -217,7 +217,7 @@ def _rotated(count: int, first: int) -> Iterator[int]:
     return ((first + place) % count for place in range(count))
 
 
-def _require_same_samples(tasks: Sequence[Task], turns: Sequence[Turn], *, block: int) -> None:
+def _require_same_samples(tasks: Sequence[ArmTask], turns: Sequence[ArmTurn], *, block: int) -> None:
     for task, turn in zip(tasks, turns, strict=True):
         if turn.ids != turns[0].ids:
             raise ForebayError(
@@ -226,7 +226,7 @@ def _require_same_samples(tasks: Sequence[Task], turns: Sequence[Turn], *, block
             )
 
 
-def _told(tasks: Sequence[Task], turns: Sequence[Sequence[Turn]]) -> str:
+def _told(tasks: Sequence[ArmTask], turns: Sequence[Sequence[ArmTurn]]) -> str:
     rates = (
         f"{task.arm.name} {len(own[-1].ids) / own[-1].seconds:.1f}" for task, own in zip(tasks, turns, strict=True)
     )
@@ -246,7 +246,7 @@ class CompareOptions:
     out: Path | None = None
 
 
-def show(first: Config | Path, options: CompareOptions) -> Comparison | RunComparison:
+def show(first: Config | Path, options: CompareOptions) -> ArmComparison | RunComparison:
     """Returns the comparison of a config's arms, or of the runs in two folders; its files are written."""
     return _runs(first, options) if isinstance(first, Path) else _arms(first, options)
 
@@ -264,7 +264,7 @@ def _runs(first: Path, options: CompareOptions) -> RunComparison:
     return comparison
 
 
-def _arms(config: Config, options: CompareOptions) -> Comparison:
+def _arms(config: Config, options: CompareOptions) -> ArmComparison:
     if options.other is not None:
         raise ConfigError(
             f"{config.path} is a config and {options.other} stands behind it; give a config alone, or two run folders"

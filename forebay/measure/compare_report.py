@@ -20,8 +20,8 @@ from forebay.errors import MissingExtraError
 from forebay.extras import install_line
 from forebay.measure.compared_ways import OWN, Block
 from forebay.measure.machine import peak_flops
-from forebay.measure.step_clock import Finish, Setup, Shapes, Turn, num_elements
-from forebay.plan.bucket.plan import BucketPlan
+from forebay.measure.step_clock import ArmFinish, ArmTurn, Setup, Shapes, num_elements
+from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.interface import Plan
 from forebay.store.files import write_bytes
 from forebay.visible import from_here, human_bytes, json_text, printable
@@ -38,7 +38,7 @@ MIXED = "random batches"
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Quartiles:
     """The median of some values, and the quartiles below and above it."""
 
     median: float
@@ -46,7 +46,7 @@ class Spread:
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> Quartiles:
         """Returns the spread of at least one value."""
         low, median, high = np.percentile(np.asarray(values, np.float64), [25, 50, 75]).tolist()
         return cls(median, low, high)
@@ -65,11 +65,11 @@ class ArmFigures:
 
     arm: str
     setup: Setup
-    turns: tuple[Turn, ...]
-    finish: Finish
+    turns: tuple[ArmTurn, ...]
+    finish: ArmFinish
 
     @property
-    def measured(self) -> tuple[Turn, ...]:
+    def measured(self) -> tuple[ArmTurn, ...]:
         """The turns that speeds and shares are of."""
         return self.turns[1:] if len(self.turns) > 2 else self.turns
 
@@ -83,7 +83,7 @@ class ArmFigures:
         """Of all steps."""
         return [loss for turn in self.turns for loss in turn.losses]
 
-    def share(self, part: Callable[[Turn], float]) -> float:
+    def share(self, part: Callable[[ArmTurn], float]) -> float:
         """Returns the sum of something over the measured blocks, a second of theirs."""
         return sum(map(part, self.measured)) / sum(turn.seconds for turn in self.measured)
 
@@ -141,7 +141,7 @@ def flops_of(shapes: Shapes, counted: dict[Shapes, float]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class ArmComparison:
     """What `forebay compare CONFIG` found. arms: the config's own first.
 
     about: name, config, model and machine. seconds: of audio, of each block; None where samples have none. buckets:
@@ -173,9 +173,9 @@ class Comparison:
         own, speed = self.arms[0], figures.flops_per_s
         peak = peak_flops(figures.setup.device or "", precision=self.precision)
         return {
-            "samples_per_s": Spread.of(figures.rates).to_json(),
-            "ratio": Spread.of([a / b for a, b in zip(figures.rates, own.rates, strict=True)]).to_json(),
-            "own_ratio": Spread.of([b / a for a, b in zip(figures.rates, own.rates, strict=True)]).to_json(),
+            "samples_per_s": Quartiles.of(figures.rates).to_json(),
+            "ratio": Quartiles.of([a / b for a, b in zip(figures.rates, own.rates, strict=True)]).to_json(),
+            "own_ratio": Quartiles.of([b / a for a, b in zip(figures.rates, own.rates, strict=True)]).to_json(),
             "audio_hours_per_h": self._audio_speed(figures),
             "step_s": statistics.median(step.seconds for turn in figures.measured for step in turn.steps),
             "buckets": {self.label(bucket): row for bucket, row in figures.by_bucket().items()},

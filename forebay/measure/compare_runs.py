@@ -23,7 +23,7 @@ _RATES = {"wer": "WER", "cer": "CER", "accuracy": "accuracy", "f1": "F1", "loss"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class RunLog:
     """What a run's folder tells. steps, evaluations: the lines of steps.jsonl behind its head, and of eval.jsonl."""
 
     folder: Path
@@ -32,7 +32,7 @@ class Run:
     evaluations: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, folder: Path) -> Run:
+    def of(cls, folder: Path) -> RunLog:
         """Returns the run in a folder. Raises ConfigError, naming what is missing, where it is none."""
         if not folder.is_dir():
             raise ConfigError(f"{folder}: no such folder; name a run's, which is <train.output_dir>/<name>")
@@ -101,7 +101,7 @@ def _median(lines: Sequence[dict[str, Any]], name: str) -> float | None:
 class RunComparison:
     """Two runs beside each other."""
 
-    runs: tuple[Run, Run]
+    runs: tuple[RunLog, RunLog]
     out: Path | None
 
     def to_json(self) -> dict[str, Any]:
@@ -135,10 +135,10 @@ class RunComparison:
 
 def compare_runs(first: Path, other: Path, *, out: Path | None = None) -> RunComparison:
     """Returns two runs beside each other, by what their folders tell. Raises ConfigError where one is no run."""
-    return RunComparison(runs=(Run.of(first), Run.of(other)), out=out)
+    return RunComparison(runs=(RunLog.of(first), RunLog.of(other)), out=out)
 
 
-def loss_difference(first: Run, other: Run) -> dict[str, Any]:
+def loss_difference(first: RunLog, other: RunLog) -> dict[str, Any]:
     """Returns the largest difference between losses at equal steps, and where; `equal_steps` 0 where there are none.
 
     A line's loss is the mean since the line before it, so steps are equal if they end lines of both runs.

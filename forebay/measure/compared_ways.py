@@ -134,7 +134,7 @@ STEPS_A_BLOCK = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class BlockStep:
     """One optimizer step. bucket: its shape class in the config's plan, -1 for random batches.
 
     batches: the sample indices of its micro-batches.
@@ -148,7 +148,7 @@ class Step:
 class Block:
     """What every arm trains on in one turn, as the batches of the config's plan."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[BlockStep, ...]
 
     @property
     def samples(self) -> list[int]:
@@ -165,10 +165,10 @@ class Block:
         counts = [grad_acc or len(step.batches) for step in self.steps]
         parts = iter(np.array_split(samples, sum(counts)))
         batches = [tuple(tuple(part.tolist()) for part in itertools.islice(parts, count)) for count in counts]
-        return Block(tuple(Step(bucket=-1, batches=own) for own in batches))
+        return Block(tuple(BlockStep(bucket=-1, batches=own) for own in batches))
 
 
-def planned_steps(plan: Plan, *, seed: int, grad_acc: int) -> Iterator[Step]:
+def planned_steps(plan: Plan, *, seed: int, grad_acc: int) -> Iterator[BlockStep]:
     """Yields the optimizer steps of a plan, epoch after epoch, as one rank takes them.
 
     grad_acc: micro-batches a step where the plan says nothing.
@@ -180,12 +180,12 @@ def planned_steps(plan: Plan, *, seed: int, grad_acc: int) -> Iterator[Step]:
             bucket = order.bucket(position)
             size = grad_acc if plan.grad_accs is None else plan.grad_accs[bucket]
             places = range(position, min(position + size, len(order)))
-            yield Step(bucket=bucket, batches=tuple(tuple(batch.tolist()) for batch in order.batches(places)))
+            yield BlockStep(bucket=bucket, batches=tuple(tuple(batch.tolist()) for batch in order.batches(places)))
             position += size
         epoch += 1
 
 
-def dealt(steps: Sequence[Step], num_blocks: int) -> list[Block]:
+def dealt(steps: Sequence[BlockStep], num_blocks: int) -> list[Block]:
     """Returns the steps dealt to blocks bucket by bucket, so that all blocks have about the plan's share of each.
 
     Inside a block the steps keep the plan's order. Numbers of steps of two blocks differ by one at most. Consecutive

@@ -11,14 +11,14 @@ from forebay.measure.predict import (
     Codecs,
     Listed,
     Made,
-    Opened,
+    OpeningTimes,
     Pieces,
     PlanFacts,
     Prediction,
     Rates,
     Reads,
-    Stage,
-    Steps,
+    StageCost,
+    StepTimes,
     Training,
     build_seconds,
     more_workers,
@@ -37,7 +37,7 @@ def plural(number: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredArms:
     """What the arms told. None: an arm that was not measured, `not_measured` says why."""
 
     cores: int
@@ -45,7 +45,7 @@ class Measured:
     num_threads: int
     num_workers: int
     """Of a build, as the config says; 0: as many as there are cores."""
-    opened: Opened | None = None
+    opened: OpeningTimes | None = None
     listed: Listed | None = None
     reads: Reads | None = None
     made: Made | None = None
@@ -54,7 +54,7 @@ class Measured:
     cached: Rates | None = None
     uncached: Rates | None = None
     workers: Rates | None = None
-    steps: Steps | None = None
+    steps: StepTimes | None = None
     codecs: Codecs | None = None
     not_measured: Mapping[str, str] = field(default_factory=dict)
     start_s: float = 0.0
@@ -72,20 +72,20 @@ class Measured:
         return all(each is None for each in (self.reads, made, self.pieces, self.cached, self.uncached, self.workers))
 
     @property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[StageCost]:
         """The stages of both ways and the step, each as long as one thread needs for a sample."""
         found = [*(self.made.stages if self.made else ()), *(self.pieces.stages if self.pieces else ())]
         return [*found, *([self.step] if self.step else [])]
 
     @cached_property
-    def step(self) -> Stage | None:
+    def step(self) -> StageCost | None:
         """A sample's share of a step."""
         training = self.training
         if training is None or training.steps is None:
             return None
         samples = sum(batch.samples for batch in training.batches)
         ms = 1e3 * sum(training.steps_s) / max(samples, 1)
-        return Stage(name=STEP, kind="step", ms=ms, samples=samples, note=training.steps.device)
+        return StageCost(name=STEP, kind="step", ms=ms, samples=samples, note=training.steps.device)
 
     @cached_property
     def training(self) -> Training | None:
@@ -150,7 +150,7 @@ class Measured:
         return self.predicted(is_cached=self.is_sealed)
 
     @property
-    def path(self) -> list[Stage]:
+    def path(self) -> list[StageCost]:
         """The stages that a sample goes through as things are, the longest first, without the step."""
         if self.is_sealed:
             own = list(self.pieces.stages if self.pieces else ())
@@ -160,7 +160,7 @@ class Measured:
         return sorted(own, key=lambda stage: -stage.ms)
 
     @property
-    def bottleneck(self) -> Stage | None:
+    def bottleneck(self) -> StageCost | None:
         """What to look at first: the step if it is hardly kept waiting, else the longest stage of the data's way."""
         now = self.now
         if self.step is not None and now is not None and now.idle is not None and now.idle < FED:

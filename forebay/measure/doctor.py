@@ -23,11 +23,11 @@ from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.errors import ConfigError, ForebayError
 from forebay.measure.advice import Advice, advice
-from forebay.measure.diagnosis import Measured
-from forebay.measure.doctor_bench import Task
+from forebay.measure.diagnosis import MeasuredArms
+from forebay.measure.doctor_bench import DoctorTask
 from forebay.measure.doctor_child import Answer, Session, session
 from forebay.measure.doctor_report import DoctorReport
-from forebay.measure.predict import Steps, StepTime
+from forebay.measure.predict import StepTime, StepTimes
 from forebay.plan.make import plan_example
 from forebay.progress import Progress
 from forebay.steps.recipe import load_config
@@ -248,7 +248,7 @@ def doctor(config: Config, options: DoctorOptions | None = None) -> DoctorReport
     began = time.monotonic() - options.passed_s
     root = tempfile.mkdtemp(prefix="forebay-doctor-")
     cores = len(os.sched_getaffinity(0))
-    task = Task(config=config, root=root, parent=os.getpid(), cores=cores, prepare=options.prepare)
+    task = DoctorTask(config=config, root=root, parent=os.getpid(), cores=cores, prepare=options.prepare)
     try:
         with session(task, deadline_s=began + options.seconds + GRACE_S) as bench:
             found = _measured(bench, config, options, cores=cores)
@@ -282,7 +282,7 @@ def check(config: Config, options: DoctorOptions) -> None:
         check_target(config, options.apply)
 
 
-def _measured(bench: Session, config: Config, options: DoctorOptions, *, cores: int) -> Measured:
+def _measured(bench: Session, config: Config, options: DoctorOptions, *, cores: int) -> MeasuredArms:
     found: dict[str, Any] = {} if options.step_s is None else {"steps": given_step(options.step_s)}
     missing: dict[str, str] = {}
     for arm in _arms(options):
@@ -312,8 +312,8 @@ def _measured(bench: Session, config: Config, options: DoctorOptions, *, cores: 
 
 def _of(
     found: Mapping[str, Any], config: Config, *, cores: int, not_measured: Mapping[str, str] | None = None
-) -> Measured:
-    return Measured(
+) -> MeasuredArms:
+    return MeasuredArms(
         cores=cores,
         prefetch=config.loader.prefetch,
         num_threads=config.loader.num_threads,
@@ -374,6 +374,6 @@ def _require(found: Mapping[str, Any], missing: Mapping[str, str], config: Confi
         raise ConfigError(f"{config.path}: {missing.get('find', missing['listing'])}")
 
 
-def given_step(step_s: float) -> Steps:
+def given_step(step_s: float) -> StepTimes:
     """Returns steps that take what the user says, whatever their batch; they need none of this machine's cores."""
-    return Steps(device="given", times=(StepTime(bucket=0, samples=1, room=1, seconds=step_s, cpu_s=0.0, steps=0),))
+    return StepTimes(device="given", times=(StepTime(bucket=0, samples=1, room=1, seconds=step_s, cpu_s=0.0, steps=0),))

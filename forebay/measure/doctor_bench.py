@@ -29,7 +29,7 @@ from forebay.rows.manifest import Manifest
 from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.cache import Cache, open_cache
-from forebay.store.remote.raw.sources import naming_urls
+from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.store.source import SampleSource
 from forebay.train.select import select
 
@@ -42,7 +42,7 @@ _MOST_ROWS = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class DoctorTask:
     """What a child gets. root: where alone it writes. limit: list no more rows than this; None: all."""
 
     config: Config
@@ -57,7 +57,7 @@ class Task:
 class Bench:
     """A config, its samples, and a place to write."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: DoctorTask) -> None:
         self.task, self.config, self.root = task, task.config, Path(task.root)
         # Whatever is written on the way from raw data (tar indexes, listings) goes to the temporary root.
         self.raw_config = dataclasses.replace(

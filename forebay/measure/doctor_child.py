@@ -19,7 +19,7 @@ from typing import Any
 from forebay.errors import ForebayError
 from forebay.measure.cache_arms import codecs, find, listing, made, plans, reads
 from forebay.measure.child_process import Child
-from forebay.measure.doctor_bench import Bench, Task
+from forebay.measure.doctor_bench import Bench, DoctorTask
 from forebay.measure.isolated_calls import end_with
 from forebay.measure.loader_arms import cached, pieces, uncached, workers
 from forebay.measure.predict import Skip
@@ -56,7 +56,7 @@ class Answer:
     seconds: float = 0.0
 
 
-def work(task: Task, parent: Connection) -> None:
+def work(task: DoctorTask, parent: Connection) -> None:
     """Measures the arms that the parent names, each in the seconds that the parent gives it; None ends it."""
     end_with(task.parent)
     if task.prepare is not None:
@@ -88,7 +88,7 @@ _WORK = "forebay.measure.doctor_child:work"
 class Session:
     """A child that measures, and another one whenever the last was killed. `close` ends it, with what it started."""
 
-    def __init__(self, task: Task, *, deadline_s: float) -> None:
+    def __init__(self, task: DoctorTask, *, deadline_s: float) -> None:
         """deadline_s: on the clock of `time.monotonic`; nothing is waited for behind it."""
         self.task, self._deadline_s = task, deadline_s
         self._child: Child | None = None
@@ -148,7 +148,7 @@ class Session:
 
 
 @contextlib.contextmanager
-def session(task: Task, *, deadline_s: float) -> Iterator[Session]:
+def session(task: DoctorTask, *, deadline_s: float) -> Iterator[Session]:
     """Yields a session that ends with the block."""
     found = Session(task, deadline_s=deadline_s)
     try:

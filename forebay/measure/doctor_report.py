@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.measure.advice import Advice, duration, ms_text, percent
-from forebay.measure.diagnosis import Measured
-from forebay.measure.predict import Stage
+from forebay.measure.diagnosis import MeasuredArms
+from forebay.measure.predict import StageCost
 from forebay.terminal import human_number, paragraph, table
 from forebay.visible import from_here, human_bytes
 
@@ -22,7 +22,7 @@ class DoctorReport:
 
     config: str
     seconds: float
-    found: Measured
+    found: MeasuredArms
     advice: Sequence[Advice]
     applied: str | None = None
     """The file that `--apply` wrote."""
@@ -138,5 +138,5 @@ def _number(ms: float) -> str:
     return f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}"
 
 
-def _rate(stage: Stage) -> str:
+def _rate(stage: StageCost) -> str:
     return human_number(1e3 / stage.ms) if stage.ms else ""

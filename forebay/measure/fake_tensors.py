@@ -27,13 +27,13 @@ from forebay.errors import CacheMismatchError
 from forebay.measure.batch_search import Case, Line
 from forebay.measure.step_runner import Steps, opened
 from forebay.pretrained import from_folder
-from forebay.train.collate.codes import to_model_inputs
+from forebay.train.collate.device_codes import to_model_inputs
 from forebay.train.collate.patches import pixel_dtype
 from forebay.train.device import Batch
 from forebay.train.loop.trainable import adamw, set_passes, set_trainable
+from forebay.train.models.families import ModelFacts
 from forebay.train.models.lora import with_adapters
 from forebay.train.models.objective import Objective
-from forebay.train.models.table import ModelFacts
 
 _logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Tracked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Probed:
+class ProbedStep:
     """Memory at the peak of the passes of a step, each part as a line in the size of the batch."""
 
     parts: Mapping[str, Line]
@@ -90,13 +90,13 @@ class Probed:
         return {name: max(round(part.at(size)), 0) for name, part in self.parts.items()}
 
 
-def probe(config: Config, facts: ModelFacts, cases: list[Case], *, accumulates: bool) -> list[Probed | None]:
+def probe(config: Config, facts: ModelFacts, cases: list[Case], *, accumulates: bool) -> list[ProbedStep | None]:
     """Returns the memory of a step on each of `cases`; None where even small steps do not fit.
 
     accumulates: whether an optimizer step takes several micro-batches, so that gradients lie beside activations.
     """
     source = opened(config)
-    found: list[Probed | None] = []
+    found: list[ProbedStep | None] = []
     try:
         steps = FakeSteps(config, facts, source.constants, accumulates=accumulates)
         for case in cases:
@@ -109,7 +109,7 @@ def probe(config: Config, facts: ModelFacts, cases: list[Case], *, accumulates: 
     return [_real(real, case, config, source) for case in cases]
 
 
-def _real(steps: Steps, case: Case, config: Config, source: Any) -> Probed | None:
+def _real(steps: Steps, case: Case, config: Config, source: Any) -> ProbedStep | None:
     try:
         return _through(case.real_sizes, steps, _tracked(steps, case, config, source), is_fake=False)
     except torch.OutOfMemoryError:
@@ -138,12 +138,12 @@ def tracked_step(steps: FakeSteps | Steps, batch: Batch) -> Tracked:
     return Tracked(parts=tracker.parts(steps.device), update_bytes=tracker.of_update.get(steps.device, 0))
 
 
-def _through(sizes: tuple[int, int], steps: Any, measure: Callable[[int], Tracked], *, is_fake: bool) -> Probed:
+def _through(sizes: tuple[int, int], steps: Any, measure: Callable[[int], Tracked], *, is_fake: bool) -> ProbedStep:
     learning = [parameter for parameter in steps.model.parameters() if parameter.requires_grad]
     gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in learning)
     (first, low), (second, high) = ((size, measure(size)) for size in sizes)
     parts = {name: Line.through((first, low.parts[name]), (second, high.parts[name])) for name in PARTS}
-    return Probed(parts=parts, is_fake=is_fake, update_bytes=high.update_bytes, gradient_bytes=gradient_bytes)
+    return ProbedStep(parts=parts, is_fake=is_fake, update_bytes=high.update_bytes, gradient_bytes=gradient_bytes)
 
 
 class _PeakTracker(MemTracker):

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.measure.doctor_bench import Bench, dropped
-from forebay.measure.predict import Pieces, Rate, Rates, Skip, Stage, Timed, costs
+from forebay.measure.predict import Pieces, Rate, Rates, Skip, StageCost, Timed, costs
 from forebay.plan.make import Planned, plan_of
 from forebay.steps.batch import fresh
 from forebay.store.cache import Cache, open_cache
@@ -310,7 +310,7 @@ def pieces(bench: Bench, seconds: float) -> Pieces:
             break
     found = {CACHED_READ: read_ms, COLLATE: collate_ms, COPY: copy_ms}
     stages = tuple(
-        Stage(name=name, kind="cache", ms=statistics.median(each), samples=count)
+        StageCost(name=name, kind="cache", ms=statistics.median(each), samples=count)
         for name, each in found.items()
         if each
     )

@@ -11,15 +11,15 @@ from pathlib import Path
 import torch
 
 from forebay.errors import CacheMismatchError
-from forebay.measure.compared_ways import Block, BlockPlan, Step
+from forebay.measure.compared_ways import Block, BlockPlan, BlockStep
 from forebay.measure.machine import device_name
 from forebay.measure.step_clock import (
+    ArmFinish,
+    ArmTask,
+    ArmTurn,
     BlockClock,
-    Finish,
     Setup,
     Shapes,
-    Task,
-    Turn,
     count_flops,
     finish,
     spread_out,
@@ -29,23 +29,23 @@ from forebay.store.source import SampleSource, SourceUnion, parts_of, without_au
 from forebay.train.collate.patches import fields_of
 from forebay.train.loop.launch import make_accelerator
 from forebay.train.loop.learner import Learner
-from forebay.train.models.folder import check_constants, model_facts
+from forebay.train.models.model_folder import check_constants, model_facts
 from forebay.train.select import make_loader
 
 
-def work(task: Task, parent: Connection) -> None:
+def work(task: ArmTask, parent: Connection) -> None:
     """Does the turns that the parent asks for, by their number; None ends them."""
-    session = Session(task)
+    session = OwnSession(task)
     parent.send(session.setup)
     while (number := parent.recv()) is not None:
         parent.send(session.turn(number))
     parent.send(session.finish())
 
 
-class Session:
+class OwnSession:
     """An arm's loader and learner from its first turn to its last."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: ArmTask) -> None:
         self._blocks = blocks_of(task)
         config = task.arm_config
         began = time.perf_counter()
@@ -64,7 +64,7 @@ class Session:
         self._seen: dict[Shapes, tuple[int, ...]] = {}
         """A micro-batch of each shape."""
 
-    def turn(self, number: int) -> Turn:
+    def turn(self, number: int) -> ArmTurn:
         """Returns what was taken over a block, which the model has learnt from."""
         block = self._blocks[number]
         self._stand_at(block)
@@ -86,13 +86,13 @@ class Session:
         self._seen |= zip(taken.shapes, (batch for step in block.steps for batch in step.batches), strict=True)
         return taken
 
-    def finish(self) -> Finish:
+    def finish(self) -> ArmFinish:
         """Returns what is counted at the end; the model is of no use afterwards."""
         return finish({shapes: self._count(self._seen[shapes]) for shapes in spread_out(self._seen)})
 
     def _count(self, batch: tuple[int, ...]) -> float:
         """Returns the FLOPs of a step of one micro-batch."""
-        self._stand_at(Block((Step(bucket=-1, batches=(batch,)),)))
+        self._stand_at(Block((BlockStep(bucket=-1, batches=(batch,)),)))
         with contextlib.closing(self._learner.groups(self._loader)) as groups:
             group = next(groups)
             return count_flops(lambda: self._learner.update(group, step=self._step))
@@ -107,7 +107,7 @@ class Session:
         loader.plan, loader.cursor = plan, Cursor(plan, loader.plan_key, seed=loader.settings.seed)
 
 
-def blocks_of(task: Task) -> list[Block]:
+def blocks_of(task: ArmTask) -> list[Block]:
     """Returns the blocks in the batches of the arm."""
     if not task.arm.is_unbucketed:
         return list(task.blocks)

@@ -14,7 +14,7 @@ from transformers import AutoFeatureExtractor, AutoTokenizer, WhisperFeatureExtr
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
-from forebay.steps.audio.extractor.step import Extractor
+from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.batch import IGNORED, fresh
 from forebay.steps.form import BatchForm
 from forebay.steps.image.processor.whole import image_processor_of, whole_processor

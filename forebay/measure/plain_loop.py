@@ -20,11 +20,11 @@ from forebay.config.tree import Config
 from forebay.measure.machine import device_name
 from forebay.measure.own_way import places_in, release_memory
 from forebay.measure.plain_collators import Collating, ProcessorCollator, agreement, sound_collator
-from forebay.measure.step_clock import BlockClock, Setup, Shapes, Task, count_flops, finish, spread_out
+from forebay.measure.step_clock import ArmTask, BlockClock, Setup, Shapes, count_flops, finish, spread_out
 from forebay.steps.step import Batch
 from forebay.train.loop.schedule import Schedule
 from forebay.train.loop.trainable import adamw, set_learning_rate, set_passes, set_trainable
-from forebay.train.models.folder import model_facts
+from forebay.train.models.model_folder import model_facts
 from forebay.train.models.trainee import new_model
 from forebay.train.select import make_loader
 from forebay.train.uncached.plain import PlainSamples
@@ -37,7 +37,7 @@ Batches = list[list[list[int]]]
 """A block: by step, by micro-batch, the places of its samples in the data set."""
 
 
-def work(task: Task, parent: Connection) -> None:
+def work(task: ArmTask, parent: Connection) -> None:
     """Does the turns that the parent asks for, by their number; None ends them."""
     config = task.arm_config
     began = time.perf_counter()
@@ -64,7 +64,7 @@ def work(task: Task, parent: Connection) -> None:
     parent.send(finish(plain.counted()))
 
 
-def _collator(config: Config, samples: PlainSamples, task: Task) -> tuple[Collating, dict[str, Any] | None, float]:
+def _collator(config: Config, samples: PlainSamples, task: ArmTask) -> tuple[Collating, dict[str, Any] | None, float]:
     """Returns the collator, how batches of the cache compare with what it makes where it says so, and its seconds."""
     began = time.perf_counter()
     if samples.groups.recipe.audio is not None:
@@ -83,7 +83,7 @@ def _collator(config: Config, samples: PlainSamples, task: Task) -> tuple[Collat
     return collator, agrees, made_s
 
 
-def plain_blocks(task: Task) -> list[Batches]:
+def plain_blocks(task: ArmTask) -> list[Batches]:
     """Returns the random batches of each block; the Trainer has as many micro-batches in every step."""
     places = {index: place for place, index in enumerate(task.ids)}
     steps = [step for block in task.blocks for step in block.steps]

@@ -38,7 +38,7 @@ class Timeline:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shared:
+class SharedCost:
     """The cores that the loop's steps and the hands share. step_cores: that a step keeps busy."""
 
     cores: int
@@ -46,7 +46,7 @@ class Shared:
 
 
 def run(
-    fills_s: Sequence[float], steps_s: Sequence[float], *, hands: int, ahead: int, shared: Shared | None = None
+    fills_s: Sequence[float], steps_s: Sequence[float], *, hands: int, ahead: int, shared: SharedCost | None = None
 ) -> Timeline:
     """Returns what a loop over some batches takes. fills_s, steps_s: of each batch in its order, as many of both.
 
@@ -92,7 +92,7 @@ class Skip(Exception):  # noqa: N818  an arm that cannot be, which is no error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
+class StageCost:
     """What one stage of a sample's way takes in one thread."""
 
     name: str
@@ -106,7 +106,7 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Opened:
+class OpeningTimes:
     """What training reads. place: the sealed cache of the config, None where there is none."""
 
     place: str | None
@@ -143,7 +143,7 @@ class Reads:
 class Made:
     """The sample of rows that was made as a build makes it, in one thread."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StageCost, ...]
     samples: int
     cpu_ms: float
     """CPU milliseconds a sample, in all stages."""
@@ -155,7 +155,7 @@ class Made:
 class Pieces:
     """What a batch out of a cache is made of, in one thread."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StageCost, ...]
     cold_ms: float | None = None
     why_not_cold: str = ""
 
@@ -232,7 +232,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Steps:
+class StepTimes:
     """Training steps. device: what they ran on; `given` where the user said what a step takes."""
 
     device: str
@@ -276,7 +276,7 @@ class Training:
 
     batches: tuple[PlannedBatch, ...]
     num_batches: int
-    steps: Steps | None
+    steps: StepTimes | None
     cores: int
     prefetch: int
 
@@ -288,12 +288,12 @@ class Training:
         return seconds_of(self.steps.times, [batch.room for batch in self.batches])
 
     @property
-    def shared(self) -> Shared | None:
+    def shared(self) -> SharedCost | None:
         """The cores, where the steps need them too."""
         if self.steps is None or self.steps.device != "cpu":
             return None
         busy = [time.cpu_s / time.seconds for time in self.steps.times if time.seconds > 0]
-        return Shared(cores=self.cores, step_cores=float(np.mean(busy)) if busy else 0.0)
+        return SharedCost(cores=self.cores, step_cores=float(np.mean(busy)) if busy else 0.0)
 
     def timeline(self, rate: Rate, *, prefetch: int | None = None) -> Timeline:
         """Returns how these batches go where a loader gives them. prefetch: None: that of the config."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from forebay.measure.doctor_bench import SAMPLE, Bench
-from forebay.measure.predict import Made, Skip, Stage
+from forebay.measure.predict import Made, Skip, StageCost
 from forebay.measure.step_clock import StageClock
 from forebay.preprocess.assemble import assemble
 from forebay.preprocess.cut import Cut
@@ -90,11 +90,11 @@ def _make(bench: Bench, seconds: float) -> Made:
     )
 
 
-def _stages(clock: StageClock, wall_s: float, counted: int) -> tuple[Stage, ...]:
+def _stages(clock: StageClock, wall_s: float, counted: int) -> tuple[StageCost, ...]:
     found = {name: clock.wall_s[name] for name in STAGES if clock.wall_s[name] > 0}
-    raw = [Stage(name=name, kind="raw", ms=1e3 * s / counted, samples=counted) for name, s in found.items()]
+    raw = [StageCost(name=name, kind="raw", ms=1e3 * s / counted, samples=counted) for name, s in found.items()]
     rest_ms = 1e3 * max(wall_s - sum(found.values()), 0.0) / counted
-    return (*raw, Stage(name=WRITE, kind="build", ms=rest_ms, samples=counted))
+    return (*raw, StageCost(name=WRITE, kind="build", ms=rest_ms, samples=counted))
 
 
 def _listing(bench: Bench) -> Listing:

@@ -19,16 +19,16 @@ from forebay.measure.batch_search import PACK_UNIT, pack_case
 from forebay.measure.cache_arms import plans
 from forebay.measure.doctor_bench import Bench
 from forebay.measure.loader_arms import makers
-from forebay.measure.predict import PlannedBatch, Skip, Steps, StepTime
+from forebay.measure.predict import PlannedBatch, Skip, StepTime, StepTimes
 from forebay.steps.batch import fresh
 from forebay.store.source import SourceUnion, length_of, parts_of, without_audio
-from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
+from forebay.train.models.model_folder import check_config, check_constants, check_weights, model_facts
 
 _SHAPES = 3
 _MOST_STEPS = 20
 
 
-def step(bench: Bench, seconds: float) -> Steps:
+def step(bench: Bench, seconds: float) -> StepTimes:
     """Returns what steps of up to three shapes take; the first step of each is not counted."""
     ends, config = time.perf_counter() + seconds, step_runner.for_trials(bench.config)
     if config.train.model is None:
@@ -50,7 +50,7 @@ def step(bench: Bench, seconds: float) -> Steps:
             break
         times.append(_timed(loop, _batch(bench, config, shape), shape, ends=now + max(ends - now, 0.0) / left))
     name = torch.cuda.get_device_name(loop.device) if loop.device.type == "cuda" else "cpu"
-    return Steps(device=name, times=tuple(times))
+    return StepTimes(device=name, times=tuple(times))
 
 
 def chosen(batches: tuple[PlannedBatch, ...]) -> list[PlannedBatch]:

@@ -32,7 +32,7 @@ MAX_COUNTED = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class ArmTask:
     """What a child gets. The tables hold the samples of the blocks, by their index in the config's own source."""
 
     config: Config
@@ -76,7 +76,7 @@ class Setup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepTime:
+class TimedStep:
     """One optimizer step, from the end of the step before it."""
 
     bucket: int
@@ -86,7 +86,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
+class ArmTurn:
     """One block, from the first request for data to the end of the last step on the device."""
 
     seconds: float
@@ -97,7 +97,7 @@ class Turn:
     room: int
     """Frames that the batches had room for."""
     losses: list[float]
-    steps: list[StepTime]
+    steps: list[TimedStep]
     skipped: int
     ids: list[str]
     """Of the samples that were trained on, sorted."""
@@ -108,7 +108,7 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finish:
+class ArmFinish:
     """What an arm tells after its last turn."""
 
     flops: dict[Shapes, float]
@@ -163,13 +163,13 @@ class BlockClock:
         self._utilisation.__exit__()
         self.cpu_s = cpu_seconds() - self._cpu_s
 
-    def turn(self, *, frames: int, room: int, ids: Sequence[str]) -> Turn:
+    def turn(self, *, frames: int, room: int, ids: Sequence[str]) -> ArmTurn:
         """Returns what was taken. frames, room: of the block's batches. ids: of its samples."""
         steps, before = [], self._begin
         for bucket, mark, peak in self._marks:
-            steps.append(StepTime(bucket=bucket, seconds=_between(before, mark), device_bytes=peak))
+            steps.append(TimedStep(bucket=bucket, seconds=_between(before, mark), device_bytes=peak))
             before = mark
-        return Turn(
+        return ArmTurn(
             seconds=self.seconds,
             wait_s=self.wait_s,
             first_batch_s=self.first_batch_s,
@@ -185,9 +185,9 @@ class BlockClock:
         )
 
 
-def finish(flops: dict[Shapes, float]) -> Finish:
+def finish(flops: dict[Shapes, float]) -> ArmFinish:
     """Returns what an arm tells at its end."""
-    return Finish(
+    return ArmFinish(
         flops=flops,
         compilations=num_compilations(),
         host_bytes=host_bytes(),

@@ -28,8 +28,8 @@ from forebay.train.device import Batch
 from forebay.train.loop.launch import make_accelerator
 from forebay.train.loop.learner import Learner
 from forebay.train.loop.micro_batches import Group, count_samples
+from forebay.train.models.families import ModelFacts
 from forebay.train.models.objective import Objective
-from forebay.train.models.table import ModelFacts
 from forebay.train.select import as_stored, select
 
 
@@ -158,7 +158,7 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class MeasuredStep:
     """What the steps of a trial took.
 
     On CUDA `peak_bytes` is what the allocator has reserved at most, `used_bytes` what tensors had of it at most. On the
@@ -183,7 +183,7 @@ def device() -> Device:
 
 def trial(
     config: Config, facts: ModelFacts, case: Case, size: int, *, steps: int, limit_bytes: int, accumulates: bool
-) -> Measured | None:
+) -> MeasuredStep | None:
     """Returns what `steps` optimizer steps on a batch of the case took; None where memory did not suffice.
 
     limit_bytes: on CUDA, the allocator gives no more than this. accumulates: see `Steps`.
@@ -208,7 +208,7 @@ def trial(
         peaks = torch.cuda.max_memory_reserved(0), torch.cuda.max_memory_allocated(0)
     else:
         peaks = (peak_resident_bytes() - before,) * 2
-    return Measured(peak_bytes=peaks[0], used_bytes=peaks[1], step_s=round(step_s, 4))
+    return MeasuredStep(peak_bytes=peaks[0], used_bytes=peaks[1], step_s=round(step_s, 4))
 
 
 def is_out_of_memory(err: RuntimeError) -> bool:

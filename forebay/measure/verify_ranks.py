@@ -26,13 +26,13 @@ from forebay.measure.step_runner import (
     peak_resident_bytes,
     reset_peak_resident,
 )
-from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.make import make_plan, samples_of
 from forebay.store.source import SampleSource, without_audio
 from forebay.train.collate.patches import fields_of
 from forebay.train.device import Batch
 from forebay.train.loop.launch import process_state
-from forebay.train.models.table import ModelFacts
+from forebay.train.models.families import ModelFacts
 from forebay.visible import human_bytes
 
 PEAK_TOLERANCE = 0.05
@@ -64,7 +64,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VerifyReport:
+class RanksReport:
     """What `forebay calibrate --mode verify-all --json` prints; its fields are an interface."""
 
     world_size: int
@@ -81,7 +81,7 @@ class VerifyReport:
         return self.problems or [f"all buckets train on {self.world_size} ranks, and the ranks agree"]
 
 
-def verify(config: Config, options: CalibrateOptions, *, tell: Tell) -> VerifyReport | None:
+def verify(config: Config, options: CalibrateOptions, *, tell: Tell) -> RanksReport | None:
     """Returns what `--steps` steps on the longest shapes of every bucket took on each rank; None on ranks but 0.
 
     Batches are as large as `--out` says, or `calibrated_bs.json` beside the config; where there is no such file, as
@@ -97,7 +97,7 @@ def verify(config: Config, options: CalibrateOptions, *, tell: Tell) -> VerifyRe
         state.destroy_process_group()
     if not state.is_main_process:
         return None
-    return VerifyReport(world_size=state.num_processes, rows=rows, problems=differences(rows, on_cuda=on_cuda))
+    return RanksReport(world_size=state.num_processes, rows=rows, problems=differences(rows, on_cuda=on_cuda))
 
 
 def _rows(

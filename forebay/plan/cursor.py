@@ -186,7 +186,7 @@ class LoaderState:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CursorStep:
     """What a rank does next.
 
     place: of the step. turn: what the rank takes there. samples: int64, of its micro-batch. following: the place of the
@@ -301,7 +301,7 @@ class Cursor:
         # A worker at its end stays there: the others still have batches of this epoch.
         self._stand_at(loaded if is_own or self.steps_left(loaded) else loaded.next_epoch(), is_own=is_own)
 
-    def walk(self, *, worker: int = 0, num_workers: int = 0) -> Iterator[Step]:
+    def walk(self, *, worker: int = 0, num_workers: int = 0) -> Iterator[CursorStep]:
         """Returns the steps from where the cursor stands to the end of the epoch, or without end.
 
         A few steps are computed at once. worker, num_workers: which steps of the rank are this worker's. With 0 workers
@@ -315,7 +315,7 @@ class Cursor:
             self._end(first)
         return self._steps(first, stride=max(num_workers, 1), walk=number)
 
-    def ahead(self, *, worker: int = 0, num_workers: int = 0) -> Iterator[Step]:
+    def ahead(self, *, worker: int = 0, num_workers: int = 0) -> Iterator[CursorStep]:
         """Returns the steps of the walk from where the cursor stands, and of those after it; the cursor stays there.
 
         worker, num_workers: as of `walk`.
@@ -323,21 +323,21 @@ class Cursor:
         first = self._after(self.start, 0 if self._is_own else worker)
         return self._epochs(first, worker=worker, stride=max(num_workers, 1))
 
-    def _epochs(self, place: LoaderState, *, worker: int, stride: int) -> Iterator[Step]:
+    def _epochs(self, place: LoaderState, *, worker: int, stride: int) -> Iterator[CursorStep]:
         while True:
             yield from self._steps(place, stride=stride, walk=_NO_WALK, at_most=_AHEAD_AT_ONCE)
             place = self._after(place.next_epoch(), worker)
             if not self.steps_left(place):  # more workers than steps
                 return
 
-    def hand_out(self, step: Step) -> None:
+    def hand_out(self, step: CursorStep) -> None:
         """Moves the cursor behind a step of its last walk; a step of an earlier walk moves nothing."""
         if step.walk == self._walk:
             self.state = step.following
             if not self.steps_left(step.following):
                 self._end(step.following)
 
-    def _steps(self, place: LoaderState, *, stride: int, walk: int, at_most: int = _AT_ONCE) -> Iterator[Step]:
+    def _steps(self, place: LoaderState, *, stride: int, walk: int, at_most: int = _AT_ONCE) -> Iterator[CursorStep]:
         at_once = _AT_ONCE
         order, epoch = self.plan.order(place.seed, place.epoch), place.epoch
         while left := self.steps_left(place):
@@ -353,7 +353,7 @@ class Cursor:
                 turns[-1], batches[-1] = self._part(order, places[-1].position)
             place = self._after(places[-1], stride)
             for here, mine, samples, following in zip(places, turns, batches, [*places[1:], place], strict=True):
-                yield Step(here, mine, samples, following, walk)
+                yield CursorStep(here, mine, samples, following, walk)
 
     def _part(self, order: EpochOrder, start: int) -> tuple[Turn, Ints]:
         """Returns what this rank takes of the samples from `start` on, of a last step that is dealt over the ranks."""

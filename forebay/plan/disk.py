@@ -20,9 +20,9 @@ import xxhash
 
 from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError
-from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.names import PLANS, plan_document
-from forebay.plan.pack.plan import PackPlan
+from forebay.plan.pack.pack_plan import PackPlan
 from forebay.plan.statistics import FORM, PACK_FORM
 from forebay.plan.window import WindowPlan
 from forebay.store.cache import Cache

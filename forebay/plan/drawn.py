@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from forebay.config.plan import bucket_names
-from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.cursor import LoaderState
 from forebay.plan.interface import Plan
-from forebay.plan.mixture.plan import MixturePlan
-from forebay.plan.pack.plan import PackPlan
-from forebay.plan.usage import stretches
+from forebay.plan.mixture.mixture_plan import MixturePlan
+from forebay.plan.pack.pack_plan import PackPlan
+from forebay.plan.plan_usage import stretches
 from forebay.plan.window import WindowPlan
 from forebay.store.layout import Array, Ints
 

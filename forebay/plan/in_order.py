@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from forebay.errors import PlanError
-from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.interface import EpochOrder, Plan, Tail, check_epoch, checked_positions
 from forebay.plan.make import Planned
 from forebay.plan.names import without_shuffle
-from forebay.plan.pack.plan import PackPlan
+from forebay.plan.pack.pack_plan import PackPlan
 from forebay.plan.window import WindowPlan, greedy_cut
 from forebay.store.layout import Array, Ints
 

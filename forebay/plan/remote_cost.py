@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from forebay.errors import ConfigError
-from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.cursor import Cursor
 from forebay.plan.in_order import InOrderPlan
 from forebay.plan.interface import Plan
-from forebay.plan.mixture.plan import MixturePlan
+from forebay.plan.mixture.mixture_plan import MixturePlan
 from forebay.plan.shard_line import BLOCKS_IN_TOUCH, Windows
 from forebay.plan.window import WindowPlan
 from forebay.store.layout import Array, Ints

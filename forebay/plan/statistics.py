@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import PlanError
-from forebay.plan.bucket.plan import BucketPlan, Order
+from forebay.plan.bucket.bucket_plan import BucketPlan, Order
 from forebay.plan.cursor import mixed_steps, num_fillers, num_steps
 from forebay.plan.interface import EpochOrder, Plan, Tail
-from forebay.plan.pack.plan import PackPlan
+from forebay.plan.pack.pack_plan import PackPlan
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.plan.window import WindowOrder, WindowPlan
 from forebay.store.layout import Array, Ints

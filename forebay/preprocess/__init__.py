@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from forebay.face import face
 
 if TYPE_CHECKING:
+    from forebay.preprocess.build_report import BuildReport as BuildReport
+    from forebay.preprocess.build_report import Options as Options
     from forebay.preprocess.pipeline import build as build
-    from forebay.preprocess.report import BuildReport as BuildReport
-    from forebay.preprocess.report import Options as Options
 
-__getattr__, __dir__, __all__ = face(__name__, {"pipeline": "build", "report": "BuildReport Options"})
+__getattr__, __dir__, __all__ = face(__name__, {"pipeline": "build", "build_report": "BuildReport Options"})

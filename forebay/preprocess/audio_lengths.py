@@ -20,7 +20,7 @@ from forebay.rows.media_reader import open_parts, sparse_files
 from forebay.steps.audio.waveform import Decode
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
-from forebay.store.remote.raw.sources import source_stat
+from forebay.store.remote.raw.raw_sources import source_stat
 from forebay.store.sound_headers import AudioInfo, parsed_header
 from forebay.store.source_files import SourceFile
 

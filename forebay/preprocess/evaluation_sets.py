@@ -48,7 +48,7 @@ from forebay.store.files import write_aside
 from forebay.store.filling import Entry, Filling, Summed, filling
 from forebay.store.layout import Ints
 from forebay.store.memo import Memo
-from forebay.store.remote.raw.sources import naming_urls
+from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.task_map import WorkerDied
 from forebay.visible import from_here, human_bytes
 
@@ -66,7 +66,7 @@ _UNSAFE = re.compile(r"""[/\\:*?"<>|%#]""")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class DrawnSet:
     """The candidates of one set. language: None where they have none. rows: int64, in the order of the draw."""
 
     language: str | None
@@ -83,7 +83,7 @@ class Drawn:
         return f"{self.name}_eval.tar"
 
 
-def drawn(rows: pa.Table, *, seed: int) -> list[Drawn]:
+def drawn(rows: pa.Table, *, seed: int) -> list[DrawnSet]:
     """Returns the candidates of every language, by its name.
 
     A sample's place depends on its id and the seed alone: data that is added or removed moves no other sample.
@@ -101,7 +101,7 @@ def drawn(rows: pa.Table, *, seed: int) -> list[Drawn]:
         language = None if code < 0 else names[code]
         if language is not None:
             _require_safe(language, len(members))
-        found.append(Drawn(language=language, rows=members[np.argsort(draws[members], kind="stable")]))
+        found.append(DrawnSet(language=language, rows=members[np.argsort(draws[members], kind="stable")]))
     found.sort(key=lambda each: each.name)
     if UNKNOWN in names and any(each.language is None for each in found):
         raise ConfigError(
@@ -260,7 +260,7 @@ def _speech_recipe(config: Config, options: EvalsetOptions) -> Recipe:
 
 
 def _fill(
-    folder: Filling, config: Config, options: EvalsetOptions, listing: Listing, draws: Sequence[Drawn], pool: Pool
+    folder: Filling, config: Config, options: EvalsetOptions, listing: Listing, draws: Sequence[DrawnSet], pool: Pool
 ) -> None:
     """Makes the tars that are not there; a set that ran out of candidates is asked for again, with twice as many."""
     done = {entry["language"] for entry in folder.finished}
@@ -296,7 +296,7 @@ _NOT_OF_TASKS = ("member", "duration_s", "explicit_id", "group")
 """Columns of a listing that no task has a use for."""
 
 
-def _task(config: Config, options: EvalsetOptions, listing: Listing, draw: Drawn, number: int) -> TarTask:
+def _task(config: Config, options: EvalsetOptions, listing: Listing, draw: DrawnSet, number: int) -> TarTask:
     columns = [name for name in listing.rows.column_names if name not in _NOT_OF_TASKS]
     files, rows = narrow(listing.rows.select(columns).take(draw.rows[:number]), listing.files)
     source = config.source
@@ -325,7 +325,7 @@ def _death(config: Config, err: WorkerDied) -> str:
     )
 
 
-def _seal(folder: Filling, config: Config, listing: Listing, draws: Sequence[Drawn]) -> None:
+def _seal(folder: Filling, config: Config, listing: Listing, draws: Sequence[DrawnSet]) -> None:
     eligible = {draw.language: len(draw.rows) for draw in draws}
     entries = sorted(folder.finished, key=lambda entry: entry["language"] or UNKNOWN)
     num_samples = sum(entry["num_samples"] for entry in entries)

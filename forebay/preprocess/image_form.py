@@ -22,13 +22,13 @@ from forebay.rows.manifest import Manifest, rejections
 from forebay.rows.shared_images import flattened
 from forebay.spans import FEATURES, span
 from forebay.steps.form import BatchForm
-from forebay.steps.image.processor.step import OpenProcessor, Processed
+from forebay.steps.image.processor.processor_step import OpenProcessor, Processed
 from forebay.steps.image.qwen2_vl import Patches, PixelSteps
 from forebay.steps.recipe import ImageGroup
-from forebay.store.image.arrays import FEATURES as ARRAYS
-from forebay.store.image.arrays import ArrayField, StoredArrays, StoredItems, shape_name
 from forebay.store.image.codec import Codec, StoredImages, encode
-from forebay.store.image.settings import ImageSettings, grid_thw, image_settings
+from forebay.store.image.image_settings import ImageSettings, grid_thw, image_settings
+from forebay.store.image.stored_items import FEATURES as ARRAYS
+from forebay.store.image.stored_items import ArrayField, StoredArrays, StoredItems, shape_name
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.shard import Shard

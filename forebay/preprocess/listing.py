@@ -28,7 +28,7 @@ from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.arriving import run_on_sources, unhashed
 from forebay.store.remote.raw.origin import forget
-from forebay.store.remote.raw.sources import localized, naming_urls, place_of
+from forebay.store.remote.raw.raw_sources import localized, naming_urls, place_of
 from forebay.store.source_files import SourceFile
 from forebay.task_map import Map
 from forebay.visible import printable

@@ -23,7 +23,7 @@ from forebay.store.key import SHORT, digest
 from forebay.store.layout import Array, Group
 from forebay.store.memo import SIZE, Stat, is_same, stat_now
 from forebay.store.remote.raw.elsewhere import rebased
-from forebay.store.remote.raw.sources import localized, look_up
+from forebay.store.remote.raw.raw_sources import localized, look_up
 from forebay.store.source_files import SourceFile, listed_files
 
 FORMAT = 2

@@ -16,6 +16,8 @@ from forebay.config.tree import Config
 from forebay.config.url import is_url, parse_url
 from forebay.errors import BuildError, CacheCorruptError, PlanError
 from forebay.plan.make import plan_example, plan_of
+from forebay.preprocess.build_report import BuildReport, Options
+from forebay.preprocess.build_run import Run
 from forebay.preprocess.groups import NOTHING, Groups, Listing
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.outline import folder_of
@@ -24,8 +26,6 @@ from forebay.preprocess.prepared import Prepared, PrepareReport, prepared, requi
 from forebay.preprocess.prepared import load as load_prepared
 from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.published import check_options, pushed, require_whole
-from forebay.preprocess.report import BuildReport, Options
-from forebay.preprocess.run import Run
 from forebay.preprocess.runner.ray import Ray
 from forebay.preprocess.stage_prepared import staged_prepared
 from forebay.preprocess.stage_workspace import remove_stage
@@ -36,11 +36,11 @@ from forebay.rows.readers.python_inputs import list_inputs
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.files import require_writable, sweep
-from forebay.store.filter import Filter
 from forebay.store.layout import Group
 from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
-from forebay.store.remote.raw.sources import localized, naming_urls
+from forebay.store.remote.raw.raw_sources import localized, naming_urls
+from forebay.store.sample_filter import Filter
 from forebay.store.seal import quick_problems, verify_folder
 from forebay.store.selection import filtered
 from forebay.store.shared_disk import is_gone, seen

@@ -12,14 +12,14 @@ import xxhash
 from forebay.config.tree import Config
 from forebay.config.url import Url, parse_url
 from forebay.errors import BuildError, ConfigError, RemoteError, RemoteExistsError
-from forebay.preprocess.report import BuildReport, Options
+from forebay.preprocess.build_report import BuildReport, Options
 from forebay.preprocess.stage_workspace import check_stage
 from forebay.store.cache import open_cache
 from forebay.store.files import remove_aside, temporary_name
 from forebay.store.lookup import Sealed
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.mirror import Mirror, key_there
-from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.transfer.transfer import push
 from forebay.store.seal import quick_problems, verify_folder
 from forebay.store.shared_disk import move
@@ -98,7 +98,7 @@ def _settle(folder: Path, url: Url, config: Config) -> None:
     data = (folder / METADATA).read_bytes()
     mirror = Mirror.at(url, config.remote, state=xxhash.xxh3_128_hexdigest(data))
     if mirror.bucket.read(METADATA) == data:  # and not of another builder, whose rows may lie elsewhere
-        mirror.adopt(Wanted(name=METADATA, size_bytes=len(data), is_kept=True), folder / METADATA)
+        mirror.adopt(WantedFile(name=METADATA, size_bytes=len(data), is_kept=True), folder / METADATA)
         left = config.remote.cache_size_bytes
         for wanted in _files(folder):
             left -= wanted.size_bytes
@@ -109,11 +109,11 @@ def _settle(folder: Path, url: Url, config: Config) -> None:
     remove_aside(aside)
 
 
-def _files(folder: Path) -> list[Wanted]:
+def _files(folder: Path) -> list[WantedFile]:
     """Returns the files of a cache but metadata.json, those beside the shards first."""
     cache = open_cache(folder, verify="never")
     small = [
-        Wanted(name=name, is_kept=True, size_bytes=entry["size_bytes"], xxh3_128=entry["xxh3_128"])
+        WantedFile(name=name, is_kept=True, size_bytes=entry["size_bytes"], xxh3_128=entry["xxh3_128"])
         for name, entry in cache.metadata["files"].items()
     ]
     return small + [wanted for unit in range(cache.num_units) for wanted in cache.unit_files(unit)]

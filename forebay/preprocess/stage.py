@@ -25,7 +25,7 @@ from forebay.preprocess.workspace import Receipt, receipt_from_json, receipt_to_
 from forebay.store.files import sweep, temporary_name
 from forebay.store.layout import Group
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
-from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.raw.elsewhere import Mirrors, mirrors_in, rebased
 from forebay.store.remote.transfer.proof import Proof, hash_object, proof_of
 from forebay.store.source_files import SourceFile
@@ -128,7 +128,7 @@ class Stage:
         """Makes a file of this node a staged shard. Raises CacheCorruptError where it is not what its receipt says."""
         entry = receipt.entry
         name = shard_object(group, entry.key)
-        wanted = Wanted(name=name, size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128)
+        wanted = WantedFile(name=name, size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128)
         proof = proof_of(path, wanted)
         etag = self.bucket.put(name, path)
         if not proof.holds(etag) and (found := hash_object(self.bucket, name)) != entry.xxh3_128:

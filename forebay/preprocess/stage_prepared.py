@@ -28,7 +28,7 @@ from forebay.preprocess.prepared import Prepared, load, locked, save
 from forebay.steps.recipe import Recipe
 from forebay.store.files import temporary_name, write_all, write_aside, write_bytes
 from forebay.store.remote.bucket.bucket import Bucket
-from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.transfer.proof import pieces_of
 from forebay.store.remote.transfer.tally import for_each
 
@@ -121,7 +121,7 @@ def _downloaded(bucket: Bucket, folder: Path) -> bool:
 
 def _fetch(bucket: Bucket, path: Path, entry: Mapping[str, Any]) -> None:
     name = _object(path.name, entry)
-    wanted = Wanted(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=str(entry["xxh3_128"]))
+    wanted = WantedFile(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=str(entry["xxh3_128"]))
     with write_aside(path) as file:
         for piece in pieces_of(bucket, wanted):
             write_all(file, piece)

@@ -19,10 +19,10 @@ from typing import Any
 from forebay.config.tree import Config
 from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError, RemoteError, RemoteExistsError, RemoteMissingError
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.outline import folder_of
 from forebay.preprocess.prepared import remove
-from forebay.preprocess.report import Options
 from forebay.preprocess.shard_place import ShardPlace
 from forebay.preprocess.stage import ORIGIN, Stage, StagedShard, receipt_of, shard_object
 from forebay.preprocess.stage_prepared import remove_staged
@@ -34,8 +34,8 @@ from forebay.store.layout import Group
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
 from forebay.store.remote.mirror import Mirror, key_there
-from forebay.store.remote.transfer.columns import fetch_skeleton, skeleton_ranges
-from forebay.store.remote.transfer.proof import Staged
+from forebay.store.remote.transfer.proof import StagedObjects
+from forebay.store.remote.transfer.sent_columns import fetch_skeleton, skeleton_ranges
 from forebay.store.remote.transfer.tally import TransferReport, for_each
 from forebay.store.remote.transfer.transfer import push
 from forebay.store.seal import Contents, assemble_folder
@@ -211,9 +211,9 @@ class StagedWorkspace:
         logger.info("sealed %s", url)
         return str(url), transfer
 
-    def _staged(self, group: Group, key: str) -> Staged:
+    def _staged(self, group: Group, key: str) -> StagedObjects:
         shard = self.shards[key]
-        return Staged(url=self.stage.url / shard_object(group, key), proof=shard.proof, etag=shard.etag)
+        return StagedObjects(url=self.stage.url / shard_object(group, key), proof=shard.proof, etag=shard.etag)
 
     def _decided(self, contents: Contents) -> Contents:
         """Returns the contents with what the first driver that came to seal them has said where nodes differ.

@@ -25,7 +25,7 @@ from forebay.steps.text.normal.phones.phones import Phones
 from forebay.steps.text.symbols import Special, Split, SymbolTable, is_symbol_table
 from forebay.steps.text.transcript import Transcript
 from forebay.store.files import folder_aside, temporary_name
-from forebay.store.remote.raw.sources import localized
+from forebay.store.remote.raw.raw_sources import localized
 from forebay.store.texts import TextStore
 from forebay.visible import from_here, json_text, printable
 

@@ -21,7 +21,7 @@ from forebay.rows.kept_columns import PREFIX, values_of
 from forebay.steps.form import BatchForm
 from forebay.steps.recipe import TextGroup
 from forebay.steps.step import TextStep
-from forebay.steps.text.row_encoder import EncodedRow, RowEncoder, TextRows
+from forebay.steps.text.row_encoder import EncodedRow, EncodedRows, RowEncoder
 from forebay.steps.text.transcript import DETECTED_FIELDS, Transcript
 from forebay.store.key import digest
 from forebay.store.layout import TEXT, Array, FieldSpec, Group
@@ -126,7 +126,7 @@ class TextItems:
             mark(start)
             part = slice(start, stop)
             ids, texts, languages, prompts = (column[part] for column in columns)
-            block = TextRows(
+            block = EncodedRows(
                 ids=ids, texts=texts, languages=languages, prompts=prompts, kept=kept[part], told=told[part]
             )
             for place, made in enumerate(self.encoder.encode_rows(block, store=self.texts)):
@@ -171,7 +171,7 @@ class TextItems:
         more = [{"found": json.dumps(found, sort_keys=True)}] if found else []
         return values_digest([*made, *more, {"constants": digest(encoder.constants)}])
 
-    def _probe_rows(self, told: Sequence[Any]) -> TextRows:
+    def _probe_rows(self, told: Sequence[Any]) -> EncodedRows:
         step = self.steps.step
         languages: list[str | None]
         if self.listed:
@@ -182,7 +182,7 @@ class TextItems:
             texts, counts = [text for text, _ in pairs], [0] * len(pairs)
             only = getattr(self.encoder, "languages", ())
             languages = [only[0] if only else language for _, language in pairs]
-        return TextRows(
+        return EncodedRows(
             ids=[f"probe-{i}" for i in range(len(texts))],
             texts=texts,
             languages=languages,

@@ -10,7 +10,7 @@ from forebay.config.digest import processor_digest
 from forebay.errors import BuildError
 from forebay.store.memo import Hashed, Memo, Stat, hash_now, is_same, stat_now
 from forebay.store.remote.raw.origin import forget
-from forebay.store.remote.raw.sources import look_up
+from forebay.store.remote.raw.raw_sources import look_up
 from forebay.store.source_files import ABSENT, SourceFile
 from forebay.task_map import Map
 

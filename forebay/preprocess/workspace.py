@@ -23,7 +23,7 @@ from forebay.store.key import SHORT, digest
 from forebay.store.layout import TEXT, Group, is_group_name
 from forebay.store.lookup import sealed_caches
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.root import RemoteRoot
 from forebay.store.seal import Contents, is_whole, seal
 from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json
@@ -313,7 +313,7 @@ def _fetched(copies: list[tuple[Path, ShardEntry]]) -> tuple[Path, ShardEntry] |
         if (mirror := _mirror(path)) is not None:
             name = path.relative_to(mirror.folder).as_posix()
             with contextlib.suppress(RemoteError):
-                mirror.require(Wanted(name=name, size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128))
+                mirror.require(WantedFile(name=name, size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128))
                 return path, entry
     return None
 

@@ -24,7 +24,7 @@ from forebay.rows.readers.tar_members import UnreadableTar, missing_reason, tar_
 from forebay.store.image.formats import image_size
 from forebay.store.layout import Array
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources
-from forebay.store.remote.raw.sources import look_up, shown
+from forebay.store.remote.raw.raw_sources import look_up, shown
 from forebay.store.source_files import SourceFile
 from forebay.tar.header import TarIndex
 from forebay.task_map import Map, mark

@@ -33,7 +33,7 @@ from forebay.rows.meanings.recordings import list_records, locate_files
 from forebay.rows.named_files import shown_name, stamped
 from forebay.rows.reader import Located, LocateTask, RecordingLister, reader_of
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large
-from forebay.store.remote.raw.sources import localized, shown
+from forebay.store.remote.raw.raw_sources import localized, shown
 from forebay.task_map import Map
 
 ROWS_PER_TASK = 4096

@@ -25,7 +25,7 @@ from forebay.rows.manifest import WHOLE_FILE
 from forebay.rows.readers.arrow_files import HfFile, place_row
 from forebay.spans import RAW_READ, span
 from forebay.store.memo import SIZE, Stat, stat_now, stat_of
-from forebay.store.remote.raw.sources import is_here, open_source, place_of, reader, shown
+from forebay.store.remote.raw.raw_sources import is_here, open_source, place_of, reader, shown
 from forebay.store.source_files import SourceFile
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError)

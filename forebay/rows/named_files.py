@@ -16,7 +16,7 @@ from forebay.config.digest import hub_advice
 from forebay.config.url import is_url
 from forebay.errors import ManifestError
 from forebay.store.memo import Stat, stat_now
-from forebay.store.remote.raw.sources import identity, is_elsewhere, is_folder, look_up, named_path, place_of
+from forebay.store.remote.raw.raw_sources import identity, is_elsewhere, is_folder, look_up, named_path, place_of
 from forebay.store.source_files import SourceFile, anchor, hf_splits, leads_out, listed_files
 
 _YOUNG_NS = 2_000_000_000

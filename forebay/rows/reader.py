@@ -19,7 +19,7 @@ from forebay.errors import SampleError
 from forebay.rows.manifest import REJECTED_SCHEMA, WHOLE_FILE, Kind, Manifest, Unused, reduced, storable, table_of
 from forebay.rows.named_files import shown_name, usable_name
 from forebay.rows.readers.tar_members import UnreadableTar, tar_index
-from forebay.store.remote.raw.sources import is_hash_known
+from forebay.store.remote.raw.raw_sources import is_hash_known
 from forebay.store.source_files import SourceFile
 from forebay.tar.header import TarIndex
 from forebay.tar.index import has_index

@@ -11,9 +11,9 @@ from forebay.config.loader import LoaderConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import Declared
-from forebay.steps.audio.own.step import Own
+from forebay.steps.audio.own.own_step import Own
 from forebay.steps.image.choice import images_by
-from forebay.steps.image.processor.step import Processed
+from forebay.steps.image.processor.processor_step import Processed
 from forebay.steps.image.qwen2_vl import Patches
 from forebay.steps.sections import beside_of, columns_read, crop_samples, features_of, names_of, no_crop
 from forebay.steps.step import AudioStep

@@ -14,11 +14,11 @@ from forebay.config.load import code_of
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import Declared
-from forebay.steps.audio.extractor.step import Extractor
+from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.audio.mel import Mel
-from forebay.steps.audio.own.step import Own, own_problems
+from forebay.steps.audio.own.own_step import Own, own_problems
 from forebay.steps.audio.pitch import Energy, Pitch
-from forebay.steps.image.processor.step import Processed
+from forebay.steps.image.processor.processor_step import Processed
 from forebay.steps.image.qwen2_vl import Patches
 from forebay.steps.step import AudioStep
 from forebay.steps.table import (

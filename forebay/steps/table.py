@@ -19,15 +19,15 @@ Table = dict[str, str]
 
 AUDIO: Table = {
     "log_mel": "forebay.steps.audio.log_mel:LogMel",
-    "qwen3_asr": "forebay.steps.audio.qwen3_asr:Qwen3Asr",
+    "qwen3_asr": "forebay.steps.audio.qwen3_asr_features:Qwen3Asr",
     "w2v_bert": "forebay.steps.audio.w2v_bert:W2vBert",
     "waveform": "forebay.steps.audio.waveform:Waveform",
     "mel": "forebay.steps.audio.mel:Mel",
     "given": "forebay.steps.audio.given:Given",
-    "extractor": "forebay.steps.audio.extractor.step:Extractor",
+    "extractor": "forebay.steps.audio.extractor.extractor_step:Extractor",
     "none": "forebay.steps.audio.given:NoAudio",
 }
-OWN = "forebay.steps.audio.own.step:Own"
+OWN = "forebay.steps.audio.own.own_step:Own"
 """The step of code of the user."""
 FORMS: ChainMap[str, str] = ChainMap(
     {"declared": "forebay.steps.audio.declared:Declared", "patches": "forebay.steps.image.qwen2_vl:Patches"}, AUDIO
@@ -35,17 +35,17 @@ FORMS: ChainMap[str, str] = ChainMap(
 """What caches call the features that they hold: steps, and those whose batches the cache itself declares."""
 TRANSCRIPTS: Table = {
     "plain": "forebay.steps.text.plain:Plain",
-    "whisper": "forebay.steps.text.whisper:Whisper",
-    "qwen3_asr": "forebay.steps.text.qwen3_asr:Qwen3AsrChat",
-    "given": "forebay.steps.text.plain:Given",
+    "whisper": "forebay.steps.text.whisper_prompt:Whisper",
+    "qwen3_asr": "forebay.steps.text.qwen3_asr_prompt:Qwen3AsrChat",
+    "given": "forebay.steps.text.plain:GivenLabels",
     "tts": "forebay.steps.text.tts:Tts",
 }
 """What `text.prompt` names beside recordings, and for texts alone."""
-PACKED: Table = {"chat": "forebay.steps.text.chat.packed:Chat"}
+PACKED: Table = {"chat": "forebay.steps.text.chat.packed_chat:Chat"}
 """What it names beside patches."""
 TEXT: Table = {**TRANSCRIPTS, **PACKED}
 OF_IMAGES: Table = {
-    "chat": "forebay.steps.text.chat.processor:ProcessorChat",
+    "chat": "forebay.steps.text.chat.chat_of_processor:ProcessorChat",
     "none": "forebay.steps.text.label:NoText",
     "label": "forebay.steps.text.label:Label",
     "plain": "forebay.steps.text.caption:Caption",
@@ -53,7 +53,7 @@ OF_IMAGES: Table = {
 """What `text.prompt` names beside images that a processor makes, `images = "processor"`."""
 IMAGE: Table = {
     "patches": "forebay.steps.image.qwen2_vl:Patches",
-    "processor": "forebay.steps.image.processor.step:Processed",
+    "processor": "forebay.steps.image.processor.processor_step:Processed",
 }
 
 StepT = TypeVar("StepT", bound=Step)

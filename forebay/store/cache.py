@@ -15,7 +15,7 @@ import numpy as np
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.by_hand import ByHand
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder
-from forebay.store.image.arrays import stored_items
+from forebay.store.image.stored_items import stored_items
 from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, FieldSpec, Group, Ints, ListedItems
 from forebay.store.metadata import check_file, checked_fields, groups_of, items_files, load_array, read_metadata
 from forebay.store.open_shards import SLOTS, CheckedArray, OpenShards, ShardFiles, no_such_row, open_slots
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forebay.config.remote import RemoteConfig
     from forebay.store.all_samples import AllSamples
     from forebay.store.remote.mirror import Mirror
-    from forebay.store.remote.node.node import Wanted
+    from forebay.store.remote.node.node import WantedFile
 
 T = TypeVar("T")
 Verify = Literal["touch", "open", "never"]
@@ -294,7 +294,7 @@ class Cache(ByHand):
         group = next(g for g in reversed(self._listed) if unit >= self._files.first_units[g])
         return [(group, unit - self._files.first_units[group])]
 
-    def unit_files(self, unit: int) -> list[Wanted]:
+    def unit_files(self, unit: int) -> list[WantedFile]:
         """Returns what the shards of a unit are called in a store, and how they are known there."""
         return [self.wanted(*shard) for shard in self.unit_shards(unit)]
 
@@ -347,7 +347,7 @@ class Cache(ByHand):
         """Returns an opened shard of a field group."""
         return self._open.get(group, index)
 
-    def wanted(self, group: Group, index: int) -> Wanted:
+    def wanted(self, group: Group, index: int) -> WantedFile:
         """Returns what a shard is called in a store, and how it is known there."""
         return self._files.wanted(group, index)
 

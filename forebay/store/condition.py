@@ -94,7 +94,7 @@ class Negated:
     part: Any
 
 
-class Rows:
+class ConditionRows:
     """The rows of a table, asked for conditions."""
 
     def __init__(self, table: pa.Table, setting: str) -> None:

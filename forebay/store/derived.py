@@ -16,7 +16,7 @@ from forebay.config.tree import Config
 from forebay.errors import RemoteDeniedError, RemoteMissingError
 from forebay.store.key import SHORT, differences
 from forebay.store.memo import SIZE, Memo
-from forebay.store.remote.raw.sources import is_file, localized, look_up, source_stat
+from forebay.store.remote.raw.raw_sources import is_file, localized, look_up, source_stat
 from forebay.store.source_files import ABSENT, SourceState, StoredSource, listed_files, path_of
 
 logger = logging.getLogger(__name__)

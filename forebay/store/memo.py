@@ -31,7 +31,7 @@ from forebay.config.tree import Config
 from forebay.errors import RemoteDeniedError
 from forebay.progress import Progress
 from forebay.store.files import hash_opened, is_temporary, sweep, temporary_name, write_bytes
-from forebay.store.remote.raw.sources import place_of, source_stat, stat_of_status
+from forebay.store.remote.raw.raw_sources import place_of, source_stat, stat_of_status
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from forebay.store.shard import OUT_OF_HANDLES, Shard, ShardEntry, TensorColumns
 
 if TYPE_CHECKING:
     from forebay.store.remote.mirror import Mirror
-    from forebay.store.remote.node.node import Wanted
+    from forebay.store.remote.node.node import WantedFile
     from forebay.store.remote.node.shared import Holder
 
 
@@ -66,13 +66,13 @@ class ShardFiles:
         """Returns what the table says of a shard."""
         return entry_of(self.tables[group], index)
 
-    def wanted(self, group: Group, index: int) -> Wanted:
+    def wanted(self, group: Group, index: int) -> WantedFile:
         """Returns what a shard is called in a store, and how it is known there."""
-        from forebay.store.remote.node.node import Wanted
+        from forebay.store.remote.node.node import WantedFile
 
         entry = self.entry(group, index)
         name, number = shard_name(group, index), self.first_units[group] + index
-        return Wanted(name=name, size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128, number=number)
+        return WantedFile(name=name, size_bytes=entry.size_bytes, xxh3_128=entry.xxh3_128, number=number)
 
     def file(self, group: Group, index: int, holder: Holder) -> HeldFile:
         """Returns the file of a shard, which is there when it is asked for. holder: who keeps it mapped."""

@@ -11,9 +11,9 @@ import xxhash
 
 from forebay.errors import ForebayError
 from forebay.store.by_hand import ByHand
-from forebay.store.filter import Choice, Filter
 from forebay.store.key import digest
 from forebay.store.layout import Array, Ints
+from forebay.store.sample_filter import Filter, FilterChoice
 from forebay.store.source import Sample, SampleSource, SourceUnion
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Selection(ByHand):
         *,
         key: str,
         filter_key: str | None = None,
-        choice: Choice | None = None,
+        choice: FilterChoice | None = None,
         name: str | None = None,
     ) -> None:
         """places: in `source`, rising. key: of these samples. filter_key: of what they were chosen by, see `Filter`.

@@ -20,7 +20,7 @@ from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, RemoteDeniedError, RemoteMissingError
 from forebay.store.inputs import SAMPLES, is_unlisted
 from forebay.store.memo import SIZE, Memo, Stat
-from forebay.store.remote.raw import sources
+from forebay.store.remote.raw import raw_sources as sources
 
 logger = logging.getLogger(__name__)
 

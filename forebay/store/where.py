@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError
-from forebay.store.condition import AllOf, AnyOf, Column, Comparison, IsNull, Negated, OneOf, Rows, Value
+from forebay.store.condition import AllOf, AnyOf, Column, Comparison, ConditionRows, IsNull, Negated, OneOf, Value
 from forebay.store.layout import Array
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _TURNED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class WhereClause:
     """A condition that was parsed. text: as it was written. columns: those that it names, each once."""
 
     text: str
@@ -65,7 +65,7 @@ class Where:
                     code="FB113",
                 )
 
-    def parts(self) -> list[Where]:
+    def parts(self) -> list[WhereClause]:
         """Returns the conditions that the outermost `and` joins; without one, this condition alone."""
         parser = _Parser(self.text, self._setting)
         tree = parser.tree()
@@ -80,7 +80,7 @@ class Where:
         Raises ConfigError for an unknown column, or one that is compared with a value of another kind.
         """
         self.require_columns(table.column_names)
-        return Rows(table, self._setting).holds(self._condition)
+        return ConditionRows(table, self._setting).holds(self._condition)
 
 
 def is_no_column(name: str, names: Collection[str]) -> str:
@@ -90,7 +90,7 @@ def is_no_column(name: str, names: Collection[str]) -> str:
     return f"is no column{hint}; the columns are {', '.join(names)}"
 
 
-def parse_where(text: str, *, setting: str = "where") -> Where:
+def parse_where(text: str, *, setting: str = "where") -> WhereClause:
     """Returns the condition of a text. setting: what to call the text in messages.
 
     Raises ConfigError, with the place, for anything that is no condition.
@@ -99,7 +99,7 @@ def parse_where(text: str, *, setting: str = "where") -> Where:
         raise ConfigError(f"{setting} has {len(text)} characters, at most {MAX_CHARACTERS} are read", code="FB113")
     parser = _Parser(text, setting)
     condition = parser.condition(parser.tree(), 0)
-    return Where(text.strip(), tuple(parser.places), setting, condition, parser.places)
+    return WhereClause(text.strip(), tuple(parser.places), setting, condition, parser.places)
 
 
 class _Parser:

@@ -170,7 +170,7 @@ def pax_records(payload: bytes) -> list[tuple[bytes, bytes]] | None:
 CURRENT_DIRECTORY = b"./"
 
 
-class Refused(NamedTuple):
+class RefusedHeader(NamedTuple):
     """A member that cannot be read by offset and size, or a block that is no header.
 
     reason: `bad_checksum`, `bad_size`, `truncated`, `sparse`, `hard_link`, `symlink`, `special_file`, `unknown_type`,
@@ -218,7 +218,7 @@ class TarIndex:
     name_bounds: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedHeader, ...] = ()
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -239,7 +239,7 @@ class TarIndex:
         row = self.rows.get(name.removeprefix("./"))
         return self.rows.get(name) if row is None else row
 
-    def find_refused(self, name: str) -> Refused | None:
+    def find_refused(self, name: str) -> RefusedHeader | None:
         """Returns why the member of this name is not in the index, or None where the tar has no trace of it."""
         name = name.removeprefix("./")
         return next((refused for refused in reversed(self.refused) if refused.name == name), None)

@@ -26,8 +26,8 @@ import xxhash
 
 from forebay.errors import BuildError, TarError
 from forebay.store import files
-from forebay.store.remote.fetch.listing import problem_of
-from forebay.store.remote.raw.sources import (
+from forebay.store.remote.fetch.fetch_list import problem_of
+from forebay.store.remote.raw.raw_sources import (
     at_hand,
     identity,
     is_file,
@@ -43,7 +43,7 @@ from forebay.tar.header import (
     CURRENT_DIRECTORY,
     SIZE_FIELD,
     FileStamp,
-    Refused,
+    RefusedHeader,
     TarIndex,
     flat_names,
     header_name,
@@ -339,7 +339,7 @@ def _from_table(table: Any, tar_path: str) -> tuple[TarIndex, int, str]:
         name_bounds=np.frombuffer(bounds or bytes(8), np.int64)[: len(names) + 1],
         offsets=table.column("offset").to_numpy(),
         sizes=table.column("size").to_numpy(),
-        refused=tuple(Refused(*refused) for refused in document["refused"]),
+        refused=tuple(RefusedHeader(*refused) for refused in document["refused"]),
     )
     return index, document["scanned_ns"], document["xxh3"]
 

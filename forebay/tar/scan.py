@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import TarError
-from forebay.store.remote.raw.sources import open_source, place_of
+from forebay.store.remote.raw.raw_sources import open_source, place_of
 from forebay.tar import header
-from forebay.tar.header import BLOCK, CURRENT_DIRECTORY, Extension, FileStamp, Refused, TarIndex, flat_names
-from forebay.tar.walk import Run, walk
+from forebay.tar.header import BLOCK, CURRENT_DIRECTORY, Extension, FileStamp, RefusedHeader, TarIndex, flat_names
+from forebay.tar.walk import HeaderRun, walk
 
 _SEARCH_BYTES = 1024 * 1024
 _PAX = ord("x")
@@ -69,7 +69,7 @@ class _Scan:
         self._names: list[bytes] = []
         self._starts: list[int] = []
         self._sizes: list[int] = []
-        self._refused: list[Refused] = []
+        self._refused: list[RefusedHeader] = []
 
     def index(self, stamp: FileStamp) -> TarIndex:
         name_bytes, name_bounds = flat_names(self._names)
@@ -109,7 +109,7 @@ class _Scan:
             self._refuse_compressed()
             raise TarError(f"{self._path} is no tar: no valid header in its {self._end} bytes; check the path")
 
-    def _take_verified(self, run: Run) -> int:
+    def _take_verified(self, run: HeaderRun) -> int:
         """Takes what a run's headers say, up to the first bad checksum; returns how many headers are good."""
         if not run.starts:
             return 0
@@ -127,7 +127,7 @@ class _Scan:
         self._take_plain(run, names, kinds, done, good)
         return good
 
-    def _take_plain(self, run: Run, names: list[bytes], kinds: bytes, first: int, stop: int) -> None:
+    def _take_plain(self, run: HeaderRun, names: list[bytes], kinds: bytes, first: int, stop: int) -> None:
         if b"" in names[first:stop]:
             for row in range(first, stop):
                 self._take_special(names[row], kinds[row], run.starts[row], run.sizes[row], None)
@@ -168,7 +168,7 @@ class _Scan:
 
     def _refuse(self, name: bytes, reason: str, start: int) -> None:
         decoded = name.removeprefix(CURRENT_DIRECTORY).decode("utf-8", "surrogateescape")
-        self._refused.append(Refused(decoded, reason, start))
+        self._refused.append(RefusedHeader(decoded, reason, start))
 
     def _refuse_compressed(self) -> None:
         head = os.pread(self._descriptor, BLOCK, 0)
@@ -180,21 +180,21 @@ class _Scan:
                     code="FB211",
                 )
 
-    def _behind_bad_block(self, run: Run, row: int) -> tuple[int, Extension | None]:
+    def _behind_bad_block(self, run: HeaderRun, row: int) -> tuple[int, Extension | None]:
         """Refuses the block of a run that carries no valid checksum; returns where to go on, and with what."""
         block, extension = run.blocks[row], run.extensions.get(row)
         name = extension.name if extension and extension.name else header.header_name(block)
         self._refuse(name, "bad_checksum", run.starts[row])
         return self._next_header(run.starts[row] + BLOCK), _lost_extension(block)
 
-    def _behind_bad_size(self, run: Run) -> tuple[int, Extension | None]:
+    def _behind_bad_size(self, run: HeaderRun) -> tuple[int, Extension | None]:
         """Returns where to go on behind a header that gives no size, and with what; its member was refused before."""
         start, block = run.starts[-1], run.blocks[-1]
         if block[header.TYPE] in header.EXTENDED:
             self._refuse(header.header_name(block), "bad_size", start)
         return self._next_header(start + BLOCK), _lost_extension(block)
 
-    def _behind(self, run: Run) -> int:
+    def _behind(self, run: HeaderRun) -> int:
         """Returns where the next header may stand behind a run that was taken whole; refuses what its end cut off."""
         if run.stop in ("full", "globals"):
             return run.next

@@ -20,7 +20,7 @@ _IS_EXTENDED_HEADER, _IS_EXTENDED_BLOCK = 482, 504
 
 
 @dataclass(slots=True)
-class Run:
+class HeaderRun:
     """Headers that follow each other, one entry a header in each list.
 
     sizes: of the data, in bytes; -1 where the header gives none. extensions: the rows that are anything but a plain
@@ -89,13 +89,13 @@ class _Window:
 
 def walk(
     descriptor: int, offset: int, *, end: int, pending: Extension | None = None, defaults: Extension | None = None
-) -> Run:
+) -> HeaderRun:
     """Returns the run of headers at an offset, about 1024 at most.
 
     end: size of the file. pending: what earlier headers say about the first member. defaults: what global headers say
     about all members. Nothing is verified here; a run is to be believed up to its first bad checksum.
     """
-    run = Run(next=offset, pending=pending, defaults=defaults)
+    run = HeaderRun(next=offset, pending=pending, defaults=defaults)
     window = _Window(descriptor)
     while len(run.starts) < _RUN_HEADERS:
         if run.pending is None and run.defaults is None:
@@ -113,7 +113,7 @@ def walk(
     return run
 
 
-def _walk_plain(run: Run, window: _Window, end: int) -> None:
+def _walk_plain(run: HeaderRun, window: _Window, end: int) -> None:
     """Takes the headers of regular files with octal sizes, and PAX headers of no consequence, up to anything else.
 
     This is `_take_member` for the usual case, with everything in local variables: here the 2 us a member are decided.
@@ -162,7 +162,7 @@ def _matters(data: bytes, position: int, size: int) -> bool:
     return len(payload) < size or b"path" in payload or b"size" in payload or b"GNU.sparse." in payload
 
 
-def _take_extended(run: Run, window: _Window, block: bytes, end: int) -> None:
+def _take_extended(run: HeaderRun, window: _Window, block: bytes, end: int) -> None:
     """Takes a header that speaks about the next member, or about all that follow."""
     kind, start, size = block[header.TYPE], run.next, _size(block)
     before = run.pending or run.defaults
@@ -181,7 +181,7 @@ def _take_extended(run: Run, window: _Window, block: bytes, end: int) -> None:
         run.pending = _extended(kind, payload, before)
 
 
-def _take_member(run: Run, window: _Window, block: bytes, end: int) -> None:
+def _take_member(run: HeaderRun, window: _Window, block: bytes, end: int) -> None:
     """Takes the header of a member, with what extended headers said about it."""
     kind, start, extension = block[header.TYPE], run.next, run.pending or run.defaults
     size = extension.size if extension and extension.size is not None else _size(block)
@@ -196,7 +196,7 @@ def _take_member(run: Run, window: _Window, block: bytes, end: int) -> None:
         run.next += BLOCK * _sparse_blocks(window, block, start)
 
 
-def _add(run: Run, block: bytes, size: int, extension: Extension | None) -> None:
+def _add(run: HeaderRun, block: bytes, size: int, extension: Extension | None) -> None:
     run.extensions[len(run.starts)] = extension
     run.starts.append(run.next)
     run.blocks.append(block)

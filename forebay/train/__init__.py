@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from forebay.face import face
 
 if TYPE_CHECKING:
-    from forebay.train.collate.codes import to_model_inputs as to_model_inputs
     from forebay.train.collate.collator import Collator as Collator
+    from forebay.train.collate.device_codes import to_model_inputs as to_model_inputs
     from forebay.train.collate.packed import PackCollator as PackCollator
     from forebay.train.collate.patches import PatchBatch as PatchBatch
     from forebay.train.collate.patches import weight_of as weight_of
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from forebay.train.dataset import SampleDataset as SampleDataset
     from forebay.train.loader import Loader as Loader
     from forebay.train.loader import LoaderSettings as LoaderSettings
-    from forebay.train.models.folder import load_model as load_model
     from forebay.train.models.generic import num_targets as num_targets
+    from forebay.train.models.model_folder import load_model as load_model
     from forebay.train.select import make_loader as make_loader
     from forebay.train.vl_dataset import CachedVLDataset as CachedVLDataset
     from forebay.train.vl_dataset import build_vl_dataloader as build_vl_dataloader
@@ -27,11 +27,11 @@ __getattr__, __dir__, __all__ = face(
     {
         "collate.collator": "Collator",
         "collate.packed": "PackCollator",
-        "collate.codes": "to_model_inputs",
+        "collate.device_codes": "to_model_inputs",
         "collate.patches": "PatchBatch weight_of",
         "dataset": "PlanSampler SampleDataset",
         "loader": "Loader LoaderSettings",
-        "models.folder": "load_model",
+        "models.model_folder": "load_model",
         "models.generic": "num_targets",
         "select": "make_loader",
         "vl_dataset": "CachedVLDataset build_vl_dataloader",

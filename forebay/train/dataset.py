@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from forebay.errors import ConfigError
-from forebay.plan.cursor import Cursor, Resumable, Step
+from forebay.plan.cursor import Cursor, CursorStep, Resumable
 from forebay.plan.make import Planned
 from forebay.store.source import SampleSource
 from forebay.train.collate.crop import CropDraws
@@ -107,7 +107,7 @@ class PlanSampler(Resumable):
     def __iter__(self) -> Iterator[list[int]]:
         return self._batches(self.cursor.walk())
 
-    def _batches(self, steps: Iterator[Step]) -> Iterator[list[int]]:
+    def _batches(self, steps: Iterator[CursorStep]) -> Iterator[list[int]]:
         for step in steps:
             # Before the batch is handed out: whoever asks for the state then has it.
             self.cursor.hand_out(step)

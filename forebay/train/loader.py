@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from forebay.errors import ConfigError
-from forebay.plan.cursor import WEIGHTLESS, Cursor, LoaderState, Resumable, Step
+from forebay.plan.cursor import WEIGHTLESS, Cursor, CursorStep, LoaderState, Resumable
 from forebay.plan.make import Planned
 from forebay.plan.remote_cost import check_remote, windows_of
 from forebay.spans import COLLATE, DATA_WAIT, READ, span
@@ -25,12 +25,12 @@ from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.crop import CropDraws
 from forebay.train.collate.patches import as_filler
-from forebay.train.columns import BatchColumns
 from forebay.train.device import Ahead, side_stream
 from forebay.train.prefetch import Prefetch
 from forebay.train.ranks import resolve_ranks
 from forebay.train.read_ahead import ReadAhead
 from forebay.train.ring import BufferRing
+from forebay.train.row_columns import BatchColumns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,7 +269,9 @@ class Loader(Resumable):
             "wait_s": totals.wait_s,
         }
 
-    def _work(self, steps: Iterator[Step], draws: CropDraws | None, foresight: Foresight | None) -> Iterator[_Work]:
+    def _work(
+        self, steps: Iterator[CursorStep], draws: CropDraws | None, foresight: Foresight | None
+    ) -> Iterator[_Work]:
         """Yields what to fill, step by step."""
         for number, step in enumerate(steps):
             work = _Work(number, step, step.samples.tolist(), draws, foresight)
@@ -385,7 +387,7 @@ class _Work:
     """One batch to fill. number: of the step in its iteration. foresight: what hears that the batch is filled."""
 
     number: int
-    step: Step
+    step: CursorStep
     indices: list[int]
     draws: CropDraws | None
     foresight: Foresight | None
@@ -396,7 +398,7 @@ class _Filled:
     """One batch and what it counts for. indices: of what was read. beside: what is handed out beside the batch."""
 
     batch: Any
-    step: Step
+    step: CursorStep
     indices: list[int]
     beside: Any
     frames: int

@@ -22,13 +22,13 @@ from forebay.plan.mixture.from_config import mix
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.steps.step import Stored
 from forebay.store.cache import Cache, open_cache
-from forebay.store.filter import Choice, Filter, missing_of_all, say_missing
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
 from forebay.store.memo import note
+from forebay.store.sample_filter import Filter, FilterChoice, missing_of_all, say_missing
 from forebay.store.selection import filtered
 from forebay.store.source import SampleSource, SourceUnion, parts_of, source_kind
-from forebay.train.collate.codes import DeviceExpansion, has_codes
 from forebay.train.collate.collator import BatchMaker, Collator
+from forebay.train.collate.device_codes import DeviceExpansion, has_codes
 from forebay.train.collate.forms import items_of
 from forebay.train.collate.packed import PackCollator, PackShapes, pack_form
 from forebay.train.collate.patches import pixel_dtype
@@ -247,7 +247,7 @@ def _filtered(config: Config, parts: Sequence[tuple[SampleSource, str]]) -> list
             "differ between the nodes; put the same files on all of them"
         )
     found: list[tuple[SampleSource, str]] = []
-    choices: list[Choice] = []
+    choices: list[FilterChoice] = []
     for source, name in parts:
         selection = filtered(source, filter_, name=source.place)
         selection.source.keep_to(selection.places)

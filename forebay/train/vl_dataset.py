@@ -17,7 +17,7 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config, stand_in
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
-from forebay.plan.cursor import Cursor, Resumable, Step
+from forebay.plan.cursor import Cursor, CursorStep, Resumable
 from forebay.plan.disk import METADATA, STATISTICS, cache_key_of, pack_settings, planned_samples, read_metadata
 from forebay.plan.make import opened_packs
 from forebay.plan.names import PLANS
@@ -193,7 +193,7 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         self.__dict__.update(state)
         self.cursor.plan = opened_packs(self.plan_folder, self.source)[0].plan
 
-    def _batches(self, steps: Iterator[Step], foresight: Foresight | None) -> Iterator[Batch]:
+    def _batches(self, steps: Iterator[CursorStep], foresight: Foresight | None) -> Iterator[Batch]:
         allocate = BufferRing(max_free=_KEPT_BUFFERS).take
         try:
             for number, step in enumerate(steps):
@@ -207,7 +207,7 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
             if foresight is not None:
                 foresight.close()
 
-    def _batch(self, step: Step, allocate: Allocate) -> Batch:
+    def _batch(self, step: CursorStep, allocate: Allocate) -> Batch:
         samples = [self.source.read(index) for index in step.samples.tolist()]
         batch = self.collator.collate(samples, allocate=allocate)
         if self._mask_fillers and not step.turn.weight:

@@ -18,7 +18,7 @@ import pytest
 
 from forebay import cli
 from forebay.config import BucketConfig, Config
-from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.disk import save_plan
 from forebay.plan.names import plan_folder
 from forebay.plan.statistics import batch_statistics

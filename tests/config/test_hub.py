@@ -12,7 +12,7 @@ import pytest
 from forebay.config.digest import Thing, hub_advice, processor_digest, tokenizer_digest, url_problem
 from forebay.errors import ConfigError
 from forebay.steps.recipe import load_config, recipe_of
-from forebay.train.models.folder import model_facts
+from forebay.train.models.model_folder import model_facts
 from forebay.visible import an
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from forebay.config.tree import Config
-from forebay.measure.diagnosis import Measured
+from forebay.measure.diagnosis import MeasuredArms
 from forebay.measure.predict import (
     Listed,
     Made,
-    Opened,
+    OpeningTimes,
     OtherPlan,
     Pieces,
     PlanFacts,
     PlannedBatch,
     Rate,
     Rates,
-    Stage,
-    Steps,
+    StageCost,
     StepTime,
+    StepTimes,
 )
 from forebay.steps.recipe import load_config
 
@@ -57,18 +57,18 @@ def plan(*, others: tuple[OtherPlan, ...] = (), padding: float = 0.1, is_fixed: 
     )
 
 
-def steps(seconds: float, *, device: str = "given") -> Steps:
+def steps(seconds: float, *, device: str = "given") -> StepTimes:
     """Returns steps that all take as long."""
     time = StepTime(bucket=0, samples=1, room=1, seconds=seconds, cpu_s=0.0 if device == "given" else seconds, steps=0)
-    return Steps(device=device, times=(time,))
+    return StepTimes(device=device, times=(time,))
 
 
-def raw_stages(**ms: float) -> tuple[Stage, ...]:
+def raw_stages(**ms: float) -> tuple[StageCost, ...]:
     """Returns stages from raw data, by name."""
-    return tuple(Stage(name=name, kind="raw", ms=each, samples=100) for name, each in ms.items())
+    return tuple(StageCost(name=name, kind="raw", ms=each, samples=100) for name, each in ms.items())
 
 
-def measured(**changes: Any) -> Measured:
+def measured(**changes: Any) -> MeasuredArms:
     """Returns what the doctor has measured of 1,000 rows without a cache, on four cores."""
     stages = raw_stages(decode=8.0, features=4.0)
     found: dict[str, Any] = {
@@ -76,20 +76,20 @@ def measured(**changes: Any) -> Measured:
         "prefetch": 4,
         "num_threads": 2,
         "num_workers": 4,
-        "opened": Opened(place=None, num_samples=0, hours=None, size_bytes=0),
+        "opened": OpeningTimes(place=None, num_samples=0, hours=None, size_bytes=0),
         "listed": Listed(num_rows=1000, hours=2.0, is_whole=True, seconds=0.5),
         "made": Made(stages=stages, samples=100, cpu_ms=13.0, bytes_a_sample=1e5, failed=0),
-        "pieces": Pieces(stages=(Stage(name="collate", kind="cache", ms=0.1, samples=100),)),
+        "pieces": Pieces(stages=(StageCost(name="collate", kind="cache", ms=0.1, samples=100),)),
         "plan": plan(),
         "uncached": Rates(rates={0: rate(0, batch_s=0.12), 2: rate(2, batch_s=0.14)}),
         "workers": Rates(rates={2: rate(2, batch_s=0.13)}),
         "cached": Rates(rates={0: rate(0, batch_s=0.002), 2: rate(2, batch_s=0.003)}),
         "steps": steps(0.05),
     }
-    return Measured(**{**found, **changes})
+    return MeasuredArms(**{**found, **changes})
 
 
-def sealed(**changes: Any) -> Measured:
+def sealed(**changes: Any) -> MeasuredArms:
     """Returns the same with a sealed cache."""
-    place = Opened(place="caches/demo", num_samples=1000, hours=2.0, size_bytes=10**8, num_shards=4)
+    place = OpeningTimes(place="caches/demo", num_samples=1000, hours=2.0, size_bytes=10**8, num_shards=4)
     return measured(opened=place, **changes)

@@ -3,13 +3,13 @@ from __future__ import annotations
 import dataclasses
 
 from forebay.measure.advice import Advice, advice
-from forebay.measure.diagnosis import Measured
-from forebay.measure.predict import Codecs, OtherPlan, Pieces, Rates, Reads, Stage
+from forebay.measure.diagnosis import MeasuredArms
+from forebay.measure.predict import Codecs, OtherPlan, Pieces, Rates, Reads, StageCost
 from forebay.steps.recipe import load_config
 from tests.doctor.figures import demo, measured, plan, rate, sealed, steps
 
 
-def lines(found: Measured, *settings: str) -> dict[str, Advice]:
+def lines(found: MeasuredArms, *settings: str) -> dict[str, Advice]:
     return {each.line: each for each in advice(found, demo(*settings))}
 
 
@@ -80,7 +80,7 @@ def test_a_codec_pays_if_it_is_smaller_and_the_loader_keeps_up() -> None:
 
 
 def test_a_slow_disk_is_named() -> None:
-    stages = (Stage(name="cached read", kind="cache", ms=0.1, samples=50),)
+    stages = (StageCost(name="cached read", kind="cache", ms=0.1, samples=50),)
     slow = sealed(pieces=Pieces(stages=stages, cold_ms=200.0))
     assert any("storage of the cache is slow" in each.text for each in advice(slow, demo()))
     fine = sealed(pieces=Pieces(stages=stages, cold_ms=0.15))

@@ -18,11 +18,11 @@ from forebay.measure import cache_arms as raw
 from forebay.measure import doctor_bench as benches
 from forebay.measure import loader_arms as loaders
 from forebay.measure import loader_arms as pieces
-from forebay.measure.doctor_bench import Bench, Task
+from forebay.measure.doctor_bench import Bench, DoctorTask
 from forebay.measure.predict import Made, Skip
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.decode import decode_audio
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.report import Options
 from forebay.steps.recipe import load_config
 from forebay.store.seal import verify_folder
 from forebay.train.collate.collator import Collator
@@ -33,7 +33,7 @@ SPEECH, VISION = "configs/demo_speech.toml", "configs/demo_vision.toml"
 def bench_of(root: Path, config: str, *settings: str, limit: int | None = None) -> Bench:
     own = load_config(config, overrides=[f'run.cache_root="{root / "caches"}"', "run.num_workers=1", *settings])
     (root / "work").mkdir(parents=True, exist_ok=True)
-    return Bench(Task(config=own, root=str(root / "work"), parent=os.getpid(), cores=2, limit=limit))
+    return Bench(DoctorTask(config=own, root=str(root / "work"), parent=os.getpid(), cores=2, limit=limit))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -130,7 +130,7 @@ def test_the_data_loader_makes_the_same_batches(speech: tuple[Bench, Made]) -> N
 
 def test_worker_processes_are_only_as_many_as_there_are_cores(speech: tuple[Bench, Made]) -> None:
     bench = speech[0]
-    task = Task(config=bench.config, root=str(bench.root), parent=os.getpid(), cores=1)
+    task = DoctorTask(config=bench.config, root=str(bench.root), parent=os.getpid(), cores=1)
     found = loaders.workers(Bench(task), 1.0)
     assert found.rates == {}
     assert found.skipped == {2: "2 worker processes on 1 core", 8: "8 worker processes on 1 core"}

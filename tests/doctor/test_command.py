@@ -15,7 +15,7 @@ import pytest
 
 from forebay.errors import ConfigError
 from forebay.measure import doctor as command
-from forebay.measure.diagnosis import Measured
+from forebay.measure.diagnosis import MeasuredArms
 from forebay.measure.doctor import DoctorOptions, doctor, given_step
 from forebay.measure.doctor_child import Answer
 from forebay.steps.recipe import load_config
@@ -34,7 +34,7 @@ TOLD = {"find": "opened", "listing": "listed", "raw read": "reads", "steps of a 
 class Scripted:
     """A session whose arms tell what a test says; all else is that of `measured`."""
 
-    def __init__(self, found: Measured, **answers: Answer | list[Answer]) -> None:
+    def __init__(self, found: MeasuredArms, **answers: Answer | list[Answer]) -> None:
         self._found, self._answers = found, answers
         self.pace_s = self.start_s = 0.0
         self.asked: list[str] = []
@@ -57,7 +57,7 @@ class Scripted:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns what makes the doctor ask a scripted session."""
 
-    def use(found: Measured, **answers: Answer | list[Answer]) -> Scripted:
+    def use(found: MeasuredArms, **answers: Answer | list[Answer]) -> Scripted:
         made = Scripted(found, **answers)
 
         @contextlib.contextmanager

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from forebay.measure.advice import advice
-from forebay.measure.diagnosis import Measured
+from forebay.measure.diagnosis import MeasuredArms
 from forebay.measure.doctor_report import DoctorReport
 from forebay.measure.predict import Reads
 from forebay.visible import json_text
 from tests.doctor.figures import demo, measured, sealed
 
 
-def report(found: Measured, **more: Any) -> DoctorReport:
+def report(found: MeasuredArms, **more: Any) -> DoctorReport:
     config = demo()
     return DoctorReport(config=config.path, seconds=12.3, found=found, advice=advice(found, config), **more)
 
@@ -22,7 +22,7 @@ FOUND = {
     "whole": measured(reads=Reads(warm_ms=0.1, cold_ms=None, mean_bytes=9.0, samples=3, why_not_cold="it is tmpfs")),
     "sealed": sealed(),
     "without a step": measured(steps=None),
-    "nothing": Measured(cores=2, prefetch=4, num_threads=2, num_workers=0, not_measured={"find": "it hangs"}),
+    "nothing": MeasuredArms(cores=2, prefetch=4, num_threads=2, num_workers=0, not_measured={"find": "it hangs"}),
 }
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from forebay.measure import doctor_child as sessions
-from forebay.measure.doctor_bench import Task
+from forebay.measure.doctor_bench import DoctorTask
 from forebay.measure.doctor_child import session
-from forebay.measure.predict import Opened
+from forebay.measure.predict import OpeningTimes
 from tests.doctor.figures import demo
 
 
-def task(root: Path, *, prepare: str | None = None) -> Task:
+def task(root: Path, *, prepare: str | None = None) -> DoctorTask:
     config = demo(f'run.cache_root="{root / "caches"}"')
-    return Task(config=config, root=str(root), parent=os.getpid(), cores=2, prepare=prepare)
+    return DoctorTask(config=config, root=str(root), parent=os.getpid(), cores=2, prepare=prepare)
 
 
 def is_running(pid: int) -> bool:
@@ -46,7 +46,7 @@ def test_another_process_goes_on_where_one_died(tmp_path: Path) -> None:
         assert "died (exit status 7)" in answer.failed
         bench.limit(10)
         bench.task = task(tmp_path)
-        assert isinstance(bench.ask("find", 1.0).value, Opened)
+        assert isinstance(bench.ask("find", 1.0).value, OpeningTimes)
 
 
 def test_nothing_is_waited_for_behind_the_deadline(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from forebay import load_config
 from forebay.config import Config
 from forebay.errors import CacheError
 from forebay.preprocess import pool, worker
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.report import Options
 from forebay.preprocess.workspace import load_receipt
 from forebay.store.cache import open_cache
 from forebay.store.files import TEMPORARY_MARK

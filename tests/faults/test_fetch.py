@@ -17,9 +17,9 @@ from benchmarks.objects.beside import Beside
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, parse_url
 from forebay.store.remote.fetch import download
-from forebay.store.remote.fetch import folder as folders
+from forebay.store.remote.fetch import fetch_folder as folders
 from forebay.store.remote.fetch.fetch import fetch
-from forebay.store.remote.fetch.listing import Bounds, FetchOptions
+from forebay.store.remote.fetch.fetch_list import FetchBounds, FetchOptions
 from forebay.tar.index import check_members
 from tests.faults.children import Children, Ended
 from tests.faults.row import Row, dice
@@ -74,7 +74,7 @@ def fetch_here(url: Url, folder: Path, endpoint: str, kill_at: int) -> tuple[int
         patch.setattr(download, "_REQUEST", 2 * _SEGMENT)
         for name in _CALLS:
             patch.setattr(os, name, counted(getattr(os, name)))
-        options = FetchOptions(bounds=Bounds(size_bytes=10**9, files=100))
+        options = FetchOptions(bounds=FetchBounds(size_bytes=10**9, files=100))
         report = fetch(url, folder, RemoteConfig(max_concurrent=2), options, examine=check_members)
     assert not report.refused
     assert report.moved_files + report.kept_files == len(_FILES)

@@ -12,7 +12,7 @@ import xxhash
 from hypothesis import strategies as st
 
 from forebay.config import BucketConfig, Config, SourceConfig
-from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.statistics import batch_statistics
 from forebay.rows.list_recordings import read_rows

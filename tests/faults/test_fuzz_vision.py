@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from forebay.config import PackConfig
 from forebay.errors import SampleError
 from forebay.plan.disk import load_plan, save_plan
-from forebay.plan.pack.plan import pack_plan
+from forebay.plan.pack.pack_plan import pack_plan
 from forebay.plan.statistics import pack_statistics
 from forebay.preprocess.groups import Groups
 from forebay.rows.list_images import read_conversations

@@ -19,11 +19,11 @@ from transformers import ViTImageProcessorPil, Wav2Vec2FeatureExtractor
 
 from forebay import cli, load_config
 from forebay.config import BucketConfig, PackConfig, PlanConfig
-from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.disk import save_plan
-from forebay.plan.pack.plan import pack_plan
+from forebay.plan.pack.pack_plan import pack_plan
 from forebay.plan.statistics import batch_statistics, pack_statistics
-from forebay.steps.audio.extractor.probe import noise
+from forebay.steps.audio.extractor.extractor_probe import noise
 from forebay.store.key import canonical_json
 from forebay.store.seal import seal
 from forebay.store.shard import shard_fields, write_shard

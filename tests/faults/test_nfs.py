@@ -16,8 +16,8 @@ import pytest
 
 from forebay.errors import CacheReplacedError
 from forebay.preprocess import pool
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import prepare
-from forebay.preprocess.report import Options
 from forebay.store import files as temporary
 from forebay.store import shared_disk
 from forebay.store.cache import open_cache

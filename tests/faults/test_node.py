@@ -19,7 +19,7 @@ import pytest
 from forebay.errors import CacheError
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.holdings import counted
-from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.node.node import WantedFile
 from tests.faults.row import Row, dice
 from tests.remote.nodes import FolderBucket, disk_bytes, files, mirror_of
 
@@ -35,7 +35,7 @@ class Site:
     """Objects, and the number of calls that a download makes where a shard has to go for it."""
 
     objects: Path
-    wanted: list[Wanted]
+    wanted: list[WantedFile]
     num_calls: int
 
     def bucket(self, folder: Path) -> FolderBucket:

@@ -18,7 +18,8 @@ import pytest
 import soundfile
 
 from forebay.errors import BuildError, ManifestError
-from forebay.preprocess import listing, pipeline, run, shard_task
+from forebay.preprocess import build_run as run
+from forebay.preprocess import listing, pipeline, shard_task
 from forebay.store.lookup import sealed_caches
 from tests.faults.building import build_here
 from tests.faults.children import Children

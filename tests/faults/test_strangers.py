@@ -24,7 +24,7 @@ from forebay import cli
 from forebay.config import SourceConfig
 from forebay.errors import CacheError, ConfigError, ManifestError
 from forebay.plan.disk import load_plan
-from forebay.plan.usage import to_line
+from forebay.plan.plan_usage import to_line
 from forebay.rows.list_recordings import read_rows
 from forebay.steps.recipe import load_config
 from forebay.store.metadata import write_metadata

@@ -17,7 +17,7 @@ from forebay.errors import SampleError
 from forebay.preprocess.image_form import _opened_processor
 from forebay.preprocess.text_group import opened_text
 from forebay.steps.form import BatchForm, FieldForm, Promise, Table
-from forebay.steps.image.processor.step import OpenProcessor, Processed, require_size
+from forebay.steps.image.processor.processor_step import OpenProcessor, Processed, require_size
 from forebay.steps.step import TextStep
 from forebay.steps.table import OF_IMAGES
 from forebay.steps.text.row_encoder import OneByOne, Size

@@ -11,7 +11,7 @@ import pytest
 from forebay import load_config
 from forebay.config import Config
 from forebay.errors import BuildError, ConfigError
-from forebay.preprocess.report import BuildReport
+from forebay.preprocess.build_report import BuildReport
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.formats import image_size

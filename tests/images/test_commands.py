@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from forebay import cli
-from forebay.inspect.page.overview import Choice, overview_of
+from forebay.inspect.page.overview import CardChoice, overview_of
 from forebay.inspect.page.serve import Pages
 from forebay.store.cache import open_cache
 from tests.images.processors import tiny, tiny_corpus
@@ -109,7 +109,7 @@ def test_a_picture_and_a_page_show_what_the_model_sees(kind: str, tmp_path: Path
 def test_pages_are_served_and_name_damage(tmp_path: Path) -> None:
     report = build_here(tiny_corpus(tmp_path).config())
     cache = open_cache(report.cache)
-    pages = Pages(overview_of(cache, None, choice=Choice(), roots=[]), root="/token")
+    pages = Pages(overview_of(cache, None, choice=CardChoice(), roots=[]), root="/token")
     answer = pages.answer("/image/0/0.webp", "")
     assert (answer.status, answer.media_type) == (200, "image/webp")
     with Image.open(io.BytesIO(b"".join(answer.parts))) as image:

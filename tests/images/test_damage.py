@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError, ConfigError, ForebayError
 from forebay.store.cache import Cache, open_cache
-from forebay.store.image.arrays import MAX_BYTES, ArrayField, StoredArrays
+from forebay.store.image.stored_items import MAX_BYTES, ArrayField, StoredArrays
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.metadata import FILE_NAME, write_metadata
 from forebay.train.collate.collator import Collator

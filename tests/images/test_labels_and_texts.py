@@ -17,10 +17,10 @@ from transformers import ViTImageProcessorPil
 from forebay import load_config
 from forebay.config import Config
 from forebay.errors import CacheMismatchError
+from forebay.inspect.cache_lines import report_lines
 from forebay.inspect.facts import cache_facts, class_facts, class_lines
-from forebay.inspect.page.overview import Choice, overview_of
+from forebay.inspect.page.overview import CardChoice, overview_of
 from forebay.inspect.page.write_pages import write_report
-from forebay.inspect.terminal import report_lines
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.pixels import decode_image
@@ -171,7 +171,7 @@ def test_settings_of_texts_beside_images_are_in_the_key(root: Path) -> None:
 def test_pages_of_classes_and_captions_show_what_there_is(root: Path, tmp_path: Path) -> None:
     pages = {}
     for prompt in ("label", "plain", "none"):
-        overview = overview_of(built(config_of(root, prompt)), None, choice=Choice(), roots=[])
+        overview = overview_of(built(config_of(root, prompt)), None, choice=CardChoice(), roots=[])
         write_report(overview, tmp_path / "page.html")
         pages[prompt] = (tmp_path / "page.html").read_text()
         assert pages[prompt].count("<img") == 5

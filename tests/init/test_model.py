@@ -11,7 +11,7 @@ import pytest
 
 from forebay.errors import ConfigError
 from forebay.init.model import TRAINED, read_model
-from forebay.train.models.table import FAMILIES
+from forebay.train.models.families import FAMILIES
 from tests.init.layouts import QWEN3_ASR, QWEN3_VL, WHISPER
 
 

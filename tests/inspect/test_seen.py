@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 
 from forebay import load_config
-from forebay.inspect.items import Item
+from forebay.inspect.items import SeenItem
 from forebay.inspect.pixels_seen import View, view_of
 from forebay.steps.form import BatchForm, FieldForm, Promise, Table
 from forebay.steps.image.levels import is_padding, levels_of
@@ -107,7 +107,7 @@ def test_of_patches_in_an_unknown_order_the_file_is_shown_if_it_is_still_that_on
     config = load_config(tmp_path / "config.toml")
 
     def shown(name: str) -> Any:
-        image = Item(
+        image = SeenItem(
             name=name,
             hash=known,
             media_row=0,

@@ -13,10 +13,10 @@ import pytest
 from forebay import cli
 from forebay.config import BucketConfig
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.inspect.terminal import usage_lines
-from forebay.inspect.usage import usage_facts
-from forebay.plan.bucket.make import bucket_plan
-from forebay.plan.usage import read_usage, to_line
+from forebay.inspect.cache_lines import usage_lines
+from forebay.inspect.usage_report import usage_facts
+from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.plan_usage import read_usage, to_line
 from forebay.store.cache import Cache, open_cache
 from forebay.train.loop.usage_log import UsageLog
 from tests.store_factory import make_cache

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from forebay.config import BucketConfig, PackConfig
+from forebay.inspect.cache_lines import usage_lines
 from forebay.inspect.plan_facts import plans_of
-from forebay.inspect.terminal import usage_lines
-from forebay.inspect.usage import usage_facts
+from forebay.inspect.usage_report import usage_facts
 from forebay.plan.disk import is_plan, load_plan
-from forebay.plan.pack.plan import PackPlan
+from forebay.plan.pack.pack_plan import PackPlan
 from forebay.store.cache import open_cache
 from forebay.store.metadata import checksum
 from forebay.train.collate.packed import PackCollator

@@ -12,15 +12,15 @@ import pytest
 from PIL import Image
 
 from forebay.errors import CacheError
+from forebay.inspect.cache_lines import count_lines
 from forebay.inspect.items import PatchItem
 from forebay.inspect.picture import Tile, draw_tiles, rows_of, sample_title, tiles_of
 from forebay.inspect.sample import Sample, read_sample, spoken
 from forebay.inspect.sizes import count_histogram
-from forebay.inspect.terminal import count_lines
 from forebay.store.cache import open_cache
 from forebay.store.image.codec import Codec
+from forebay.store.image.image_settings import ImageSettings
 from forebay.store.image.pixels import decode_image, resized
-from forebay.store.image.settings import ImageSettings
 from tests.commands import inspected
 from tests.inspect.conftest import Built, hash_of
 

@@ -12,7 +12,7 @@ from tests.lint.planted import Planted
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.inspect.checks.walk.Pool", HerePool)
+    monkeypatch.setattr("forebay.inspect.checks.measure_items.Pool", HerePool)
 
 
 @pytest.fixture

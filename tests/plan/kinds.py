@@ -8,10 +8,10 @@ import numpy as np
 
 from forebay.config.plan import LengthsConfig
 from forebay.errors import PlanError
-from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.disk import AnyPlan
 from forebay.plan.make import Samples, make_plan
-from forebay.plan.pack.plan import PackPlan
+from forebay.plan.pack.pack_plan import PackPlan
 from forebay.plan.window import WindowPlan
 
 RATE = 1000

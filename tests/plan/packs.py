@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.plan.pack.plan import PackPlan
+from forebay.plan.pack.pack_plan import PackPlan
 
 SEQ_LEN = 8192
 

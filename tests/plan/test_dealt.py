@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forebay.config import PackConfig
 from forebay.config.plan import LengthsConfig
 from forebay.errors import ResumeError
-from forebay.plan.cursor import Cursor, Step, dealt, mixed_steps, num_fillers
+from forebay.plan.cursor import Cursor, CursorStep, dealt, mixed_steps, num_fillers
 from forebay.plan.interface import Plan
 from forebay.plan.make import make_plan
 from forebay.plan.names import state_key
@@ -37,7 +37,7 @@ def test_the_largest_parts_are_cut_and_none_is_of_two_batches(
     assert [(number, part.start, part.stop) for number, part in dealt(sizes, ranks)] == parts
 
 
-def walks(plan: Plan, world: int, *, start: int = 0) -> list[list[Step]]:
+def walks(plan: Plan, world: int, *, start: int = 0) -> list[list[CursorStep]]:
     """The rest of an epoch from a position on, of each rank."""
     cursors = [Cursor(plan, "key", seed=3, rank=rank, world=world) for rank in range(world)]
     for cursor in cursors:

@@ -14,8 +14,8 @@ import xxhash
 
 from forebay.config import BucketConfig
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
-from forebay.plan.bucket.make import bucket_plan
-from forebay.plan.bucket.plan import BucketPlan, Order
+from forebay.plan.bucket.bucket_plan import BucketPlan, Order
+from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.names import plan_folder, plan_key
 from forebay.plan.statistics import batch_statistics

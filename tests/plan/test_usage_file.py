@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError, CacheMismatchError
-from forebay.plan.usage import add_counts, pack_counts, pack_ids, read_usage, to_line, unpack_ids, walk_usage
+from forebay.plan.plan_usage import add_counts, pack_counts, pack_ids, read_usage, to_line, unpack_ids, walk_usage
 
 
 @given(st.sets(st.integers(0, 2**32 - 1), max_size=60))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from benchmarks.here_pool import HerePool
+from forebay.preprocess.build_report import BuildReport, Options
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.report import BuildReport, Options
 
 
 def build_here(config: Any, **options: Any) -> BuildReport:

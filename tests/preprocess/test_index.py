@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay.errors import ManifestError
-from forebay.preprocess import index
-from forebay.preprocess.index import IndexReport, index_manifests, index_tars, tars_of
+from forebay.preprocess import index_tars as index
+from forebay.preprocess.index_tars import IndexReport, index_manifests, index_tars, tars_of
 from forebay.store import files
 from forebay.tar.index import index_path, is_indexed, json_path, load_index
 from forebay.tar.scan import scan_tar

@@ -20,9 +20,9 @@ from forebay import load_config
 from forebay.config import Config
 from forebay.errors import BuildError, CacheIncompleteError, ManifestError
 from forebay.plan.make import plan_of
+from forebay.preprocess.build_report import BuildReport, Options
 from forebay.preprocess.groups import GROUPS
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.report import BuildReport, Options
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.files import TEMPORARY_MARK, temporary_name

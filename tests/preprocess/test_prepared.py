@@ -11,10 +11,10 @@ import pytest
 
 from benchmarks.here_pool import HerePool
 from forebay.errors import BuildError, ConfigError
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.outline import folder_of
 from forebay.preprocess.pipeline import prepare
 from forebay.preprocess.prepared import load
-from forebay.preprocess.report import Options
 from forebay.steps.recipe import recipe_of
 from forebay.store import memo
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus

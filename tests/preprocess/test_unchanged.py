@@ -13,7 +13,8 @@ import pytest
 
 from forebay.config import Config
 from forebay.errors import BuildError, ConfigError, ManifestError
-from forebay.preprocess import listing, pipeline, run, shard_task, unchanged
+from forebay.preprocess import build_run as run
+from forebay.preprocess import listing, pipeline, shard_task, unchanged
 from forebay.preprocess.unchanged import require_unchanged, unchanged_stats
 from forebay.rows.media_reader import MediaReader
 from forebay.rows.named_files import stamped

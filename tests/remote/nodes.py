@@ -18,7 +18,7 @@ from forebay.errors import RemoteError
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.holdings import MIRRORS
-from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.node.node import WantedFile
 
 URL = Url("s3", "bucket", "data")
 
@@ -51,15 +51,15 @@ class FolderBucket(Bucket):
                 time.sleep(self.pause_s)
                 yield piece
 
-    def add(self, name: str, size_bytes: int, *, seed: int = 0, number: int = -1) -> Wanted:
+    def add(self, name: str, size_bytes: int, *, seed: int = 0, number: int = -1) -> WantedFile:
         """Puts an object of random bytes."""
         data = np.random.default_rng(seed + len(name) + 1_000 * max(number, 0)).bytes(size_bytes)
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        return Wanted(name=name, size_bytes=size_bytes, xxh3_128=xxhash.xxh3_128_hexdigest(data), number=number)
+        return WantedFile(name=name, size_bytes=size_bytes, xxh3_128=xxhash.xxh3_128_hexdigest(data), number=number)
 
-    def shards(self, num: int, *, size_bytes: int) -> list[Wanted]:
+    def shards(self, num: int, *, size_bytes: int) -> list[WantedFile]:
         """Puts the shards of a group."""
         return [self.add(f"text/{i:05d}.tdz", size_bytes, number=i) for i in range(num)]
 
@@ -100,7 +100,7 @@ def main() -> None:
     mirror = mirror_of(Path(node), bucket)
     print("ready", flush=True)
     sys.stdin.readline()
-    path = mirror.require(Wanted(name=name, size_bytes=int(size), xxh3_128=xxh3_128))
+    path = mirror.require(WantedFile(name=name, size_bytes=int(size), xxh3_128=xxh3_128))
     assert xxhash.xxh3_128_hexdigest(path.read_bytes()) == xxh3_128
     print("done", flush=True)
 

@@ -29,10 +29,10 @@ from forebay.config.url import Url, parse_url
 from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissingError
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.fetch import download
-from forebay.store.remote.fetch import folder as folders
+from forebay.store.remote.fetch import fetch_folder as folders
 from forebay.store.remote.fetch.fetch import fetch
-from forebay.store.remote.fetch.listing import Bounds, FetchOptions
-from forebay.store.remote.fetch.report import FetchReport
+from forebay.store.remote.fetch.fetch_list import FetchBounds, FetchOptions
+from forebay.store.remote.fetch.fetch_report import FetchReport
 from forebay.tar.index import check_members
 from tests.remote.fake_store import Answer, Asked, fake_store, listing
 
@@ -67,7 +67,7 @@ def url(bucket: Emptied) -> Url:
 
 def fetched(url: Url, folder: Path, *, retries: int = 0, num_threads: int = 4, **options: Any) -> FetchReport:
     """Fetches in this process. Prints what was refused: a failed test shows it."""
-    bounds = options.pop("bounds", Bounds(size_bytes=1_000_000_000, files=1000))
+    bounds = options.pop("bounds", FetchBounds(size_bytes=1_000_000_000, files=1000))
     settings = RemoteConfig(retries=retries, timeout_s=20, max_concurrent=num_threads)
     report = fetch(url, folder, settings, FetchOptions(bounds=bounds, **options), examine=check_members)
     print("refused:", report.refused)
@@ -468,11 +468,11 @@ def test_two_fetches_at_once_are_both_right(url: Url, tmp_path: Path) -> None:
 
 def test_bounds_are_held_before_a_byte_comes(url: Url, tmp_path: Path, proxy: Proxy) -> None:
     with pytest.raises(RemoteError, match=r"1,004,000 bytes \(1 MB\), at most 1,000,000 \(1 MB\) are.*--max-size-gb"):
-        fetched(url, tmp_path / "out", bounds=Bounds(size_bytes=1_000_000, files=10))
+        fetched(url, tmp_path / "out", bounds=FetchBounds(size_bytes=1_000_000, files=10))
     with pytest.raises(RemoteError, match=r"has more than 3 files; name fewer by --prefix, or raise --max-files"):
-        fetched(url, tmp_path / "out", bounds=Bounds(size_bytes=10_000_000, files=3))
+        fetched(url, tmp_path / "out", bounds=FetchBounds(size_bytes=10_000_000, files=3))
     assert not any(method == "GET" for method, _ in proxy.requests)
-    assert fetched(url, tmp_path / "out", prefix="hi", bounds=Bounds(size_bytes=502_000, files=1)).moved_files == 1
+    assert fetched(url, tmp_path / "out", prefix="hi", bounds=FetchBounds(size_bytes=502_000, files=1)).moved_files == 1
 
 
 def at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> Url:
@@ -484,9 +484,9 @@ def test_a_listing_without_an_end_is_left_early(tmp_path: Path, monkeypatch: pyt
     with fake_store(listing(10**9)) as store:
         url = at(monkeypatch, store.endpoint)
         with pytest.raises(RemoteError, match="more than 2,500 files"):
-            fetched(url, tmp_path / "out", bounds=Bounds(size_bytes=10**12, files=2500))
+            fetched(url, tmp_path / "out", bounds=FetchBounds(size_bytes=10**12, files=2500))
         assert len(store.asked) <= 5
-        monkeypatch.setattr("forebay.store.remote.fetch.listing._MAX_LISTED", 3000)
+        monkeypatch.setattr("forebay.store.remote.fetch.fetch_list._MAX_LISTED", 3000)
         with pytest.raises(RemoteError, match="more than 3,000 objects to look through"):
             fetched(url, tmp_path / "out", prefix="none")
 
@@ -651,7 +651,7 @@ def test_a_web_server_without_ranges_goes_on_from_the_beginning(
     with web_server(source) as url:
         with monkeypatch.context() as patch:
             patch.setattr("forebay.store.remote.bucket.bucket.CHUNK", 50_000)
-            patch.setattr(folders.Part, "ended", failing(folders.Part.ended, 3))
+            patch.setattr(folders.FilePart, "ended", failing(folders.FilePart.ended, 3))
             with pytest.raises(RemoteError, match="the network has gone"):
                 fetched(url / "set.json", out)
         report = fetched(url / "set.json", out)
@@ -676,7 +676,7 @@ def test_a_web_server_with_ranges_goes_on_where_it_was(tmp_path: Path, monkeypat
         url = parse_url(f"{store.endpoint}/a/set.json")
         with monkeypatch.context() as patch:
             patch.setattr("forebay.store.remote.bucket.bucket.CHUNK", 50_000)
-            patch.setattr(folders.Part, "ended", failing(folders.Part.ended, 3))
+            patch.setattr(folders.FilePart, "ended", failing(folders.FilePart.ended, 3))
             with pytest.raises(RemoteError, match="the network has gone"):
                 fetched(url, tmp_path / "out")
         report = fetched(url, tmp_path / "out")

@@ -22,12 +22,13 @@ from forebay.config.url import Url
 from forebay.errors import ForebayError, RemoteMissingError
 from forebay.store.files import temporary_name
 from forebay.store.remote.bucket.bucket import ObjectInfo
-from forebay.store.remote.fetch import content, listing
-from forebay.store.remote.fetch.content import Expected, judge
+from forebay.store.remote.fetch import fetch_content as content
+from forebay.store.remote.fetch import fetch_list as listing
 from forebay.store.remote.fetch.download import Queue
 from forebay.store.remote.fetch.fetch import fetch
-from forebay.store.remote.fetch.folder import Part, TargetFolder
-from forebay.store.remote.fetch.listing import Bounds, FetchOptions, alike, problem_of, problems
+from forebay.store.remote.fetch.fetch_content import Expected, judge
+from forebay.store.remote.fetch.fetch_folder import FilePart, TargetFolder
+from forebay.store.remote.fetch.fetch_list import FetchBounds, FetchOptions, alike, problem_of, problems
 from forebay.tar.index import check_members
 
 URL = Url("gs", "bucket", "x")
@@ -64,7 +65,7 @@ def test_nothing_is_written_outside_and_what_is_written_is_the_object(objects: l
     with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
         patch.setattr(listing, "Bucket", lambda url, settings: Memory(objects))
         out = Path(root) / "a" / "out"
-        options = FetchOptions(bounds=Bounds(size_bytes=1000, files=10))
+        options = FetchOptions(bounds=FetchBounds(size_bytes=1000, files=10))
         try:
             report = fetch(URL, out, RemoteConfig(), options, examine=check_members)
         except ForebayError:
@@ -179,7 +180,7 @@ def test_a_hash_of_a_manifest_counts_more_than_an_etag(kind: content.CheckedBy) 
 # Parts of files
 
 
-def part_of(folder: TargetFolder, data: bytes, **changes: Any) -> Part:
+def part_of(folder: TargetFolder, data: bytes, **changes: Any) -> FilePart:
     return folder.part(expected(data, etag='"1"', **changes), "s3://bucket")
 
 
@@ -282,7 +283,7 @@ def test_a_planted_part_is_not_gone_on_with(plant: str, tmp_path: Path) -> None:
 
 
 def test_a_large_file_has_at_most_so_many_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.store.remote.fetch.folder._MAX_SEGMENTS", 10)
+    monkeypatch.setattr("forebay.store.remote.fetch.fetch_folder._MAX_SEGMENTS", 10)
     with TargetFolder(tmp_path) as folder:
         part = folder.part(Expected(name="a", key="a", size_bytes=10**9, etag='"1"'), "s3://bucket")
         bounds = [part.bounds(index) for index in range(part.num_segments)]

@@ -15,9 +15,9 @@ from forebay.config.filter import FilterConfig
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import parse_url
 from forebay.store.cache import Cache, open_cache
-from forebay.store.filter import Filter
 from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.store.remote.transfer.transfer import push
+from forebay.store.sample_filter import Filter
 from forebay.store.selection import Selection, filtered
 from forebay.store.source import SourceUnion
 from forebay.train.select import make_loader, select

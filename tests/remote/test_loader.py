@@ -24,11 +24,11 @@ from forebay.config import BucketConfig, LoaderConfig
 from forebay.config.plan import WindowConfig
 from forebay.config.remote import GB, RemoteConfig
 from forebay.errors import ConfigError, RemoteError
-from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.cursor import Cursor
 from forebay.plan.in_order import in_order
 from forebay.plan.make import Planned, make_plan, opened_packs, samples_of
-from forebay.plan.mixture.plan import mixture_plan
+from forebay.plan.mixture.mixture_plan import mixture_plan
 from forebay.plan.remote_cost import check_remote, epoch_cost
 from forebay.steps.step import Batch
 from forebay.store.cache import Cache, open_cache

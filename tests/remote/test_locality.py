@@ -19,7 +19,7 @@ from forebay.errors import ConfigError, ResumeError
 from forebay.plan.locality import locality_window, with_locality
 from forebay.plan.make import Planned, plan_of
 from forebay.plan.mixture.from_config import mix
-from forebay.plan.mixture.plan import MixturePlan
+from forebay.plan.mixture.mixture_plan import MixturePlan
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import Ints
 from forebay.store.remote.ahead.shards import RemoteShards

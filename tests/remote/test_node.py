@@ -16,7 +16,7 @@ import pytest
 import xxhash
 
 from forebay.errors import CacheError, ConfigError, RemoteError, RemoteReplacedError
-from forebay.store.remote.node.node import Wanted, check_bound
+from forebay.store.remote.node.node import WantedFile, check_bound
 from forebay.store.remote.node.shared import Turns, shared
 from tests.processes import ROOT
 from tests.remote.nodes import FolderBucket, files, mirror_of
@@ -29,11 +29,11 @@ def bucket(tmp_path: Path) -> FolderBucket:
     return FolderBucket(tmp_path / "objects")
 
 
-def part_of(path: Path, wanted: Wanted) -> Path:
+def part_of(path: Path, wanted: WantedFile) -> Path:
     return path.with_name(f"{path.name}.{wanted.size_bytes}.part")
 
 
-def start(node: Path, bucket: FolderBucket, wanted: Wanted, *, pause_s: float = 0.0) -> subprocess.Popen[str]:
+def start(node: Path, bucket: FolderBucket, wanted: WantedFile, *, pause_s: float = 0.0) -> subprocess.Popen[str]:
     """Starts a process that downloads one object when it is told to."""
     arguments = (node, bucket.folder, pause_s, wanted.name, wanted.size_bytes, wanted.xxh3_128)
     process = subprocess.Popen(
@@ -140,7 +140,7 @@ def test_what_a_dead_owner_left_is_not_believed(tmp_path: Path, bucket: FolderBu
 
 def test_without_a_hash_nothing_is_gone_on_with(tmp_path: Path, bucket: FolderBucket) -> None:
     known = bucket.add("tars/a.tar", MB)
-    wanted = Wanted(name=known.name, size_bytes=MB)
+    wanted = WantedFile(name=known.name, size_bytes=MB)
     mirror = mirror_of(tmp_path / "node", bucket)
     path = mirror.folder / wanted.name
     path.parent.mkdir()
@@ -268,7 +268,7 @@ def test_no_more_at_once_than_are_allowed(tmp_path: Path) -> None:
     wanted = bucket.shards(8, size_bytes=MB)
     most, busy = [0], mirror.node.shared.turns
 
-    def watched(item: Wanted) -> None:
+    def watched(item: WantedFile) -> None:
         mirror.require(item)
         most[0] = max(most[0], busy._num_busy)
 

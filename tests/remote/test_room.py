@@ -24,7 +24,7 @@ from forebay.store.held import ORIGIN
 from forebay.store.layout import Ints
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.holdings import LEDGER, NEVER, Item, Known, Ledger, ReaderUses, counted, order, scan
-from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.node.room import LOCK
 from tests.remote.nodes import URL, FolderBucket, disk_bytes, files, mirror_of
 
@@ -48,7 +48,7 @@ def names(*numbers: int) -> set[str]:
     return {f"text/{number:05d}.tdz" for number in numbers}
 
 
-def use(mirror: Mirror, wanted: Wanted, *, seconds_ago: float) -> None:
+def use(mirror: Mirror, wanted: WantedFile, *, seconds_ago: float) -> None:
     """Says that a shard was last used then."""
     then = time.time() - seconds_ago
     os.utime(mirror.folder / wanted.name, (then, then))
@@ -61,7 +61,7 @@ def reader(mirror: Mirror, steps: Mapping[int, int], *, shards: int) -> ReaderUs
     return told
 
 
-def pin(mirror: Mirror, wanted: Wanted) -> io.FileIO:
+def pin(mirror: Mirror, wanted: WantedFile) -> io.FileIO:
     file = io.FileIO(mirror.folder / wanted.name)
     fcntl.flock(file, fcntl.LOCK_SH)
     return file
@@ -340,7 +340,7 @@ def test_two_kept_files_and_a_mirror_that_nobody_opens_any_more(tmp_path: Path, 
     young = mirror_of(tmp_path / "node", bucket, bound_bytes=10**9, url=Url("s3", "bucket", "young"))
     shards = bucket.shards(4, size_bytes=SHARD)
     for each in (old, young):
-        each.node.keep(each.folder / "a" / "small", Wanted(name="a/small", size_bytes=5, is_kept=True), b"small")
+        each.node.keep(each.folder / "a" / "small", WantedFile(name="a/small", size_bytes=5, is_kept=True), b"small")
     (old.folder / "mine.txt").write_text("a stranger's")
     os.utime(old.folder / ORIGIN, (0, 0))
     mirror.require(shards[0])
@@ -438,7 +438,7 @@ def test_the_bound_holds_while_many_read(tmp_path: Path, bucket: FolderBucket) -
     assert 3 * SHARD <= highest[0] <= mirror.node.bound_bytes
 
 
-def _read_at_random(mirror: Mirror, shards: list[Wanted], bucket: FolderBucket, seed: int) -> int:
+def _read_at_random(mirror: Mirror, shards: list[WantedFile], bucket: FolderBucket, seed: int) -> int:
     numbers = np.random.default_rng(seed).integers(0, len(shards), 60)
     for wanted in (shards[number] for number in numbers):
         while True:

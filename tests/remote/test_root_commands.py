@@ -9,7 +9,7 @@ import pytest
 from benchmarks.objects.server import Bucket
 from forebay import cli
 from forebay.caches.stored import remove_stored
-from forebay.caches.survey import Item
+from forebay.caches.survey import RootItem
 from forebay.store.remote.root import RemoteRoot
 from tests.commands import run, run_json
 from tests.remote.stored import put_folder
@@ -70,7 +70,7 @@ def test_rm_leaves_a_cache_with_other_peoples_objects(
 def test_rm_leaves_a_cache_that_changed_since_it_was_looked_at(
     root: str, bucket: Bucket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changed(item: Item, remote: RemoteRoot) -> str | None:
+    def changed(item: RootItem, remote: RemoteRoot) -> str | None:
         bucket.put("caches/a/audio.npy", b"made again")
         return remove_stored(item, remote)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks import remote_sim
 from benchmarks.remote_sim import Feed, Trace, made_plan, node_positions, step_starts, trace
 from benchmarks.shard_cache import POLICIES, next_uses, simulate
-from forebay.plan.bucket.plan import Order, ShardOrder
+from forebay.plan.bucket.bucket_plan import Order, ShardOrder
 from forebay.plan.cursor import Cursor
 from forebay.plan.locality import locality_window
 from forebay.store.layout import Ints

@@ -20,11 +20,11 @@ from forebay.config import Config
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import parse_url
 from forebay.errors import BuildError, ManifestError, RemoteError, RemoteReplacedError
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.groups import Groups
-from forebay.preprocess.index import index_manifests
+from forebay.preprocess.index_tars import index_manifests
 from forebay.preprocess.listing import listed
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.report import Options
 from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import Lookup, find_cache
 from forebay.store.remote.bucket.bucket import Bucket as AnyBucket
@@ -151,7 +151,7 @@ def test_a_replaced_object_is_another_key_and_the_same_bytes_anew_are_not(data: 
 def test_an_object_replaced_during_the_build_stops_the_seal(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     before(
         monkeypatch,
-        "forebay.preprocess.run",
+        "forebay.preprocess.build_run",
         "require_unchanged",
         lambda: data.bucket.put("raw/data/0.tar", (data.folder / "1.tar").read_bytes()),
     )

@@ -19,15 +19,15 @@ from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket
 from forebay.config import Config
 from forebay.errors import BuildError, ConfigError, RemoteDeniedError, RemoteError
+from forebay.preprocess.build_report import BuildReport, Options
 from forebay.preprocess.pipeline import build, prepare
-from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.stage import Stage
 from forebay.store import memo
 from forebay.store.cache import open_cache
 from forebay.store.remote.raw import elsewhere
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.transfer import transfer
-from forebay.store.remote.transfer.columns import fetch_skeleton
+from forebay.store.remote.transfer.sent_columns import fetch_skeleton
 from forebay.train.select import make_loader
 from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
@@ -384,7 +384,7 @@ def test_shards_of_a_build_without_a_stage_are_staged(
 ) -> None:
     config = node(raw, bucket, tmp_path / "node")
     with monkeypatch.context() as patch:
-        patch.setattr("forebay.preprocess.run.Run._seal", interrupt)
+        patch.setattr("forebay.preprocess.build_run.Run._seal", interrupt)
         with pytest.raises(KeyboardInterrupt, match="Ctrl-C"):
             build_here(config)
     assert left_on(tmp_path / "node")

@@ -11,10 +11,10 @@ import pytest
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket
 from forebay.config import BucketConfig
-from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.make import Planned, make_plan, samples_of
-from forebay.plan.mixture.plan import mixture_plan
-from forebay.plan.usage import read_usage
+from forebay.plan.mixture.mixture_plan import mixture_plan
+from forebay.plan.plan_usage import read_usage
 from forebay.store.cache import Cache, open_cache
 from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.store.source import SourceUnion, without_audio

@@ -25,17 +25,17 @@ from forebay.errors import (
     RemoteError,
 )
 from forebay.preprocess import published
+from forebay.preprocess.build_report import BuildReport
 from forebay.preprocess.listing import explain
 from forebay.preprocess.many.merge import subset
-from forebay.preprocess.report import BuildReport
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.files import TEMPORARY_MARK
 from forebay.store.lookup import Lookup, find_cache, sealed_caches
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.root import RemoteRoot
-from forebay.store.remote.transfer.columns import NAME as COLUMNS
-from forebay.store.remote.transfer.columns import dump_columns, parse_columns
+from forebay.store.remote.transfer.sent_columns import NAME as COLUMNS
+from forebay.store.remote.transfer.sent_columns import dump_columns, parse_columns
 from forebay.store.remote.transfer.transfer import push
 from forebay.store.seal import verify_folder
 from forebay.train import CachedVLDataset

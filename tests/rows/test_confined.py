@@ -11,8 +11,8 @@ import pytest
 from forebay import cli
 from forebay.config import SourceConfig
 from forebay.errors import BuildError, CacheMismatchError, CacheNotFoundError, ManifestError
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.report import Options
 from forebay.rows.list_images import read_conversations
 from forebay.rows.list_recordings import read_rows
 from forebay.steps.recipe import recipe_of

@@ -27,7 +27,7 @@ from forebay.rows.readers.python_run import InputError, _image_line, _image_name
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.inputs import _most
-from forebay.store.remote.raw.sources import localized
+from forebay.store.remote.raw.raw_sources import localized
 from forebay.store.source_files import SourceFile
 from forebay.train import make_loader
 from tests.commands import run, run_json

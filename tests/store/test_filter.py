@@ -14,7 +14,7 @@ from forebay.config.filter import FilterConfig
 from forebay.config.load import parse_config
 from forebay.errors import ConfigError
 from forebay.steps.recipe import load_config
-from forebay.store.filter import Choice, Filter, missing_of_all, say_missing
+from forebay.store.sample_filter import Filter, FilterChoice, missing_of_all, say_missing
 from forebay.store.selection import filtered
 from tests.store.table_source import TableSource
 
@@ -38,7 +38,7 @@ def chosen(source: TableSource, tmp_path: Path | None = None, **given_: Any) -> 
     return [source.sample_id(place) for place in choice(source, tmp_path, **given_).places.tolist()]
 
 
-def choice(source: TableSource, tmp_path: Path | None = None, **given_: Any) -> Choice:
+def choice(source: TableSource, tmp_path: Path | None = None, **given_: Any) -> FilterChoice:
     for name in ("ids", "drop_ids"):
         if tmp_path is not None and name in given_:
             (tmp_path / name).write_text("".join(f"{line}\n" for line in given_[name]), encoding="utf-8")

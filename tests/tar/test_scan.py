@@ -16,7 +16,7 @@ from hypothesis import assume, example, given, reject, settings
 from hypothesis import strategies as st
 
 from forebay.errors import TarError
-from forebay.tar.header import Refused, TarIndex
+from forebay.tar.header import RefusedHeader, TarIndex
 from forebay.tar.scan import scan_tar
 from tests.strategies import tar_contents
 from tests.tar.files import END, FORMATS, clips, header, member, padded, pax, tar_bytes
@@ -143,7 +143,7 @@ def test_links_devices_and_sparse_members_are_refused_by_name_and_folders_skippe
         ("odd", "unknown_type"),
         ("", "no_name"),
     ]
-    assert index.find_refused("./sparse") == Refused("sparse", "sparse", 1536)
+    assert index.find_refused("./sparse") == RefusedHeader("sparse", "sparse", 1536)
     assert index.find_refused("good") is None
 
 
@@ -162,7 +162,7 @@ def test_one_bad_checksum_costs_one_member(path: Path) -> None:
     index = scan(path, bytes(data))
     assert len(listed_by_tarfile(bytes(data))) == 7  # tarfile stops there without a word
     assert index.names == [name for name, _ in members[:7] + members[8:]]
-    assert index.refused == (Refused(bytes(data[start : start + 15]).decode(), "bad_checksum", start),)
+    assert index.refused == (RefusedHeader(bytes(data[start : start + 15]).decode(), "bad_checksum", start),)
 
 
 @given(count=st.integers(1, 9), row=st.integers(0, 8), byte=st.integers(0, 511), flip=st.integers(1, 255))
@@ -202,9 +202,9 @@ def test_truncated_members_and_headers_are_refused(path: Path) -> None:
     data = tar_bytes(clips(3))
     index = scan(path, data[: 2 * 1536 + 512 + 100])
     assert index.names == ["clips/0000.flac", "clips/0001.flac"]
-    assert index.refused == (Refused("clips/0002.flac", "truncated", 2 * 1536),)
+    assert index.refused == (RefusedHeader("clips/0002.flac", "truncated", 2 * 1536),)
     index = scan(path, data[: 1536 + 200])
-    assert index.refused == (Refused("clips/0001.flac", "truncated", 1536),)
+    assert index.refused == (RefusedHeader("clips/0001.flac", "truncated", 1536),)
     index = scan(path, data[: 2 * 1536 + 512 + 700])  # all of the data, not all of its padding
     assert (len(index), index.refused) == (3, ())
 
@@ -224,7 +224,7 @@ def test_a_member_with_broken_pax_records_is_refused(path: Path, payload: bytes)
     data = member(b"PaxHeaders/a", payload, kind=b"x") + member(b"a", b"1") + member(b"b", b"2") + END
     index = scan(path, data)
     assert index.names == ["b"]
-    assert index.refused == (Refused("a", "bad_extended_header", 1024),)
+    assert index.refused == (RefusedHeader("a", "bad_extended_header", 1024),)
 
 
 def test_pax_records_of_times_alone_change_nothing_and_lose_nothing(path: Path) -> None:
@@ -241,8 +241,8 @@ def test_pax_records_of_times_alone_change_nothing_and_lose_nothing(path: Path) 
     broken = bytearray(data + END)
     broken[5] ^= 1
     assert scan(path, bytes(broken)).refused[:2] == (
-        Refused("PaxHe`ders/x", "bad_checksum", 0),
-        Refused("a", "bad_extended_header", 1024),
+        RefusedHeader("PaxHe`ders/x", "bad_checksum", 0),
+        RefusedHeader("a", "bad_extended_header", 1024),
     )
 
 
@@ -274,7 +274,7 @@ def test_a_giant_extended_header_is_not_read(path: Path) -> None:
     tracemalloc.stop()
     path.write_bytes(b"")
     assert index.names == ["b"]
-    assert index.refused == (Refused("a", "extended_header_too_large", 512 + giant),)
+    assert index.refused == (RefusedHeader("a", "extended_header_too_large", 512 + giant),)
     assert peak_bytes < 8 * 1024**2
 
 

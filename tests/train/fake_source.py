@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.steps.text.qwen3_asr import num_audio_tokens
+from forebay.steps.text.qwen3_asr_prompt import num_audio_tokens
 from forebay.store.layout import FieldSpec
 from forebay.store.source import SampleSource
 

@@ -19,7 +19,7 @@ from forebay.steps.text.symbols import Special, SymbolTable
 from forebay.train.evaluation.alone import evaluate_alone
 from forebay.train.evaluation.evaluations import line_of
 from forebay.train.loop.run import run
-from forebay.train.models.folder import load_model, model_facts
+from forebay.train.models.model_folder import load_model, model_facts
 from forebay.train.select import make_loader
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import PhotoCorpus, photo

@@ -22,7 +22,7 @@ from forebay.train.evaluation.alone import evaluate_alone
 from forebay.train.evaluation.sets import open_sets
 from forebay.train.integrations.hf import LoaderMixin
 from forebay.train.loop.run import run
-from forebay.train.models.folder import load_model, model_facts
+from forebay.train.models.model_folder import load_model, model_facts
 from forebay.train.select import make_loader
 from tests.preprocess.corpus import speech_corpus
 from tests.preprocess.here_pool import build_here

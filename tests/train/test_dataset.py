@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from forebay.config import BucketConfig
 from forebay.errors import ResumeError
-from forebay.plan.bucket.make import bucket_plan
-from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.make import Planned
 from forebay.train.collate.collator import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset

@@ -23,11 +23,11 @@ from forebay.config.plan import BucketConfig
 from forebay.errors import CacheNotFoundError, ConfigError, ResumeError
 from forebay.inspect.bucket_manifests import bucket_manifests
 from forebay.inspect.plan_facts import plans_of, read_pack, read_plan
-from forebay.inspect.usage import usage_facts
+from forebay.inspect.usage_report import usage_facts
 from forebay.plan.disk import read_metadata
 from forebay.plan.make import Planned, make_plan, plan_of, samples_of
 from forebay.plan.names import state_key, why_differ
-from forebay.preprocess.report import BuildReport
+from forebay.preprocess.build_report import BuildReport
 from forebay.store.cache import Cache, open_cache
 from forebay.store.key import digest
 from forebay.store.selection import Selection

@@ -13,9 +13,9 @@ import torch
 import forebay
 from forebay.config import Config
 from forebay.errors import ConfigError
-from forebay.plan.pack.plan import PackPlan
+from forebay.plan.pack.pack_plan import PackPlan
 from forebay.steps.audio.w2v_bert import output_frames, w2v_bert_input
-from forebay.steps.text.qwen3_asr import num_audio_tokens
+from forebay.steps.text.qwen3_asr_prompt import num_audio_tokens
 from forebay.store.cache import Cache, open_cache
 from forebay.train import make_loader
 from forebay.train.loop.micro_batches import count_samples

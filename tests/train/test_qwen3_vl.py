@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.train.collate.codes import to_model_inputs
+from forebay.train.collate.device_codes import to_model_inputs
 from forebay.train.collate.packed import PackCollator, PackShapes
-from forebay.train.models.folder import check_constants, model_facts
+from forebay.train.models.model_folder import check_constants, model_facts
 from forebay.train.models.objective import count_targets, summed_loss
 from tests.train.tiny_vl import (
     CONSTANTS,

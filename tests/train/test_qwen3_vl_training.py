@@ -13,7 +13,7 @@ from forebay.errors import CacheMismatchError, ConfigError
 from forebay.train.collate.packed import PackCollator
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
-from forebay.train.models.folder import check_batch, check_config, check_constants, load_model, model_facts
+from forebay.train.models.model_folder import check_batch, check_config, check_constants, load_model, model_facts
 from tests.train.tiny import ListLoader, config_of, num_labels, whisper_folder
 from tests.train.tiny_vl import CONSTANTS, IMAGE, FakeVlSource, conversations, qwen3_vl_folder, vl_config
 

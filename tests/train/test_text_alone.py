@@ -14,8 +14,8 @@ from accelerate.state import AcceleratorState
 from forebay import cli
 from forebay.config import Config
 from forebay.errors import CacheMismatchError, ConfigError
-from forebay.plan.mixture.plan import MixturePlan
-from forebay.plan.usage import read_usage
+from forebay.plan.mixture.mixture_plan import MixturePlan
+from forebay.plan.plan_usage import read_usage
 from forebay.store.cache import open_cache
 from forebay.store.source import SourceUnion, length_of, source_kind, without_audio
 from forebay.train.collate.collator import Collator

@@ -21,8 +21,8 @@ from forebay.train.evaluation.alone import evaluate_alone
 from forebay.train.loop import launch
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import run
-from forebay.train.models.folder import check_batch, check_config, check_constants, load_model, model_facts
 from forebay.train.models.lora import with_adapters
+from forebay.train.models.model_folder import check_batch, check_config, check_constants, load_model, model_facts
 from forebay.train.models.whisper import SILENCE, prepare_text_alone
 from forebay.train.select import make_loader, select
 from tests.preprocess.here_pool import build_here

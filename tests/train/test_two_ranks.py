@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forebay.plan.usage import read_usage
+from forebay.plan.plan_usage import read_usage
 from forebay.train.loop.run import train
 from tests.processes import torchrun
 from tests.train.two_ranks_worker import NUM_STEPS, RESUME_AT, SCENARIOS, loader_of, make_models, scenario

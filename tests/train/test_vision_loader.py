@@ -17,10 +17,10 @@ from forebay import load_config
 from forebay.config import Config
 from forebay.errors import CacheNotFoundError, ConfigError, PlanError
 from forebay.plan.make import plan_of
-from forebay.plan.pack.plan import PackPlan
+from forebay.plan.pack.pack_plan import PackPlan
 from forebay.steps.image.qwen2_vl import load_processor, patch_form
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
-from forebay.train.collate.codes import DeviceExpansion, to_model_inputs
+from forebay.train.collate.device_codes import DeviceExpansion, to_model_inputs
 from forebay.train.collate.packed import PackShapes
 from forebay.train.collate.patches import PatchBatch, fields_of
 from tests.preprocess.here_pool import build_here

@@ -12,7 +12,7 @@ import torch
 
 from forebay.config import Config, SourceConfig, TextConfig, TrainConfig, VisionConfig
 from forebay.store.source import SampleSource
-from forebay.train.models.folder import load_model
+from forebay.train.models.model_folder import load_model
 
 Array = np.ndarray[Any, Any]
 

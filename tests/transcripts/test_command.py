@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.here_pool import HerePool
-from forebay.inspect.texts import print_view, report_texts, view_sample, view_text
+from forebay.inspect.text_command import print_view, report_texts, view_sample, view_text
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.steps.text.transcript import TextEncoder, Transcript
 from forebay.visible import VisibleStream
@@ -30,7 +30,7 @@ DEMO = ROOT / "configs" / "demo_speech.toml"
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources are listed in the test's own process."""
-    monkeypatch.setattr("forebay.inspect.texts.Pool", HerePool)
+    monkeypatch.setattr("forebay.inspect.text_command.Pool", HerePool)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from forebay.inspect.text_diff import Part, changes, counted, marked, wrapped_parts
+from forebay.inspect.text_diff import TextPart, changes, counted, marked, wrapped_parts
 from tests.strategies import transcripts
 
 ANY = st.text(st.characters(exclude_categories=()), max_size=30)
@@ -22,7 +22,7 @@ PAIRS = st.one_of(
 )
 
 
-def sides(parts: list[Part]) -> tuple[str, str]:
+def sides(parts: list[TextPart]) -> tuple[str, str]:
     before = "".join(part.text for part in parts if part.change != "added")
     return before, "".join(part.text for part in parts if part.change != "removed")
 
@@ -75,8 +75,11 @@ def test_changes_are_marked_in_their_place(before: str, after: str, wanted: str)
 
 
 def test_lines_break_behind_spaces_and_count_wide_characters_twice() -> None:
-    assert wrapped_parts([Part("kept", "one two three")], 8) == [[Part("kept", "one two ")], [Part("kept", "three")]]
-    assert wrapped_parts([Part("kept", "世界"), Part("added", "a\u0301b")], 4) == [
-        [Part("kept", "世界")],
-        [Part("added", "a\u0301b")],
+    assert wrapped_parts([TextPart("kept", "one two three")], 8) == [
+        [TextPart("kept", "one two ")],
+        [TextPart("kept", "three")],
+    ]
+    assert wrapped_parts([TextPart("kept", "世界"), TextPart("added", "a\u0301b")], 4) == [
+        [TextPart("kept", "世界")],
+        [TextPart("added", "a\u0301b")],
     ]

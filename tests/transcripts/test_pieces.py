@@ -11,25 +11,25 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers import decoders as to_text
 
 from forebay.config.digest import tokenizer_digest
-from forebay.inspect.text_diff import KINDS, Piece, Pieces
+from forebay.inspect.text_diff import KINDS, VocabularyPiece, VocabularyPieces
 from forebay.steps.text.vocabulary import Vocabulary
 from tests.text_corpus import ROOT
 
 
-def of_folder(name: str) -> tuple[Vocabulary, Pieces]:
+def of_folder(name: str) -> tuple[Vocabulary, VocabularyPieces]:
     folder = ROOT / "demo" / name
     vocabulary = Vocabulary(folder, digest=tokenizer_digest(folder))
-    return vocabulary, Pieces(vocabulary)
+    return vocabulary, VocabularyPieces(vocabulary)
 
 
-def of_model(model: Any, *, control: frozenset[int] = frozenset(), decoder: Any = None) -> Pieces:
+def of_model(model: Any, *, control: frozenset[int] = frozenset(), decoder: Any = None) -> VocabularyPieces:
     """The pieces of a tokenizer that is made here."""
     backend = Tokenizer(model)
     if decoder is not None:
         backend.decoder = decoder
     tokenizer = SimpleNamespace(backend_tokenizer=backend, get_vocab=backend.get_vocab)
     vocabulary = SimpleNamespace(tokenizer=tokenizer, control_ids=control, size=backend.get_vocab_size())
-    return Pieces(cast(Vocabulary, vocabulary))
+    return VocabularyPieces(cast(Vocabulary, vocabulary))
 
 
 @pytest.mark.parametrize("name", ["speech/model", "speech/qwen3_asr_model", "vision/model"])
@@ -55,11 +55,11 @@ def test_bytes_of_a_vocabulary_that_falls_back_to_them() -> None:
     vocab = {"<unk>": 0, "<0xE2>": 1, "<0x0A>": 2, "\u2581the": 3, "<0xEG>": 4}
     pieces = of_model(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
     assert [pieces.piece(number) for number in range(5)] == [
-        Piece("unknown", b"<unk>"),
-        Piece("byte", b"\xe2"),
-        Piece("byte", b"\n"),
-        Piece("text", b" the"),
-        Piece("text", b"<0xEG>"),
+        VocabularyPiece("unknown", b"<unk>"),
+        VocabularyPiece("byte", b"\xe2"),
+        VocabularyPiece("byte", b"\n"),
+        VocabularyPiece("text", b" the"),
+        VocabularyPiece("text", b"<0xEG>"),
     ]
     assert [pieces.piece(number).shown() for number in (0, 1, 2, 3, 99)] == [
         "<unk>",
@@ -93,6 +93,9 @@ def test_a_byte_level_step_is_found_among_others() -> None:
     backend = Tokenizer(models.BPE(vocab={"\u00e2": 0, "\u0120a": 1}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(), pre_tokenizers.ByteLevel()])
     tokenizer = SimpleNamespace(backend_tokenizer=backend, get_vocab=backend.get_vocab)
-    pieces = Pieces(cast(Vocabulary, SimpleNamespace(tokenizer=tokenizer, control_ids=frozenset(), size=2)))
-    assert [pieces.piece(number) for number in range(2)] == [Piece("piece", b"\xe2"), Piece("text", b" a")]
+    pieces = VocabularyPieces(cast(Vocabulary, SimpleNamespace(tokenizer=tokenizer, control_ids=frozenset(), size=2)))
+    assert [pieces.piece(number) for number in range(2)] == [
+        VocabularyPiece("piece", b"\xe2"),
+        VocabularyPiece("text", b" a"),
+    ]
     assert json.loads(backend.to_str())["pre_tokenizer"]["type"] == "Sequence"

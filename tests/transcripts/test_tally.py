@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from forebay.errors import TextError
 from forebay.inspect.text_diff import KINDS, counted
-from forebay.inspect.text_tally import Asked, Look, Tally
-from forebay.steps.text.line import Prepared, Staged
+from forebay.inspect.text_tally import AskedTexts, Look, TextTally
+from forebay.steps.text.line import PreparedTexts, Staged
 from forebay.steps.text.normal.normal_step import Problem
 
 CODES = np.array([0, 0, 1, 2, 3, 4], np.uint8)
@@ -25,12 +25,12 @@ def looks(draw: st.DrawFn) -> list[Look]:
     for number in range(draw(st.integers(0, 20))):
         raw, language = draw(st.sampled_from(["A b", "a b", "AB", "x", "", "Word"])), draw(st.sampled_from(["en", ""]))
         result: str | Problem = Problem("no_x", "it has an x") if raw == "x" else raw.lower()
-        prepared = result if isinstance(result, Problem) else Prepared(result, language)
+        prepared = result if isinstance(result, Problem) else PreparedTexts(result, language)
         is_bad = isinstance(result, Problem) or draw(st.booleans())
         ids = [] if isinstance(result, Problem) else draw(st.lists(st.integers(0, 5), max_size=6))
         found.append(
             Look(
-                asked=Asked(sample_id=f"s{number}", text=raw, language=language),
+                asked=AskedTexts(sample_id=f"s{number}", text=raw, language=language),
                 body=raw,
                 staged=Staged((("lower", result),), prepared, language),
                 text="" if isinstance(result, Problem) else result,
@@ -50,7 +50,7 @@ def test_figures_are_those_of_a_loop_whatever_the_batches(texts: list[Look], siz
     seconds = np.array(
         data.draw(st.lists(st.sampled_from([0.0, 0.5, 2.0, np.nan]), min_size=len(texts), max_size=len(texts)))
     )
-    tally = Tally(["lower"], CODES)
+    tally = TextTally(["lower"], CODES)
     for start in range(0, len(texts), size):
         tally.add(texts[start : start + size], seconds[start : start + size])
     step = tally.steps["lower"]
@@ -86,10 +86,15 @@ def test_a_text_of_another_recording_is_an_outlier_and_a_word_in_a_short_clip_is
     texts[30] = "a"
     seconds[30] = 0.5
     found = [
-        Look(asked=Asked(sample_id=str(i), text=t, language="en"), body=t, staged=Staged((), Prepared(t, "en")), text=t)
+        Look(
+            asked=AskedTexts(sample_id=str(i), text=t, language="en"),
+            body=t,
+            staged=Staged((), PreparedTexts(t, "en")),
+            text=t,
+        )
         for i, t in enumerate(texts)
     ]
-    tally = Tally([], CODES)
+    tally = TextTally([], CODES)
     tally.add(found, seconds)
     outliers = tally.outliers()
     assert [each.row for each in outliers] == [9, 7]
@@ -101,5 +106,5 @@ def test_a_text_of_another_recording_is_an_outlier_and_a_word_in_a_short_clip_is
 
 
 def test_nothing_has_no_figures() -> None:
-    tally = Tally(["lower"], CODES)
+    tally = TextTally(["lower"], CODES)
     assert (len(tally), tally.outliers(), tally.repeated(), tally.longest(3)) == (0, [], [], [])

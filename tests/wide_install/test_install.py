@@ -37,7 +37,8 @@ USED = {
     "remote": "from forebay.store.remote.bucket.bucket import _obstore; _obstore()",
     "ray": "from forebay.preprocess.runner.cluster import imported; imported()",
     "zarr": "from forebay.store.cold.arrays import zarr; zarr()",
-    "text": "import num2words; from forebay.steps.text.language.model import loaded, model_digest, model_file; "
+    "text": "import num2words\n"
+    "from forebay.steps.text.language.language_model import loaded, model_digest, model_file; "
     "loaded(model_file(), model_digest())",
     "completion": "import shtab",
 }

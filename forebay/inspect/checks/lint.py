@@ -30,12 +30,12 @@ from forebay.steps.recipe import load_config, recipe_of
 from forebay.steps.text.language.script import scripts_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import write_bytes
-from forebay.store.filter import Filter
 from forebay.store.layout import TEXT, Array
 from forebay.store.lookup import find_cache
 from forebay.store.metadata import check_description, foreign_values
 from forebay.store.output import check_output
-from forebay.store.remote.raw.sources import naming_urls
+from forebay.store.remote.raw.raw_sources import naming_urls
+from forebay.store.sample_filter import Filter
 from forebay.store.sample_ids import read_ids
 
 

@@ -17,9 +17,9 @@ import xxhash
 from forebay.config.tree import Config
 from forebay.errors import SampleError
 from forebay.inspect.checks.limits import Limits
+from forebay.inspect.checks.measure_items import Bad, MeasuredColumns, RowPart, Walk
 from forebay.inspect.checks.measured import Classes, ImageFacts, Measured, Refused, Sound, band_db, measured_sound
 from forebay.inspect.checks.text_letters import classes_in, kind_of, said_of, signed
-from forebay.inspect.checks.walk import Bad, Columns, Part, Walk
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.coded import Coder
 from forebay.preprocess.cut import Cut
@@ -36,7 +36,7 @@ from forebay.steps.recipe import Recipe
 from forebay.steps.text.normal.normal_step import code_in
 from forebay.store.image.codec import FIELDS
 from forebay.store.layout import TEXT, Array, Group, Ints
-from forebay.store.remote.raw.sources import naming_urls
+from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.store.sound_headers import header_info
 from forebay.store.source_files import SourceFile
 from forebay.task_map import mark
@@ -64,7 +64,7 @@ class RawTask:
         return reduced(self)
 
 
-def measure_rows(task: RawTask) -> Part:
+def measure_rows(task: RawTask) -> RowPart:
     """Returns what is measured of some rows. Raises TarError or OSError where a file as a whole cannot be read."""
     if task.group == TEXT:
         return _texts(task)
@@ -75,7 +75,7 @@ def measure_rows(task: RawTask) -> Part:
         return _LOOKS.get(task.group, _made)(task, group, read)
 
 
-def _texts(task: RawTask) -> Part:
+def _texts(task: RawTask) -> RowPart:
     """The build's own reasons, and what the texts are like."""
     text = task.groups.text
     texts, languages, bad = [], [], []
@@ -90,13 +90,13 @@ def _texts(task: RawTask) -> Part:
     return replace(said, facts={**said.facts, **cut}, bad=bad)
 
 
-def _made(task: RawTask, group: ItemGroup, read: Read) -> Part:
+def _made(task: RawTask, group: ItemGroup, read: Read) -> RowPart:
     """The build's own reasons alone."""
     made = enumerate(group.samples(task.rows, read))
-    return Part(bad=[(row, values["failure"], values["message"]) for row, values in made if "failure" in values])
+    return RowPart(bad=[(row, values["failure"], values["message"]) for row, values in made if "failure" in values])
 
 
-def _pixels(task: RawTask, group: ItemGroup, read: Read) -> Part:
+def _pixels(task: RawTask, group: ItemGroup, read: Read) -> RowPart:
     """The build's own reasons, and what lies between the darkest and the brightest value of each image."""
     ranges = np.full(len(task.rows), np.nan)
     rows = iter(range(len(ranges)))
@@ -114,15 +114,15 @@ def _pixels(task: RawTask, group: ItemGroup, read: Read) -> Part:
             bad.append((row, values["failure"], values["message"]))
         elif are_pixels:
             ranges[row] = np.ptp(values[_PATCHES])
-    return Part({"range": ranges}, bad=bad)
+    return RowPart({"range": ranges}, bad=bad)
 
 
-def _sounds(task: RawTask, group: AudioItems, read: Read) -> Part:
+def _sounds(task: RawTask, group: AudioItems, read: Read) -> RowPart:
     """What clips are like, as decoded, and why a build leaves them out."""
     count = len(task.rows)
     facts = {name: np.full(count, np.nan) for name in (*Sound._fields, "band_db", "file_rate_hz", "file_s")}
     facts["num_samples"] = np.zeros(count, np.int64)
-    found = Part(facts, {name: np.zeros(count, np.int64) for name in ("file", "sound")})
+    found = RowPart(facts, {name: np.zeros(count, np.int64) for name in ("file", "sound")})
     for row, place in enumerate(task.rows.select(["sample_id", "file", "offset", "size"]).to_pylist()):
         mark(row)
         try:
@@ -134,7 +134,7 @@ def _sounds(task: RawTask, group: AudioItems, read: Read) -> Part:
     return found
 
 
-def _sound(task: RawTask, group: AudioItems, found: Part, row: int, data: bytes, *, sample_id: str) -> None:
+def _sound(task: RawTask, group: AudioItems, found: RowPart, row: int, data: bytes, *, sample_id: str) -> None:
     """Writes what a clip is like into its row. Raises DecodeError where a build leaves it out."""
     features, decode, facts = group.steps.features, group.steps.decode, found.facts
     if not features.reads_sound:
@@ -165,7 +165,7 @@ def sound_hash(clip: Array) -> int:
     return signed(xxhash.xxh3_64_intdigest(np.ascontiguousarray(samples).data))
 
 
-_LOOKS: Mapping[Group, Callable[[RawTask, Any, Read], Part]] = {"audio": _sounds, "image": _pixels}
+_LOOKS: Mapping[Group, Callable[[RawTask, Any, Read], RowPart]] = {"audio": _sounds, "image": _pixels}
 """What is measured of the items of a group; of others only what a build says of them."""
 
 
@@ -228,7 +228,7 @@ class _Known:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _measured(config: Config, listing: Listing, found: Mapping[Group, Columns], *, name: str) -> Measured:
+def _measured(config: Config, listing: Listing, found: Mapping[Group, MeasuredColumns], *, name: str) -> Measured:
     rows, manifest, text, said = listing.rows, listing.manifest, listing.groups.text, found[TEXT]
     bad = [*said.bad, *_dead(said, lambda row: f"sample {rows['sample_id'][row].as_py()}")]
     known = [_Known(facts=said.facts, content=said.content)]
@@ -265,21 +265,21 @@ def _not_run(config: Config) -> list[str]:
     return [f"{entry} was not run: lint runs no code, so labels are judged as they are without it" for entry in code]
 
 
-def _lacks(said: Columns, *, is_sound: bool) -> dict[str, str]:
+def _lacks(said: MeasuredColumns, *, is_sound: bool) -> dict[str, str]:
     """Returns what a set of recordings, or of texts alone, does not have."""
     has_text = bool(np.any(said.facts.get("chars", np.zeros(0)) > 0))
     lacks = {} if is_sound else dict.fromkeys(("sound", "file", "seconds"), "the samples have no sound")
     return lacks | ({} if has_text else dict.fromkeys(("text", "seconds"), "the samples have no texts"))
 
 
-def _dead(found: Columns, name: Callable[[int], str]) -> list[Bad]:
+def _dead(found: MeasuredColumns, name: Callable[[int], str]) -> list[Bad]:
     return [
         (row, "kills_decoder", f"{name(row)}: reading it ended the process twice; write it again")
         for row in found.deaths
     ]
 
 
-def _bad_items(listing: Listing, group: ItemGroup, found: Columns) -> list[Bad]:
+def _bad_items(listing: Listing, group: ItemGroup, found: MeasuredColumns) -> list[Bad]:
     table, label = listing.items[group.name].table, "sample " if group.lists is None else ""
 
     def name(item: int) -> str:
@@ -298,7 +298,7 @@ def _of_rows(items: Items, bad: Sequence[Bad]) -> list[Bad]:
     return [(int(owners[use]), *why[int(items.places[use])]) for use in uses]
 
 
-def _of_clips(listing: Listing, group: AudioItems, found: Columns) -> _Known:
+def _of_clips(listing: Listing, group: AudioItems, found: MeasuredColumns) -> _Known:
     """Seconds: as decoded; of a clip that is cut as its header says."""
     limits, rows, facts = group.limits, listing.rows, {**found.facts}
     num_samples = facts.pop("num_samples", np.zeros(len(rows), np.int64))
@@ -332,7 +332,7 @@ def _by_duration(group: AudioItems, rows: pa.Table, num_samples: Array, stated_s
         yield row, reason, message
 
 
-def _of_images(listing: Listing, group: ItemGroup, found: Columns) -> _Known:
+def _of_images(listing: Listing, group: ItemGroup, found: MeasuredColumns) -> _Known:
     items = listing.items[group.name]
     images = ImageFacts(
         names=group.task_rows(items.table, listing.files)["sample_id"].to_pylist(),
@@ -346,7 +346,7 @@ def _of_images(listing: Listing, group: ItemGroup, found: Columns) -> _Known:
     return _Known(fields={"images": images})
 
 
-_KNOWN: Mapping[Group, Callable[[Listing, Any, Columns], _Known]] = {"audio": _of_clips, "image": _of_images}
+_KNOWN: Mapping[Group, Callable[[Listing, Any, MeasuredColumns], _Known]] = {"audio": _of_clips, "image": _of_images}
 """What is said of samples by the items of a group."""
 
 

@@ -6,9 +6,9 @@ import json
 import re
 
 from forebay.inspect.page.card_media import grid_lines
-from forebay.inspect.page.cards import Card, Seen, Sound
+from forebay.inspect.page.cards import Card, CardSound, SeenImage
 from forebay.inspect.page.markup import Html, tag
-from forebay.inspect.page.words import LIMIT, MAX_TOKENS, Piece, shortened
+from forebay.inspect.page.words import LIMIT, MAX_TOKENS, TokenPiece, shortened
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}")
 _ID = 240
@@ -56,7 +56,7 @@ def _player(card: Card) -> Html | None:
     return tag("div", _sound(card.sound), picture, class_="player")
 
 
-def _sound(sound: Sound | None) -> Html | None:
+def _sound(sound: CardSound | None) -> Html | None:
     if sound is None:
         return None
     note = tag("p", sound.note, class_="note") if sound.note else None
@@ -66,7 +66,7 @@ def _sound(sound: Sound | None) -> Html | None:
     return tag("div", audio, note, class_="sound")
 
 
-def _spectrum(seen: Seen) -> Html:
+def _spectrum(seen: SeenImage) -> Html:
     if seen.url is None:
         return tag("p", "its picture was left out: this file would be larger than 10 MB", class_="note")
     picture = tag("img", src=seen.url, alt=f"{seen.about}, {seen.seconds:.1f} s", class_="spectrum", loading="lazy")
@@ -83,7 +83,7 @@ def _images(card: Card) -> Html | None:
     return tag("div", [_image(place, seen) for place, seen in enumerate(card.images)], left, class_="images")
 
 
-def _image(place: int, seen: Seen) -> Html:
+def _image(place: int, seen: SeenImage) -> Html:
     rows, columns = seen.grid
     about = [f"{columns} × {rows} patches"] if rows else list(seen.notes)
     if rows and seen.merge > 1:
@@ -130,7 +130,7 @@ def _tokens(card: Card) -> Html | None:
     return tag("details", tag("summary", summary), pieces, open=True)
 
 
-def _piece(piece: Piece) -> Html:
+def _piece(piece: TokenPiece) -> Html:
     ids = " ".join(map(str, piece.ids))
     text = ids if piece.text is None else piece.text.translate(_SEEN)
     if piece.kind == "image":

@@ -17,10 +17,10 @@ import soundfile
 from forebay.config.tree import Config
 from forebay.errors import CacheError
 from forebay.inspect.page.card_media import HOP_S, hop_s, picture_of, webp, webps
-from forebay.inspect.page.choose import Chosen, clipped_share
-from forebay.inspect.page.doubts import Columns
+from forebay.inspect.page.chosen_cards import Chosen, clipped_share
+from forebay.inspect.page.doubts import SampleColumns
 from forebay.inspect.page.markup import data_url, url_size
-from forebay.inspect.page.words import Piece, learnt_mask, pieces_of, repeated_ids
+from forebay.inspect.page.words import TokenPiece, learnt_mask, pieces_of, repeated_ids
 from forebay.inspect.pixels_seen import Picture
 from forebay.inspect.sample import Sample, read_sample, spoken
 from forebay.store.layout import Array
@@ -118,7 +118,7 @@ SERVED_COLUMNS = 2_400
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sound:
+class CardSound:
     """Where a waveform is heard. url: None: nowhere, and the note says why."""
 
     url: str | None
@@ -126,7 +126,7 @@ class Sound:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class SeenImage:
     """An image or a spectrum. url: None: it was left out. about: what it shows. seconds: that a spectrum covers.
 
     notes: what else is said of an image; of one without a grid, what its fields are.
@@ -155,18 +155,18 @@ class Card:
     facts: Mapping[str, str] = field(default_factory=dict)
     row: Mapping[str, Any] = field(default_factory=dict)
     spoken: Sequence[tuple[str, str]] = ()
-    pieces: Sequence[Piece] = ()
+    pieces: Sequence[TokenPiece] = ()
     num_tokens: int = 0
     num_learnt: int | None = None
-    sound: Sound | None = None
-    spectrum: Seen | None = None
-    images: Sequence[Seen] = ()
+    sound: CardSound | None = None
+    spectrum: SeenImage | None = None
+    images: Sequence[SeenImage] = ()
     more_images: int = 0
     problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class CardReading:
     """A card and what its media are made of. tensors: of a recording, whose frames are `hop_s` seconds apart.
 
     silence: why there is no waveform, where there is none.
@@ -192,12 +192,12 @@ class Reader:
     from its source; None: there is no config, or the cache keeps them.
     """
 
-    columns: Columns
+    columns: SampleColumns
     tokenizer: Any = None
     config: Config | None = None
     sound: Callable[[Mapping[str, Any]], Array | None] | None = None
 
-    def read(self, chosen: Chosen) -> Reading:
+    def read(self, chosen: Chosen) -> CardReading:
         """Returns a sample's card without media, and what they are made of; damage is said on the card."""
         index = chosen.index
         names, codes = self.columns.languages
@@ -210,7 +210,7 @@ class Reader:
         try:
             sample = read_sample(self.columns.cache, index, config=None)
         except CacheError as err:
-            return Reading(card=replace(start, problem=str(err)))
+            return CardReading(card=replace(start, problem=str(err)))
         tensors = _with_mask(sample)
         waveform = tensors.get("waveform") if self.sound is None else self.sound(sample.row)
         text = str(sample.row.get("text") or "")
@@ -228,12 +228,12 @@ class Reader:
             num_learnt=int(np.count_nonzero(learnt_mask(tensors))) if self.columns.has_targets else None,
         )
         if self.columns.seconds is None:
-            return Reading(card=card, pictures=pictures)
+            return CardReading(card=card, pictures=pictures)
         seconds = hop_s(self.columns.cache.constants)
         why = NO_WAVEFORM if self.sound is None else NO_SOURCE
-        return Reading(card=card, waveform=waveform, tensors=tensors, pictures=pictures, hop_s=seconds, silence=why)
+        return CardReading(card=card, waveform=waveform, tensors=tensors, pictures=pictures, hop_s=seconds, silence=why)
 
-    def _pieces(self, tensors: Mapping[str, Any]) -> list[Piece]:
+    def _pieces(self, tensors: Mapping[str, Any]) -> list[TokenPiece]:
         known = self.columns.cache.constants.get("image_token_id")
         image_ids = [] if known is None else [known]
         if known is None and self.columns.cache.listed:
@@ -267,7 +267,7 @@ def _spoken(sample: Sample, text: str) -> tuple[tuple[str, str], ...]:
     return (("", text),) if sample.conversation is None else tuple(spoken(sample.conversation))
 
 
-def embedded(readings: Sequence[Reading], *, rate_hz: int, budget: int) -> list[Card]:
+def embedded(readings: Sequence[CardReading], *, rate_hz: int, budget: int) -> list[Card]:
     """Returns the cards with their media in them, all media together no longer than `budget`.
 
     Pictures take up to half of it; what they leave is for sound.
@@ -285,7 +285,9 @@ def embedded(readings: Sequence[Reading], *, rate_hz: int, budget: int) -> list[
         seen = tuple(_seen(image, next(urls)) for image in own)
         sound = None
         if reading.tensors and not reading.card.problem:
-            sound = Sound(url=None if clip is None else data_url(clip.data, clip.media_type), note=_note(reading, clip))
+            sound = CardSound(
+                url=None if clip is None else data_url(clip.data, clip.media_type), note=_note(reading, clip)
+            )
         cards.append(
             replace(
                 reading.card,
@@ -304,15 +306,15 @@ NO_SOURCE = (
 )
 
 
-def _note(reading: Reading, clip: Any) -> str:
+def _note(reading: CardReading, clip: Any) -> str:
     if reading.waveform is None:
         return reading.silence
     return "its sound would make this file larger than 10 MB; --serve plays it" if clip is None else clip.note
 
 
-def _spectra(readings: Sequence[Reading], *, rate_hz: int, budget: int) -> tuple[list[Seen | None], int]:
+def _spectra(readings: Sequence[CardReading], *, rate_hz: int, budget: int) -> tuple[list[SeenImage | None], int]:
     """Returns a picture of each recording while there is room, and the room that is left."""
-    found: list[Seen | None] = []
+    found: list[SeenImage | None] = []
     for reading in readings:
         made = reading.picture(rate_hz=rate_hz, columns=_PICTURE_COLUMNS) if reading.tensors else None
         if made is None:
@@ -321,12 +323,12 @@ def _spectra(readings: Sequence[Reading], *, rate_hz: int, budget: int) -> tuple
         data, about, seconds = made
         is_kept = url_size(data) <= budget
         budget -= url_size(data) if is_kept else 0
-        found.append(Seen(url=data_url(data, "image/png") if is_kept else None, about=about, seconds=seconds))
+        found.append(SeenImage(url=data_url(data, "image/png") if is_kept else None, about=about, seconds=seconds))
     return found, budget
 
 
-def _seen(picture: Picture, url: str | None) -> Seen:
-    return Seen(
+def _seen(picture: Picture, url: str | None) -> SeenImage:
+    return SeenImage(
         url=url,
         about=picture.name,
         size=(picture.pixels.shape[1], picture.pixels.shape[0]),
@@ -336,16 +338,18 @@ def _seen(picture: Picture, url: str | None) -> Seen:
     )
 
 
-def linked(reading: Reading, *, root: str, rate_hz: int) -> Card:
+def linked(reading: CardReading, *, root: str, rate_hz: int) -> Card:
     """Returns a card whose media lie at addresses below `root`, see `forebay.inspect.report.serve`."""
     card, index = reading.card, reading.card.index
     sound = spectrum = None
     if reading.tensors and not card.problem:
         has_sound = reading.waveform is not None
-        sound = Sound(url=f"{root}/audio/{index}.wav" if has_sound else None, note="" if has_sound else reading.silence)
+        sound = CardSound(
+            url=f"{root}/audio/{index}.wav" if has_sound else None, note="" if has_sound else reading.silence
+        )
         made = reading.picture(rate_hz=rate_hz, columns=16)
         if made is not None:
-            spectrum = Seen(url=f"{root}/spectrum/{index}.png", about=made[1], seconds=made[2])
+            spectrum = SeenImage(url=f"{root}/spectrum/{index}.png", about=made[1], seconds=made[2])
     images = [_seen(picture, f"{root}/image/{index}/{place}.webp") for place, picture in enumerate(reading.pictures)]
     return replace(card, sound=sound, spectrum=spectrum, images=tuple(images))
 

@@ -34,7 +34,7 @@ _KNOWN = frozenset(("index", "sample_id", "text", "language", "prompt", "source"
 
 
 @dataclass(frozen=True)
-class Columns:
+class SampleColumns:
     """The columns of a cache; each is read when it is first asked for."""
 
     cache: Cache
@@ -144,7 +144,7 @@ _LEAST_TEXT = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Groups:
+class DoubtGroups:
     """Samples that are alike: `shown` holds the largest groups, as indices; the counts are of all groups."""
 
     num_groups: int
@@ -160,14 +160,14 @@ class Doubts:
     index.
     """
 
-    exact: Groups
-    near: Groups
+    exact: DoubtGroups
+    near: DoubtGroups
     z: Array | None
     misfits: Array
     checks: Mapping[int, str] = field(default_factory=dict)
 
 
-def doubts_of(columns: Columns, *, kept: Array | None = None) -> Doubts:
+def doubts_of(columns: SampleColumns, *, kept: Array | None = None) -> Doubts:
     """Returns what is doubtful of all samples, by their columns and stored hashes alone; about 1 us a sample.
 
     kept: bool [num_samples], what a filter leaves: only there are transcripts held against each other, as lint does.
@@ -235,7 +235,7 @@ def _mixed(values: Array) -> Array:
     return np.asarray(z ^ (z >> np.uint64(31)))
 
 
-def _near_codes(columns: Columns, exact: Array) -> Array:
+def _near_codes(columns: SampleColumns, exact: Array) -> Array:
     """Returns int64 [num_samples], equal for near duplicates, different for all others: -1 less their index.
 
     Near are samples with one text (whatever its case and the spaces around it) whose lengths differ by no more than
@@ -274,16 +274,16 @@ def _text_codes(texts: pa.ChunkedArray) -> Array:
 _MAX_GROUPS, _MAX_MEMBERS = 40, 12
 
 
-def _groups(codes: Array) -> Groups:
+def _groups(codes: Array) -> DoubtGroups:
     """Returns the groups of equal codes with more than one member."""
     _, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
     many = np.flatnonzero(counts > 1)
     largest = many[np.argsort(-counts[many], kind="stable")][:_MAX_GROUPS]
     shown = tuple(tuple(np.flatnonzero(inverse == code)[:_MAX_MEMBERS].tolist()) for code in largest)
-    return Groups(num_groups=len(many), num_samples=int(counts[many].sum()), shown=shown)
+    return DoubtGroups(num_groups=len(many), num_samples=int(counts[many].sum()), shown=shown)
 
 
-def unfit_of(columns: Columns, kept: Array | None) -> Misfits | None:
+def unfit_of(columns: SampleColumns, kept: Array | None) -> Misfits | None:
     """Returns the texts that do not fit, as `forebay lint` finds them; None for a cache without audio."""
     if columns.seconds is None:
         return None

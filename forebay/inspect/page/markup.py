@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from forebay.inspect.page.plan_history import Drawn, Segment
+from forebay.inspect.page.plan_history import DrawnPlan, PackSegment
 from forebay.store.layout import Array
 from forebay.visible import printable, printable_lines
 
@@ -194,7 +194,7 @@ def bar(share: float, *, held: float | None = None) -> Html:
     return tag("svg", whole, own, width="100%", height=12, aria_hidden="true", class_="cellbar")
 
 
-def packs(drawn: Sequence[Drawn]) -> Html:
+def packs(drawn: Sequence[DrawnPlan]) -> Html:
     """Returns packs, each a row as wide as `seq_len`: samples as segments, their image tokens in another colour."""
     parts: list[Html] = []
     for place, pack in enumerate(drawn):
@@ -208,7 +208,7 @@ def packs(drawn: Sequence[Drawn]) -> Html:
     return tag("svg", parts, width="100%", height=height, role="img", aria_label=label, class_="rows")
 
 
-def batch(drawn: Drawn, *, scale: float, unit: str) -> Html:
+def batch(drawn: DrawnPlan, *, scale: float, unit: str) -> Html:
     """Returns the rows of one batch, the longest first; what follows a row is padding. scale: the length of 100 %."""
     parts: list[Html] = []
     for place, row in enumerate(drawn.rows):
@@ -224,7 +224,7 @@ def batch(drawn: Drawn, *, scale: float, unit: str) -> Html:
     return tag("svg", parts, width="100%", height=max(height, 1), role="img", aria_label=label, class_="rows")
 
 
-def _segments(row: Sequence[Segment], room: float, *, y: int, height: int, unit: str) -> list[Html]:
+def _segments(row: Sequence[PackSegment], room: float, *, y: int, height: int, unit: str) -> list[Html]:
     parts: list[Html] = []
     start = 0.0
     for place, segment in enumerate(row):

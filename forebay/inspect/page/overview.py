@@ -22,14 +22,14 @@ from forebay.config.tree import Config
 from forebay.errors import ForebayError
 from forebay.inspect.facts import cache_facts
 from forebay.inspect.page.cards import Reader
-from forebay.inspect.page.choose import Chosen, by_ids, longest, spread, worst
-from forebay.inspect.page.doubts import OWN_LENGTHS, Columns, Doubts, doubts_of
+from forebay.inspect.page.chosen_cards import Chosen, by_ids, longest, spread, worst
+from forebay.inspect.page.doubts import OWN_LENGTHS, Doubts, SampleColumns, doubts_of
 from forebay.inspect.page.plan_history import PlanView, views_of
 from forebay.inspect.page.words import rejected_ids, sealed_at, shortened
 from forebay.inspect.sample import Sounds, load_tokenizer, spoken
 from forebay.store.cache import Cache
-from forebay.store.filter import Filter
 from forebay.store.layout import Array
+from forebay.store.sample_filter import Filter
 from forebay.visible import printable
 
 MAX_ROWS = 3_000
@@ -40,7 +40,7 @@ _MAX_KEPT = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
+class PageColumn:
     """One column of the table. cells: gives what a page shows of samples by their indices.
 
     key: gives float64 [num_samples], by which rows are sorted; NaN stands last. places: of numbers behind the point.
@@ -54,14 +54,14 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class PageRows:
     """Makes rows of samples by their indices: the index first, then the id, the text last."""
 
-    columns: Columns
+    columns: SampleColumns
     doubts: Doubts
 
     @cached_property
-    def shown(self) -> list[Column]:
+    def shown(self) -> list[PageColumn]:
         """The columns of the table."""
         columns = self.columns
         count = len(columns)
@@ -74,11 +74,11 @@ class Rows:
             numbers += [("characters/s", columns.rate, 1), ("fit", self.doubts.z, 1)]
         return [
             _number("#", np.arange(count), places=0),
-            Column(name="id", is_number=False, cells=partial(_texts, columns.ids, limit=_ID), key=self._ids_key),
+            PageColumn(name="id", is_number=False, cells=partial(_texts, columns.ids, limit=_ID), key=self._ids_key),
             *self._language(),
             *(_number(name, values, places=places) for name, values, places in numbers),
             *(self._kept(name) for name in columns.kept[:_MAX_KEPT]),
-            Column(name="text", is_number=False, cells=self._said, key=partial(_rank, columns.texts)),
+            PageColumn(name="text", is_number=False, cells=self._said, key=partial(_rank, columns.texts)),
         ]
 
     def of(self, indices: Array | Sequence[int]) -> list[list[Any]]:
@@ -89,24 +89,24 @@ class Rows:
     def _ids_key(self) -> Array:
         return _rank(self.columns.ids)
 
-    def _language(self) -> Iterator[Column]:
+    def _language(self) -> Iterator[PageColumn]:
         names, codes = self.columns.languages
         if any(names):
             shown = [_safe(name, _CELL) for name in names]
-            yield Column(
+            yield PageColumn(
                 name="language",
                 is_number=False,
                 cells=lambda where: [shown[code] for code in codes[where].tolist()],
                 key=lambda: codes.astype(np.float64),
             )
 
-    def _kept(self, name: str) -> Column:
+    def _kept(self, name: str) -> PageColumn:
         spec = self.columns.cache.fields.get(name)
 
         def cells(where: Array) -> list[Any]:
             return [_cell(value) for value in self.columns.kept_table[name].take(where).to_pylist()]
 
-        return Column(
+        return PageColumn(
             name=shortened(name, _CELL),
             is_number=spec is not None and spec.dtype != "str",
             cells=cells,
@@ -134,12 +134,12 @@ class Rows:
         return np.union1d(first, others)
 
 
-def _number(name: str, values: Array, *, places: int) -> Column:
+def _number(name: str, values: Array, *, places: int) -> PageColumn:
     def cells(where: Array) -> list[Any]:
         found = values[where].tolist()
         return found if not places else [round(value, places) if np.isfinite(value) else None for value in found]
 
-    return Column(name=name, is_number=True, cells=cells, key=lambda: values.astype(np.float64), places=places)
+    return PageColumn(name=name, is_number=True, cells=cells, key=lambda: values.astype(np.float64), places=places)
 
 
 def _texts(column: pa.ChunkedArray, where: Array, *, limit: int) -> list[str]:
@@ -181,7 +181,7 @@ def _cell(value: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class CardChoice:
     """Which samples a page shows first: a spread over the cache, or those that are asked for by one of these.
 
     ids: a file with an id a line, or ids with commas between them.
@@ -201,7 +201,7 @@ class Overview:
     """
 
     facts: Mapping[str, Any]
-    columns: Columns
+    columns: SampleColumns
     doubts: Doubts
     plans: Sequence[PlanView]
     rejected: Mapping[tuple[str, str], Sequence[str]]
@@ -213,9 +213,9 @@ class Overview:
     filter_line: str | None = None
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> PageRows:
         """The rows of the table of samples."""
-        return Rows(columns=self.columns, doubts=self.doubts)
+        return PageRows(columns=self.columns, doubts=self.doubts)
 
     @property
     def rate_hz(self) -> int:
@@ -224,7 +224,7 @@ class Overview:
 
 
 def overview_of(
-    cache: Cache, config: Config | None, *, choice: Choice, roots: Sequence[Path], sounds: Sounds | None = None
+    cache: Cache, config: Config | None, *, choice: CardChoice, roots: Sequence[Path], sounds: Sounds | None = None
 ) -> Overview:
     """Returns what a page says of a cache.
 
@@ -233,7 +233,7 @@ def overview_of(
     Raises ConfigError for ids that are not there, CacheCorruptError where the metadata describes no cache.
     """
     facts = cache_facts(cache, plan_roots=[])
-    columns = Columns(cache)
+    columns = SampleColumns(cache)
     filter_ = None if config is None or not config.filter.is_given else Filter.of(config.filter)
     left = None if filter_ is None else filter_.choose(cache, name=cache.place)
     doubts = doubts_of(columns, kept=None if left is None else np.isin(np.arange(len(cache)), left.places))
@@ -257,7 +257,9 @@ def overview_of(
     )
 
 
-def _chosen(columns: Columns, doubts: Doubts, plans: Sequence[PlanView], choice: Choice) -> tuple[list[Chosen], str]:
+def _chosen(
+    columns: SampleColumns, doubts: Doubts, plans: Sequence[PlanView], choice: CardChoice
+) -> tuple[list[Chosen], str]:
     if choice.ids is not None:
         return by_ids(columns, choice.ids), "those named by --ids"
     if choice.longest:
@@ -271,7 +273,7 @@ def _chosen(columns: Columns, doubts: Doubts, plans: Sequence[PlanView], choice:
     return found, "all of them" if len(found) == len(columns) else f"spread over {_spread_over(columns)}"
 
 
-def _spread_over(columns: Columns) -> str:
+def _spread_over(columns: SampleColumns) -> str:
     return "languages and lengths" if columns.classes is None else "classes"
 
 

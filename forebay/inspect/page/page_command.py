@@ -11,7 +11,7 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config, stand_in
 from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import ConfigError
-from forebay.inspect.page.overview import Choice, Overview, overview_of
+from forebay.inspect.page.overview import CardChoice, Overview, overview_of
 from forebay.inspect.page.serve import Server
 from forebay.inspect.page.write_pages import write_report
 from forebay.inspect.sample import Sounds
@@ -37,7 +37,7 @@ class ReportOptions:
     html: Path | None = None
     serve: bool = False
     port: int = 0
-    choice: Choice = field(default_factory=Choice)
+    choice: CardChoice = field(default_factory=CardChoice)
     as_json: bool = False
     progress: bool = False
     cache_root: str | None = None

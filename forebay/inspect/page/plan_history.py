@@ -14,16 +14,16 @@ import numpy as np
 from forebay.config.plan import PlanConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, PlanError
-from forebay.inspect.page.doubts import Columns
+from forebay.inspect.page.doubts import SampleColumns
 from forebay.inspect.plan_facts import bucket_range, plans_of
 from forebay.inspect.sizes import pixel_padding
 from forebay.plan.disk import planned_samples, read_metadata
 from forebay.plan.make import make_plan, plan_statistics, samples_of
 from forebay.plan.names import plan_key
 from forebay.store.cache import Cache
-from forebay.store.filter import Filter
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array
 from forebay.store.metadata import load_array
+from forebay.store.sample_filter import Filter
 from forebay.store.selection import filtered, origin
 from forebay.store.source import SampleSource
 
@@ -35,7 +35,7 @@ _BATCHES, _ROWS = 10, 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Segment:
+class PackSegment:
     """A sample in a row. length: tokens, or seconds. images: where its image tokens begin and end in it."""
 
     index: int
@@ -44,12 +44,12 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
+class DrawnPlan:
     """Rows of one batch, or one pack, that are computed as long as `room`. label: which it is."""
 
     label: str
     room: float
-    rows: tuple[tuple[Segment, ...], ...]
+    rows: tuple[tuple[PackSegment, ...], ...]
     left_out: int = 0
 
 
@@ -64,13 +64,13 @@ class PlanView:
     facts: Mapping[str, Any]
     is_wanted: bool
     is_kept: bool
-    drawn: Sequence[Drawn] = ()
+    drawn: Sequence[DrawnPlan] = ()
     padding: Array | None = None
     fills: Array | None = None
     pixel_padding: float | None = None
 
 
-def views_of(columns: Columns, config: Config | None, *, roots: Sequence[Path]) -> list[PlanView]:
+def views_of(columns: SampleColumns, config: Config | None, *, roots: Sequence[Path]) -> list[PlanView]:
     """Returns the plans below these roots, that of the config first; it is made in memory where none is kept.
 
     A plan that cannot be read or made is left out with a warning: it must not hide the cache.
@@ -105,7 +105,9 @@ def _in_cache(arrays: Mapping[str, Array], places: Array | None, *, count: int, 
     return {**arrays, "members": members if places is None else places[members]}
 
 
-def _kept(columns: Columns, source: SampleSource, facts: Mapping[str, Any], *, is_wanted: bool) -> PlanView | None:
+def _kept(
+    columns: SampleColumns, source: SampleSource, facts: Mapping[str, Any], *, is_wanted: bool
+) -> PlanView | None:
     folder = Path(facts["folder"])
     try:
         metadata = read_metadata(folder)
@@ -125,7 +127,7 @@ def _kept(columns: Columns, source: SampleSource, facts: Mapping[str, Any], *, i
         return None
 
 
-def _made(columns: Columns, source: SampleSource, settings: PlanConfig, *, key: str) -> PlanView:
+def _made(columns: SampleColumns, source: SampleSource, settings: PlanConfig, *, key: str) -> PlanView:
     samples = samples_of(source)
     plan = make_plan(samples, settings)
     statistics = plan_statistics(plan, samples)
@@ -143,7 +145,7 @@ def _made(columns: Columns, source: SampleSource, settings: PlanConfig, *, key: 
 
 
 def _view(
-    columns: Columns, facts: Mapping[str, Any], arrays: Mapping[str, Array], *, is_wanted: bool, is_kept: bool
+    columns: SampleColumns, facts: Mapping[str, Any], arrays: Mapping[str, Array], *, is_wanted: bool, is_kept: bool
 ) -> PlanView:
     members, offsets = arrays.get("members"), arrays.get("offsets")
     if members is None or offsets is None:
@@ -167,7 +169,7 @@ def _pixel_padding(cache: Cache, arrays: Mapping[str, Array]) -> float | None:
     return pixel_padding(cache, [members[a:b] for a, b in _pairs(offsets)], sizes.tolist())
 
 
-def _room(facts: Mapping[str, Any], members: Array, offsets: Array, columns: Columns) -> int:
+def _room(facts: Mapping[str, Any], members: Array, offsets: Array, columns: SampleColumns) -> int:
     """Returns the tokens of a pack of a plan in memory, by its figures."""
     held = int(columns.tokens[members].sum()) + int(facts["statistics"]["pad_tokens"])
     return max(held // max(len(offsets) - 1, 1), 1)
@@ -190,13 +192,13 @@ def _require_members(name: str, members: Array, offsets: Array, *, count: int) -
         )
 
 
-def _packs(columns: Columns, members: Array, offsets: Array, *, room: int) -> tuple[list[Drawn], Array]:
+def _packs(columns: SampleColumns, members: Array, offsets: Array, *, room: int) -> tuple[list[DrawnPlan], Array]:
     """Returns packs from the emptiest to the fullest, and how full all of them are."""
     held = np.add.reduceat(columns.tokens[members], offsets[:-1]) if len(members) else np.zeros(0)
     fills = np.asarray(held / room, np.float64)
     order = np.argsort(fills, kind="stable")
     chosen = order[np.unique(np.linspace(0, len(order) - 1, min(len(order), _PACKS)).astype(np.int64))]
-    drawn: list[Drawn] = []
+    drawn: list[DrawnPlan] = []
     left = _SEGMENTS
     for number in chosen.tolist():
         own = members[offsets[number] : offsets[number + 1]].tolist()
@@ -204,18 +206,18 @@ def _packs(columns: Columns, members: Array, offsets: Array, *, room: int) -> tu
         if left < 0 and drawn:
             break
         row = tuple(_segment(columns, index) for index in own[:_SEGMENTS])
-        drawn.append(Drawn(label=f"pack {number}", room=float(room), rows=(row,)))
+        drawn.append(DrawnPlan(label=f"pack {number}", room=float(room), rows=(row,)))
     return drawn, fills
 
 
-def _segment(columns: Columns, index: int) -> Segment:
+def _segment(columns: SampleColumns, index: int) -> PackSegment:
     length = float(columns.tokens[index])
     image_id = columns.cache.constants.get("image_token_id")
     if image_id is None:
-        return Segment(index=index, length=length)
+        return PackSegment(index=index, length=length)
     ids = _token_ids(columns.cache, index)
     edges = np.flatnonzero(np.diff(np.concatenate(([0], ids == image_id, [0])).astype(np.int8))).reshape(-1, 2)
-    return Segment(index=index, length=length, images=tuple((int(a), int(b)) for a, b in edges))
+    return PackSegment(index=index, length=length, images=tuple((int(a), int(b)) for a, b in edges))
 
 
 def _token_ids(cache: Cache, index: int) -> Array:
@@ -227,7 +229,7 @@ def _token_ids(cache: Cache, index: int) -> Array:
     return values["input_ids"]
 
 
-def _batches(columns: Columns, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[Drawn]:
+def _batches(columns: SampleColumns, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[DrawnPlan]:
     """Returns a batch of each bucket as a shuffle might draw it, of up to ten buckets that hold samples."""
     members, offsets, sizes = arrays["members"], arrays["offsets"], arrays.get("batch_sizes")
     ranges = [bucket_range(bucket) for bucket in facts["statistics"].get("buckets", ())]
@@ -242,13 +244,13 @@ def _batches(columns: Columns, facts: Mapping[str, Any], arrays: Mapping[str, Ar
     ]
 
 
-def _batch(columns: Columns, own: Array, size: int, *, label: str, rng: np.random.Generator) -> Drawn:
+def _batch(columns: SampleColumns, own: Array, size: int, *, label: str, rng: np.random.Generator) -> DrawnPlan:
     drawn = own if len(own) <= size else rng.choice(own, size=size, replace=False)
     lengths = columns.length[drawn]
     order = np.argsort(-lengths, kind="stable")
     kept = order[np.unique(np.linspace(0, len(order) - 1, min(len(order), _ROWS)).astype(np.int64))]
-    rows = tuple((Segment(index=int(drawn[i]), length=float(lengths[i])),) for i in kept)
-    return Drawn(label=label, room=float(lengths.max()), rows=rows, left_out=len(order) - len(kept))
+    rows = tuple((PackSegment(index=int(drawn[i]), length=float(lengths[i])),) for i in kept)
+    return DrawnPlan(label=label, room=float(lengths.max()), rows=rows, left_out=len(order) - len(kept))
 
 
 def _padding(length: Array, members: Array, offsets: Array) -> Array:

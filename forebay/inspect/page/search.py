@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.inspect.page.overview import Rows
+from forebay.inspect.page.overview import PageRows
 from forebay.store.layout import Array
 
 _MAX_SIZE = 200
@@ -78,10 +78,10 @@ class _Recent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class PageSearch:
     """Answers queries over all samples of a cache. Threads share it."""
 
-    rows: Rows
+    rows: PageRows
     _orders: _Recent = field(default_factory=_Recent)
     _found: _Recent = field(default_factory=_Recent)
 

@@ -23,11 +23,11 @@ from urllib.parse import parse_qs
 
 from forebay.errors import CacheError, ConfigError
 from forebay.inspect.page.card_page import card_element
-from forebay.inspect.page.cards import SERVED_COLUMNS, Card, Reading, linked, served_image, wav_head
-from forebay.inspect.page.choose import Chosen
+from forebay.inspect.page.cards import SERVED_COLUMNS, Card, CardReading, linked, served_image, wav_head
+from forebay.inspect.page.chosen_cards import Chosen
 from forebay.inspect.page.markup import Html, page, policy, tag
 from forebay.inspect.page.overview import Overview
-from forebay.inspect.page.search import Query, Search
+from forebay.inspect.page.search import PageSearch, Query
 from forebay.inspect.page.write_pages import body_of, columns_json, frame
 from forebay.steps.text.pace import PACE
 from forebay.store.metadata import foreign_values
@@ -38,7 +38,7 @@ _MAX_QUERY = 2_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class PageAnswer:
     """What is sent. parts: the body, end to end; content_policy: what a page may load."""
 
     status: int
@@ -53,9 +53,9 @@ class Answer:
         return sum(memoryview(part).nbytes for part in self.parts)
 
 
-def plain(status: int, text: str) -> Answer:
+def plain(status: int, text: str) -> PageAnswer:
     """Returns an answer of plain text."""
-    return Answer(status=status, media_type="text/plain; charset=utf-8", parts=[f"{text}\n".encode()])
+    return PageAnswer(status=status, media_type="text/plain; charset=utf-8", parts=[f"{text}\n".encode()])
 
 
 class Pages:
@@ -67,10 +67,10 @@ class Pages:
     def __init__(self, overview: Overview, *, root: str) -> None:
         """root: `/TOKEN`, without a slash at its end."""
         self.overview, self.root = overview, root
-        self._search = Search(rows=overview.rows)
+        self._search = PageSearch(rows=overview.rows)
         self._first: bytes | None = None
         self._lock = threading.Lock()
-        routes: list[tuple[str, Callable[..., Answer]]] = [
+        routes: list[tuple[str, Callable[..., PageAnswer]]] = [
             ("/?", self._home),
             (f"/sample/{_NUMBER}", self._sample),
             (f"/audio/{_NUMBER}\\.wav", self._audio),
@@ -79,7 +79,7 @@ class Pages:
         ]
         self._routes = [(re.compile(pattern), make) for pattern, make in routes]
 
-    def answer(self, path: str, query: str) -> Answer:
+    def answer(self, path: str, query: str) -> PageAnswer:
         """Returns what stands at a path below the root: 404 where nothing does, 500 where a sample is damaged."""
         try:
             with foreign_values(self.overview.columns.cache.folder):
@@ -92,7 +92,7 @@ class Pages:
             return plain(500, f"it cannot be read: {err}")
         return plain(404, "there is nothing at this address")
 
-    def _home(self) -> Answer:
+    def _home(self) -> PageAnswer:
         with self._lock:
             if self._first is None:
                 self._first = self._made_home().encode("utf-8")
@@ -110,9 +110,9 @@ class Pages:
         }
         return page(f"{overview.facts['name']}: forebay", body, data=data, origin="'self'")
 
-    def _page(self, data: bytes) -> Answer:
+    def _page(self, data: bytes) -> PageAnswer:
         rules = f"{policy(origin=_ORIGIN)}; frame-ancestors 'none'"
-        return Answer(status=200, media_type="text/html; charset=utf-8", parts=[data], content_policy=rules)
+        return PageAnswer(status=200, media_type="text/html; charset=utf-8", parts=[data], content_policy=rules)
 
     def _where(self, index: int) -> str:
         return f"{self.root}/sample/{index}"
@@ -124,7 +124,7 @@ class Pages:
         reading = self.overview.reader.read(chosen)
         return linked(reading, root=self.root, rate_hz=self.overview.rate_hz)
 
-    def _sample(self, index: int) -> Answer:
+    def _sample(self, index: int) -> PageAnswer:
         count = len(self.overview.columns)
         if index >= count:
             return plain(404, f"there is no sample {index:,}: the cache has {count:,}")
@@ -142,7 +142,7 @@ class Pages:
         text = page(f"sample {index}: forebay", body, data={"root": self.root, "neighbours": near}, origin=_ORIGIN)
         return self._page(text.encode("utf-8"))
 
-    def _reading(self, index: int) -> Reading | None:
+    def _reading(self, index: int) -> CardReading | None:
         if index >= len(self.overview.columns):
             return None
         reading = self.overview.reader.read(Chosen(index=index))
@@ -150,29 +150,29 @@ class Pages:
             raise CacheError(reading.card.problem)
         return reading
 
-    def _audio(self, index: int) -> Answer:
+    def _audio(self, index: int) -> PageAnswer:
         reading = self._reading(index)
         if reading is None or reading.waveform is None:
             return plain(404, "there is no such sound")
         # The values go from the mapping to the socket: an hour of sound takes no memory here.
         head = wav_head(reading.waveform, self.overview.rate_hz)
         values = reading.waveform.data.cast("B")
-        return Answer(status=200, media_type="audio/wav", parts=[head, values], has_ranges=True)
+        return PageAnswer(status=200, media_type="audio/wav", parts=[head, values], has_ranges=True)
 
-    def _spectrum(self, index: int) -> Answer:
+    def _spectrum(self, index: int) -> PageAnswer:
         reading = self._reading(index)
         if reading is None or not reading.tensors:
             return plain(404, "there is no such picture")
         made = reading.picture(rate_hz=self.overview.rate_hz, columns=SERVED_COLUMNS)
         return plain(404, "nothing to draw") if made is None else _media("image/png", made[0])
 
-    def _image(self, index: int, place: int) -> Answer:
+    def _image(self, index: int, place: int) -> PageAnswer:
         reading = self._reading(index)
         if reading is None or place >= len(reading.pictures):
             return plain(404, "there is no such image")
         return _media("image/webp", served_image(reading.pictures[place]))
 
-    def _rows(self, query: str) -> Answer:
+    def _rows(self, query: str) -> PageAnswer:
         languages = len(self.overview.columns.languages[0])
         try:
             given = parse_qs(query[:_MAX_QUERY], keep_blank_values=True, max_num_fields=10, errors="strict")
@@ -188,8 +188,8 @@ class Pages:
 _ORIGIN = "'self'"
 
 
-def _media(media_type: str, data: bytes) -> Answer:
-    return Answer(status=200, media_type=media_type, parts=[data])
+def _media(media_type: str, data: bytes) -> PageAnswer:
+    return PageAnswer(status=200, media_type=media_type, parts=[data])
 
 
 logger = logging.getLogger(__name__)
@@ -311,7 +311,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.has_asked(self.connection)
         self._send(self._answer(), has_body=has_body)
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> PageAnswer:
         hosts = self.headers.get_all("Host", [])
         # A page of another site whose name leads here sends its own name.
         if len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
@@ -322,7 +322,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return plain(403, "the address needs the token that forebay inspect --serve printed")
         return self.server.pages.answer(slash + rest, query)
 
-    def _send(self, answer: Answer, *, has_body: bool) -> None:
+    def _send(self, answer: PageAnswer, *, has_body: bool) -> None:
         size = answer.size
         span = self._span(size) if answer.has_ranges and answer.status == 200 else (0, size)
         if span is None:
@@ -341,7 +341,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             for chunk in _chunks(answer, start, end):
                 self.wfile.write(chunk)
 
-    def _send_headers(self, answer: Answer) -> None:
+    def _send_headers(self, answer: PageAnswer) -> None:
         self.close_connection = True
         headers = {
             "Connection": "close",
@@ -394,7 +394,7 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _chunks(answer: Answer, start: int, end: int) -> Iterator[memoryview]:
+def _chunks(answer: PageAnswer, start: int, end: int) -> Iterator[memoryview]:
     """Yields the bytes from start to end of a body, at most 64 kB at a time, copying none."""
     place = 0
     for part in answer.parts:

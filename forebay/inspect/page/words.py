@@ -152,7 +152,7 @@ _MAX_PIECE = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class TokenPiece:
     """Neighbouring tokens of one kind. text: what they say, None without a tokenizer. count: how many they are."""
 
     kind: Kind
@@ -181,7 +181,7 @@ def repeated_ids(tensors: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(given[3:][runs].tolist())
 
 
-def pieces_of(tensors: Mapping[str, Any], *, image_ids: Collection[int], tokenizer: Any) -> list[Piece]:
+def pieces_of(tensors: Mapping[str, Any], *, image_ids: Collection[int], tokenizer: Any) -> list[TokenPiece]:
     """Returns the first 700 tokens as pieces: a run of image tokens is one, so are tokens that share a character.
 
     tokenizer: of `load_tokenizer`; None: pieces have no text.
@@ -191,23 +191,23 @@ def pieces_of(tensors: Mapping[str, Any], *, image_ids: Collection[int], tokeniz
         "image" if token in image_ids else "learnt" if target else "given"
         for token, target in zip(ids, learnt, strict=True)
     ]
-    found: list[Piece] = []
+    found: list[TokenPiece] = []
     start = 0
     for kind, run in itertools.groupby(kinds):
         end = start + len(list(run))
         if kind == "image":
             for token, same in itertools.groupby(ids[start:end]):
                 text = None if tokenizer is None else _decoded(tokenizer, [token])
-                found.append(Piece(kind=kind, text=text, ids=(token,), count=len(list(same))))
+                found.append(TokenPiece(kind=kind, text=text, ids=(token,), count=len(list(same))))
         else:
             found += _read(ids[start:end], kind, tokenizer)
         start = end
     return found
 
 
-def _read(ids: list[int], kind: Kind, tokenizer: Any) -> list[Piece]:
+def _read(ids: list[int], kind: Kind, tokenizer: Any) -> list[TokenPiece]:
     if tokenizer is None:
-        return [Piece(kind=kind, text=None, ids=(token,), count=1) for token in ids]
+        return [TokenPiece(kind=kind, text=None, ids=(token,), count=1) for token in ids]
     found, start = [], 0
     while start < len(ids):
         end = start + 1
@@ -216,7 +216,7 @@ def _read(ids: list[int], kind: Kind, tokenizer: Any) -> list[Piece]:
             len(ids), start + _MAX_PIECE
         ):
             end += 1
-        found.append(Piece(kind=kind, text=text, ids=tuple(ids[start:end]), count=end - start))
+        found.append(TokenPiece(kind=kind, text=text, ids=tuple(ids[start:end]), count=end - start))
         start = end
     return found
 

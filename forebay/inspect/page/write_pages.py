@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forebay.inspect.page import sections
+from forebay.inspect.page import page_sections as sections
 from forebay.inspect.page.card_page import card_element
 from forebay.inspect.page.cards import embedded
-from forebay.inspect.page.choose import SHOWN
+from forebay.inspect.page.chosen_cards import SHOWN
 from forebay.inspect.page.markup import Child, Html, joined, page, tag
 from forebay.inspect.page.overview import MAX_ROWS, Overview
 from forebay.inspect.page.plan_page import plans

@@ -17,7 +17,7 @@ from forebay.plan.permutation import Permutations
 from forebay.store.layout import Array, Ints
 
 
-class Drawn(NamedTuple):
+class MixtureDraw(NamedTuple):
     """Samples by what they are of their source's class: int64 arrays, one element a sample.
 
     ordinals: how many samples of that cell were drawn before, over all passes.
@@ -35,7 +35,7 @@ class Draw(Protocol):
         """Returns the length class of each group."""
         ...
 
-    def batches(self, groups: Ints, inside: Ints) -> Drawn:
+    def batches(self, groups: Ints, inside: Ints) -> MixtureDraw:
         """Returns the samples of the micro-batches `inside` (0 to lockstep - 1) of `groups`, batch by batch."""
         ...
 
@@ -90,7 +90,7 @@ class MixedDraw:
         """See `Draw`."""
         return self._ends_at(groups)[0]
 
-    def batches(self, groups: Ints, inside: Ints) -> Drawn:
+    def batches(self, groups: Ints, inside: Ints) -> MixtureDraw:
         """See `Draw`."""
         different, back = np.unique(groups, return_inverse=True)
         classes, numbers, _ = (found[back] for found in self._ends_at(different))
@@ -105,7 +105,7 @@ class MixedDraw:
         # In the order of the stream, so that with one class every prefix of samples, not of batches, is exact.
         places = self._assignment.places(sources, self._split.turns(sources, classes, ordinals))
         order = np.lexsort((places, np.repeat(np.arange(len(groups)), sizes)))
-        return Drawn(sources[order], classes, ordinals[order])
+        return MixtureDraw(sources[order], classes, ordinals[order])
 
     def cells(self, group: int, inside: int) -> Ints:
         """See `Draw`."""
@@ -199,7 +199,7 @@ class PerSourceDraw:
         """See `Draw`."""
         return self._ends(*self._assignment.locate(groups))[0]
 
-    def batches(self, groups: Ints, inside: Ints) -> Drawn:
+    def batches(self, groups: Ints, inside: Ints) -> MixtureDraw:
         """See `Draw`."""
         different, back = np.unique(groups, return_inverse=True)
         sources, numbers = self._assignment.locate(different)
@@ -207,7 +207,7 @@ class PerSourceDraw:
         sizes = self._batch_sizes[classes]
         starts = ordinals + inside * sizes - np.cumsum(sizes) + sizes
         ordinals = np.repeat(starts, sizes) + np.arange(sizes.sum())
-        return Drawn(np.repeat(sources[back], sizes), np.repeat(classes, sizes), ordinals)
+        return MixtureDraw(np.repeat(sources[back], sizes), np.repeat(classes, sizes), ordinals)
 
     def cells(self, group: int, inside: int) -> Ints:
         """See `Draw`."""

@@ -11,10 +11,10 @@ import xxhash
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.make import Planned
 from forebay.plan.mixture.assignment import PERIOD
-from forebay.plan.mixture.plan import MIXTURE_VERSION, MixturePlan, mixture_plan
+from forebay.plan.mixture.mixture_plan import MIXTURE_VERSION, MixturePlan, mixture_plan
 from forebay.plan.mixture.sources import MAX_LOGGED, sources_of, weights_of
 from forebay.plan.names import with_mixture
 from forebay.store.source import SampleSource

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.preprocess.many.parts import Part
+from forebay.preprocess.many.linked_parts import Part
 from forebay.store.cache import Cache
 from forebay.store.derived import steps_of
 from forebay.store.key import digest, recipe_key

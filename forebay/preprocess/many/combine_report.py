@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forebay.preprocess.many.combine import Linked
-from forebay.preprocess.many.parts import Part
+from forebay.preprocess.many.linked_parts import Part
 from forebay.store.seal import Contents
 from forebay.store.shard import shard_name
 from forebay.visible import from_here, human_bytes

@@ -30,7 +30,7 @@ WINDOW_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
+class BuildRate:
     """What all runs of a build make in a second. window_s: the seconds that this was taken over."""
 
     shards: float = 0.0
@@ -38,22 +38,22 @@ class Rate:
     window_s: float = 0.0
 
 
-def rate_of(histories: Iterable[Sequence[Point]], *, now: float, window_s: float = WINDOW_S) -> Rate:
+def rate_of(histories: Iterable[Sequence[Point]], *, now: float, window_s: float = WINDOW_S) -> BuildRate:
     """Returns what runs have made in the last `window_s` seconds, a second; a build that is younger counts its age.
 
     histories: of each run its points in their order, the first from before its first shard.
     """
     inside = [history for history in histories if history and history[-1][0] > now - window_s]
     if not inside:
-        return Rate()
+        return BuildRate()
     since = max(now - window_s, min(history[0][0] for history in inside))
     elapsed_s = now - since
     if elapsed_s <= 0:  # the clock of the machine that wrote it is ahead of this one
-        return Rate()
+        return BuildRate()
     made = [(history[-1], _at(history, since)) for history in inside]
     shards = sum(max(0.0, last[1] - first[0]) for last, first in made)
     rows = sum(max(0.0, last[2] - first[1]) for last, first in made)
-    return Rate(shards=shards / elapsed_s, rows=rows / elapsed_s, window_s=elapsed_s)
+    return BuildRate(shards=shards / elapsed_s, rows=rows / elapsed_s, window_s=elapsed_s)
 
 
 def _at(history: Sequence[Point], time_s: float) -> tuple[float, float]:

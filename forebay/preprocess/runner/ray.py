@@ -34,7 +34,7 @@ from forebay.preprocess.shard_task import ShardTask
 from forebay.store.layout import TEXT, Group
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.raw.origin import forget
-from forebay.store.remote.raw.sources import place_of
+from forebay.store.remote.raw.raw_sources import place_of
 from forebay.store.source_files import SourceFile
 from forebay.task_map import WorkerDied
 from forebay.version import __version__

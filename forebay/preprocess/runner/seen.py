@@ -21,11 +21,11 @@ from forebay.steps.recipe import Recipe
 from forebay.store.layout import Array, Group
 from forebay.store.lookup import Sealed, find_cache
 from forebay.store.memo import Memo
-from forebay.store.remote.raw.sources import naming_urls
+from forebay.store.remote.raw.raw_sources import naming_urls
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class SeenParts:
     """A build as it stands on disk at one moment.
 
     sealed: its cache. unknown: a cache of its recipe, if the raw data would have to be hashed to know whether it is
@@ -86,7 +86,7 @@ class Seen:
         return whole
 
 
-def seen_of(config: Config, recipe: Recipe) -> Seen:
+def seen_of(config: Config, recipe: Recipe) -> SeenParts:
     """Returns what is on disk of a config's build; a root in a store is asked for its caches."""
     now = time.time()
     config = replace(config, loader=replace(config.loader, cache_dir=None))
@@ -94,7 +94,7 @@ def seen_of(config: Config, recipe: Recipe) -> Seen:
         sealed, unknown, problem = _caches(config, recipe)
         prepared = outline(config, recipe)
     workspace = _workspace(config, recipe, None if prepared is None else prepared.key)
-    return Seen(
+    return SeenParts(
         now=now,
         sealed=sealed,
         unknown=unknown,

@@ -26,7 +26,7 @@ from forebay.preprocess.outline import folder_of, submission_file
 from forebay.preprocess.pool import PINNED, Pool
 from forebay.preprocess.prepared import require_parts
 from forebay.preprocess.runner.parts import compressed
-from forebay.preprocess.runner.seen import Seen, seen_of
+from forebay.preprocess.runner.seen import SeenParts, seen_of
 from forebay.preprocess.stage_workspace import check_stage
 from forebay.preprocess.workspace import BUILDING
 from forebay.steps.recipe import Recipe, recipe_of
@@ -223,7 +223,7 @@ def _submitted(job: Job, ids: dict[str, str], found: Submission) -> str:
     return number
 
 
-def _num_parts(config: Config, asked: Asked, prepared: Seen | None, seen: Seen) -> tuple[int, list[str]]:
+def _num_parts(config: Config, asked: Asked, prepared: SeenParts | None, seen: SeenParts) -> tuple[int, list[str]]:
     """Returns how many parts there are, and what is to be said of that."""
     if asked.num_parts is not None:
         if prepared is not None:
@@ -236,7 +236,7 @@ def _num_parts(config: Config, asked: Asked, prepared: Seen | None, seen: Seen) 
     return wanted, [f"{wanted} parts, {why}; another number: --array N"]
 
 
-def _running(seen: Seen, num_parts: int) -> dict[int, str]:
+def _running(seen: SeenParts, num_parts: int) -> dict[int, str]:
     """Returns the jobs of the parts that work just now, by their numbers."""
     return {
         record.part[0]: record.job

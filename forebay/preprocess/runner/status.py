@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from forebay.config.tree import Config
-from forebay.preprocess.runner.parts import PartRecord, Rate, compressed, rate_of, seconds_left
-from forebay.preprocess.runner.seen import Seen, seen_of
+from forebay.preprocess.runner.parts import BuildRate, PartRecord, compressed, rate_of, seconds_left
+from forebay.preprocess.runner.seen import SeenParts, seen_of
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import SHORT
 from forebay.visible import from_here
@@ -180,7 +180,7 @@ def status_of(config: Config) -> StatusReport:
     return _unsealed(config, seen, notes)
 
 
-def _unsealed(config: Config, seen: Seen, notes: Sequence[str]) -> StatusReport:
+def _unsealed(config: Config, seen: SeenParts, notes: Sequence[str]) -> StatusReport:
     last = seen.parts[-1] if seen.parts else None
     finished = _finished(seen)
     samples: int | None
@@ -215,7 +215,7 @@ def _unsealed(config: Config, seen: Seen, notes: Sequence[str]) -> StatusReport:
     )
 
 
-def _finished(seen: Seen) -> dict[str, int]:
+def _finished(seen: SeenParts) -> dict[str, int]:
     """Returns the number of finished shards of each group that the build has."""
     if seen.prepared is not None:
         return {group: int(is_there.sum()) for group, is_there in seen.is_finished.items()}
@@ -223,7 +223,7 @@ def _finished(seen: Seen) -> dict[str, int]:
     return {group: len(seen.finished.get(group, ())) for group in groups}
 
 
-def _notes(seen: Seen) -> list[str]:
+def _notes(seen: SeenParts) -> list[str]:
     notes = [] if seen.problem is None else [seen.problem]
     if seen.unknown is not None:
         notes.append(
@@ -243,7 +243,7 @@ def _notes(seen: Seen) -> list[str]:
     return notes
 
 
-def _num_parts(seen: Seen) -> int:
+def _num_parts(seen: SeenParts) -> int:
     """Returns the parts of the array that was begun or submitted last, 0 where the build is in one piece."""
     last = seen.parts[-1] if seen.parts else None
     if seen.submission is not None and (last is None or last.part or seen.submission["submitted"] > last.started):
@@ -251,7 +251,7 @@ def _num_parts(seen: Seen) -> int:
     return 0 if last is None or last.part is None else last.part[1]
 
 
-def _parts(seen: Seen, num_parts: int) -> list[PartStatus]:
+def _parts(seen: SeenParts, num_parts: int) -> list[PartStatus]:
     if not num_parts:
         return [_status(None, seen.parts[-1], seen)] if seen.parts else []
     newest = {record.part[0]: record for record in seen.parts if record.part and record.part[1] == num_parts}
@@ -273,7 +273,7 @@ def _parts(seen: Seen, num_parts: int) -> list[PartStatus]:
     return found
 
 
-def _status(number: int | None, record: PartRecord, seen: Seen) -> PartStatus:
+def _status(number: int | None, record: PartRecord, seen: SeenParts) -> PartStatus:
     state: PartState = record.state
     if state == "done" and number is not None and seen.prepared is not None:
         state = "incomplete"
@@ -293,7 +293,7 @@ def _status(number: int | None, record: PartRecord, seen: Seen) -> PartStatus:
     )
 
 
-def _log_of_unstarted(seen: Seen, number: int) -> tuple[str | None, str | None]:
+def _log_of_unstarted(seen: SeenParts, number: int) -> tuple[str | None, str | None]:
     """Returns the log of a job that wrote something and began no shard, and what it said last."""
     jobs: Mapping[str, str] = {} if seen.submission is None else seen.submission["jobs"]
     if seen.submission is None or "parts" not in jobs:
@@ -308,7 +308,7 @@ def _log_of_unstarted(seen: Seen, number: int) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _seconds_left(seen: Seen, rate: Rate, shards_left: int) -> float | None:
+def _seconds_left(seen: SeenParts, rate: BuildRate, shards_left: int) -> float | None:
     """Returns how long the rest takes: by rows, of which shards have different numbers, where they are known."""
     if shards_left <= 0:
         return None
@@ -322,7 +322,9 @@ def _seconds_left(seen: Seen, rate: Rate, shards_left: int) -> float | None:
     return seconds_left(left, rate.rows) if left else seconds_left(shards_left, rate.shards)
 
 
-def _next(config: Config, state: BuildState, parts: Sequence[PartStatus], num_parts: int, seen: Seen) -> Iterator[str]:
+def _next(
+    config: Config, state: BuildState, parts: Sequence[PartStatus], num_parts: int, seen: SeenParts
+) -> Iterator[str]:
     name = _named(config) + " --stage URL" * seen.is_staged
     if any(part.state == "running" for part in parts):
         return

@@ -26,7 +26,7 @@ from forebay.rows.meanings.canonical_chat import IDS, IMAGES, canonical
 from forebay.rows.readers.arrow_files import class_names
 from forebay.rows.readers.json_lines import JsonError, parse_nested
 from forebay.steps.text.label import LABELS_KEY, Labels
-from forebay.store.remote.raw.sources import walk
+from forebay.store.remote.raw.raw_sources import walk
 from forebay.visible import printable
 
 Image = TypeVar("Image")

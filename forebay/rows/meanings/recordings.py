@@ -32,7 +32,7 @@ from forebay.rows.reader import DURATIONS, IDS, Failures, FilePiece, Located, Lo
 from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
 from forebay.rows.readers.tar_members import UnreadableTar
 from forebay.store.layout import Array
-from forebay.store.remote.raw.sources import look_up, place_of, shown, source_stat
+from forebay.store.remote.raw.raw_sources import look_up, place_of, shown, source_stat
 from forebay.store.sound_containers import one_stream, unread
 from forebay.store.sound_headers import MAX_WHOLE_BYTES, header_info, parsed_header
 from forebay.store.source_files import SourceFile

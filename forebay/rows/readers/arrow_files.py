@@ -21,7 +21,7 @@ from forebay.errors import DecodeError, ManifestError
 from forebay.extras import require_module
 from forebay.rows.kept_columns import part_of
 from forebay.store.layout import Array
-from forebay.store.remote.raw.sources import at_hand, exists
+from forebay.store.remote.raw.raw_sources import at_hand, exists
 from forebay.store.source_files import SourceFile
 
 DEFAULTS = SourceColumns()

@@ -38,7 +38,7 @@ from forebay.rows.readers.json_lines import (
     seconds_of,
 )
 from forebay.store.layout import Array
-from forebay.store.remote.raw.sources import at_hand
+from forebay.store.remote.raw.raw_sources import at_hand
 
 logger = logging.getLogger(__name__)
 

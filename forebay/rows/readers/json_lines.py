@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forebay.errors import ManifestError
-from forebay.store.remote.raw.sources import at_hand
+from forebay.store.remote.raw.raw_sources import at_hand
 from forebay.visible import printable
 
 REPEATED = "repeated_field"

@@ -20,7 +20,7 @@ from forebay.rows.readers.json_lines import (
     parse_object,
     reading,
 )
-from forebay.store.remote.raw.sources import at_hand
+from forebay.store.remote.raw.raw_sources import at_hand
 
 BLOCK_BYTES = 8 * 1024 * 1024
 

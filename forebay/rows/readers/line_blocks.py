@@ -13,7 +13,7 @@ import numpy as np
 from forebay.errors import ManifestError
 from forebay.rows.readers.json_lines import BOM
 from forebay.store.layout import Array
-from forebay.store.remote.raw.sources import at_hand
+from forebay.store.remote.raw.raw_sources import at_hand
 
 CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd"}
 """How names of compressed texts end, and the codec of pyarrow that reads them."""

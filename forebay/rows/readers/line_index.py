@@ -25,7 +25,7 @@ from forebay.errors import ManifestError
 from forebay.rows.readers.line_blocks import LineBlock, LinePlace, line_blocks
 from forebay.store.files import write_bytes
 from forebay.store.memo import Stat, is_same, stat_now
-from forebay.store.remote.raw.sources import at_hand, identity
+from forebay.store.remote.raw.raw_sources import at_hand, identity
 
 _log = logging.getLogger(__name__)
 

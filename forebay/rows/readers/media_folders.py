@@ -28,7 +28,7 @@ from forebay.rows.readers.json_lines import manifest_lines
 from forebay.rows.readers.table_files import open_rows
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
-from forebay.store.remote.raw.sources import at_hand, files_below, is_folder, place_of, walk
+from forebay.store.remote.raw.raw_sources import at_hand, files_below, is_folder, place_of, walk
 from forebay.store.source_files import SourceFile
 
 IMAGES_PER_PART = 16_384

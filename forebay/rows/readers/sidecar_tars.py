@@ -46,9 +46,9 @@ from forebay.rows.readers.tar_members import (
     split_name,
     tar_index,
 )
-from forebay.store.remote.raw.sources import files_in, is_folder, shown
+from forebay.store.remote.raw.raw_sources import files_in, is_folder, shown
 from forebay.store.source_files import COMPRESSED_TARS
-from forebay.tar.header import Refused, TarIndex
+from forebay.tar.header import RefusedHeader, TarIndex
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class _Members:
 
     images: list[tuple[int, str]] = field(default_factory=list)
     beside: dict[tuple[str, str], int] = field(default_factory=dict)
-    refused: dict[str, Refused] = field(default_factory=dict)
+    refused: dict[str, RefusedHeader] = field(default_factory=dict)
 
     @classmethod
     def of(cls, index: TarIndex, beside: tuple[str, ...]) -> _Members:

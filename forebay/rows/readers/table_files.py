@@ -20,7 +20,7 @@ from forebay.rows.readers.csv_tables import TextTable, WantedColumns, read_csv, 
 from forebay.rows.readers.json_lines import decoded, manifest_lines
 from forebay.rows.readers.table_rows import TableRows, locate_rows, taken_columns
 from forebay.rows.readers.tables_of_images import file_runs, read_table, read_typed, table_runs
-from forebay.store.remote.raw.sources import folders_in, names_in, place_of
+from forebay.store.remote.raw.raw_sources import folders_in, names_in, place_of
 from forebay.store.source_files import SourceFile
 
 AUDIO_FOLDER = "wavs"

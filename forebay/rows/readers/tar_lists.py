@@ -54,7 +54,7 @@ from forebay.rows.readers.tar_members import (
     take_or_zero,
     without_dot,
 )
-from forebay.store.remote.raw.sources import at_hand
+from forebay.store.remote.raw.raw_sources import at_hand
 from forebay.store.source_files import SourceFile
 from forebay.tar.header import TarIndex
 

@@ -18,8 +18,8 @@ from forebay.rows.media_reader import is_gone, read_fully
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_object, seconds_of, string_of
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
-from forebay.store.remote.raw.sources import is_readable, shown, source_stat
-from forebay.tar.header import Refused, TarIndex
+from forebay.store.remote.raw.raw_sources import is_readable, shown, source_stat
+from forebay.tar.header import RefusedHeader, TarIndex
 from forebay.tar.index import load_index
 
 NAMELESS = frozenset(("bad_checksum", "bad_extended_header", "extended_header_too_large", "truncated", "no_name"))
@@ -87,7 +87,7 @@ def missing_reason(index: TarIndex, name: str, tar_name: str) -> tuple[str, str]
     return refused.reason, refusal(refused, tar_name)
 
 
-def refusal(refused: Refused, tar_name: str) -> str:
+def refusal(refused: RefusedHeader, tar_name: str) -> str:
     """Returns the message for a member that a tar's index refuses."""
     where = f"{tar_name}: member {refused.name} at offset {refused.offset}"
     return f"{where} is refused: {refused.reason}; write the tar again"
@@ -164,7 +164,7 @@ class ClipMembers:
     extra: list[tuple[int, str]] = field(default_factory=list)
     json: dict[str, int] = field(default_factory=dict)
     txt: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, Refused] = field(default_factory=dict)
+    refused: dict[str, RefusedHeader] = field(default_factory=dict)
 
 
 def members_of(index: TarIndex) -> ClipMembers:

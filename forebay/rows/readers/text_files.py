@@ -37,7 +37,7 @@ from forebay.rows.readers.text_rows import (
     wanted_early,
 )
 from forebay.store.layout import Array
-from forebay.store.remote.raw.sources import files_in, is_folder
+from forebay.store.remote.raw.raw_sources import files_in, is_folder
 from forebay.store.source_files import SourceFile
 
 PLAIN = ".txt"

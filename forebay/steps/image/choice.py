@@ -10,8 +10,8 @@ from typing import Literal
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.steps.text.chat.packed import VISION_TOKENS
-from forebay.store.image.settings import is_native, processor_document
+from forebay.steps.text.chat.packed_chat import VISION_TOKENS
+from forebay.store.image.image_settings import is_native, processor_document
 
 ImagesBy = Literal["patches", "processor"]
 

@@ -18,7 +18,7 @@ import numpy as np
 from forebay.errors import TextError
 from forebay.steps.form import BatchForm, FieldForm, Promise
 from forebay.steps.step import TextStep
-from forebay.steps.text.row_encoder import EncodedRow, OneByOne, Size, TextRows
+from forebay.steps.text.row_encoder import EncodedRow, EncodedRows, OneByOne, Size
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.texts import TextStore
@@ -221,8 +221,8 @@ class NoText(TextStep):
 class _Nothing:
     constants: ClassVar[dict[str, Any]] = {"prompt": NoText.name}
 
-    def encode_rows(self, rows: TextRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:  # noqa: ARG002
+    def encode_rows(self, rows: EncodedRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:  # noqa: ARG002
         return (EncodedRow() for _ in rows.ids)
 
-    def found(self, rows: TextRows) -> dict[str, Any]:  # noqa: ARG002
+    def found(self, rows: EncodedRows) -> dict[str, Any]:  # noqa: ARG002
         return {}

@@ -15,8 +15,8 @@ from typing import Any, Generic, Literal, TypeVar
 import xxhash
 
 from forebay.steps.text.language.detector import LIKELIER, Detect, Detector
-from forebay.steps.text.normal.code import Code
 from forebay.steps.text.normal.normal_step import NOWHERE, SIMPLE, NormalStep, Problem, Runner, Where, made_steps
+from forebay.steps.text.normal.own_function import Code
 from forebay.store.texts import TextStore, TextValues, digests_of
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ def language_of_bytes(_: str, data: bytes) -> tuple[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedTexts:
     """A text as it is tokenised. language: the one that prompts use, "" for none. detected: "" where nothing was."""
 
     text: str
@@ -109,7 +109,7 @@ class Staged:
     """A text on its way to `prepared`. steps: (name, what the text is behind the step), up to one that fails."""
 
     steps: tuple[tuple[str, str | Problem], ...]
-    prepared: Prepared | Problem
+    prepared: PreparedTexts | Problem
     language: str = ""
     detected: str = ""
     confidence: float = 0.0
@@ -185,18 +185,18 @@ class OpenLine:
 
     def prepare(
         self, texts: Sequence[str], languages: Sequence[str], *, store: TextStore | None = None
-    ) -> list[Prepared | Problem]:
+    ) -> list[PreparedTexts | Problem]:
         """Returns every text as it is tokenised, in their order.
 
         languages: as the manifest has them, "" for none. store: where results are looked up and kept; None: everything
         is made. Problems: `bad_text`, and those of the steps.
         """
-        results: list[Prepared | Problem | None] = [bad_text(text) for text in texts]
+        results: list[PreparedTexts | Problem | None] = [bad_text(text) for text in texts]
         usable = [i for i, result in enumerate(results) if result is None]
         found = self._languages([texts[i] for i in usable], [languages[i] for i in usable], store)
         made = self._normalizer(store)([texts[i] for i in usable], [language for language, _, _ in found])
         for i, (language, detected, confidence), text in zip(usable, found, made, strict=True):
-            results[i] = text if isinstance(text, Problem) else Prepared(text, language, detected, confidence)
+            results[i] = text if isinstance(text, Problem) else PreparedTexts(text, language, detected, confidence)
         return [result for result in results if result is not None]
 
     def keep(self) -> None:
@@ -234,7 +234,9 @@ class OpenLine:
         staged = []
         for i, result in enumerate(results):
             way = found.get(i, ("", "", 0.0))
-            staged.append(Staged(tuple(steps[i]), Prepared(result, *way) if isinstance(result, str) else result, *way))
+            staged.append(
+                Staged(tuple(steps[i]), PreparedTexts(result, *way) if isinstance(result, str) else result, *way)
+            )
         return staged
 
     def _languages(

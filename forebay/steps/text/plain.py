@@ -14,7 +14,7 @@ from forebay.errors import TextError
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
-from forebay.steps.text.whisper import Whisper, WhisperPrompt
+from forebay.steps.text.whisper_prompt import Whisper, WhisperPrompt
 from forebay.store.layout import Array
 from forebay.store.source import Sample
 
@@ -114,7 +114,7 @@ _IGNORED = -100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Given(Transcript):
+class GivenLabels(Transcript):
     """Token ids of a column of the source, as a Trainer's `labels` have them; no text is tokenised.
 
     All of them are learnt, the prompt in them too, as transformers' Whisper does it. Batches are those of `whisper`:

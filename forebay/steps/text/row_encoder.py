@@ -23,7 +23,7 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextRows:
+class EncodedRows:
     """Some rows, column by column.
 
     texts: a transcript, a conversation in canonical form (JSON), a caption or a label; None where nothing gives one.
@@ -60,11 +60,11 @@ class RowEncoder(Protocol):
         """What a cache says of all samples."""
         ...
 
-    def encode_rows(self, rows: TextRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:
+    def encode_rows(self, rows: EncodedRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:
         """Yields what becomes of each row, in their order; one does not depend on another. store: of kept texts."""
         ...
 
-    def found(self, rows: TextRows) -> dict[str, Any]:
+    def found(self, rows: EncodedRows) -> dict[str, Any]:
         """Returns what the step finds on this machine that no key names; empty for most steps."""
         ...
 
@@ -81,7 +81,7 @@ class OneByOne(ABC):
     def encode(self, text: str, told: Sequence[Any], *, sample_id: str) -> dict[str, Array]:
         """Returns the fields of a row. Raises SampleError for a row of no use."""
 
-    def encode_rows(self, rows: TextRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:  # noqa: ARG002
+    def encode_rows(self, rows: EncodedRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:  # noqa: ARG002
         """See `RowEncoder`."""
         for sample_id, text, told in zip(rows.ids, rows.texts, rows.told, strict=True):
             try:
@@ -91,7 +91,7 @@ class OneByOne(ABC):
             except SampleError as err:
                 yield EncodedRow(error=err)
 
-    def found(self, rows: TextRows) -> dict[str, Any]:  # noqa: ARG002
+    def found(self, rows: EncodedRows) -> dict[str, Any]:  # noqa: ARG002
         """Nothing."""
         return {}
 

@@ -14,10 +14,10 @@ import numpy as np
 from forebay.errors import SampleError, TextError
 from forebay.spans import TOKENS, span
 from forebay.steps.step import Fields, RowText, Stored, TextBatch, TextStep
-from forebay.steps.text.line import OpenLine, Prepared, Staged, TextLine
+from forebay.steps.text.line import OpenLine, PreparedTexts, Staged, TextLine
 from forebay.steps.text.normal.normal_step import NOWHERE, SIMPLE, Problem, made_steps
 from forebay.steps.text.normalize import is_unseen
-from forebay.steps.text.row_encoder import EncodedRow, TextRows
+from forebay.steps.text.row_encoder import EncodedRow, EncodedRows
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.texts import TextStore
@@ -221,7 +221,7 @@ class Encoded:
     """What a text became: the arrays of the step's fields, the text as it was tokenised, and what its limit is of."""
 
     fields: Fields
-    prepared: Prepared
+    prepared: PreparedTexts
     num_label_tokens: int
 
 
@@ -263,7 +263,7 @@ class TextEncoder:
         """Whether languages are detected, and rows say which."""
         return self._step.text_line().detects
 
-    def found(self, rows: TextRows) -> dict[str, Any]:
+    def found(self, rows: EncodedRows) -> dict[str, Any]:
         """Returns what the line makes of texts on this machine, and what its steps find; empty for quick steps alone.
 
         Tokens do not show it: a symbol table has none for a text of symbols that it lacks.
@@ -278,7 +278,7 @@ class TextEncoder:
             "made": [each.reason if isinstance(each, Problem) else each.text for each in made],
         }
 
-    def encode_rows(self, rows: TextRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:
+    def encode_rows(self, rows: EncodedRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:
         """See `RowEncoder`."""
         with span(TOKENS):
             made = self.encode_batch(
@@ -313,7 +313,7 @@ class TextEncoder:
         *,
         sample_ids: Sequence[str],
         store: TextStore | None = None,
-        prepared: Sequence[Prepared | Problem] | None = None,
+        prepared: Sequence[PreparedTexts | Problem] | None = None,
     ) -> list[Encoded | TextError]:
         """Returns what every text became, or why it cannot be used, in their order; one does not depend on another.
 
@@ -382,7 +382,7 @@ class TextEncoder:
         """Returns the transcript of a manifest's text as the model learns it: normalised, without a language in it."""
         return _usable(self._line.prepare([self._prompt.split(text)[1]], [language])[0], sample_id).text
 
-    def _encoded(self, utterance: Utterance, prepared: Prepared) -> Encoded:
+    def _encoded(self, utterance: Utterance, prepared: PreparedTexts) -> Encoded:
         sequence = self._prompt.build(utterance)
         limit = self._step.max_label_tokens
         if limit is not None and sequence.num_label_tokens > limit:
@@ -391,7 +391,7 @@ class TextEncoder:
         arrays = {name: np.array(value, dtype=np.int32) for name, value in values.items()}
         return Encoded(arrays, prepared, sequence.num_label_tokens)
 
-    def _utterance(self, body: Prepared | Problem, carried: str | None, prompt: str, sample_id: str) -> Utterance:
+    def _utterance(self, body: PreparedTexts | Problem, carried: str | None, prompt: str, sample_id: str) -> Utterance:
         prepared = _usable(body, sample_id)
         if is_unseen(prepared.text):
             raise TextError("empty_text", f"{sample_id}: the transcript is empty after normalisation")
@@ -448,7 +448,7 @@ def _tried(make: Callable[..., T], *arguments: Any) -> T | TextError:
         return err
 
 
-def _usable(body: Prepared | Problem, sample_id: str) -> Prepared:
+def _usable(body: PreparedTexts | Problem, sample_id: str) -> PreparedTexts:
     """Returns a text that was prepared. Raises TextError for one that could not be."""
     if isinstance(body, Problem):
         raise TextError(body.reason, f"{sample_id}: {body.message}")

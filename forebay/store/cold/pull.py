@@ -18,12 +18,12 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url, parse_url
 from forebay.errors import CacheNotFoundError, ConfigError, RemoteError, RemoteMissingError
 from forebay.store.cold.arrays import ColdArray, DamagedError, decode, zarr
-from forebay.store.cold.form import ColdForm, Place, place_of
+from forebay.store.cold.cold_form import ColdForm, ColdPlace, place_of
 from forebay.store.cold.strips import Piece
 from forebay.store.files import write_all, write_aside
 from forebay.store.layout import Array
 from forebay.store.metadata import FILE_NAME
-from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.transfer.tally import Tally, TransferReport
 from forebay.store.remote.transfer.transfer import FolderPull, copies_beside, occupied, pull, standing
 from forebay.store.seal import publish
@@ -49,7 +49,7 @@ def pull_any(source: str, folder: Path, settings: RemoteConfig, *, progress: boo
     return pull_zarr(place, folder, progress=progress)
 
 
-def pull_zarr(place: Place, folder: Path, *, progress: bool = False) -> TransferReport:
+def pull_zarr(place: ColdPlace, folder: Path, *, progress: bool = False) -> TransferReport:
     """Makes `folder` the sealed cache of a cold form, byte for byte, and returns what that took.
 
     An interrupted pull goes on; what another cache beside `folder` has is linked. Raises CacheNotFoundError where no
@@ -84,7 +84,7 @@ class _Making:
     def __init__(self, form: ColdForm, objects: _Objects) -> None:
         self.form, self.objects = form, objects
 
-    def make(self, path: Path, wanted: Wanted) -> None:
+    def make(self, path: Path, wanted: WantedFile) -> None:
         """Makes a file, complete and of the hash that is wanted, or absent. Raises RemoteError."""
         state = xxhash.xxh3_128()
         with write_aside(path) as file:
@@ -98,7 +98,7 @@ class _Making:
                     f"{wanted.xxh3_128}; {self._mend}"
                 )
 
-    def _bytes(self, piece: Piece, wanted: Wanted) -> Iterator[memoryview]:
+    def _bytes(self, piece: Piece, wanted: WantedFile) -> Iterator[memoryview]:
         """Yields the bytes of a piece, those of one object at a time."""
         array, start = self.form.array(piece.array), piece.start
         while start < piece.stop:
@@ -107,7 +107,7 @@ class _Making:
             yield _plain(self._rows(array, index, start, stop, wanted), piece.added)
             start = stop
 
-    def _rows(self, array: ColdArray, index: int, start: int, stop: int, wanted: Wanted) -> Array:
+    def _rows(self, array: ColdArray, index: int, start: int, stop: int, wanted: WantedFile) -> Array:
         name = array.name(index)
         where = self.form.place.url / name
         try:
@@ -133,7 +133,7 @@ def _plain(rows: Array, added: int) -> memoryview:
 class _Objects:
     """Objects of a place, each read once while it is needed. Threads share it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ColdPlace) -> None:
         self.place, self.read_bytes = place, 0
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._size = 0

@@ -19,14 +19,14 @@ from forebay.config.remote import RemoteConfig
 from forebay.errors import ConfigError, RemoteError, RemoteExistsError, RemoteMissingError
 from forebay.store.cache import Cache, open_cache
 from forebay.store.cold.arrays import BEGUN, ROOT, DamagedError, Mark, decode, encode, mark_of, zarr
-from forebay.store.cold.form import Folder, Place, place_of
+from forebay.store.cold.cold_form import ColdPlace, Folder, place_of
 from forebay.store.cold.hierarchy import Filled, arrays_of, documents, mark_of_cache, metadata_bytes
 from forebay.store.cold.strips import GroupStrips
 from forebay.store.key import SHORT
 from forebay.store.layout import Array
 from forebay.store.metadata import FILE_NAME, check_file
 from forebay.store.remote.bucket.bucket import ObjectInfo
-from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.transfer.proof import Journal, proves
 from forebay.store.remote.transfer.tally import Kind, Tally, TransferReport, for_each
 from forebay.store.seal import check_shard
@@ -65,7 +65,7 @@ def push_zarr(
 
 
 def push_to(
-    place: Place, cache: Cache, *, level: int = LEVEL, verify: bool = False, progress: bool = False
+    place: ColdPlace, cache: Cache, *, level: int = LEVEL, verify: bool = False, progress: bool = False
 ) -> TransferReport:
     """Makes a place the cold form of a cache, and returns what that took; see `push_zarr`."""
     zarr()
@@ -78,9 +78,11 @@ def push_to(
     arrays = arrays_of(cache)
     mark = mark_of_cache(cache, level=level)
     texts = documents([filled.array for filled in arrays], mark, metadata_bytes(cache))
-    items: list[Item] = [Text(name, data) for name, data in texts.items() if name not in (BEGUN, ROOT)]
+    items: list[PushedItem] = [Text(name, data) for name, data in texts.items() if name not in (BEGUN, ROOT)]
     checked = _Checked()
-    items += [Cut(filled, index, mark.level, checked) for filled in arrays for index in range(filled.array.num_shards)]
+    items += [
+        ObjectCut(filled, index, mark.level, checked) for filled in arrays for index in range(filled.array.num_shards)
+    ]
     sizes = [len(texts[BEGUN]), len(texts[ROOT]), *(item.size_bytes for item in items)]
     with Tally(sizes, label="push", progress=progress) as tally:
         work = _Push(cache, mark, (texts[BEGUN], texts[ROOT]), items, place, tally, verify=verify)
@@ -90,7 +92,7 @@ def push_to(
         return dataclasses.replace(report, stored_bytes=work.stored_bytes)
 
 
-class Item(Protocol):
+class PushedItem(Protocol):
     """One object to be."""
 
     @property
@@ -138,7 +140,7 @@ class Text:
         return data == self.data
 
 
-class Cut:
+class ObjectCut:
     """Rows of an array."""
 
     def __init__(self, filled: Filled, index: int, level: int, checked: _Checked) -> None:
@@ -185,8 +187,8 @@ class _Push:
         cache: Cache,
         mark: Mark,
         ends: tuple[bytes, bytes],
-        items: Sequence[Item],
-        place: Place,
+        items: Sequence[PushedItem],
+        place: ColdPlace,
         tally: Tally,
         *,
         verify: bool,
@@ -295,7 +297,7 @@ class _Push:
             raise RemoteError(f"{self.place.url / name} was sent and is not there; run the command again")
         return True
 
-    def _place(self, item: Item) -> None:
+    def _place(self, item: PushedItem) -> None:
         """Makes an item an object, unless it is one."""
         there = self.there.get(item.name)
         if there is not None and not self.verify and self.journal.knows(self._wanted(item), there.etag):
@@ -311,7 +313,7 @@ class _Push:
             )
         return self._done(item, etag, "moved")
 
-    def _is_sent(self, item: Item, data: bytes, etag: str) -> bool:
+    def _is_sent(self, item: PushedItem, data: bytes, etag: str) -> bool:
         """Whether the object of this etag is what it is to be: its bytes, or the same values compressed otherwise."""
         if not self.verify and proves(etag, data):
             return True
@@ -319,14 +321,14 @@ class _Push:
         self.tally.add_read_back(len(found))
         return found == data or item.is_made(found)
 
-    def _done(self, item: Item, etag: str, kind: Kind) -> None:
+    def _done(self, item: PushedItem, etag: str, kind: Kind) -> None:
         self.etags[item.name] = etag
         self.journal.add(self._wanted(item), etag)
         self.tally.add(kind, item.size_bytes)
 
-    def _wanted(self, item: Item) -> Wanted:
+    def _wanted(self, item: PushedItem) -> WantedFile:
         """What the journal knows an object by: the bytes are a function of the mark and the name."""
-        return Wanted(name=item.name, size_bytes=item.size_bytes, xxh3_128=self.identity)
+        return WantedFile(name=item.name, size_bytes=item.size_bytes, xxh3_128=self.identity)
 
     def _compare(self) -> None:
         """Raises RemoteError where something is no longer what this push has found or sent."""

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import CacheCorruptError, SampleError
+from forebay.store.image.image_settings import ImageSettings
 from forebay.store.image.pixels import Alpha, Patches, decode_image, patchify, resized
-from forebay.store.image.settings import ImageSettings
 from forebay.store.layout import Array, FieldSpec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.store.image.formats import open_image, reading
-from forebay.store.image.settings import ImageSettings, grid_thw
+from forebay.store.image.image_settings import ImageSettings, grid_thw
 
 if TYPE_CHECKING:
     from PIL.Image import Image

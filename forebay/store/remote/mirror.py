@@ -40,7 +40,7 @@ from forebay.store.metadata import FILE_NAME, foreign_values, read_metadata, rea
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.node.holdings import MIRRORS, NEVER, Known, is_inside
 from forebay.store.remote.node.locks import SHARED, pauses, try_lock
-from forebay.store.remote.node.node import NodeCache, Wanted, check_bound
+from forebay.store.remote.node.node import NodeCache, WantedFile, check_bound
 from forebay.store.remote.node.shared import Counters, Holder
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Mirror:
                 self.node.room.take(held, len(data) * (not path.exists()))
                 write_bytes(path, data)
 
-    def file(self, held: HeldFolder, wanted: Wanted, holder: Holder) -> MirroredFile:
+    def file(self, held: HeldFolder, wanted: WantedFile, holder: Holder) -> MirroredFile:
         """Returns a file of the mirror. held: its folder, opened. holder: who keeps the file mapped."""
         return MirroredFile(held, wanted.name, self, wanted, holder)
 
@@ -125,7 +125,7 @@ class Mirror:
         """Raises ConfigError where the bound holds no shard of so many bytes, all groups together."""
         check_bound(self.settings.cache_size_bytes, largest, what=f"a shard of {self.url}")
 
-    def require(self, wanted: Wanted) -> Path:
+    def require(self, wanted: WantedFile) -> Path:
         """Returns the path of a file, which is there then, whole. Raises what `NodeCache.fetch` does."""
         path = self.folder / wanted.name
         is_here = self._is_here(path, wanted)
@@ -137,7 +137,7 @@ class Mirror:
             self._fetch(path, wanted, distance=0)
         return path
 
-    def fetch_ahead(self, wanted: Wanted, *, distance: int) -> bool:
+    def fetch_ahead(self, wanted: WantedFile, *, distance: int) -> bool:
         """Downloads what is needed in so many steps, 1 or more; whether it is there then.
 
         If not, there is no room for it without taking what is needed as soon. Raises what `NodeCache.fetch` does.
@@ -145,7 +145,7 @@ class Mirror:
         path = self.folder / wanted.name
         return self._is_here(path, wanted) or self._fetch(path, wanted, distance=max(distance, 1)) is not None
 
-    def adopt(self, wanted: Wanted, path: Path) -> bool:
+    def adopt(self, wanted: WantedFile, path: Path) -> bool:
         """Makes a file of this machine that of the mirror, by a link; whether there is room for it.
 
         path: of the very bytes that the store has, on the same file system.
@@ -160,11 +160,11 @@ class Mirror:
             place.part(wanted.size_bytes).unlink(missing_ok=True)
         return True
 
-    def has(self, wanted: Wanted) -> bool:
+    def has(self, wanted: WantedFile) -> bool:
         """Whether a file is here, whole; it counts as used then."""
         return self._is_here(self.folder / wanted.name, wanted)
 
-    def mend(self, files: Iterable[Wanted]) -> None:
+    def mend(self, files: Iterable[WantedFile]) -> None:
         """Fetches files again that are here and are not, by their hash, what the store gave.
 
         The bytes are written over the damaged ones, so that whoever has a file mapped reads the right ones, and two
@@ -190,7 +190,7 @@ class Mirror:
         """Does so with the files beside the shards of a cache."""
         self.mend(_small_files(self.folder))
 
-    def _fetch(self, path: Path, wanted: Wanted, *, distance: int) -> str | None:
+    def _fetch(self, path: Path, wanted: WantedFile, *, distance: int) -> str | None:
         if not is_inside(wanted.name):
             raise RemoteError(f"{self.url}: {wanted.name!r} is no name below it")
         if not (self.folder / ORIGIN).is_file():
@@ -198,7 +198,7 @@ class Mirror:
         return self.node.fetch(path, wanted, self.bucket, distance=distance)
 
     @staticmethod
-    def _is_here(path: Path, wanted: Wanted) -> bool:
+    def _is_here(path: Path, wanted: WantedFile) -> bool:
         try:
             found = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -217,7 +217,7 @@ class MirroredFile(HeldFile):
     """
 
     mirror: Mirror
-    wanted: Wanted
+    wanted: WantedFile
     holder: Holder
 
     def lstat(self) -> os.stat_result:
@@ -290,7 +290,7 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
         logger.warning("%s; going on with what this node has of it, %s", err, found.folder)
         return found.folder
     mirror = Mirror.at(url, settings, state=xxhash.xxh3_128_hexdigest(data))
-    metadata = Wanted(name=FILE_NAME, size_bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data), is_kept=True)
+    metadata = WantedFile(name=FILE_NAME, size_bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data), is_kept=True)
     mirror.node.keep(mirror.folder / FILE_NAME, metadata, data)
     mirror.mend((metadata,))
     try:
@@ -321,16 +321,16 @@ def _cold_hint(url: Url, settings: RemoteConfig) -> str | None:
         return None
 
 
-def _small_files(folder: Path) -> list[Wanted]:
+def _small_files(folder: Path) -> list[WantedFile]:
     metadata = read_metadata(folder)
     with foreign_values(folder):
         return [_small_file(name, entry) for name, entry in metadata["files"].items()]
 
 
-def _small_file(name: str, entry: Mapping[str, Any]) -> Wanted:
+def _small_file(name: str, entry: Mapping[str, Any]) -> WantedFile:
     if not is_inside(name):
         raise ValueError(f"{name!r} is no name of a file")
-    return Wanted(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=str(entry["xxh3_128"]), is_kept=True)
+    return WantedFile(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=str(entry["xxh3_128"]), is_kept=True)
 
 
 def _latest(url: Url, settings: RemoteConfig) -> Mirror | None:

@@ -12,8 +12,8 @@ from forebay.errors import ConfigError
 from forebay.steps.batch import fresh
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored
 from forebay.store.source import Sample, SampleSource, SourceUnion
-from forebay.train.collate.codes import as_codes as coded
 from forebay.train.collate.crop import Crops
+from forebay.train.collate.device_codes import as_codes as coded
 from forebay.train.collate.forms import items_of, text_of
 from forebay.train.collate.patches import Filler, weight_of
 

@@ -17,7 +17,7 @@ from forebay.steps.form_batch import collate, count
 from forebay.steps.step import Allocate, Batch, Dtype, PaddingSide, Stored, TextBatch
 from forebay.steps.table import AUDIO, FORMS, OF_IMAGES, TEXT, form_step, text_step, unknown
 from forebay.steps.text.transcript import Transcript
-from forebay.store.image.arrays import FEATURES
+from forebay.store.image.stored_items import FEATURES
 from forebay.store.layout import Array
 from forebay.store.source import Sample
 

@@ -21,7 +21,7 @@ from forebay.steps.step import Allocate, Stored
 from forebay.steps.table import text_step
 from forebay.store.layout import Array
 from forebay.store.source import SampleSource
-from forebay.train.collate.codes import as_codes, has_codes
+from forebay.train.collate.device_codes import as_codes, has_codes
 from forebay.train.collate.forms import items_of
 from forebay.train.collate.packed_items import Arrays, Grids, PackedItems
 from forebay.train.collate.patches import PatchBatch, as_filler, model_inputs, weight_of

@@ -12,13 +12,13 @@ import torch
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.train.evaluation.evaluate import Outcome
+from forebay.train.evaluation.evaluate import EvaluationOutcome
 from forebay.train.evaluation.evaluations import Evaluations, failed_line, line_of
 from forebay.train.loop.checkpoint import run_folder
 from forebay.train.loop.launch import make_accelerator, process_state, require_extras
-from forebay.train.models.folder import check_config, check_weights, load_model, model_facts
+from forebay.train.models.families import ModelFacts
 from forebay.train.models.lora import ADAPTER_CONFIG
-from forebay.train.models.table import ModelFacts
+from forebay.train.models.model_folder import check_config, check_weights, load_model, model_facts
 from forebay.train.models.trainee import checkpoint_model
 from forebay.visible import from_here
 
@@ -31,7 +31,7 @@ class EvalReport:
 
     checkpoint: str
     """Folder of the weights."""
-    outcomes: list[Outcome]
+    outcomes: list[EvaluationOutcome]
     failed: list[str] = field(default_factory=list)
     """Sets that could not be evaluated, and why."""
 

@@ -17,15 +17,15 @@ import torch
 
 from forebay.steps.batch import IGNORED
 from forebay.steps.text.transcript import TextEncoder
-from forebay.train.collate.codes import to_model_inputs
+from forebay.train.collate.device_codes import to_model_inputs
 from forebay.train.collate.patches import fields_of, pixel_dtype
 from forebay.train.device import Batch
-from forebay.train.evaluation.generate import Encoded, Generator, MuteError, prompts_of
+from forebay.train.evaluation.generate import EncodedBatch, Generator, MuteError, prompts_of
 from forebay.train.evaluation.rates import (
     ClassCounts,
     Errors,
     Normalisation,
-    Written,
+    WrittenTexts,
     by_language,
     class_rates,
     count_errors,
@@ -36,9 +36,9 @@ from forebay.train.evaluation.rates import (
 )
 from forebay.train.evaluation.sets import EvalSet
 from forebay.train.models import ctc
-from forebay.train.models.folder import check_batch
+from forebay.train.models.families import ModelFacts
+from forebay.train.models.model_folder import check_batch
 from forebay.train.models.objective import Objective, Passed
-from forebay.train.models.table import ModelFacts
 from forebay.visible import printable
 
 HIGHER_IS_BETTER = ("accuracy", "f1")
@@ -89,7 +89,7 @@ class Pass:
 
     losses: list[tuple[int, float, int]] = field(default_factory=list)
     """Of each batch its first sample, the sum of its losses, and its targets."""
-    written: list[Written] = field(default_factory=list)
+    written: list[WrittenTexts] = field(default_factory=list)
     classes: list[ClassCounts] = field(default_factory=list)
     num_samples: int = 0
     mute: str | None = None
@@ -103,11 +103,11 @@ class EvaluationError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class EvaluationOutcome:
     """The result of an evaluation, and its worst samples."""
 
     result: EvalResult
-    worst: list[tuple[Written, Errors]]
+    worst: list[tuple[WrittenTexts, Errors]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class Evaluator:
     mute: list[str] = field(default_factory=list)
     """Why the model writes nothing: of an earlier evaluation, too; filled here."""
 
-    def evaluate(self, each: EvalSet, *, step: int) -> Outcome:
+    def evaluate(self, each: EvalSet, *, step: int) -> EvaluationOutcome:
         """Returns the outcome of one set, the same on every rank but for its seconds; the model's modes come back.
 
         The loss is the sum over all target tokens by their number, batch by batch in the set's order, so it does not
@@ -155,7 +155,7 @@ class Evaluator:
             raise EvaluationError(_why(err)) from err
 
     def _pass(self, each: EvalSet) -> Pass:
-        written: list[Written] = []
+        written: list[WrittenTexts] = []
         classes: list[ClassCounts] = []
         unread: list[str] = []
         loader, seen, losses, mute = each.loader, 0, [], self.mute[0] if self.mute else None
@@ -205,10 +205,10 @@ class Evaluator:
         passed = self.objective(self.model, inputs, units=self.objective.units(fields_of(batch)), **options)
         return {name: value for name, value in inputs.items() if name != "labels"}, passed
 
-    def _encoded(self, output: Any) -> Encoded | None:
+    def _encoded(self, output: Any) -> EncodedBatch | None:
         """Returns what the model's encoder made of the audio, if it has one."""
         has_encoder = self.facts.labels_are_shifted
-        return Encoded(output.encoder_last_hidden_state, output.past_key_values) if has_encoder else None
+        return EncodedBatch(output.encoder_last_hidden_state, output.past_key_values) if has_encoder else None
 
     def _heard(self, inputs: dict[str, Any], logits: torch.Tensor) -> list[tuple[list[int], bool]]:
         """Returns what a model with CTC writes, and that none of it was cut short."""
@@ -241,7 +241,7 @@ class Evaluator:
 
     def _written(
         self, each: EvalSet, samples: Iterable[tuple[int, str, list[int], tuple[list[int], bool]]], unread: list[str]
-    ) -> Iterator[Written]:
+    ) -> Iterator[WrittenTexts]:
         """Yields what is compared of samples: index, id, labels, and the ids that the model writes.
 
         The labels alone say what a sample's text became on the way to the model, whatever its language.
@@ -255,7 +255,7 @@ class Evaluator:
             except Exception as err:  # noqa: BLE001  a normaliser may raise anything
                 unread.append(f"{sample_id}: {_why(err)}")
                 continue
-            yield Written(
+            yield WrittenTexts(
                 index=index,
                 sample_id=sample_id,
                 language=each.languages[index],
@@ -264,7 +264,7 @@ class Evaluator:
                 is_astray=is_cut or repeats_itself(hypothesis),
             )
 
-    def _outcome(self, each: EvalSet, passes: list[Pass], *, step: int, started_s: float) -> Outcome:
+    def _outcome(self, each: EvalSet, passes: list[Pass], *, step: int, started_s: float) -> EvaluationOutcome:
         written = self._all_written(each, passes)
         losses = sorted(loss for own in passes for loss in own.losses)
         errors = count_errors(written)
@@ -285,9 +285,9 @@ class Evaluator:
             **asdict(class_rates(counts for own in passes for counts in own.classes)),
             trap=trap(total.wer, astray, limit=self.repetition_limit),
         )
-        return Outcome(result=result, worst=worst(written, errors))
+        return EvaluationOutcome(result=result, worst=worst(written, errors))
 
-    def _all_written(self, each: EvalSet, passes: list[Pass]) -> list[Written]:
+    def _all_written(self, each: EvalSet, passes: list[Pass]) -> list[WrittenTexts]:
         """Returns the texts of all ranks in the order of the samples; none where a rank could not write."""
         reasons = [own.mute for own in passes if own.mute is not None]
         if not reasons:

@@ -16,13 +16,13 @@ import torch
 from forebay.config.tree import Config
 from forebay.errors import ForebayError
 from forebay.store.files import write_bytes
-from forebay.train.evaluation.evaluate import EvalResult, EvaluationError, Evaluator, Gather, Outcome
+from forebay.train.evaluation.evaluate import EvalResult, EvaluationError, EvaluationOutcome, Evaluator, Gather
 from forebay.train.evaluation.rates import normalizer, text_encoder, worst_lines
 from forebay.train.evaluation.sets import EvalSet, open_sets
 from forebay.train.loop.launch import held_whole
+from forebay.train.models.families import ModelFacts
 from forebay.train.models.lora import base_of
 from forebay.train.models.objective import Objective
-from forebay.train.models.table import ModelFacts
 from forebay.visible import printable
 
 _logger = logging.getLogger(__name__)
@@ -80,11 +80,11 @@ class Evaluations:
     def _due(self, step: int, *, is_last: bool) -> list[EvalSet]:
         return [each for each in self.sets if is_last or (each.settings.every and step % each.settings.every == 0)]
 
-    def now(self, *, step: int, model: Any) -> list[Outcome]:
+    def now(self, *, step: int, model: Any) -> list[EvaluationOutcome]:
         """Returns the outcomes of all sets; one that fails is in `failed`."""
         return list(self._of(self.sets, step=step, model=model))
 
-    def _of(self, sets: Sequence[EvalSet], *, step: int, model: Any) -> Iterator[Outcome]:
+    def _of(self, sets: Sequence[EvalSet], *, step: int, model: Any) -> Iterator[EvaluationOutcome]:
         for each in sets:
             try:
                 yield self._evaluate(each, step=step, model=model)
@@ -94,7 +94,7 @@ class Evaluations:
                 if self._accelerator.is_main_process:
                     _logger.warning("the evaluation failed of %s", self.failed[-1])
 
-    def _evaluate(self, each: EvalSet, *, step: int, model: Any) -> Outcome:
+    def _evaluate(self, each: EvalSet, *, step: int, model: Any) -> EvaluationOutcome:
         with held_whole(model):
             outcome = self._evaluator(model).evaluate(each, step=step)
         if self._accelerator.is_main_process:
@@ -150,7 +150,7 @@ class EvalLog:
         self._folder, self._path = folder, folder / FILE_NAME
         self._kept: bytes | None = b"".join(_lines_up_to(self._path, step)) if step else b""
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: EvaluationOutcome) -> None:
         """Appends the line of an evaluation and writes its listing; ForebayError where they cannot be written."""
         line = (json.dumps(asdict(outcome.result)) + "\n").encode()
         try:
@@ -172,7 +172,7 @@ class EvalLog:
                 code="FB703",
             ) from err
 
-    def _list_worst(self, outcome: Outcome) -> None:
+    def _list_worst(self, outcome: EvaluationOutcome) -> None:
         result, folder = outcome.result, self._folder / "eval"
         folder.mkdir(exist_ok=True)
         head = f"The {len(outcome.worst)} worst samples by WER:" if outcome.worst else "No sample has a wrong word."

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from forebay.steps.batch import IGNORED
+from forebay.train.models.families import ModelFacts
 from forebay.train.models.objective import FAILURES
-from forebay.train.models.table import ModelFacts
 
 
 class MuteError(Exception):
@@ -36,7 +36,7 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedBatch:
     """What a model with an encoder has computed for a batch already.
 
     hidden: [batch, frames, width], the encoder's output. cache: the decoder's keys and values, of the audio and of all
@@ -73,7 +73,7 @@ class Generator:
     """Tokens of a text at most; None: as many as the model has positions for, or its generation config says."""
 
     def write(
-        self, inputs: Mapping[str, Any], prompts: Prompts | None, *, encoded: Encoded | None
+        self, inputs: Mapping[str, Any], prompts: Prompts | None, *, encoded: EncodedBatch | None
     ) -> list[tuple[list[int], bool]]:
         """Returns for each sample the ids that the model writes, without the end token, and whether it was cut short.
 
@@ -131,7 +131,7 @@ class Generator:
             wanted = self.model.generation_config.max_length or 448
         return max(1, wanted if room is None else min(wanted, room))
 
-    def _arguments(self, inputs: Mapping[str, Any], prompts: Prompts, encoded: Encoded | None) -> dict[str, Any]:
+    def _arguments(self, inputs: Mapping[str, Any], prompts: Prompts, encoded: EncodedBatch | None) -> dict[str, Any]:
         from transformers.modeling_outputs import BaseModelOutput
 
         device = next(self.model.parameters()).device

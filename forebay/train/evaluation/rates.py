@@ -32,7 +32,7 @@ from forebay.visible import printable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
+class WrittenTexts:
     """What a model has written for one sample, beside what it should have."""
 
     index: int
@@ -83,7 +83,7 @@ def jiwer_module() -> Any:
     return jiwer
 
 
-def count_errors(written: Sequence[Written]) -> list[Errors]:
+def count_errors(written: Sequence[WrittenTexts]) -> list[Errors]:
     """Returns the errors of each sample; their sums are those of jiwer's `process_words` and `process_characters`.
 
     A sample whose reference has no word stays in: its words and characters count as insertions.
@@ -117,7 +117,7 @@ def summed(errors: Iterable[Errors]) -> Errors:
     return sum(errors, start=Errors())
 
 
-def by_language(written: Sequence[Written], errors: Sequence[Errors]) -> dict[str, dict[str, float]]:
+def by_language(written: Sequence[WrittenTexts], errors: Sequence[Errors]) -> dict[str, dict[str, float]]:
     """Returns `wer`, `cer` and `samples` by language; empty where no language is known.
 
     Samples without one stand under `unknown`. A rate whose references are empty is left out.
@@ -137,7 +137,9 @@ def by_language(written: Sequence[Written], errors: Sequence[Errors]) -> dict[st
     }
 
 
-def worst(written: Sequence[Written], errors: Sequence[Errors], *, count: int = 20) -> list[tuple[Written, Errors]]:
+def worst(
+    written: Sequence[WrittenTexts], errors: Sequence[Errors], *, count: int = 20
+) -> list[tuple[WrittenTexts, Errors]]:
     """Returns the samples with the most word errors a word, the worst first; those without errors are not among them.
 
     Of equal rates the one with more errors comes first, then the one that stands earlier in the set.
@@ -147,7 +149,7 @@ def worst(written: Sequence[Written], errors: Sequence[Errors], *, count: int = 
     return pairs[:count]
 
 
-def worst_lines(pairs: Sequence[tuple[Written, Errors]]) -> Iterator[str]:
+def worst_lines(pairs: Sequence[tuple[WrittenTexts, Errors]]) -> Iterator[str]:
     """Yields the listing of the worst samples: reference above hypothesis, with S, D and I where they differ."""
     for number, (each, own) in enumerate(pairs, start=1):
         language = f" ({printable(each.language)})" if each.language else ""

@@ -22,8 +22,8 @@ from forebay.store.selection import first_samples
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.evaluation.rates import jiwer_module, languages_of
 from forebay.train.loader import Loader
-from forebay.train.models.folder import check_config, check_constants
-from forebay.train.models.table import FAMILIES, ModelFacts
+from forebay.train.models.families import FAMILIES, ModelFacts
+from forebay.train.models.model_folder import check_config, check_constants
 from forebay.train.select import loader_settings, open_by_config, pack_collator, select, where_it_lies
 from forebay.visible import printable
 

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from forebay.errors import ConfigError, MissingExtraError, ResumeError
 from forebay.extras import install_line
 from forebay.plan.cursor import num_fillers
-from forebay.plan.pack.plan import PackPlan
+from forebay.plan.pack.pack_plan import PackPlan
 from forebay.steps.batch import IGNORED
 from forebay.train.collate.patches import weight_of
 from forebay.train.device import Batch

@@ -21,7 +21,7 @@ from forebay.store.files import folder_aside, hash_file, temporary_name, write_b
 from forebay.store.shared_disk import move, seen
 from forebay.train.loop.best import BestRecord
 from forebay.train.models.lora import base_of, is_adapted, save_adapter
-from forebay.train.models.processor import processor_class
+from forebay.train.models.model_processor import processor_class
 
 _logger = logging.getLogger(__name__)
 

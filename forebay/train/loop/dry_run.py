@@ -16,7 +16,7 @@ import numpy as np
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.plan.interface import Plan
-from forebay.plan.usage import Population, Usage, UsageCounter, expected_shares, population
+from forebay.plan.plan_usage import Population, Usage, UsageCounter, expected_shares, population
 from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.store.source import SampleSource, source_kind
 from forebay.train.collate.patches import fields_of

@@ -19,7 +19,7 @@ import torch
 from forebay.config.tree import Config
 from forebay.errors import ResumeError
 from forebay.spans import BACKWARD, COPY, FORWARD, span
-from forebay.train.collate.codes import to_model_inputs
+from forebay.train.collate.device_codes import to_model_inputs
 from forebay.train.collate.patches import fields_of, pixel_dtype
 from forebay.train.device import Batch
 from forebay.train.loop import launch
@@ -30,11 +30,11 @@ from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum, micro
 from forebay.train.loop.schedule import Schedule, run_steps
 from forebay.train.loop.trainable import SkippedSteps, set_learning_rate, set_passes, set_trainable
 from forebay.train.models import ctc
-from forebay.train.models.folder import check_batch
+from forebay.train.models.families import ModelFacts
 from forebay.train.models.lora import base_of
+from forebay.train.models.model_folder import check_batch
+from forebay.train.models.model_processor import processor_files, warn_of_missing
 from forebay.train.models.objective import Objective
-from forebay.train.models.processor import processor_files, warn_of_missing
-from forebay.train.models.table import ModelFacts
 from forebay.train.models.trainee import base_hashes, checkpoint_model, new_model
 
 _logger = logging.getLogger(__name__)

@@ -36,8 +36,8 @@ from forebay.train.loop.recorder import Recorder
 from forebay.train.loop.trackers import check_trackers
 from forebay.train.loop.trainable import num_compilations
 from forebay.train.loop.usage_log import Traffic
-from forebay.train.models.folder import check_config, check_constants, check_weights, model_facts
-from forebay.train.models.table import FAMILIES, ModelFacts
+from forebay.train.models.families import FAMILIES, ModelFacts
+from forebay.train.models.model_folder import check_config, check_constants, check_weights, model_facts
 from forebay.train.select import SourceKind, as_stored, make_loader
 from forebay.visible import from_here
 

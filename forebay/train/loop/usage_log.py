@@ -20,8 +20,7 @@ import numpy as np
 
 from forebay.errors import CacheError, ForebayError
 from forebay.plan.cursor import LoaderState
-from forebay.plan.remote_cost import node_ranks
-from forebay.plan.usage import (
+from forebay.plan.plan_usage import (
     USAGE_VERSION,
     UsageCounter,
     expected_shares,
@@ -31,6 +30,7 @@ from forebay.plan.usage import (
     to_line,
     walk_usage,
 )
+from forebay.plan.remote_cost import node_ranks
 from forebay.store.cache import Cache
 from forebay.store.files import write_bytes
 from forebay.store.layout import Array

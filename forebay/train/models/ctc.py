@@ -10,7 +10,7 @@ import torch
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.steps.batch import IGNORED
-from forebay.train.models.table import ModelFacts
+from forebay.train.models.families import ModelFacts
 
 
 def check_config(facts: ModelFacts, config: Config) -> None:

@@ -22,9 +22,9 @@ from forebay.steps.batch import IGNORED
 from forebay.steps.recipe import audio_step_of, image_step_of
 from forebay.train.collate.patches import PatchBatch, fields_of, weight_of
 from forebay.train.models import ctc
+from forebay.train.models.families import ModelFacts, OwnLoss
 from forebay.train.models.lora import base_of
 from forebay.train.models.objective import OTHER_MODEL, accepted, count_units, described, has_loss, unknown_names
-from forebay.train.models.table import ModelFacts, OwnLoss
 from forebay.visible import an, printable
 
 TASKS = (
@@ -55,7 +55,7 @@ _OF_PROMPT = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class ClassChoice:
     """A class by its name, and why it is the one."""
 
     name: str
@@ -72,7 +72,7 @@ def tasks_of(config: Config | None) -> tuple[str, ...]:
     return _OF_PROMPT.get((group, prompt), _OF_GROUP[group])
 
 
-def choose(config: Any, *, path: Path, tasks: Sequence[str]) -> Choice:
+def choose(config: Any, *, path: Path, tasks: Sequence[str]) -> ClassChoice:
     """Returns the class for a config.json: that of `architectures` where it returns a loss, else that of `tasks`.
 
     config: what transformers read of the file at `path`. Raises ConfigError, with what was looked at, where there is
@@ -81,11 +81,11 @@ def choose(config: Any, *, path: Path, tasks: Sequence[str]) -> Choice:
     model_type, named = str(config.model_type), named_class(config)
     bare = tuple(tasks) == _BARE
     if named is not None and gives_loss(named, of_images_alone=bare):
-        return Choice(name=named, why=f"{path.name} names it")
+        return ClassChoice(name=named, why=f"{path.name} names it")
     for task, name in _by_task(model_type, tasks):
         if gives_loss(name, of_images_alone=bare):
             has = "names no class" if named is None else f"names {named}, which returns no loss"
-            return Choice(name=name, why=f"{path.name} {has}, and it is the {task} of {model_type}")
+            return ClassChoice(name=name, why=f"{path.name} {has}, and it is the {task} of {model_type}")
     looked = ", ".join(task.lower() for task in tasks)
     raise ConfigError(
         f"train.model: {printable(str(path))} has model_type {printable(model_type)!r} and architectures "

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from forebay.errors import CacheMismatchError
 from forebay.steps.batch import IGNORED
-from forebay.train.models.table import ModelFacts, OwnLoss
+from forebay.train.models.families import ModelFacts, OwnLoss
 
 OTHER_MODEL = "change the config so that it makes what the model takes, or name another train.model"
 """The next step where `forebay train` has a model that does not take a batch."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.steps.image.qwen2_vl import Patches
-from forebay.train.models.table import ModelFacts
+from forebay.train.models.families import ModelFacts
 
 _CLASSES = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",

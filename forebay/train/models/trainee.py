@@ -9,10 +9,10 @@ from typing import Any
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ResumeError
 from forebay.store.files import hash_file
-from forebay.train.models.folder import load_model, model_facts
+from forebay.train.models.families import ModelFacts
 from forebay.train.models.generic import tell
 from forebay.train.models.lora import BASE, check_adapter, load_adapter, with_adapters
-from forebay.train.models.table import ModelFacts
+from forebay.train.models.model_folder import load_model, model_facts
 
 
 def new_model(config: Config, facts: ModelFacts) -> Any:

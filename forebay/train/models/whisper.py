@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from forebay.train.models.table import ModelFacts, TextEncoder
+from forebay.train.models.families import ModelFacts, TextEncoder
 
 SILENCE = -1.5
 """Log-mel of digital silence in Whisper's normalised units: (log10(1e-10) + 4) / 4."""

@@ -37,7 +37,7 @@ from forebay.store.key import SHORT, digest
 from forebay.store.layout import Array
 from forebay.store.memo import stat_now
 from forebay.store.remote.raw.origin import forget
-from forebay.store.remote.raw.sources import localized, look_up
+from forebay.store.remote.raw.raw_sources import localized, look_up
 from forebay.store.source_files import SourceFile, listed_files
 from forebay.task_map import Map
 

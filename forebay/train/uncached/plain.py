@@ -16,7 +16,7 @@ from forebay.preprocess.listing import listed
 from forebay.steps.recipe import recipe_of
 from forebay.steps.text.row_encoder import RowEncoder
 from forebay.store.layout import TEXT
-from forebay.store.remote.raw.sources import naming_urls
+from forebay.store.remote.raw.raw_sources import naming_urls
 
 
 class PlainSamples:

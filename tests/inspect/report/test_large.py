@@ -16,8 +16,8 @@ from benchmarks.here_pool import HerePool
 from benchmarks.looked import made_cache
 from forebay.inspect.checks.lint import LintOptions, Target, lint
 from forebay.inspect.checks.same_items import _groups
-from forebay.inspect.page.doubts import NEAR_S, Columns, _near_codes, content_codes, doubts_of
-from forebay.inspect.page.overview import Choice, overview_of
+from forebay.inspect.page.doubts import NEAR_S, SampleColumns, _near_codes, content_codes, doubts_of
+from forebay.inspect.page.overview import CardChoice, overview_of
 from forebay.inspect.page.write_pages import write_report
 from forebay.store.cache import open_cache
 from forebay.store.layout import Array
@@ -27,9 +27,9 @@ from tests.processes import python
 def look(command: str, folder: Path) -> list[tuple[str, int, str | None]]:
     """Makes the page of a cache, or lints it in this process; returns what was found."""
     if command == "page":
-        write_report(overview_of(open_cache(folder), None, choice=Choice(), roots=[]), folder.parent / "page.html")
+        write_report(overview_of(open_cache(folder), None, choice=CardChoice(), roots=[]), folder.parent / "page.html")
         return []
-    with mock.patch("forebay.inspect.checks.walk.Pool", HerePool):
+    with mock.patch("forebay.inspect.checks.measure_items.Pool", HerePool):
         found = lint([Target(place=str(folder))], [], LintOptions(progress=False)).findings
     return [(each.check, each.row, each.other) for each in found]
 
@@ -53,7 +53,7 @@ def test_it_needs_few_bytes_a_row(command: str, tmp_path: Path) -> None:
     assert (after - before) / (16 * 999) < 400
 
 
-def plain_near_codes(columns: Columns, exact: Array) -> Array:
+def plain_near_codes(columns: SampleColumns, exact: Array) -> Array:
     """Returns what `_near_codes` does, sample by sample."""
     texts = [text.strip().lower() for text in columns.texts.to_pylist()]
     first = {text: place for place, text in reversed(list(enumerate(texts)))}
@@ -71,7 +71,7 @@ def plain_near_codes(columns: Columns, exact: Array) -> Array:
 
 
 def test_near_duplicates_are_those_that_plain_code_finds(tmp_path: Path) -> None:
-    columns = Columns(open_cache(made_cache(tmp_path / "made", num_shards=1)))
+    columns = SampleColumns(open_cache(made_cache(tmp_path / "made", num_shards=1)))
     rng, count = np.random.default_rng(0), len(columns)
     said = [
         "A text of some length",
@@ -102,7 +102,7 @@ def test_groups_of_lint_are_rows_of_one_hash(values: int) -> None:
 def test_what_is_found_is_what_was_made_twice(tmp_path: Path) -> None:
     """As the code before found it, which held all texts and rows as objects."""
     folder = made_cache(tmp_path / "made", num_shards=2)
-    columns = Columns(open_cache(folder))
+    columns = SampleColumns(open_cache(folder))
     doubts = doubts_of(columns)
     # A row of each shard failed: what is row 1499 of the shards is sample 1498.
     assert (doubts.exact.num_groups, doubts.exact.shown) == (2, ((249, 499), (1248, 1498)))

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from forebay.inspect.page.doubts import Columns, Doubts, doubts_of
+from forebay.inspect.page.doubts import Doubts, SampleColumns, doubts_of
 from forebay.inspect.page.markup import number_text
-from forebay.inspect.page.overview import Rows, _rank
-from forebay.inspect.page.search import Query, Search
+from forebay.inspect.page.overview import PageRows, _rank
+from forebay.inspect.page.search import PageSearch, Query
 from forebay.inspect.page.words import recipe_lines, rejected_ids, shortened, time_text
 from forebay.inspect.plan_facts import bucket_range
 from forebay.store.cache import open_cache
@@ -19,9 +19,9 @@ from tests.inspect.conftest import Built
 from tests.store_factory import TEXTS, make_cache
 
 
-def rows_of(folder: Path) -> Rows:
-    columns = Columns(open_cache(folder))
-    return Rows(columns=columns, doubts=doubts_of(columns))
+def rows_of(folder: Path) -> PageRows:
+    columns = SampleColumns(open_cache(folder))
+    return PageRows(columns=columns, doubts=doubts_of(columns))
 
 
 def test_rows_of_speech_have_what_is_known_of_it(tmp_path: Path) -> None:
@@ -49,11 +49,11 @@ def test_rows_of_photos_say_the_conversation(photos: Built) -> None:
 
 
 def test_kept_columns_are_columns_of_the_table(tmp_path: Path) -> None:
-    columns = Columns(open_cache(make_cache(tmp_path, num_samples=3)))
+    columns = SampleColumns(open_cache(make_cache(tmp_path, num_samples=3)))
     snr = pa.array([1.5, None, float("inf")])
     table = pa.table({"speaker": ["b", None, "a"], "snr": snr, "take": pa.array([2**60, 1, 2])})
     columns.__dict__.update(kept=["speaker", "snr", "take"], kept_table=table)
-    rows = Rows(columns=columns, doubts=doubts_of(columns))
+    rows = PageRows(columns=columns, doubts=doubts_of(columns))
     names = [column.name for column in rows.shown]
     place = names.index("speaker")
     assert names[place : place + 3] == ["speaker", "snr", "take"]
@@ -62,7 +62,7 @@ def test_kept_columns_are_columns_of_the_table(tmp_path: Path) -> None:
         [None, None, 1],
         ["a", "inf", 2],
     ]
-    search = Search(rows=rows)
+    search = PageSearch(rows=rows)
     assert [row[0] for row in search.answer(Query(by=place))["rows"]] == [2, 0, 1]
     assert [row[0] for row in search.answer(Query(by=place, is_falling=True))["rows"]] == [0, 2, 1]
     assert [row[0] for row in search.answer(Query(by=place + 2))["rows"]] == [1, 2, 0]
@@ -71,7 +71,7 @@ def test_kept_columns_are_columns_of_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("column", range(8))
 def test_every_column_sorts_both_ways(tmp_path: Path, column: int) -> None:
     rows = rows_of(make_cache(tmp_path, num_samples=20))
-    search = Search(rows=rows)
+    search = PageSearch(rows=rows)
 
     def cells(*, is_falling: bool) -> list[object]:
         found = search.answer(Query(by=column, is_falling=is_falling))
@@ -101,10 +101,10 @@ def test_ranks_follow_text_and_numbers_and_leave_null_last() -> None:
 
 def test_a_file_lists_what_is_doubtful_among_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.inspect.page.overview.MAX_ROWS", 20)
-    columns = Columns(open_cache(make_cache(tmp_path, num_samples=60)))
+    columns = SampleColumns(open_cache(make_cache(tmp_path, num_samples=60)))
     found = doubts_of(columns)
     doubts = Doubts(exact=found.exact, near=found.near, z=found.z, misfits=np.array([41, 17]))
-    listed = Rows(columns=columns, doubts=doubts).chosen([3, 59])
+    listed = PageRows(columns=columns, doubts=doubts).chosen([3, 59])
     assert {3, 17, 41, 59} <= set(listed.tolist())
     assert len(listed) <= 20
 

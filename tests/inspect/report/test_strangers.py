@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay import cli
-from forebay.inspect.page.overview import Choice, overview_of
+from forebay.inspect.page.overview import CardChoice, overview_of
 from forebay.inspect.page.serve import Pages
 from forebay.inspect.page.write_pages import write_report
 from forebay.store.cache import open_cache
@@ -80,7 +80,7 @@ def test_ids_texts_and_metadata_stay_text(ids: list[str], texts: list[str], word
         folder = make_cache(
             root, num_samples=3, features="none", sample_ids=ids, texts=texts, metadata=_metadata(word), tokenizer=None
         )
-        overview = overview_of(open_cache(folder), None, choice=Choice(), roots=[])
+        overview = overview_of(open_cache(folder), None, choice=CardChoice(), roots=[])
         write_report(overview, root / "report.html")
         page = read_page((root / "report.html").read_text(encoding="utf-8"))
         served = Pages(overview, root="/token")

@@ -13,8 +13,8 @@ import pytest
 from forebay import load_config
 from forebay.config import Config
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError, ConfigError, ResumeError
-from forebay.plan.mixture.plan import MixturePlan
-from forebay.plan.usage import expected_shares, population
+from forebay.plan.mixture.mixture_plan import MixturePlan
+from forebay.plan.plan_usage import expected_shares, population
 from forebay.store.cache import Cache, open_cache
 from forebay.store.source import SourceUnion, source_kind
 from forebay.train.loader import Loader

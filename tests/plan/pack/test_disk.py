@@ -19,7 +19,7 @@ from forebay.plan import names as names_module
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.make import Samples, kept_plan
 from forebay.plan.names import plan_folder, plan_key, state_key
-from forebay.plan.pack.plan import PackPlan, pack_plan
+from forebay.plan.pack.pack_plan import PackPlan, pack_plan
 from forebay.plan.statistics import pack_statistics
 from tests.plan.packs import packs_of, photos_and_text
 

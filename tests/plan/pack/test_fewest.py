@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forebay.config import PackConfig
 from forebay.plan.pack.fewest import fewest
-from forebay.plan.pack.plan import PackPlan, pack_plan
+from forebay.plan.pack.pack_plan import PackPlan, pack_plan
 
 Array = np.ndarray[Any, Any]
 

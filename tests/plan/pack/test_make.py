@@ -12,7 +12,7 @@ import pytest
 
 from forebay.config import MixtureConfig, PackConfig
 from forebay.plan.make import plan_of
-from forebay.plan.pack.plan import PackPlan
+from forebay.plan.pack.pack_plan import PackPlan
 from tests.plan.packs import photos_and_text
 
 TOKENS, PATCHES = photos_and_text(300, text_share=0.2)

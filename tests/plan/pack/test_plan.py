@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forebay.config import PackConfig
 from forebay.errors import PlanError
 from forebay.plan.cursor import next_position, num_steps, turn
-from forebay.plan.pack.plan import PackPlan, pack_plan
+from forebay.plan.pack.pack_plan import PackPlan, pack_plan
 from tests.plan.packs import SEQ_LEN, lognormal, packs_of, photos_and_text, question_answers
 from tests.strategies import pack_lengths
 

@@ -21,5 +21,5 @@ if __name__ == "__main__":
         return make_shard(task)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forebay.preprocess.run.make_shard", first_only)
+        patch.setattr("forebay.preprocess.build_run.make_shard", first_only)
         build_here(load_config(sys.argv[1]), part=(0, 2))

@@ -12,8 +12,8 @@ import pytest
 from benchmarks.here_pool import HerePool
 from forebay.config.tree import Config
 from forebay.preprocess import pipeline
+from forebay.preprocess.build_report import BuildReport, Options
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.report import BuildReport, Options
 from forebay.preprocess.runner.cluster import ENVIRONMENT
 
 _STORE_BYTES = 80 * 2**20

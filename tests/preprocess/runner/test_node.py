@@ -12,7 +12,7 @@ from forebay.config.url import parse_url
 from forebay.preprocess.runner.ray import _open_stores, stores_of
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.raw.origin import forget
-from forebay.store.remote.raw.sources import place_of
+from forebay.store.remote.raw.raw_sources import place_of
 from forebay.store.source_files import SourceFile
 
 

@@ -21,8 +21,8 @@ from benchmarks.objects.server import Bucket
 from forebay import load_config
 from forebay.errors import BuildError, ConfigError, MissingExtraError
 from forebay.preprocess import pipeline
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.report import Options
 from forebay.preprocess.runner import ray as runner_ray
 from forebay.preprocess.runner.cluster import address_of, imported
 from forebay.preprocess.runner.ray import Ray
@@ -104,7 +104,7 @@ def test_a_child_that_dies_twice_is_reported_with_its_task_and_row(connected: Ra
 
 @pytest.mark.usefixtures("connected")
 def test_a_sample_that_kills_its_worker_is_named(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.preprocess.run.make_shard", shards.crashing_make_shard)
+    monkeypatch.setattr("forebay.preprocess.build_run.make_shard", shards.crashing_make_shard)
     with pytest.raises(BuildError, match=r'signal SIGSEGV.*sample .a6. .*exclude = \["a6"\]') as caught:
         on_ray(corpus.config())
     assert "finished shards are kept" in str(caught.value)
@@ -136,7 +136,7 @@ def test_a_node_without_the_raw_data_is_named(corpus: Corpus, monkeypatch: pytes
         (corpus.folder / "b.tar").rename(hidden)
         return ()
 
-    monkeypatch.setattr("forebay.preprocess.run.stores_of", hide)
+    monkeypatch.setattr("forebay.preprocess.build_run.stores_of", hide)
     with pytest.raises(
         BuildError, match=rf"b\.tar is not there on node {socket.gethostname()}.*mount the raw data.*at the same path"
     ):
@@ -148,7 +148,7 @@ def test_a_node_without_the_raw_data_is_named(corpus: Corpus, monkeypatch: pytes
 
 @pytest.mark.usefixtures("connected")
 def test_a_cache_root_that_nodes_do_not_share_is_named(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.preprocess.run.sole_driver", _unwritten)
+    monkeypatch.setattr("forebay.preprocess.build_run.sole_driver", _unwritten)
     with pytest.raises(BuildError, match=r"\.building/\w+ on node .* is not the folder .* --stage s3://"):
         on_ray(corpus.config())
 
@@ -179,7 +179,7 @@ def test_nodes_that_share_no_folder_stage_their_shards(
     corpus: Corpus, bucket: Bucket, wanted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    monkeypatch.setattr("forebay.preprocess.run.make_shard", shards.Within(said))
+    monkeypatch.setattr("forebay.preprocess.build_run.make_shard", shards.Within(said))
     stores = (f"run.cache_root={bucket.url}/caches", f"remote.shard_dir={tmp_path / 'node'}", "remote.retries=0")
     report = on_ray(corpus.config(*stores), stage=f"{bucket.url}/stage")
     assert report.sealed

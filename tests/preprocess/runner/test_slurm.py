@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from forebay.errors import BuildError, ConfigError
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.outline import folder_of, submission_file
 from forebay.preprocess.pipeline import prepare
-from forebay.preprocess.report import Options
 from forebay.preprocess.runner.slurm import Asked, planned, quoted, submit
 from forebay.preprocess.runner.status import StatusReport, status_of
 from forebay.steps.recipe import load_config, recipe_of
@@ -152,7 +152,7 @@ def test_a_seal_that_is_all_that_is_left(corpus: Corpus, slurm: Cluster, monkeyp
     prepare(config, QUIET)
     build_here(config, part=(0, 2))
     with monkeypatch.context() as patch:
-        patch.setattr("forebay.preprocess.run.Run._compare_sources", _stop)
+        patch.setattr("forebay.preprocess.build_run.Run._compare_sources", _stop)
         with pytest.raises(BuildError, match="stopped"):
             build_here(config, part=(1, 2))
     assert (status(corpus).state, status(corpus).share) == ("finished", 1.0)

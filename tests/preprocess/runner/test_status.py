@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.here_pool import HerePool
 from forebay.errors import BuildError
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import prepare
-from forebay.preprocess.report import Options
 from forebay.preprocess.runner import parts as parts_module
 from forebay.preprocess.runner.parts import HEARTBEAT_S, LOST_S, PartLog, read_parts
 from forebay.preprocess.runner.status import duration, status_of
@@ -46,7 +46,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) 
             raise error
         return make_shard(task)
 
-    monkeypatch.setattr("forebay.preprocess.run.make_shard", make)
+    monkeypatch.setattr("forebay.preprocess.build_run.make_shard", make)
 
 
 def test_nothing_is_begun_and_nothing_is_made_by_looking(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +132,7 @@ def test_the_record_is_there_before_the_first_shard(corpus: Corpus, monkeypatch:
         return make_shard(task)
 
     with monkeypatch.context() as patch:
-        patch.setattr("forebay.preprocess.run.make_shard", look)
+        patch.setattr("forebay.preprocess.build_run.make_shard", look)
         build_here(config)
     first = seen[0]
     assert (first.state, first.shards, first.samples) == ("building", 5, 17)

@@ -11,7 +11,7 @@ import pytest
 
 from forebay.config import Config
 from forebay.errors import ConfigError
-from forebay.plan.mixture.plan import MixturePlan
+from forebay.plan.mixture.mixture_plan import MixturePlan
 from forebay.steps.recipe import Recipe, load_config, recipe_of
 from forebay.steps.text.transcript import DETECTED_FIELDS, Transcript
 from forebay.store.cache import Cache, open_cache

@@ -18,7 +18,7 @@ from forebay.preprocess.pool import Pool
 from forebay.preprocess.text_group import TextItems, opened_text
 from forebay.steps.recipe import TextGroup
 from forebay.steps.step import TextStep
-from forebay.steps.text.row_encoder import EncodedRow, TextRows
+from forebay.steps.text.row_encoder import EncodedRow, EncodedRows
 from forebay.store.layout import FieldSpec
 from forebay.task_map import WorkerDied
 
@@ -39,7 +39,7 @@ def table(texts: list[str | None]) -> pa.Table:
 class Deadly:
     """An encoder that a text kills, as a fault in native code would."""
 
-    def encode_rows(self, rows: TextRows, **_: Any) -> Iterator[EncodedRow]:
+    def encode_rows(self, rows: EncodedRows, **_: Any) -> Iterator[EncodedRow]:
         if "poison" in rows.texts:
             os.kill(os.getpid(), signal.SIGKILL)
         return (EncodedRow(error=TextError("bad_text", "")) for _ in rows.ids)

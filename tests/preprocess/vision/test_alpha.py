@@ -22,7 +22,7 @@ from forebay.steps.image.qwen2_vl import load_processor
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import StoredImages
-from forebay.store.image.settings import ImageSettings
+from forebay.store.image.image_settings import ImageSettings
 from forebay.train.select import select
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, photo

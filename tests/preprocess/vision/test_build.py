@@ -14,9 +14,9 @@ from PIL import Image
 
 from forebay.config import Config
 from forebay.errors import BuildError
+from forebay.preprocess.build_report import BuildReport, Options
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.report import BuildReport, Options
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import find_cache

@@ -20,13 +20,13 @@ from forebay.config import Config
 from forebay.errors import ConfigError, DecodeError
 from forebay.preprocess.listing import explain
 from forebay.steps.audio.declared import form_of
-from forebay.steps.audio.extractor.folder import ExtractorFolder, native_step
-from forebay.steps.audio.extractor.open import OpenExtractor
-from forebay.steps.audio.extractor.probe import noise, probe_extractor
+from forebay.steps.audio.extractor.extractor_call import OpenExtractor
+from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder, native_step
+from forebay.steps.audio.extractor.extractor_probe import noise, probe_extractor
+from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.audio.extractor.promise import LengthRule, collated, length_rule
-from forebay.steps.audio.extractor.step import Extractor
 from forebay.steps.audio.log_mel import LogMel
-from forebay.steps.audio.qwen3_asr import Qwen3Asr
+from forebay.steps.audio.qwen3_asr_features import Qwen3Asr
 from forebay.steps.audio.w2v_bert import W2vBert
 from forebay.steps.form import BatchForm
 from forebay.steps.recipe import recipe_of
@@ -173,8 +173,10 @@ def test_a_step_that_was_sent_brings_its_probe(folder: Path, monkeypatch: pytest
     step = step_of(folder / "DacFeatureExtractor")
     assert isinstance(step, Extractor)
     form, sent = step.batch_form(), pickle.dumps(step)
-    monkeypatch.setattr("forebay.steps.audio.extractor.step._PROBES", {})
-    monkeypatch.setattr("forebay.steps.audio.extractor.step.probed", lambda *_, **__: pytest.fail("probed again"))
+    monkeypatch.setattr("forebay.steps.audio.extractor.extractor_step._PROBES", {})
+    monkeypatch.setattr(
+        "forebay.steps.audio.extractor.extractor_step.probed", lambda *_, **__: pytest.fail("probed again")
+    )
     received = pickle.loads(sent)  # noqa: S301
     assert received == step
     assert received.batch_form().to_json() == form.to_json()
@@ -264,7 +266,7 @@ def test_the_key_moves_with_the_content_and_not_with_the_path(tmp_path: Path, fo
 
 
 def test_the_key_needs_no_transformers(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.steps.audio.extractor.step.load_extractor", lambda _: pytest.fail("loaded"))
+    monkeypatch.setattr("forebay.steps.audio.extractor.extractor_step.load_extractor", lambda _: pytest.fail("loaded"))
     config = config_of(tmp_path, folder / "DacFeatureExtractor")
     document = recipe_of(config).document["audio"]
     assert document["features"] == "extractor"

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from forebay.config import Config
 from forebay.errors import BuildError, ConfigError, DecodeError
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.report import Options
-from forebay.steps.audio.own.step import Own, _written
+from forebay.steps.audio.own.own_step import Own, _written
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
 from forebay.train import make_loader

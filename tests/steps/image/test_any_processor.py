@@ -19,8 +19,8 @@ from forebay.steps.batch import fresh
 from forebay.steps.form import BatchForm
 from forebay.steps.form_batch import collate
 from forebay.steps.image.processor.outputs import as_array, outputs_of
-from forebay.steps.image.processor.probe import quiet
-from forebay.steps.image.processor.step import OpenProcessor, Processed, probe_processor
+from forebay.steps.image.processor.processor_probe import quiet
+from forebay.steps.image.processor.processor_step import OpenProcessor, Processed, probe_processor
 from forebay.train.collate.forms import Items
 from tests.store.image.variants import photo
 
@@ -144,7 +144,7 @@ def test_floats_are_stored_where_the_config_says_so(tmp_path: Path) -> None:
 def test_a_worker_takes_the_form_and_does_not_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made("ViTImageProcessorPil").save_pretrained(tmp_path)
     processor = opened(tmp_path)
-    monkeypatch.setattr("forebay.steps.image.processor.probe.probe", None)
+    monkeypatch.setattr("forebay.steps.image.processor.processor_probe.probe", None)
     back = pickle.loads(pickle.dumps(processor))  # noqa: S301  our own
     assert back is pickle.loads(pickle.dumps(processor))  # noqa: S301
     data = encoded(photos()[0])
@@ -157,7 +157,7 @@ def test_a_worker_that_knows_the_form_does_not_probe(tmp_path: Path, monkeypatch
     step = Processed(processor="digest", folder=str(tmp_path))
     found = step.opened()
     form = BatchForm.from_json(json.loads(json.dumps(found.form.to_json())))
-    monkeypatch.setattr("forebay.steps.image.processor.probe.probe", None)
+    monkeypatch.setattr("forebay.steps.image.processor.processor_probe.probe", None)
     data = encoded(photos()[0])
     wanted, known = found.make(data, sample_id="a"), step.opened(form).make(data, sample_id="a")
     assert {name: array.tobytes() for name, array in known.items()} == {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forebay.errors import ConfigError
 from forebay.steps.recipe import load_config
 from forebay.steps.text.language.detector import Detect, Detector
-from forebay.steps.text.line import Prepared, TextLine
+from forebay.steps.text.line import PreparedTexts, TextLine
 from forebay.steps.text.normal.normal_step import NORMAL, NormalStep, Problem, Runner, normal_step
 from forebay.steps.text.normal.scripts import Lower, Nfkc
 from tests.strategies import transcripts
@@ -51,7 +51,7 @@ class ByLength(Detector):
 
 def test_normalisation_composes_and_collapses() -> None:
     (found,) = TextLine().open().prepare([" e\u0301\u00a0\t\ufb01n\n\u2460 "], [""])
-    assert found == Prepared("\u00e9 fin 1", "")
+    assert found == PreparedTexts("\u00e9 fin 1", "")
 
 
 @given(text=transcripts())
@@ -74,7 +74,7 @@ def test_what_a_text_becomes_depends_on_it_alone(texts: list[tuple[str, str]]) -
         if "\0" in text:
             assert isinstance(found, Problem)
             assert found.reason == "bad_text"
-        elif isinstance(found, Prepared):
+        elif isinstance(found, PreparedTexts):
             assert found.text.endswith(f"!{found.language}")
             assert found.language == (language or found.detected)
             assert (found.detected == "") == (bool(language) or text == "")
@@ -98,7 +98,7 @@ def test_stages_end_where_the_line_does(texts: list[tuple[str, str]]) -> None:
     bodies, languages = [text for text, _ in texts], [language for _, language in texts]
     for staged, prepared in zip(line.stages(bodies, languages), line.prepare(bodies, languages), strict=True):
         assert staged.prepared == prepared
-        if isinstance(prepared, Prepared):
+        if isinstance(prepared, PreparedTexts):
             assert [name for name, _ in staged.steps] == ["nfkc", "shout", "lower"]
             assert staged.steps[-1][1] == prepared.text
             assert (staged.language, staged.detected) == (prepared.language, prepared.detected)

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.steps.text.language.detector import Detect, Detector
-from forebay.steps.text.line import _PROBE, OpenLine, Prepared, TextLine, bad_text, text_of_bytes, text_to_bytes
+from forebay.steps.text.line import _PROBE, OpenLine, PreparedTexts, TextLine, bad_text, text_of_bytes, text_to_bytes
 from forebay.steps.text.normal import normal_step as table
-from forebay.steps.text.normal.code import Code
 from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, Where
+from forebay.steps.text.normal.own_function import Code
 from forebay.steps.text.normal.scripts import Nfkc
-from forebay.steps.text.normal.whisper import WhisperBasic
+from forebay.steps.text.normal.whisper_english import WhisperBasic
 from forebay.store.cache import open_cache
 from forebay.store.texts import TextStore
 from forebay.train.uncached.source import UncachedSource
@@ -85,7 +85,7 @@ def asked() -> Iterator[None]:
 
 def prepared(
     line: OpenLine, texts: Sequence[str], store: TextStore | None, language: str = ""
-) -> list[Prepared | Problem]:
+) -> list[PreparedTexts | Problem]:
     ASKED.clear()
     found = line.prepare(texts, [language] * len(texts), store=store)
     line.keep()
@@ -113,11 +113,11 @@ def test_what_is_detected_does_not_hang_on_the_steps_or_on_the_mode(tmp_path: Pa
     first = prepared(TextLine(detector=ByLength(mode="detect")).open(), texts, store)
     assert sorted(ASKED) == ["", "a", "abc"]
     line = TextLine(steps=(Nfkc(), Loud()), detector=ByLength(mode="detect_missing")).open()
-    assert [result.detected for result in prepared(line, texts, store) if isinstance(result, Prepared)] == [
+    assert [result.detected for result in prepared(line, texts, store) if isinstance(result, PreparedTexts)] == [
         *("", "aa", "bb", "bb")
     ]
     assert sorted(ASKED) == ["", "a", "abc"]  # by the step alone, which is new
-    assert first[2] == Prepared("abc", "bb", "bb", 3 / 7)
+    assert first[2] == PreparedTexts("abc", "bb", "bb", 3 / 7)
     prepared(TextLine(detector=ByLength(mode="detect", languages=("aa",))).open(), texts, store)
     assert len(ASKED) == 3
 
@@ -150,7 +150,7 @@ def test_steps_of_other_settings_and_of_another_library_share_nothing(
 ) -> None:
     store = TextStore(tmp_path)
     prepared(TextLine(steps=(Loud(),)).open(), ["a"], store)
-    assert prepared(TextLine(steps=(Loud(sign="?"),)).open(), ["a"], store) == [Prepared("A?", "")]
+    assert prepared(TextLine(steps=(Loud(sign="?"),)).open(), ["a"], store) == [PreparedTexts("A?", "")]
     prepared(TextLine(steps=(Loud(version=2),)).open(), ["a"], store)
     assert ASKED == ["a"]
 
@@ -189,7 +189,10 @@ def test_a_function_that_raises_with_an_address_has_one_store(tmp_path: Path) ->
 
 
 def test_quick_steps_never_touch_the_store(tmp_path: Path) -> None:
-    assert prepared(TextLine().open(), ["a", "b"], TextStore(tmp_path)) == [Prepared("a", ""), Prepared("b", "")]
+    assert prepared(TextLine().open(), ["a", "b"], TextStore(tmp_path)) == [
+        PreparedTexts("a", ""),
+        PreparedTexts("b", ""),
+    ]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from forebay.errors import ConfigError, SampleError
 from forebay.pretrained import from_folder
-from forebay.store.image.settings import ImageSettings, grid_thw, image_settings
+from forebay.store.image.image_settings import ImageSettings, grid_thw, image_settings
 
 KIND = {"image_processor_type": "Qwen2VLImageProcessorFast"}
 DOCUMENTS: tuple[dict[str, Any], ...] = (

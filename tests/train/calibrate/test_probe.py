@@ -11,7 +11,7 @@ from forebay.config import Config
 from forebay.config.train import LoraConfig
 from forebay.measure.fake_tensors import PARTS, FakeSteps, tracked_step
 from forebay.measure.step_runner import Steps, for_trials
-from forebay.train.models.folder import model_facts
+from forebay.train.models.model_folder import model_facts
 from tests.train.tiny import config_of, whisper_batch, whisper_folder
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.measure.batch_search import MAX_TRIALS, Bounds, Line, Outcome, Search, granule, grid_down, grid_up
+from forebay.measure.batch_search import MAX_TRIALS, Bounds, Line, Search, TrialOutcome, granule, grid_down, grid_up
 
 MOST = 4096
 
@@ -57,10 +57,10 @@ def test_the_largest_batch_is_found_within_a_step_in_six_trials(
 
     asked = []
 
-    def trial(size: int) -> Outcome:
+    def trial(size: int) -> TrialOutcome:
         asked.append(size)
         fits = peak(size) <= limit
-        return Outcome(fits=fits, peak_bytes=int(peak(size)) if fits or has_figure else None)
+        return TrialOutcome(fits=fits, peak_bytes=int(peak(size)) if fits or has_figure else None)
 
     found = Search(Bounds(limit_bytes=limit, least=1, most=MOST), line=Line(base=base, slope=slope)).run(trial)
     assert len(asked) <= MAX_TRIALS
@@ -86,9 +86,9 @@ def test_whatever_the_line_says_the_trials_are_six_and_the_answer_was_tried(
 ) -> None:
     asked: dict[int, bool] = {}
 
-    def trial(size: int) -> Outcome:
+    def trial(size: int) -> TrialOutcome:
         asked[size] = size + curve * size**2 / 100 <= limits
-        return Outcome(fits=asked[size])
+        return TrialOutcome(fits=asked[size])
 
     line = Line(base=0.0, slope=slope) if has_line else None
     found = Search(Bounds(limit_bytes=limits, least=least, most=MOST), line=line, start=start).run(trial)
@@ -103,8 +103,8 @@ def test_whatever_the_line_says_the_trials_are_six_and_the_answer_was_tried(
 
 @pytest.mark.parametrize("fits_from", [8, 9, 128, MOST])
 def test_a_start_without_a_line_doubles_back_to_what_fits(fits_from: int) -> None:
-    def trial(size: int) -> Outcome:
-        return Outcome(fits=size <= fits_from, peak_bytes=size * 1000)
+    def trial(size: int) -> TrialOutcome:
+        return TrialOutcome(fits=size <= fits_from, peak_bytes=size * 1000)
 
     search = Search(Bounds(limit_bytes=fits_from * 1000, least=8, most=MOST), start=128)
     assert search.run(trial) == grid_down(fits_from)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.measure.verify_ranks import Row, VerifyReport, differences
+from forebay.measure.verify_ranks import RanksReport, Row, differences
 
 
 def row(rank: int, **changes: Any) -> Row:
@@ -15,7 +15,7 @@ def row(rank: int, **changes: Any) -> Row:
 def test_ranks_that_agree_differ_in_nothing() -> None:
     rows = [row(0), row(1, peak_bytes=960, step_s=9.0), row(0, bucket="b_3_5", size=4)]
     assert differences(rows, on_cuda=True) == []
-    assert VerifyReport(world_size=2, rows=rows, problems=[]).lines() == [
+    assert RanksReport(world_size=2, rows=rows, problems=[]).lines() == [
         "all buckets train on 2 ranks, and the ranks agree"
     ]
 

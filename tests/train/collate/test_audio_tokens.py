@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoProcessor, Qwen3ASRForConditionalGenera
 from transformers.models.qwen3_asr.modeling_qwen3_asr import _get_feat_extract_output_lengths
 
 from forebay.pretrained import from_folder
-from forebay.steps.text.qwen3_asr import num_audio_tokens
+from forebay.steps.text.qwen3_asr_prompt import num_audio_tokens
 
 MODEL = Path(__file__).resolve().parents[3] / "demo" / "speech" / "qwen3_asr_model"
 

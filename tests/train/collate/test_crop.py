@@ -19,7 +19,7 @@ from transformers import SeamlessM4TFeatureExtractor
 from forebay import load_config
 from forebay.config import BucketConfig, Config
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.make import Planned
 from forebay.plan.names import plan_key
 from forebay.steps.audio.ragged import BLOCK_ROWS, HOP_SAMPLES

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import BucketConfig
-from forebay.measure.compared_ways import Block, BlockPlan, Step, dealt, num_blocks, planned_steps
-from forebay.plan.bucket.make import bucket_plan
+from forebay.measure.compared_ways import Block, BlockPlan, BlockStep, dealt, num_blocks, planned_steps
+from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.cursor import Cursor
 
 RATE_HZ = 100
 
 
-def steps_of(count: int, *, grad_acc: int = 1, lockstep: int = 4) -> list[Step]:
+def steps_of(count: int, *, grad_acc: int = 1, lockstep: int = 4) -> list[BlockStep]:
     durations = np.random.default_rng(3).integers(10, 1000, 300)
     settings = BucketConfig(edges_s=(2.0, 5.0), batch_size=5, lockstep=lockstep)
     plan = bucket_plan(durations, sample_rate_hz=RATE_HZ, settings=settings)
@@ -81,7 +81,7 @@ def test_a_block_has_about_ten_steps(steps: int, blocks: int) -> None:
 
 
 def test_a_cursor_walks_a_block_in_its_order_and_says_the_size_of_its_steps() -> None:
-    block = Block((Step(bucket=2, batches=((5, 1), (3,))), Step(bucket=0, batches=((9,),))))
+    block = Block((BlockStep(bucket=2, batches=((5, 1), (3,))), BlockStep(bucket=0, batches=((9,),))))
     plan = BlockPlan(block)
     cursor = Cursor(plan, "0" * 64, seed=3)
     assert [step.samples.tolist() for step in cursor.walk()] == [[5, 1], [3], [9]]

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from forebay.config import BucketConfig
-from forebay.measure.compare_report import ArmFigures, Comparison, bucket_labels, draw, flops_of, largest_difference
-from forebay.measure.compared_ways import Block, Step
+from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels, draw, flops_of, largest_difference
+from forebay.measure.compared_ways import Block, BlockStep
 from forebay.measure.machine import peak_flops
-from forebay.measure.step_clock import Finish, Setup, Shapes, StepTime, Turn, num_elements, spread_out
-from forebay.plan.bucket.make import bucket_plan
+from forebay.measure.step_clock import ArmFinish, ArmTurn, Setup, Shapes, TimedStep, num_elements, spread_out
+from forebay.plan.bucket.make_buckets import bucket_plan
 
 
 def shapes(rows: int, frames: int = 10) -> Shapes:
     return (("input_features", (rows, frames)),)
 
 
-def turn(seconds: float, **changes: Any) -> Turn:
+def turn(seconds: float, **changes: Any) -> ArmTurn:
     values: dict[str, Any] = {
         "seconds": seconds,
         "wait_s": 0.1 * seconds,
@@ -30,28 +30,28 @@ def turn(seconds: float, **changes: Any) -> Turn:
         "frames": 60,
         "room": 80,
         "losses": [2.0, 1.0],
-        "steps": [StepTime(bucket=0, seconds=seconds / 4), StepTime(bucket=1, seconds=3 * seconds / 4)],
+        "steps": [TimedStep(bucket=0, seconds=seconds / 4), TimedStep(bucket=1, seconds=3 * seconds / 4)],
         "skipped": 0,
         "ids": ["a", "b", "c", "d"],
         "shapes": [shapes(1), shapes(3)],
     }
-    return Turn(**{**values, **changes})
+    return ArmTurn(**{**values, **changes})
 
 
-def figures(name: str, turns: list[Turn], *, device: str | None = None, **finish: Any) -> ArmFigures:
+def figures(name: str, turns: list[ArmTurn], *, device: str | None = None, **finish: Any) -> ArmFigures:
     values = {"flops": {shapes(1): 1e12, shapes(3): 3e12}, "compilations": 0, "host_bytes": 5_000_000}
     return ArmFigures(
         arm=name,
         setup=Setup(data_s=2.0, model_s=1.0, device=device, workers={0: 3.0, 2: 4.0} if name == "hf" else {}),
         turns=tuple(turns),
-        finish=Finish(**{**values, **finish}),
+        finish=ArmFinish(**{**values, **finish}),
     )
 
 
-def comparison(*arms: ArmFigures, folder: Path = Path("out")) -> Comparison:
-    block = Block((Step(bucket=0, batches=((0, 1),)), Step(bucket=1, batches=((2, 3),))))
+def comparison(*arms: ArmFigures, folder: Path = Path("out")) -> ArmComparison:
+    block = Block((BlockStep(bucket=0, batches=((0, 1),)), BlockStep(bucket=1, batches=((2, 3),))))
     count = len(arms[0].turns)
-    return Comparison(
+    return ArmComparison(
         about={"name": "toy", "machine": {"cpu": "a CPU", "cores": 2, "torch": "2", "load_1_min": 0.5}},
         folder=folder,
         blocks=(block,) * count,
@@ -95,9 +95,9 @@ def test_shares_are_of_all_time_and_padding_of_all_frames() -> None:
 
 def test_steps_memory_and_utilisation_are_told_by_bucket() -> None:
     steps = [
-        StepTime(bucket=0, seconds=0.1, device_bytes=10),
-        StepTime(bucket=0, seconds=0.3, device_bytes=30),
-        StepTime(bucket=7, seconds=0.5, device_bytes=20),
+        TimedStep(bucket=0, seconds=0.1, device_bytes=10),
+        TimedStep(bucket=0, seconds=0.3, device_bytes=30),
+        TimedStep(bucket=7, seconds=0.5, device_bytes=20),
     ]
     looks = [(0, 0.5), (0, 1.0), (7, 0.25)]
     one = figures("config", [turn(1.0, steps=steps, utilisation=looks), turn(1.0, steps=[])])

@@ -19,8 +19,8 @@ from forebay.measure import own_way as own
 from forebay.measure import plain_collators
 from forebay.measure import plain_loop as plain
 from forebay.measure.compare import tasks_of
-from forebay.measure.compared_ways import Block, Step, arms_of
-from forebay.measure.step_clock import Finish, Setup, Task, Turn
+from forebay.measure.compared_ways import Block, BlockStep, arms_of
+from forebay.measure.step_clock import ArmFinish, ArmTask, ArmTurn, Setup
 from forebay.train.select import make_loader
 from forebay.train.uncached.plain import PlainSamples
 from tests.processes import ROOT
@@ -55,13 +55,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return found
 
 
-def tasks(config: Config, *, against: str, steps: int, folder: Path) -> dict[str, Task]:
+def tasks(config: Config, *, against: str, steps: int, folder: Path) -> dict[str, ArmTask]:
     arms = arms_of(against, config)
     loader = make_loader(arms[0].config(config, folder=str(folder)), dp_rank=0, dp_world_size=1)
     return {task.arm.name: task for task in tasks_of(config, loader, arms, steps=steps, folder=str(folder))}
 
 
-def done(task: Task, *, order: list[int] | None = None) -> tuple[Setup, list[Turn], Finish]:
+def done(task: ArmTask, *, order: list[int] | None = None) -> tuple[Setup, list[ArmTurn], ArmFinish]:
     """Returns what an arm tells of all its turns."""
     turns = list(range(len(task.blocks))) if order is None else order
     parent = Parent([*turns, None])
@@ -71,7 +71,9 @@ def done(task: Task, *, order: list[int] | None = None) -> tuple[Setup, list[Tur
 
 
 @pytest.fixture(scope="module")
-def found(config: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Setup, list[Turn], Finish]]:
+def found(
+    config: Config, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Setup, list[ArmTurn], ArmFinish]]:
     """What every arm tells of three blocks; three models are trained for `hf`, which takes most of the 20 s of CPU."""
     import torch
     from accelerate.state import AcceleratorState, GradientState
@@ -175,7 +177,7 @@ def test_the_plain_way_has_the_mean_micro_batches_in_every_step(config: Config, 
     task = tasks(wanted, against="hf", steps=4, folder=tmp_path)["hf"]
     blocks = plain.plain_blocks(task)
     assert {len(step) for block in blocks for step in block} == {2}
-    few = Block((Step(bucket=0, batches=((3,), (5,))), Step(bucket=0, batches=((7,),))))
+    few = Block((BlockStep(bucket=0, batches=((3,), (5,))), BlockStep(bucket=0, batches=((7,),))))
     small = dataclasses.replace(task, blocks=(few,), ids={3: "a", 5: "b", 7: "c"})
     assert [[len(batch) for batch in step] for block in plain.plain_blocks(small) for step in block] == [[2], [1]]
     ids = list(task.ids)

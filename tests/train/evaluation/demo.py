@@ -12,7 +12,7 @@ from forebay import load_config
 from forebay.config import Config
 from forebay.store.source import SampleSource
 from forebay.train.collate.collator import Collator
-from forebay.train.models.folder import load_model
+from forebay.train.models.model_folder import load_model
 from forebay.train.select import select
 from tests.preprocess.here_pool import build_here
 

@@ -14,7 +14,7 @@ import torch
 from forebay.train.evaluation.alone import EvalReport, evaluate_alone
 from forebay.train.evaluation.evaluations import Evaluations
 from forebay.train.loop.launch import make_accelerator, process_state
-from forebay.train.models.folder import load_model, model_facts
+from forebay.train.models.model_folder import load_model, model_facts
 from tests.train.evaluation.demo import MAX_TOKENS, demo_config
 
 SETS = f'[[train.eval]]\nname = "dev"\nconfig = "THIS"\ngenerate_max_tokens = {MAX_TOKENS}\n'

@@ -21,7 +21,7 @@ from forebay.train.collate.collator import Collator
 from forebay.train.evaluation.alone import evaluate_alone
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import run
-from forebay.train.models.folder import load_model
+from forebay.train.models.model_folder import load_model
 from tests.commands import run as command
 from tests.commands import run_json
 from tests.processes import python, torchrun

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from forebay.train.evaluation.evaluate import evaluating
-from forebay.train.evaluation.generate import Encoded, Generator, prompts_of
-from forebay.train.models.folder import load_model, model_facts
+from forebay.train.evaluation.generate import EncodedBatch, Generator, prompts_of
+from forebay.train.models.model_folder import load_model, model_facts
 from tests.train.tiny import whisper_batch, whisper_folder
 
 PAD = 9
@@ -57,7 +57,7 @@ def test_ragged_prompts_of_a_whisper_are_written_on_as_each_alone(whisper: tuple
     assert prompts.mask.sum(1).tolist() == [2, 5, 2]
     with torch.no_grad():
         encoded = model.get_encoder()(batch["input_features"]).last_hidden_state
-        found = writer(model, facts).write({}, prompts, encoded=Encoded(encoded))
+        found = writer(model, facts).write({}, prompts, encoded=EncodedBatch(encoded))
         for row in range(3):
             width = int(prompts.mask[row].sum())
             alone = prompts_of(
@@ -66,7 +66,7 @@ def test_ragged_prompts_of_a_whisper_are_written_on_as_each_alone(whisper: tuple
                 labels_are_shifted=True,
                 pad_token_id=2,
             )
-            assert writer(model, facts).write({}, alone, encoded=Encoded(encoded[row : row + 1])) == [found[row]]
+            assert writer(model, facts).write({}, alone, encoded=EncodedBatch(encoded[row : row + 1])) == [found[row]]
     assert len({tuple(ids) for ids, _ in found}) > 1
 
 
@@ -76,9 +76,9 @@ def test_a_text_is_cut_at_the_limit_and_at_the_models_positions(whisper: tuple[A
     prompts = prompts_of(batch["decoder_input_ids"], batch["labels"], labels_are_shifted=True, pad_token_id=2)
     with torch.no_grad():
         encoded = model.get_encoder()(batch["input_features"]).last_hidden_state
-        short = writer(model, facts, max_tokens=3).write({}, prompts, encoded=Encoded(encoded))
-        whole = writer(model, facts, max_tokens=None).write({}, prompts, encoded=Encoded(encoded))
-        ended = writer(model, facts, end_ids=[whole[0][0][1]]).write({}, prompts, encoded=Encoded(encoded))
+        short = writer(model, facts, max_tokens=3).write({}, prompts, encoded=EncodedBatch(encoded))
+        whole = writer(model, facts, max_tokens=None).write({}, prompts, encoded=EncodedBatch(encoded))
+        ended = writer(model, facts, end_ids=[whole[0][0][1]]).write({}, prompts, encoded=EncodedBatch(encoded))
     assert all(is_cut and len(ids) == 3 for ids, is_cut in short)
     assert [ids[:3] for ids, _ in whole] == [ids for ids, _ in short]
     assert len(whole[0][0]) == facts.max_positions - prompts.ids.shape[1] == 14
@@ -104,8 +104,8 @@ def test_what_the_loss_has_computed_gives_the_same_texts(whisper: tuple[Any, Any
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     with torch.no_grad():
         output = model(**inputs, use_cache=True)
-        encoded = Encoded(output.encoder_last_hidden_state, output.past_key_values)
+        encoded = EncodedBatch(output.encoder_last_hidden_state, output.past_key_values)
         found = writer(model, facts).write({}, prompts, encoded=encoded)
-        wanted = writer(model, facts).write({}, prompts, encoded=Encoded(output.encoder_last_hidden_state))
+        wanted = writer(model, facts).write({}, prompts, encoded=EncodedBatch(output.encoder_last_hidden_state))
     assert found == wanted
     assert len({tuple(ids) for ids, _ in found}) > 1

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import MissingExtraError
-from forebay.train.evaluation.rates import Errors, Written, by_language, count_errors, summed, worst, worst_lines
+from forebay.train.evaluation.rates import Errors, WrittenTexts, by_language, count_errors, summed, worst, worst_lines
 
 TEXT = st.lists(st.sampled_from(["a", "bb", "c c", "ä", "नमस्ते"]), max_size=6).map(" ".join)
 
 
-def written(reference: str, hypothesis: str, *, index: int = 0, language: str = "") -> Written:
-    return Written(
+def written(reference: str, hypothesis: str, *, index: int = 0, language: str = "") -> WrittenTexts:
+    return WrittenTexts(
         index=index,
         sample_id=f"clip-{index}",
         language=language,

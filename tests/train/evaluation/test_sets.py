@@ -16,11 +16,11 @@ from forebay.cli import BAD_CONFIG, FAILED
 from forebay.config.train import EvalConfig
 from forebay.errors import CacheMismatchError, ConfigError, MissingExtraError
 from forebay.train.evaluation import evaluations
-from forebay.train.evaluation.evaluate import EvalResult, Outcome
+from forebay.train.evaluation.evaluate import EvalResult, EvaluationOutcome
 from forebay.train.evaluation.evaluations import EvalLog, line_of
 from forebay.train.evaluation.rates import normalizer
 from forebay.train.evaluation.sets import open_sets
-from forebay.train.models.folder import model_facts
+from forebay.train.models.model_folder import model_facts
 from tests.commands import run as command
 from tests.train.evaluation.demo import ROOT, demo_config, make_demo
 from tests.train.evaluation.test_demo import folder_of
@@ -150,16 +150,16 @@ def test_the_line() -> None:
 def test_lines_behind_a_checkpoint_and_what_is_no_line_are_cut_away(tmp_path: Path) -> None:
     log = EvalLog(tmp_path, step=0)
     for step in (1, 2, 3):
-        log.add(Outcome(result=result(step, name="a/b"), worst=[]))
+        log.add(EvaluationOutcome(result=result(step, name="a/b"), worst=[]))
     path = tmp_path / evaluations.FILE_NAME
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"step": 1')  # a line that was being written
     again = EvalLog(tmp_path, step=2)
     assert path.read_bytes().startswith(whole)  # nothing is touched before the first line
-    again.add(Outcome(result=result(3, name="a/b"), worst=[]))
+    again.add(EvaluationOutcome(result=result(3, name="a/b"), worst=[]))
     assert path.read_bytes() == whole
     assert sorted(found.name for found in (tmp_path / "eval").iterdir()) == [f"a_b-0000000{n}.txt" for n in (1, 2, 3)]
-    EvalLog(tmp_path, step=0).add(Outcome(result=result(7), worst=[]))
+    EvalLog(tmp_path, step=0).add(EvaluationOutcome(result=result(7), worst=[]))
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [7]
     assert json.loads(path.read_text())["wer"] == 0.29594
 

@@ -23,11 +23,11 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from forebay.config import PackConfig
 from forebay.plan.interface import Tail
 from forebay.plan.names import plan_key
-from forebay.plan.pack.plan import pack_plan
+from forebay.plan.pack.pack_plan import pack_plan
 from forebay.train.collate.packed import PackCollator
 from forebay.train.integrations.hf import LoaderMixin
 from forebay.train.loader import Loader
-from forebay.train.models.folder import load_model
+from forebay.train.models.model_folder import load_model
 from tests.train.loaders import loader_of
 from tests.train.tiny import real_loader_model, text_loader
 from tests.train.tiny_vl import FakeVlSource, conversations, qwen3_vl_folder

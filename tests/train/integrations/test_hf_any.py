@@ -15,11 +15,11 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from forebay.config import BucketConfig
 from forebay.errors import CacheMismatchError, ResumeError
-from forebay.plan.bucket.make import bucket_plan
+from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.train.integrations.hf import LoaderMixin
 from forebay.train.integrations.renamed import load_renamed
 from forebay.train.loader import Loader
-from forebay.train.models.folder import load_model
+from forebay.train.models.model_folder import load_model
 from tests.train.fake_source import FakeSource
 from tests.train.loaders import loader_of
 from tests.train.models import foreign

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from forebay.train.models.folder import load_model
+from forebay.train.models.model_folder import load_model
 from tests.processes import torchrun
 from tests.train.integrations.split_worker import STEPS, alone
 from tests.train.tiny_vl import qwen3_vl_folder

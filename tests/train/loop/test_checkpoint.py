@@ -24,8 +24,8 @@ from forebay.train.loop import checkpoint as module
 from forebay.train.loop import kept
 from forebay.train.loop.checkpoint import TrainState, find_checkpoint, load_optimizer, load_state
 from forebay.train.loop.kept import Checkpoints
-from forebay.train.models.folder import load_model, model_facts
-from forebay.train.models.processor import processor_files
+from forebay.train.models.model_folder import load_model, model_facts
+from forebay.train.models.model_processor import processor_files
 from tests.train.tiny import config_of, whisper_folder
 
 

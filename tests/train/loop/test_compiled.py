@@ -16,7 +16,7 @@ from forebay.train.loop import trainable as compiled
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import TrainReport, train
 from forebay.train.loop.trainable import set_passes
-from forebay.train.models.folder import load_model
+from forebay.train.models.model_folder import load_model
 from tests.train.tiny import ListLoader, config_of, whisper_batch, whisper_folder
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

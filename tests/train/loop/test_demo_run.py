@@ -15,7 +15,7 @@ import forebay
 from forebay.config import Config
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import TrainReport, run
-from forebay.train.models.folder import load_model
+from forebay.train.models.model_folder import load_model
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from forebay.train.models.folder import load_model, model_facts
+from forebay.train.models.model_folder import load_model, model_facts
 from forebay.train.models.objective import count_targets, summed_loss
 from tests.train.tiny import qwen3_asr_batch, qwen3_asr_folder, whisper_batch, whisper_folder
 

@@ -25,7 +25,7 @@ from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import run, train
 from forebay.train.loop.schedule import Schedule
 from forebay.train.loop.trainable import adamw
-from forebay.train.models.folder import load_model
+from forebay.train.models.model_folder import load_model
 from forebay.train.models.objective import summed_loss
 from forebay.train.prefetch import THREAD_NAME
 from tests.train.tiny import (

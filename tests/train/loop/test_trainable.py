@@ -16,7 +16,7 @@ from forebay.train.loop.checkpoint import find_checkpoint, run_folder
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
 from forebay.train.loop.trainable import LR_FACTOR, adamw, set_learning_rate, set_trainable
-from forebay.train.models.folder import load_model
+from forebay.train.models.model_folder import load_model
 from forebay.train.models.objective import summed_loss
 from tests.train.tiny import (
     ListLoader,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forebay.errors import CacheMismatchError, ConfigError
-from forebay.train.models.folder import check_batch, check_config, check_constants, model_facts
+from forebay.train.models.model_folder import check_batch, check_config, check_constants, model_facts
 from tests.train.tiny import config_of, qwen3_asr_batch, qwen3_asr_folder, whisper_batch, whisper_folder
 
 

@@ -12,7 +12,7 @@ import torch
 
 from forebay.config import AudioConfig
 from forebay.errors import ConfigError
-from forebay.train.models.folder import check_batch, check_config, load_model, model_facts
+from forebay.train.models.model_folder import check_batch, check_config, load_model, model_facts
 from tests.train.tiny import config_of, qwen3_asr_folder, whisper_folder
 
 

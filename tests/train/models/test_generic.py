@@ -17,8 +17,8 @@ from forebay.config.train import LoraConfig
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
-from forebay.train.models.folder import check_batch, check_config, check_constants, load_model, model_facts
 from forebay.train.models.generic import tasks_of
+from forebay.train.models.model_folder import check_batch, check_config, check_constants, load_model, model_facts
 from forebay.train.models.objective import Objective
 from tests.train.models import foreign
 from tests.train.models.foreign import KINDS

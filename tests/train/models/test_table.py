@@ -13,8 +13,8 @@ from forebay.config import AudioConfig, SourceConfig
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
-from forebay.train.models import table
-from forebay.train.models.folder import check_batch, check_config, check_constants, load_model, model_facts
+from forebay.train.models import families as table
+from forebay.train.models.model_folder import check_batch, check_config, check_constants, load_model, model_facts
 from tests.train.tiny import ListLoader, config_of, qwen3_asr_folder
 
 PACKAGE = Path(table.__file__).parent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forebay.train.models.table import ModelFacts
+from forebay.train.models.families import ModelFacts
 
 
 def facts(folder: Path, config: Any) -> ModelFacts:

@@ -21,7 +21,7 @@ from forebay.spans import span
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.recorder import Recorder, named_parts
 from forebay.train.loop.run import train
-from forebay.train.models.folder import load_model
+from forebay.train.models.model_folder import load_model
 from tests.commands import run
 from tests.processes import ROOT
 from tests.train.tiny import ListLoader, config_of, real_loader_model, whisper_batch, whisper_folder

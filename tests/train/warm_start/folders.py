@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
-from forebay.train.models.folder import load_model
+from forebay.train.models.model_folder import load_model
 from tests.text_corpus import ROOT, demo_texts
 
 Family = Literal["whisper", "qwen3_asr", "qwen3_vl"]

@@ -18,9 +18,9 @@ from forebay import cli
 from forebay.errors import ConfigError, ForebayError
 from forebay.steps.recipe import load_config
 from forebay.train.loop.run import run
-from forebay.train.models.folder import load_model, model_facts
+from forebay.train.models.model_folder import load_model, model_facts
 from forebay.train.warm_start.ids import nodes
-from forebay.train.warm_start.run import WarmStartReport, moves_of, warm_start
+from forebay.train.warm_start.new_vocabulary import WarmStartReport, moves_of, warm_start
 from forebay.train.warm_start.tokenizer import NewTokenizer
 from tests.preprocess.here_pool import build_here
 from tests.text_corpus import ROOT

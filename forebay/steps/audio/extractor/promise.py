@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from forebay.steps.audio.extractor.open import Arrays, OpenExtractor
+from forebay.steps.audio.extractor.extractor_call import Arrays, OpenExtractor
 from forebay.steps.form import BatchForm, FieldForm, Promise, Side
 from forebay.store.layout import Array
 

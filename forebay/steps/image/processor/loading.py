@@ -18,7 +18,7 @@ from typing import Any
 
 from forebay.errors import ConfigError
 from forebay.pretrained import from_document, reaching
-from forebay.store.image.settings import class_name
+from forebay.store.image.image_settings import class_name
 from forebay.visible import an
 
 _log = logging.getLogger(__name__)

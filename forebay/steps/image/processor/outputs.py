@@ -15,10 +15,10 @@ from forebay.store.layout import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Ragged:
+class RaggedOutput:
     """Arrays of different shapes, or such lists again, in a list."""
 
-    parts: tuple[Array | Ragged, ...]
+    parts: tuple[Array | RaggedOutput, ...]
 
 
 class NoArrayError(ValueError):
@@ -38,7 +38,7 @@ class UnstorableError(ConfigError):
         return str(self.args[0])
 
 
-Output = Array | Ragged
+Output = Array | RaggedOutput
 
 
 def ask(processor: Any, images: Any) -> dict[str, Output | NoArrayError]:
@@ -90,7 +90,7 @@ def array_of(found: Array, join: Join) -> Array:
 
 
 def _joined(parts: Sequence[Output]) -> Output:
-    arrays = [part for part in parts if not isinstance(part, Ragged)]
+    arrays = [part for part in parts if not isinstance(part, RaggedOutput)]
     if len(arrays) < len(parts) or len({(array.shape, array.dtype) for array in arrays}) != 1:
-        return Ragged(tuple(parts))
+        return RaggedOutput(tuple(parts))
     return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)

@@ -12,7 +12,7 @@ import torch
 from forebay.steps.batch import fresh
 from forebay.steps.form import BatchForm, FieldForm, Promise
 from forebay.steps.form_batch import collate
-from forebay.steps.image.processor.outputs import Output, Ragged, array_of
+from forebay.steps.image.processor.outputs import Output, RaggedOutput, array_of
 from forebay.store.layout import Array
 
 _WITHIN = 1e-4
@@ -48,7 +48,7 @@ class Seen:
 def padded(seen: Seen, field: FieldForm) -> FieldForm:
     """Returns the form with the padding by which the processor's own batch comes out, where there is one."""
     theirs = _own(seen, field)
-    if isinstance(theirs, Ragged) and field.join == "stack" and field.grows:
+    if isinstance(theirs, RaggedOutput) and field.join == "stack" and field.grows:
         return replace(field, pad=None)
     if not isinstance(theirs, np.ndarray) or not (field.grows or field.join == "nest") or theirs.ndim == 0:
         return field
@@ -142,7 +142,7 @@ def _difference(
 
 
 def _unlike(name: str, ours: Array, theirs: Output) -> float | str | None:
-    if isinstance(theirs, Ragged):
+    if isinstance(theirs, RaggedOutput):
         rows = len(ours) == len(theirs.parts) and all(
             isinstance(part, np.ndarray)
             and part.ndim == row.ndim

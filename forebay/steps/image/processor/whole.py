@@ -19,7 +19,7 @@ from typing import Any
 from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
 from forebay.steps.image.processor.loading import pil_processor
-from forebay.store.image.settings import processor_document
+from forebay.store.image.image_settings import processor_document
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 """Where a folder may name the class of its processor, the first that does so counts."""

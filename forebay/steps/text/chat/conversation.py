@@ -22,7 +22,7 @@ _ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class ChatTurns:
     """What a conversation asks of its rendering. learnt: of each assistant turn, whether it has targets."""
 
     learnt: tuple[bool, ...]
@@ -45,7 +45,7 @@ def parse_conversation(messages: str, *, sample_id: str) -> list[Message]:
 
 def check_conversation(
     conversation: Sequence[Message], reserved: re.Pattern[str], *, num_images: int, sample_id: str
-) -> Turns:
+) -> ChatTurns:
     """Returns the turns of a conversation of which every text can be used.
 
     reserved: control tokens that no text may hold. num_images: of the row.
@@ -74,7 +74,7 @@ def check_conversation(
             "image_count_mismatch",
             f"{sample_id}: the conversation shows {shown} images, the sample has {num_images}; correct the manifest",
         )
-    return Turns(tuple(learnt), shown)
+    return ChatTurns(tuple(learnt), shown)
 
 
 def _checked_message(message: Message, place: int, reserved: re.Pattern[str], *, sample_id: str) -> int:
@@ -119,7 +119,7 @@ def rendered_text(render: Render, conversation: Sequence[Message], folder: objec
 
 
 def learnt_spans(
-    spans: Sequence[tuple[int, int]], turns: Turns, *, num_shown: int, sample_id: str
+    spans: Sequence[tuple[int, int]], turns: ChatTurns, *, num_shown: int, sample_id: str
 ) -> list[tuple[int, int]]:
     """Returns the spans of the turns that have targets. spans: of all turns. num_shown: images in the rendered text.
 

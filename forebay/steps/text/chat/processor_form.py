@@ -12,7 +12,7 @@ import numpy as np
 from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm, FieldForm, Promise, Side
 from forebay.steps.text.chat.conversation import Message
-from forebay.steps.text.chat.processor_ids import Writer, Written
+from forebay.steps.text.chat.processor_ids import Writer, WrittenIds
 from forebay.steps.text.chat.turn_marks import probe_turns
 from forebay.steps.text.row_encoder import Size
 from forebay.store.layout import Array
@@ -41,7 +41,7 @@ class TextForm:
     max_images: int | None
     images: tuple[str, ...]
 
-    def stored(self, written: Written, *, sample_id: str) -> dict[str, Array]:
+    def stored(self, written: WrittenIds, *, sample_id: str) -> dict[str, Array]:
         """Returns the fields as they are stored. Raises TextError for values that their form does not take."""
         found: dict[str, Array] = {}
         known = {*self.images, MASK, LABELS, *(field.name for field in self.batch.fields)}
@@ -98,7 +98,7 @@ def find_text_form(writer: Writer) -> TextForm:
 
 def _handed_on(writer: Writer) -> set[str]:
     """Returns the outputs for images that the processor hands on, also those that only large images have."""
-    from forebay.steps.image.processor.probe import SIZES  # with torch, which no lookup of a cache loads
+    from forebay.steps.image.processor.processor_probe import SIZES  # with torch, which no lookup of a cache loads
 
     found: set[str] = set()
     for size in SIZES:
@@ -114,7 +114,7 @@ def conversation_of(images: int, *, words: int = 1) -> list[Message]:
     return [{**user, "content": [*user["content"][:-1], {**text, "text": " ".join([text["text"]] * words)}]}, assistant]
 
 
-def _probes(writer: Writer) -> tuple[list[Written], int, int | None]:
+def _probes(writer: Writer) -> tuple[list[WrittenIds], int, int | None]:
     """Returns what is written of conversations with one image, two and none, and how many there must and may be.
 
     A processor may take no conversation without an image, or have an output less then; or take no two images.
@@ -142,7 +142,7 @@ def _probes(writer: Writer) -> tuple[list[Written], int, int | None]:
     return found, fewest, most if most is not None or _are_alone(writer) else 1
 
 
-def _probe(writer: Writer, images: int) -> Written:
+def _probe(writer: Writer, images: int) -> WrittenIds:
     """Returns what is written of a conversation with blank images, as black ones and noise of their sizes give it."""
     talk, sizes = conversation_of(images), _SIZES[:images]
     try:
@@ -159,7 +159,7 @@ def _probe(writer: Writer, images: int) -> Written:
     return noise
 
 
-def _names(writer: Writer, probes: Sequence[Written]) -> list[str]:
+def _names(writer: Writer, probes: Sequence[WrittenIds]) -> list[str]:
     """Returns the outputs that stand beside the tokens, the ids first."""
     of_images = set(writer.image_outputs)
     found: list[str] = [IDS]
@@ -179,7 +179,7 @@ def _names(writer: Writer, probes: Sequence[Written]) -> list[str]:
     return found
 
 
-def _field(name: str, probes: Sequence[Written], *, side: Side, pad: float) -> FieldForm:
+def _field(name: str, probes: Sequence[WrittenIds], *, side: Side, pad: float) -> FieldForm:
     rest = [probe.fields[name].shape[1:] for probe in probes]
     shape = tuple(axis[0] if len(set(axis)) == 1 else None for axis in zip(*rest, strict=True))
     return FieldForm(
@@ -192,7 +192,7 @@ def _field(name: str, probes: Sequence[Written], *, side: Side, pad: float) -> F
     )
 
 
-def _are_bytes(probes: Sequence[Written], name: str) -> bool:
+def _are_bytes(probes: Sequence[WrittenIds], name: str) -> bool:
     values = np.concatenate([probe.fields[name].ravel() for probe in probes])
     return bool(values.min() >= 0 and values.max() <= np.iinfo(np.uint8).max)
 
@@ -290,12 +290,12 @@ def _flat(value: Any) -> list[Array]:
     return [array.ravel()] if array.dtype.kind == "f" else []
 
 
-def _is_per_token(written: Written, name: str) -> bool:
+def _is_per_token(written: WrittenIds, name: str) -> bool:
     values = written.fields[name]
     return values.dtype.kind in "iub" and values.ndim > 0 and len(values) == written.num_tokens
 
 
-def _per_token(written: Written, name: str) -> Array:
+def _per_token(written: WrittenIds, name: str) -> Array:
     return np.asarray(written.fields[name]).astype(np.int64, copy=False)
 
 

@@ -222,7 +222,7 @@ def _same(found: Any, wanted: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenIds:
     """A conversation as the processor writes it.
 
     text: what the tokenizer was given, image tokens in it. offsets: int64 [tokens, 2], of each token in characters.
@@ -282,11 +282,11 @@ class Writer:
         """Returns how many images a rendered text shows."""
         return rendered.count(self.placeholder)
 
-    def write(self, conversation: Sequence[Message], sizes: Sequence[Size]) -> Written:
+    def write(self, conversation: Sequence[Message], sizes: Sequence[Size]) -> WrittenIds:
         """Returns the conversation with blank images of these sizes (width, height)."""
         return self.write_with(conversation, [blank_image(size) for size in sizes])
 
-    def write_with(self, conversation: Sequence[Message], images: Sequence[Any]) -> Written:
+    def write_with(self, conversation: Sequence[Message], images: Sequence[Any]) -> WrittenIds:
         """Returns the conversation with these images of PIL. Raises what the processor raises."""
         out = self._call([with_images(conversation, images)])
         ids = _rows(out["input_ids"])[0]
@@ -294,7 +294,7 @@ class Writer:
         if len(offsets) != len(ids):
             raise ValueError(f"{len(ids)} ids of {len(offsets)} tokens of the text")
         fields = {name: _first(value) for name, value in out.items()}
-        return Written(text, offsets, fields | {"input_ids": np.asarray(ids)})
+        return WrittenIds(text, offsets, fields | {"input_ids": np.asarray(ids)})
 
     def batch(self, conversations: Sequence[Sequence[Message]], images: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """Returns the processor's own batch of some conversations, padded as it does."""

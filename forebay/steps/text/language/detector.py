@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import Any, Literal
 
 from forebay.errors import ConfigError
-from forebay.steps.text.language.model import Judge, loaded, model_digest, model_file
+from forebay.steps.text.language.language_model import Judge, loaded, model_digest, model_file
 from forebay.steps.text.language.script import SCRIPTS, code_of, languages_of, letters_of
 
 _KNOWN = """

@@ -104,15 +104,15 @@ NORMAL = {
     "nfkc": "forebay.steps.text.normal.scripts:Nfkc",
     "lower": "forebay.steps.text.normal.scripts:Lower",
     "numbers": "forebay.steps.text.normal.numbers:Numbers",
-    "whisper_basic": "forebay.steps.text.normal.whisper:WhisperBasic",
-    "whisper_english": "forebay.steps.text.normal.whisper:WhisperEnglish",
+    "whisper_basic": "forebay.steps.text.normal.whisper_english:WhisperBasic",
+    "whisper_english": "forebay.steps.text.normal.whisper_english:WhisperEnglish",
     "persian": "forebay.steps.text.normal.scripts:Persian",
     "indic": "forebay.steps.text.normal.scripts:Indic",
     "phones": "forebay.steps.text.normal.phones.phones:Phones",
 }
 """Name -> module and class. The module is imported when the name is asked for."""
 
-CODE = "forebay.steps.text.normal.code:Code"
+CODE = "forebay.steps.text.normal.own_function:Code"
 """The step of an entry `file.py:function`."""
 
 SIMPLE = {"nfkc": ("nfkc",), "none": ()}

@@ -14,7 +14,7 @@ from forebay.store.cache import Cache
 from forebay.store.layout import ROW_BITS, Ints
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.holdings import counted
-from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.node.node import WantedFile
 from forebay.store.selection import origin
 from forebay.store.source import SampleSource, parts_of
 
@@ -85,7 +85,7 @@ class RemoteShards:
         part = next(part for part, end in enumerate(self.firsts[1:]) if shard < end)
         return part, shard - self.firsts[part]
 
-    def files(self, shard: int) -> list[Wanted]:
+    def files(self, shard: int) -> list[WantedFile]:
         """Returns the files of a shard."""
         part, number = self.place(shard)
         return self.caches[part].unit_files(number)

@@ -18,10 +18,10 @@ from typing import Any
 import xxhash
 
 from forebay.errors import RemoteError, RemoteMissingError, RemoteReplacedError, TarError
-from forebay.store.remote.fetch.content import Expected, judge
-from forebay.store.remote.fetch.folder import InTheWayError, Part, TargetFolder, read_pieces
-from forebay.store.remote.fetch.listing import FetchOptions, Listing
-from forebay.store.remote.fetch.report import Count
+from forebay.store.remote.fetch.fetch_content import Expected, judge
+from forebay.store.remote.fetch.fetch_folder import FilePart, InTheWayError, TargetFolder, read_pieces
+from forebay.store.remote.fetch.fetch_list import FetchListing, FetchOptions
+from forebay.store.remote.fetch.fetch_report import FetchCount
 
 _REQUEST = 16 * 1024 * 1024
 """Bytes of a large file that one request brings, where a segment is not larger."""
@@ -48,7 +48,7 @@ class _File:
     """
 
     expected: Expected
-    part: Part
+    part: FilePart
     attempt: int
     left: int = 0
     problem: Exception | None = None
@@ -123,7 +123,7 @@ class Downloads:
     """The downloads: what their threads share."""
 
     def __init__(
-        self, listing: Listing, folder: TargetFolder, count: Count, options: FetchOptions, examine: Examine
+        self, listing: FetchListing, folder: TargetFolder, count: FetchCount, options: FetchOptions, examine: Examine
     ) -> None:
         self.bucket, self.folder, self.count, self.options = listing.bucket, folder, count, options
         self.tars, self.examine = listing.tars, examine

@@ -13,12 +13,12 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
 from forebay.errors import ConfigError, RemoteError
 from forebay.store.remote.bucket.bucket import Bucket
-from forebay.store.remote.fetch.content import Expected, judge
 from forebay.store.remote.fetch.download import Downloads, Examine
-from forebay.store.remote.fetch.folder import InTheWayError, TargetFolder, read_pieces
-from forebay.store.remote.fetch.listing import (
+from forebay.store.remote.fetch.fetch_content import Expected, judge
+from forebay.store.remote.fetch.fetch_folder import InTheWayError, TargetFolder, read_pieces
+from forebay.store.remote.fetch.fetch_list import (
+    FetchListing,
     FetchOptions,
-    Listing,
     alike,
     check_prefix,
     limits,
@@ -26,7 +26,7 @@ from forebay.store.remote.fetch.listing import (
     problems,
     some,
 )
-from forebay.store.remote.fetch.report import Count, FetchReport
+from forebay.store.remote.fetch.fetch_report import FetchCount, FetchReport
 from forebay.store.remote.transfer.tally import for_each
 from forebay.visible import human_bytes
 
@@ -55,11 +55,13 @@ def fetch(url: Url, folder: Path, settings: RemoteConfig, options: FetchOptions,
         return _report(listing, url, folder, count, dry_run=to_come if options.dry_run else None)
 
 
-def _counted(wanted: list[Expected], *, progress: bool) -> Count:
-    return Count(len(wanted), sum(one.size_bytes for one in wanted), progress=progress)
+def _counted(wanted: list[Expected], *, progress: bool) -> FetchCount:
+    return FetchCount(len(wanted), sum(one.size_bytes for one in wanted), progress=progress)
 
 
-def _report(listing: Listing, url: Url, folder: Path, count: Count, *, dry_run: list[Expected] | None) -> FetchReport:
+def _report(
+    listing: FetchListing, url: Url, folder: Path, count: FetchCount, *, dry_run: list[Expected] | None
+) -> FetchReport:
     return FetchReport(
         source=str(url),
         target=str(folder.absolute()),
@@ -79,7 +81,7 @@ def _report(listing: Listing, url: Url, folder: Path, count: Count, *, dry_run: 
     )
 
 
-def _check_names(listing: Listing, *, folder: TargetFolder | None) -> None:
+def _check_names(listing: FetchListing, *, folder: TargetFolder | None) -> None:
     """Raises RemoteError for names that no file of the folder may have."""
     longest_part, longest = limits(str(folder.path)) if folder is not None else (255, 4095)
     found = problems(listing.files, longest_part=longest_part, longest=longest)
@@ -106,7 +108,7 @@ def _check_room(folder: TargetFolder, to_come: list[Expected]) -> None:
 class _Standing:
     """What stands in the folder before anything is downloaded."""
 
-    def __init__(self, folder: TargetFolder, bucket: Bucket, count: Count, options: FetchOptions) -> None:
+    def __init__(self, folder: TargetFolder, bucket: Bucket, count: FetchCount, options: FetchOptions) -> None:
         self.folder, self.count, self.options = folder, count, options
         self.etags_are_md5 = bucket.url.scheme == "s3" and options.etags
         self.in_the_way: list[str] = []

@@ -30,7 +30,7 @@ from forebay.store.files import hash_file, start_writeback
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.node.holdings import Known
 from forebay.store.remote.node.locks import EXCLUSIVE, pauses, try_lock
-from forebay.store.remote.node.room import NoRoom, Place, Room, gb, is_whole
+from forebay.store.remote.node.room import NoRoom, Room, RoomPlace, gb, is_whole
 from forebay.store.remote.node.shared import Counters, Shared, shared
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ Pieces = Callable[[int], Iterator[bytes]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class WantedFile:
     """The object that a file is to be: its name below the bucket's URL, its size, its hash or etag where one is known.
 
     number: place of the file in what readers tell (`ReaderUses`), for shards their index; -1: nobody tells of it.
@@ -97,7 +97,7 @@ class NodeCache:
         """How much may still come before something goes; 0 where that is not known yet. Costs a few microseconds."""
         return self.room.free_bytes
 
-    def fetch(self, target: Path, wanted: Wanted, bucket: Bucket, *, distance: int = 0) -> str | None:
+    def fetch(self, target: Path, wanted: WantedFile, bucket: Bucket, *, distance: int = 0) -> str | None:
         """Makes `target` the object, whole, by one download of this node, and returns the xxh3-128 of its bytes.
 
         distance: steps until it is needed; 0: now. None, only where it is not needed now: there is no room without
@@ -110,11 +110,11 @@ class NodeCache:
         )
         return self._fetch(target, wanted, source, distance=distance)
 
-    def keep(self, target: Path, wanted: Wanted, data: bytes) -> None:
+    def keep(self, target: Path, wanted: WantedFile, data: bytes) -> None:
         """Makes `target` these bytes, which came from a store, and counts them."""
         self._fetch(target, wanted, _Source(str(target), lambda start: iter((data[start:],))), distance=0)
 
-    def _fetch(self, target: Path, wanted: Wanted, source: _Source, *, distance: int) -> str | None:
+    def _fetch(self, target: Path, wanted: WantedFile, source: _Source, *, distance: int) -> str | None:
         if is_whole(target, wanted.size_bytes):
             return wanted.xxh3_128 or hash_file(target)
         check_bound(self.bound_bytes, wanted.size_bytes, what=wanted.name)
@@ -151,7 +151,7 @@ class NodeCache:
         if began is not None:
             self.counters.add(stalls=1, stall_s=time.monotonic() - began)
 
-    def _download(self, file: io.FileIO, place: Place, wanted: Wanted, source: _Source) -> str:
+    def _download(self, file: io.FileIO, place: RoomPlace, wanted: WantedFile, source: _Source) -> str:
         """Makes the partial file whole, checks it, gives it its name, and returns its hash."""
         part = place.part(wanted.size_bytes)
         # What is there may be of another state of the object, and nothing would tell.
@@ -173,7 +173,7 @@ class NodeCache:
         self.counters.add(downloads=1)
         return found
 
-    def _fill(self, file: io.FileIO, wanted: Wanted, source: _Source) -> tuple[int, str]:
+    def _fill(self, file: io.FileIO, wanted: WantedFile, source: _Source) -> tuple[int, str]:
         """Appends what the file lacks; returns its size and xxh3-128. It stops where there is more than is wanted."""
         state, size = _hashed(file)
         written = 0
@@ -192,7 +192,7 @@ class NodeCache:
                         written = 0
         return size, state.hexdigest()
 
-    def _free_disk(self, err: OSError, place: Place, wanted: Wanted) -> None:
+    def _free_disk(self, err: OSError, place: RoomPlace, wanted: WantedFile) -> None:
         """Makes room on a disk that is full; raises CacheError where nothing can go, and for any other error."""
         if isinstance(err, RemoteError) or err.errno not in _FULL:
             if isinstance(err, (CacheError, ConfigError, RemoteError)):
@@ -231,7 +231,7 @@ class _Source:
 class _Waiting:
     """Pauses of one that waits for another's download or for room; gives up where nothing moves for too long."""
 
-    def __init__(self, node: NodeCache, place: Place, wanted: Wanted) -> None:
+    def __init__(self, node: NodeCache, place: RoomPlace, wanted: WantedFile) -> None:
         self._node, self._place, self._wanted = node, place, wanted
         self._part = place.part(wanted.size_bytes)
         self._pauses = pauses()
@@ -268,7 +268,7 @@ class _Waiting:
             )
 
 
-def _standing(no_room: NoRoom, wanted: Wanted) -> str:
+def _standing(no_room: NoRoom, wanted: WantedFile) -> str:
     return (
         f"{wanted.name} needs {gb(wanted.size_bytes)}; of the bound of {gb(no_room.limit_bytes)} "
         f"{gb(no_room.held_bytes)} are taken, {gb(no_room.pinned_bytes)} of these by files that are being read or "
@@ -306,7 +306,7 @@ def _write(file: io.FileIO, piece: bytes) -> None:
         view = view[file.write(view) :]
 
 
-def _replaced(where: str, wanted: Wanted, size: int, found: str) -> RemoteReplacedError:
+def _replaced(where: str, wanted: WantedFile, size: int, found: str) -> RemoteReplacedError:
     values = (
         f"its xxh3-128 is {found}, wanted {wanted.xxh3_128}"
         if size == wanted.size_bytes

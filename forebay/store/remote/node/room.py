@@ -58,7 +58,7 @@ class NoRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RoomPlace:
     """Where a file lies: its mirror's folder, its name in there."""
 
     root: Path
@@ -105,10 +105,10 @@ class Room:
             os.close(descriptor)
         return 0 if held is None else max(self.limit_bytes - held, 0)
 
-    def place(self, target: Path) -> Place:
+    def place(self, target: Path) -> RoomPlace:
         """Returns the place of a file of a mirror. Raises ValueError for any other path."""
         mirror, *names = target.absolute().relative_to(self.folder / MIRRORS).parts
-        return Place(self.folder / MIRRORS / mirror, "/".join(names))
+        return RoomPlace(self.folder / MIRRORS / mirror, "/".join(names))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Sum]:
@@ -125,7 +125,7 @@ class Room:
                 ) from err
             yield Sum(descriptor)
 
-    def claim(self, place: Place, *, size_bytes: int, known: Known, distance: int) -> io.FileIO | NoRoom | None:
+    def claim(self, place: RoomPlace, *, size_bytes: int, known: Known, distance: int) -> io.FileIO | NoRoom | None:
         """Returns the partial file of a place, locked: nobody else downloads it, and there is room for all of it.
 
         None: somebody else has it, or is done with it. What an owner that died has written is in the file.
@@ -154,7 +154,7 @@ class Room:
             file.close()
             return None
 
-    def finish(self, place: Place, *, size_bytes: int, known: Known) -> None:
+    def finish(self, place: RoomPlace, *, size_bytes: int, known: Known) -> None:
         """Gives a partial file, which the caller has locked and found right, its name."""
         with self.locked():  # whoever counts at the moment could see neither the one name nor the other
             os.rename(place.part(size_bytes), place.target)
@@ -179,7 +179,7 @@ class Room:
         self._make_room(held, counted(size_bytes), 0)
         held.add(counted(size_bytes))
 
-    def shrink(self, place: Place, size_bytes: int) -> bool:
+    def shrink(self, place: RoomPlace, size_bytes: int) -> bool:
         """Frees half of what is there, for a file that found the disk full below the bound; whether anything went."""
         part = place.part(size_bytes).relative_to(self.folder / MIRRORS).parts
         with self.locked() as held:

@@ -96,7 +96,7 @@ class Turns:
 
 
 @dataclass(slots=True)
-class Listing:
+class NodeListing:
     """What the last scan of this process found, and when."""
 
     items: list[Item] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Shared:
     def __init__(self, folder: Path) -> None:
         """Starts nothing yet."""
         self.folder = folder
-        self.counters, self.turns, self.listing = Counters(), Turns(), Listing()
+        self.counters, self.turns, self.listing = Counters(), Turns(), NodeListing()
         self.ledgers: dict[str, Ledger] = {}
         self.limit_bytes: int | None = None
         """Below the bound where the disk was full before the bound was reached."""

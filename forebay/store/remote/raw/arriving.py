@@ -21,7 +21,7 @@ from forebay.progress import Progress
 from forebay.store.memo import SIZE
 from forebay.store.remote.node.room import gb
 from forebay.store.remote.raw.origin import Place, forget
-from forebay.store.remote.raw.sources import is_hash_known, place_of
+from forebay.store.remote.raw.raw_sources import is_hash_known, place_of
 from forebay.store.source_files import SourceFile
 from forebay.task_map import Map
 

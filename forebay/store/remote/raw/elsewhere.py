@@ -15,7 +15,7 @@ from pathlib import Path
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.raw.sources import place_of
+from forebay.store.remote.raw.raw_sources import place_of
 from forebay.store.source_files import SourceFile
 
 Mirrors = tuple[tuple[str, Url], ...]

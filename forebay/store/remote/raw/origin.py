@@ -30,7 +30,7 @@ from forebay.store.files import hash_file
 from forebay.store.held import ORIGIN
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.node.node import WantedFile
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ class Origin:
         else:
             if not (self.folder / ORIGIN).is_file():  # nobody had opened the mirror for a day, so it went
                 self.mirror.describe()
-            wanted = Wanted(name=key, size_bytes=info.size_bytes, etag=info.quoted_etag)
+            wanted = WantedFile(name=key, size_bytes=info.size_bytes, etag=info.quoted_etag)
             found = self.mirror.node.fetch(path, wanted, self.objects.bucket)
             if found is not None and self.hash(version) is None:
                 self._hashes.add(version, found)

@@ -30,8 +30,8 @@ from forebay.store.files import write_all, write_aside
 from forebay.store.held import AnyFile
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.bucket.bucket import MAX_COPY, Bucket, part_bytes
-from forebay.store.remote.node.node import Wanted
-from forebay.store.remote.transfer.columns import NAME as COLUMNS
+from forebay.store.remote.node.node import WantedFile
+from forebay.store.remote.transfer.sent_columns import NAME as COLUMNS
 from forebay.visible import human_bytes
 
 _REPLACED = (
@@ -57,7 +57,7 @@ class Proof:
         return etag.strip('"').lower() in (self.whole, self.in_parts)
 
 
-def proof_of(file: AnyFile, wanted: Wanted) -> Proof:
+def proof_of(file: AnyFile, wanted: WantedFile) -> Proof:
     """Returns the proof of a file, which is read once. Raises CacheCorruptError where the file is not as wanted."""
     state, whole, parts, size_bytes = xxhash.xxh3_128(), _md5(), _md5(), 0
     part = part_bytes(wanted.size_bytes)
@@ -97,7 +97,7 @@ def _fill(buffer: memoryview, file: io.FileIO) -> int:
     return filled
 
 
-def pieces_of(bucket: Bucket, wanted: Wanted) -> Iterator[bytes]:
+def pieces_of(bucket: Bucket, wanted: WantedFile) -> Iterator[bytes]:
     """Yields the bytes of an object that is as large as wanted, and whose hash is as wanted.
 
     Raises RemoteError where the object is another one, as soon as that shows: what was yielded before is not to be
@@ -139,11 +139,11 @@ class Journal:
                     entry = json.loads(line)
                     self._known[entry["name"], entry["xxh3_128"]] = entry["etag"]
 
-    def knows(self, wanted: Wanted, etag: str) -> bool:
+    def knows(self, wanted: WantedFile, etag: str) -> bool:
         """Returns whether an object of this etag was proven to have the bytes that are wanted."""
         return bool(etag) and self._known.get((wanted.name, wanted.xxh3_128)) == etag
 
-    def add(self, wanted: Wanted, etag: str) -> None:
+    def add(self, wanted: WantedFile, etag: str) -> None:
         """Keeps that an object of this etag has the bytes that are wanted."""
         entry = {"name": wanted.name, "xxh3_128": wanted.xxh3_128, "etag": etag}
         with self._lock, contextlib.suppress(OSError):
@@ -220,7 +220,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Staged:
+class StagedObjects:
     """An object with the bytes of a file that is pushed.
 
     proof: of these bytes. etag: of the object, when they were proven. None, empty: nothing is known but the size.
@@ -237,10 +237,10 @@ class Staged:
         return self.proof.holds(etag)
 
 
-NOTHING_STAGED: Mapping[str, Staged] = MappingProxyType({})
+NOTHING_STAGED: Mapping[str, StagedObjects] = MappingProxyType({})
 
 
-def download_staged(staged: Staged, wanted: Wanted, path: Path, settings: RemoteConfig) -> None:
+def download_staged(staged: StagedObjects, wanted: WantedFile, path: Path, settings: RemoteConfig) -> None:
     """Makes a file the whole of a staged object, which is larger than what a store copies at once."""
     logger.warning(
         "%s has %s, and stores copy no more than %s at once: it goes through this machine; a smaller "

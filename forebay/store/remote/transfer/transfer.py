@@ -34,18 +34,18 @@ from forebay.store.key import SHORT
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import FILE_NAME, check_file, read_regular
 from forebay.store.remote.bucket.bucket import MAX_COPY, Bucket, ObjectInfo
-from forebay.store.remote.node.node import Wanted
-from forebay.store.remote.transfer.columns import NAME as COLUMNS
+from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.transfer.proof import (
     NOTHING_STAGED,
     Journal,
     Proof,
-    Staged,
+    StagedObjects,
     download_staged,
     hash_object,
     pieces_of,
     proof_of,
 )
+from forebay.store.remote.transfer.sent_columns import NAME as COLUMNS
 from forebay.store.remote.transfer.tally import Kind, Tally, TransferReport, for_each
 from forebay.store.seal import publish, quick_problems
 
@@ -58,7 +58,7 @@ def push(
     url: Url,
     settings: RemoteConfig,
     *,
-    staged: Mapping[str, Staged] = NOTHING_STAGED,
+    staged: Mapping[str, StagedObjects] = NOTHING_STAGED,
     verify: bool = False,
     progress: bool = False,
 ) -> TransferReport:
@@ -83,10 +83,10 @@ def push(
         return tally.report("push", source=source, target=target, key=cache.key, already_there=already_there)
 
 
-def _files(cache: Cache) -> list[tuple[HeldFile, Wanted]]:
+def _files(cache: Cache) -> list[tuple[HeldFile, WantedFile]]:
     """Every file of a cache but metadata.json."""
     return [
-        (file, Wanted(name=file.place, size_bytes=entry["size_bytes"], xxh3_128=entry["xxh3_128"]))
+        (file, WantedFile(name=file.place, size_bytes=entry["size_bytes"], xxh3_128=entry["xxh3_128"]))
         for file, entry in cache.files()
     ]
 
@@ -97,11 +97,11 @@ class _Push:
     def __init__(
         self,
         cache: Cache,
-        files: Sequence[tuple[HeldFile, Wanted]],
+        files: Sequence[tuple[HeldFile, WantedFile]],
         bucket: Bucket,
         tally: Tally,
         *,
-        staged: Mapping[str, Staged],
+        staged: Mapping[str, StagedObjects],
         verify: bool,
     ) -> None:
         self.cache, self.files, self.bucket, self.tally, self.verify = cache, files, bucket, tally, verify
@@ -174,11 +174,11 @@ class _Push:
             )
         return found
 
-    def _has_size(self, wanted: Wanted) -> bool:
+    def _has_size(self, wanted: WantedFile) -> bool:
         found = self.there.get(wanted.name)
         return found is not None and found.size_bytes == wanted.size_bytes
 
-    def _place(self, file: HeldFile, wanted: Wanted, *, is_new: bool) -> None:
+    def _place(self, file: HeldFile, wanted: WantedFile, *, is_new: bool) -> None:
         """Makes a file an object, unless it is one. is_new: an object of its name with other bytes is an error."""
         there = self.there.get(wanted.name)
         if there is not None and not self.verify and self.journal.knows(wanted, there.etag):
@@ -201,7 +201,7 @@ class _Push:
             )
         return self._send(file, wanted, proof, is_new=False)
 
-    def _send(self, file: HeldFile, wanted: Wanted, proof: Proof, *, is_new: bool) -> None:
+    def _send(self, file: HeldFile, wanted: WantedFile, proof: Proof, *, is_new: bool) -> None:
         etag = self.bucket.put(wanted.name, file.path, create=is_new)
         if not self._is_sent(wanted, etag, proof):
             raise RemoteError(
@@ -210,7 +210,7 @@ class _Push:
             )
         self._done(wanted, etag, "moved")
 
-    def _copy(self, file: HeldFile, staged: Staged, wanted: Wanted) -> None:
+    def _copy(self, file: HeldFile, staged: StagedObjects, wanted: WantedFile) -> None:
         """Makes an object by a copy inside of the store, unless it is one."""
         there = self.there.get(wanted.name)
         if there is not None and there.size_bytes == wanted.size_bytes and self._is_copied(staged, there.etag, wanted):
@@ -226,19 +226,19 @@ class _Push:
             )
         return self._done(wanted, made.etag, "linked")
 
-    def _is_copied(self, staged: Staged, etag: str, wanted: Wanted) -> bool:
+    def _is_copied(self, staged: StagedObjects, etag: str, wanted: WantedFile) -> bool:
         if not self.verify and staged.is_copied(etag) is not False:
             return True
         self.tally.add_read_back(wanted.size_bytes)
         return hash_object(self.bucket, wanted.name) == wanted.xxh3_128
 
-    def _is_sent(self, wanted: Wanted, etag: str, proof: Proof) -> bool:
+    def _is_sent(self, wanted: WantedFile, etag: str, proof: Proof) -> bool:
         if not self.verify and proof.holds(etag):
             return True
         self.tally.add_read_back(wanted.size_bytes)
         return hash_object(self.bucket, wanted.name) == wanted.xxh3_128
 
-    def _done(self, wanted: Wanted, etag: str, kind: Kind) -> None:
+    def _done(self, wanted: WantedFile, etag: str, kind: Kind) -> None:
         self.etags[wanted.name] = etag
         self.journal.add(wanted, etag)
         self.tally.add(kind, wanted.size_bytes)
@@ -292,10 +292,10 @@ def pull(url: Url, folder: Path, settings: RemoteConfig, *, progress: bool = Fal
         return tally.report("pull", source=str(url), target=str(folder), key=cache.key, already_there=is_whole)
 
 
-def _download(bucket: Bucket) -> Callable[[Path, Wanted], None]:
+def _download(bucket: Bucket) -> Callable[[Path, WantedFile], None]:
     """Returns what makes a file of an object of its name, complete and of the hash that is wanted, or absent."""
 
-    def make(path: Path, wanted: Wanted) -> None:
+    def make(path: Path, wanted: WantedFile) -> None:
         with write_aside(path) as file:
             for piece in pieces_of(bucket, wanted):
                 write_all(file, piece)
@@ -370,14 +370,14 @@ class FolderPull:
 
     def __init__(
         self,
-        make: Callable[[Path, Wanted], None],
+        make: Callable[[Path, WantedFile], None],
         folder: Path,
         tally: Tally,
         copies: dict[tuple[int, str], list[Path]],
     ) -> None:
         self.make, self.folder, self.tally, self.copies = make, folder, tally, copies
 
-    def run(self, files: Sequence[Wanted], metadata: bytes, *, num_threads: int) -> None:
+    def run(self, files: Sequence[WantedFile], metadata: bytes, *, num_threads: int) -> None:
         """Makes all files in the folder, and removes what else an interrupted pull of another state left there."""
         names = {wanted.name for wanted in files}
         for path in self.folder.rglob("*"):
@@ -388,7 +388,7 @@ class FolderPull:
         for_each(self._place, files, num_threads=num_threads)
         write_bytes(self.folder / FILE_NAME, metadata)
 
-    def _place(self, wanted: Wanted) -> None:
+    def _place(self, wanted: WantedFile) -> None:
         path = self.folder / wanted.name
         kind: Kind = "kept"
         if not _is_whole(path, wanted):
@@ -397,7 +397,7 @@ class FolderPull:
             self.make(path, wanted)
         self.tally.add(kind, wanted.size_bytes)
 
-    def _linked(self, path: Path, wanted: Wanted) -> bool:
+    def _linked(self, path: Path, wanted: WantedFile) -> bool:
         for copy in self.copies.get((wanted.size_bytes, wanted.xxh3_128), []):
             with contextlib.suppress(OSError):  # the node's cache may have let go of it
                 if _is_whole(copy, wanted):
@@ -406,7 +406,7 @@ class FolderPull:
         return False
 
 
-def _is_whole(path: Path, wanted: Wanted) -> bool:
+def _is_whole(path: Path, wanted: WantedFile) -> bool:
     try:
         check_file(path, {"size_bytes": wanted.size_bytes, "xxh3_128": wanted.xxh3_128}, verify=True)
     except CacheCorruptError:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.inspect.page.overview import Choice, overview_of
+from forebay.inspect.page.overview import CardChoice, overview_of
 from forebay.inspect.page.serve import Server
 from forebay.store.cache import open_cache
 from tests.store_factory import make_cache
@@ -76,7 +76,7 @@ def reply_of(data: bytes) -> Reply:
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[Client]:
     """Serves a cache until the context ends."""
-    with Server(overview_of(open_cache(folder), None, choice=Choice(), roots=[])) as server:
+    with Server(overview_of(open_cache(folder), None, choice=CardChoice(), roots=[])) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

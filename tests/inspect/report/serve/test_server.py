@@ -15,7 +15,7 @@ import soundfile
 
 from forebay.errors import ConfigError
 from forebay.inspect.page import serve as server_module
-from forebay.inspect.page.overview import Choice, overview_of
+from forebay.inspect.page.overview import CardChoice, overview_of
 from forebay.inspect.page.serve import Server
 from forebay.store.cache import open_cache
 from tests.inspect.conftest import Built
@@ -227,7 +227,7 @@ def test_what_is_no_request_gets_no_page(client: Client, data: bytes) -> None:
 
 
 def test_it_is_reached_from_this_machine_alone(client: Client) -> None:
-    with Server(overview_of(open_cache(client.folder), None, choice=Choice(), roots=[])) as server:
+    with Server(overview_of(open_cache(client.folder), None, choice=CardChoice(), roots=[])) as server:
         assert server.socket.getsockname()[0] == "127.0.0.1"
         assert len(server.token) == 32
         assert server.url == f"http://127.0.0.1:{server.server_port}/{server.token}/"

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError, MissingExtraError
-from forebay.steps.text.language import model
+from forebay.steps.text.language import language_model as model
 from forebay.steps.text.language.detector import MODEL_LANGUAGES, MOST_CHARACTERS, Detector, candidates, main_script
-from forebay.steps.text.language.model import loaded, model_digest, model_file
+from forebay.steps.text.language.language_model import loaded, model_digest, model_file
 from forebay.steps.text.language.script import letters_of
 from forebay.steps.text.line import TextLine
 from forebay.steps.text.normal.normal_step import NOWHERE

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import ConfigError
+from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.report import Options
 from forebay.steps.recipe import Recipe, load_config, recipe_of
-from forebay.steps.text.normal.code import Code
 from forebay.steps.text.normal.normal_step import Problem, Where
+from forebay.steps.text.normal.own_function import Code
 from forebay.store.cache import open_cache
 from tests.commands import run
 from tests.preprocess.here_pool import build_here

@@ -11,7 +11,7 @@ from transformers.models.whisper.english_normalizer import BasicTextNormalizer, 
 
 from forebay.errors import ConfigError
 from forebay.steps.text.normal.normal_step import NormalStep, Problem, Where
-from forebay.steps.text.normal.whisper import WhisperBasic, WhisperEnglish
+from forebay.steps.text.normal.whisper_english import WhisperBasic, WhisperEnglish
 from tests.strategies import transcripts
 
 SPELLINGS = {"colour": "color", "realise": "realize"}

@@ -66,7 +66,7 @@ _LONGEST_AT_ONCE = 1_024
 """Bytes: what is longer, or alone, goes through the automaton by itself."""
 
 
-class Model:
+class LanguageModel:
     """The model in memory, 95 MB. Loading takes half a second, so that a process keeps one: `loaded`."""
 
     def __init__(self, path: Path) -> None:
@@ -164,14 +164,14 @@ class Model:
 
 
 @functools.lru_cache(maxsize=1)
-def loaded(path: Path, digest: str) -> Model:
+def loaded(path: Path, digest: str) -> LanguageModel:
     """Returns the model of a file, which a process loads once. Raises ConfigError where its digest is another one."""
     if (found := model_digest()) != digest:
         raise ConfigError(
             f"{path} changed: its sha256 is {found[:16]}..., the config was read with {digest[:16]}...; "
             "run the command again"
         )
-    return Model(path)
+    return LanguageModel(path)
 
 
 def _as_trained(text: str) -> bytes:

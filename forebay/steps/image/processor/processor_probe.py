@@ -18,12 +18,13 @@ from forebay.errors import ConfigError
 from forebay.steps.form import BatchForm, FieldForm, Join
 from forebay.steps.image.processor.learn import FLAT, table_of
 from forebay.steps.image.processor.loading import needs_package, refuse_reaching
-from forebay.steps.image.processor.outputs import NoArrayError, Output, Ragged, UnstorableError, array_of, ask
+from forebay.steps.image.processor.outputs import NoArrayError, Output, RaggedOutput, UnstorableError, array_of, ask
 from forebay.steps.image.processor.together import Seen, as_mask, padded, promise_of
 from forebay.store.layout import Array
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
 
 SIZES = (
     *((90, 60), (70, 120), (400, 90), (90, 400), (1400, 900), (900, 1300), (300, 300)),
@@ -175,7 +176,7 @@ def _kept(
             problems.append(f"{output} is no array: {failed[0]}")
         elif any(isinstance(value, np.ndarray) and not value.ndim for value in found):
             problems.append(f"{output} is one number for a whole batch of images")
-        elif any(isinstance(value, Ragged) for value in found):
+        elif any(isinstance(value, RaggedOutput) for value in found):
             problems.append(f"{output} is a list of arrays of different shapes")
         elif len({(value.dtype, value.ndim) for value in found if isinstance(value, np.ndarray)}) > 1:
             problems.append(f"{output} has another dtype or rank from image to image")
@@ -205,7 +206,7 @@ def _together(processor: Any, images: Any, names: Sequence[str]) -> dict[str, Ou
         answer = ask(processor, images)
     except Exception as err:  # noqa: BLE001  whatever a foreign class raises of a batch
         return f"{type(err).__name__}: {' '.join(str(err).split()):.200}"
-    return {name: value for name in names if isinstance(value := answer.get(name), np.ndarray | Ragged)}
+    return {name: value for name in names if isinstance(value := answer.get(name), np.ndarray | RaggedOutput)}
 
 
 def _field(seen: Seen, name: str, *, table: bool) -> FieldForm:
@@ -253,7 +254,7 @@ def _join(seen: Seen, name: str) -> tuple[Join, int]:
     if len(flat) == sum(map(len, alone)):
         return "cat", 0
     several = _of(seen.several, name)
-    if is_one and (isinstance(several, Ragged) or (several is not None and len(several) == 2)):
+    if is_one and (isinstance(several, RaggedOutput) or (several is not None and len(several) == 2)):
         return "nest", 0
     for axis in range(1, flat.ndim):
         if flat.shape[axis] == sum(array.shape[axis] for array in alone):

@@ -178,7 +178,7 @@ class Own(Declared):
 
     def _probed(self, seed: str) -> list[list[tuple[str, str]]]:
         found = ask(
-            ["-m", "forebay.steps.audio.own.probe"],
+            ["-m", "forebay.steps.audio.own.own_probe"],
             self.question(),
             seed=seed,
             timeout_s=_PROBE_S,

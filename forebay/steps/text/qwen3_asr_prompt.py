@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from forebay.errors import ConfigError, TextError
-from forebay.steps.audio.qwen3_asr import CHUNK_FRAMES
+from forebay.steps.audio.qwen3_asr_features import CHUNK_FRAMES
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import qwen3_asr_name
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance

@@ -21,8 +21,8 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.pretrained import from_folder
 from forebay.steps.table import text_step
 from forebay.store.files import folder_aside, sweep
-from forebay.train.models.folder import load_model, model_facts
-from forebay.train.models.table import FAMILIES, ModelFacts
+from forebay.train.models.families import FAMILIES, ModelFacts
+from forebay.train.models.model_folder import load_model, model_facts
 from forebay.train.warm_start.ids import IdMover, Moves, missing_message
 from forebay.train.warm_start.tokenizer import NewTokenizer, check_loaded, is_byte_level, read_tokenizer
 from forebay.visible import an, from_here

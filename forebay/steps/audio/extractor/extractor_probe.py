@@ -18,8 +18,8 @@ import numpy as np
 
 from forebay.errors import ConfigError, DecodeError
 from forebay.steps.audio.declared import interpolated
-from forebay.steps.audio.extractor.folder import ExtractorFolder
-from forebay.steps.audio.extractor.open import Arrays, Call, OpenExtractor, load_extractor
+from forebay.steps.audio.extractor.extractor_call import Arrays, Call, OpenExtractor, load_extractor
+from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder
 from forebay.steps.audio.extractor.promise import Batch, LengthRule, is_mask, length_rule, place, promise_of
 from forebay.steps.form import BatchForm, FieldForm, Promise, Side
 from forebay.store.layout import Array

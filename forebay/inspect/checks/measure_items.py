@@ -81,7 +81,7 @@ _UNKNOWN = {"f": np.nan, "i": 0, "O": ""}
 
 
 @dataclass
-class Part:
+class RowPart:
     """What was measured of some rows, a value a row.
 
     facts: by name, float64 (NaN where not known), int64 or strings. content: int64 hashes by what they are of, 0 where
@@ -93,7 +93,7 @@ class Part:
     bad: list[Bad] = field(default_factory=list)
 
 
-class Columns(Part):
+class MeasuredColumns(RowPart):
     """What was measured of all rows. deaths: the rows that killed a worker twice, of which nothing is known."""
 
     def __init__(self, count: int) -> None:
@@ -101,7 +101,7 @@ class Columns(Part):
         self.count = count
         self.deaths: list[int] = []
 
-    def put(self, start: int, part: Part) -> None:
+    def put(self, start: int, part: RowPart) -> None:
         """Writes what was measured of the rows from `start` on."""
         for columns, values in ((self.facts, part.facts), (self.content, part.content)):
             for name, found in values.items():
@@ -125,15 +125,15 @@ class Walk:
     def columns(
         self,
         pool: Pool,
-        function: Callable[[Any], Part],
+        function: Callable[[Any], RowPart],
         make: Callable[[int, int], SpanTask],
         count: int,
         *,
         size: int,
         unit: str,
-    ) -> Columns:
+    ) -> MeasuredColumns:
         """Returns what a function measures of `count` rows. make: gives a task of rows. size: rows of a task."""
-        found = Columns(count)
+        found = MeasuredColumns(count)
         with Progress(count, desc="lint", unit=unit, is_shown=self.progress) as bar:
             spans = cut(count, size)
             found.deaths = run_spans(pool, function, make, spans, new_pool=self.pool, done=bar.update, keep=found.put)

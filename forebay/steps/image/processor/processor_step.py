@@ -23,6 +23,7 @@ from forebay.store.layout import Array
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+
 Size = tuple[int, int]
 """Width and height of an image as displayed."""
 
@@ -147,7 +148,7 @@ def _loaded(step: Processed, folder: str) -> Any:  # noqa: ARG001  its digest is
 
 @functools.lru_cache(maxsize=4)
 def _opened(step: Processed, folder: str) -> OpenProcessor:
-    from forebay.steps.image.processor.probe import probe  # with it comes torch, which no key needs
+    from forebay.steps.image.processor.processor_probe import probe  # with it comes torch, which no key needs
 
     processor = _loaded(step, folder)
     return OpenProcessor(step, processor, form=probe(processor, leave_out=step.leave_out, table=step.table))
@@ -166,7 +167,7 @@ def _again(step: Processed, folder: str, form: BatchForm) -> OpenProcessor:
 
 def probe_processor(processor: Any, *, leave_out: tuple[str, ...] = (), table: bool = True) -> BatchForm:
     """Returns the form and the promise of an image processor, an instance or the folder of one. Raises ConfigError."""
-    from forebay.steps.image.processor.probe import probe
+    from forebay.steps.image.processor.processor_probe import probe
 
     if isinstance(processor, str | Path):
         processor = image_processor_of(Path(processor))

@@ -87,7 +87,7 @@ def refusals(refused: Sequence[Mapping[str, str]]) -> list[str]:
     return [f"refused: {one['name']}: {one['reason']}" for one in refused]
 
 
-class Count:
+class FetchCount:
     """Counts files and bytes, and shows a bar. Threads share it."""
 
     def __init__(self, num_files: int, total_bytes: int, *, progress: bool) -> None:
@@ -102,7 +102,7 @@ class Count:
         self._bar = Progress(total_bytes, unit="B", desc="fetch", is_shown=progress)
         self._say()
 
-    def __enter__(self) -> Count:
+    def __enter__(self) -> FetchCount:
         return self
 
     def __exit__(

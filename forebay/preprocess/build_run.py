@@ -16,12 +16,12 @@ from typing import Any
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.assemble import EXCLUDING, assemble, messages_of
+from forebay.preprocess.build_report import COUNTS, BuildReport, Options
 from forebay.preprocess.cut import Cut
 from forebay.preprocess.finished_rows import read_rows
 from forebay.preprocess.pool import Pool, Runner
 from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared
-from forebay.preprocess.report import COUNTS, BuildReport, Options
 from forebay.preprocess.runner.driver import sole_driver
 from forebay.preprocess.runner.parts import PartLog
 from forebay.preprocess.runner.ray import OnNode, stores_of
@@ -36,7 +36,7 @@ from forebay.store.layout import TEXT, Group
 from forebay.store.lookup import Sealed
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.arriving import Arriving, Fresh
-from forebay.store.remote.raw.sources import is_here, shown
+from forebay.store.remote.raw.raw_sources import is_here, shown
 from forebay.store.shared_disk import seen
 from forebay.task_map import WorkerDied
 

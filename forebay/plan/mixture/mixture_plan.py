@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from forebay.errors import PlanError
-from forebay.plan.bucket.plan import BucketPlan
+from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.interface import EpochOrder, Tail, check_epoch, checked_positions
 from forebay.plan.mixture.assignment import PERIOD, Assignment, quantise
 from forebay.plan.mixture.draw import ClassSplit, Draw, MixedDraw, PerSourceDraw

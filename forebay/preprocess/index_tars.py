@@ -14,7 +14,7 @@ from forebay.config.url import is_url
 from forebay.errors import ForebayError, ManifestError, TarError
 from forebay.preprocess.pool import Pool
 from forebay.progress import Progress
-from forebay.store.remote.raw.sources import (
+from forebay.store.remote.raw.raw_sources import (
     at_hand,
     files_below,
     is_folder,

@@ -18,10 +18,11 @@ from forebay.store.key import digest
 from forebay.store.layout import Array, Ints
 from forebay.store.sample_ids import id_hashes, read_ids
 from forebay.store.source import SampleSource
-from forebay.store.where import Where, is_no_column, parse_where
+from forebay.store.where import WhereClause, is_no_column, parse_where
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ _MAX_SHOWN = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class FilterStep:
     """What one setting did. name, said: the setting, and its value in words. before, after: samples."""
 
     name: str
@@ -51,7 +52,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class FilterChoice:
     """What a filter left of a source.
 
     places: int64, the samples that are left, rising. num_samples: of the source. missing: by setting, the ids of its
@@ -60,7 +61,7 @@ class Choice:
 
     places: Ints
     num_samples: int
-    steps: tuple[Step, ...]
+    steps: tuple[FilterStep, ...]
     missing: Mapping[str, pa.Array] = field(repr=False)
 
     def __str__(self) -> str:
@@ -79,7 +80,7 @@ class Filter:
     ids, drop_ids: the different ids of the files, large strings; None: no file is named.
     """
 
-    where: Where | None = None
+    where: WhereClause | None = None
     ids: pa.Array | None = None
     drop_ids: pa.Array | None = None
     quota: Mapping[str, int] = field(default_factory=dict)
@@ -110,7 +111,7 @@ class Filter:
                 document[name] = strings_digest(_sorted(ids))
         return digest({"filter": document})
 
-    def choose(self, source: SampleSource, *, name: str) -> Choice:
+    def choose(self, source: SampleSource, *, name: str) -> FilterChoice:
         """Returns which samples of a source are left. name: what to call the source in messages.
 
         Raises ConfigError for a column that the source does not have or that does not fit, and where nothing is left.
@@ -127,9 +128,9 @@ class _Choosing:
     def __init__(self, filter_: Filter, source: SampleSource, name: str) -> None:
         self._filter, self._source, self._name = filter_, source, name
         self._places: Ints = np.arange(len(source))
-        self._steps: list[Step] = []
+        self._steps: list[FilterStep] = []
 
-    def choice(self) -> Choice:
+    def choice(self) -> FilterChoice:
         """Returns what is left."""
         filter_, missing = self._filter, {}
         if filter_.where is not None:
@@ -144,7 +145,9 @@ class _Choosing:
             self._keep("quota", f"{column} = {most:,}", taken[self._places])
         if not len(self._places):
             raise ConfigError(self._nothing_left())
-        return Choice(places=self._places, num_samples=len(self._source), steps=tuple(self._steps), missing=missing)
+        return FilterChoice(
+            places=self._places, num_samples=len(self._source), steps=tuple(self._steps), missing=missing
+        )
 
     @cached_property
     def _names(self) -> list[str]:
@@ -162,14 +165,14 @@ class _Choosing:
         """Leaves of the samples that are left those of a mask, bool [samples left]."""
         before = len(self._places)
         self._places = self._places[mask]
-        self._steps.append(Step(name=name, said=said, before=before, after=len(self._places)))
+        self._steps.append(FilterStep(name=name, said=said, before=before, after=len(self._places)))
 
-    def _where(self, where: Where) -> Array:
+    def _where(self, where: WhereClause) -> Array:
         with self._known_without_a_cache():
             where.require_columns(self._names)
         return where.mask(self._table(where))
 
-    def _table(self, where: Where) -> pa.Table:
+    def _table(self, where: WhereClause) -> pa.Table:
         """Returns the columns of a condition; without any, a table of as many rows."""
         import pyarrow as pa
 
@@ -273,14 +276,14 @@ def _commonest(column: pa.ChunkedArray) -> str | None:
 
 
 def say_missing(missing: Mapping[str, pa.Array], *, name: str) -> None:
-    """Logs a warning for each list that holds ids of no sample. missing: as of `Choice`. name: what was searched."""
+    """Logs a warning for each list that holds ids of no sample. missing: as of `FilterChoice`. name: of the source."""
     for setting, ids in missing.items():
         if len(ids):
             shown = ", ".join(map(repr, ids[:_SHOWN].to_pylist())) + (", ..." if len(ids) > _SHOWN else "")
             logger.warning("filter.%s: %s ids are of no sample of %s: %s", setting, f"{len(ids):,}", name, shown)
 
 
-def missing_of_all(choices: Sequence[Choice]) -> dict[str, pa.Array]:
+def missing_of_all(choices: Sequence[FilterChoice]) -> dict[str, pa.Array]:
     """Returns, by setting, the ids of a filter's files that none of the sources has to which it was applied."""
     import pyarrow.compute as pc
 

@@ -29,7 +29,7 @@ from forebay.store.files import write_all
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.node.node import WantedFile
 from forebay.store.shard import ShardEntry
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def told_columns(mirror: Mirror, *, key: str, num_samples: int) -> ToldColumns |
         logger.warning("%s/%s is left out, and every shard is asked instead: %s", mirror.url, NAME, err)
         path.unlink(missing_ok=True)
         return None
-    mirror.node.keep(path, Wanted(name=NAME, size_bytes=len(data), is_kept=True), data)
+    mirror.node.keep(path, WantedFile(name=NAME, size_bytes=len(data), is_kept=True), data)
     return told
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from forebay.inspect.page import markup
-from forebay.inspect.page.doubts import LABEL, NEAR_S, Groups
+from forebay.inspect.page.doubts import LABEL, NEAR_S, DoubtGroups
 from forebay.inspect.page.markup import Html, tag
 from forebay.inspect.page.overview import Overview
 from forebay.inspect.page.plan_page import classes_panel, form_panel, line, panel, size_charts, table
@@ -194,7 +194,7 @@ def doubts(overview: Overview, link: Any) -> Html:
     return tag("section", tag("h2", "To look at"), tag("div", parts, class_="doubts"), id="doubts")
 
 
-def _groups(name: str, about: str, groups: Groups, link: Any) -> Html:
+def _groups(name: str, about: str, groups: DoubtGroups, link: Any) -> Html:
     if not groups.num_groups:
         count = tag("p", "None found.", class_="about")
     else:

@@ -9,8 +9,8 @@ import numpy as np
 
 from forebay.config.plan import BucketConfig, LengthsConfig
 from forebay.errors import PlanError
-from forebay.plan.bucket.plan import BucketPlan
-from forebay.plan.bucket.sizes import Limit, batch_sizes, bucket_edges, grad_accs, token_edges
+from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket.bucket_sizes import Limit, batch_sizes, bucket_edges, grad_accs, token_edges
 from forebay.store.layout import Array
 
 _PIECE = 2**20

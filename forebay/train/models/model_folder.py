@@ -18,9 +18,9 @@ from forebay.steps.recipe import audio_step_of, image_step_of
 from forebay.steps.sections import features_of
 from forebay.steps.table import text_step
 from forebay.train.models import generic
+from forebay.train.models.families import FAMILIES, ModelFacts, family_of
 from forebay.train.models.generic import check_ids, check_model_type, tasks_of
 from forebay.train.models.lora import ADAPTER_CONFIG
-from forebay.train.models.table import FAMILIES, ModelFacts, family_of
 from forebay.visible import an
 
 _logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ import xxhash
 
 from forebay.errors import ConfigError
 from forebay.store.files import TEMPORARY_MARK, abandoned, is_temporary, sweep, temporary_name
-from forebay.store.remote.fetch.content import Expected
-from forebay.store.remote.fetch.listing import folders_of
+from forebay.store.remote.fetch.fetch_content import Expected
+from forebay.store.remote.fetch.fetch_list import folders_of
 
 _SEGMENT, _MAX_SEGMENTS = 4 * 1024 * 1024, 16_384
 _BLOCK = 4 * 1024 * 1024
@@ -100,20 +100,20 @@ class TargetFolder:
             os.close(descriptor)
             os.unlink(path.name, dir_fd=self.descriptor)
 
-    def part(self, expected: Expected, source: str) -> Part:
+    def part(self, expected: Expected, source: str) -> FilePart:
         """Returns the beginning of a file: what a dead fetch left of the same object, or nothing yet."""
         digest = xxhash.xxh3_64_hexdigest(f"{source}\0{expected.identity}".encode("utf-8", "surrogatepass"))
         prefix = f".{digest}"
         for left in self._left(prefix + TEMPORARY_MARK):
             descriptor = self._adopted(left, self._temporary(prefix))
             if descriptor is not None:
-                return Part(self, *descriptor, expected)
+                return FilePart(self, *descriptor, expected)
         while True:
             name = self._temporary(prefix)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE
             created = os.open(name, flags, 0o666, dir_fd=self.descriptor)
             if _lock(created) is not False and self._is_still(name, created):
-                return Part(self, created, name, expected)
+                return FilePart(self, created, name, expected)
             os.close(created)  # taken for that of a dead fetch before it was locked, and perhaps finished by now
 
     def _is_still(self, name: str, descriptor: int) -> bool:
@@ -219,7 +219,7 @@ class TargetFolder:
         return below
 
 
-class Part:
+class FilePart:
     """A file while it is downloaded: its bytes, and behind them a hash of each segment that is there.
 
     The hash makes a segment count that is really there, whatever died: a process or the machine.

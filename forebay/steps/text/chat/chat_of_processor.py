@@ -26,7 +26,7 @@ from forebay.steps.text.chat.conversation import (
     tokens_pattern,
 )
 from forebay.steps.text.chat.processor_form import REFUSALS, TextForm, find_text_form
-from forebay.steps.text.chat.processor_ids import Writer, Written
+from forebay.steps.text.chat.processor_ids import Writer, WrittenIds
 from forebay.steps.text.chat.turn_marks import TurnMarks, find_turn_marks, probe_turns, target_mask
 from forebay.steps.text.row_encoder import TURN, OneByOne, Size
 from forebay.steps.text.vocabulary import Vocabulary
@@ -153,7 +153,7 @@ class ProcessorChatEncoder(OneByOne):
         """Returns the text in the ids of a sample, roles with it; control and image tokens are left out."""
         return self._vocabulary.decode([int(i) for i in input_ids])
 
-    def _written(self, conversation: list[Message], sizes: Sequence[Size], *, sample_id: str) -> Written:
+    def _written(self, conversation: list[Message], sizes: Sequence[Size], *, sample_id: str) -> WrittenIds:
         try:
             return self._writer.write(conversation, sizes)
         except REFUSALS as err:

@@ -20,7 +20,7 @@ import numpy as np
 
 from forebay.errors import ConfigError, DecodeError
 from forebay.pretrained import from_document, offline
-from forebay.steps.audio.extractor.folder import ExtractorFolder, refused
+from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder, refused
 from forebay.store.layout import Array
 from forebay.visible import an
 

@@ -35,11 +35,11 @@ from forebay.store.files import TEMPORARY_MARK, sweep, temporary_name, write_byt
 from forebay.store.layout import Array, Group
 from forebay.store.metadata import FILE_NAME, checked_fields, foreign_values, groups_of, parse_metadata
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
-from forebay.store.remote.node.node import Wanted
+from forebay.store.remote.node.node import WantedFile
 from forebay.store.shard import entry_of, shard_fields, shard_name, table_dtype
 
 
-class Place(Protocol):
+class ColdPlace(Protocol):
     """Objects by name; `Bucket` says what each method does, and `settings` how many threads may ask at once."""
 
     @property
@@ -61,7 +61,7 @@ class Place(Protocol):
         """Yields every object."""
 
 
-def place_of(text: str | Path, settings: RemoteConfig) -> Place:
+def place_of(text: str | Path, settings: RemoteConfig) -> ColdPlace:
     """Returns the place that a URL or a path names."""
     return Bucket(parse_url(str(text)), settings) if is_url(str(text)) else Folder(Path(text).absolute(), settings)
 
@@ -132,7 +132,7 @@ _MAX_BYTES = 1 << 30
 class ColdForm:
     """What lies at a place. metadata: the bytes of the cache's metadata.json."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ColdPlace) -> None:
         """Reads the documents and the shard tables.
 
         Raises CacheNotFoundError where no cold form lies there, CacheIncompleteError where its push did not end,
@@ -157,22 +157,22 @@ class ColdForm:
             raise self._corrupt(err.args[0].partition("; run:")[0]) from err
 
     @staticmethod
-    def lies_at(place: Place) -> bool:
+    def lies_at(place: ColdPlace) -> bool:
         """Returns whether there is a cold form, or the beginning of one."""
         return any(_mark_at(place, name) is not None for name in (ROOT, BEGUN))
 
     @cached_property
-    def files(self) -> list[Wanted]:
+    def files(self) -> list[WantedFile]:
         """Every file of the cache but metadata.json."""
         found = [
-            Wanted(name=name, size_bytes=entry["size_bytes"], xxh3_128=entry["xxh3_128"])
+            WantedFile(name=name, size_bytes=entry["size_bytes"], xxh3_128=entry["xxh3_128"])
             for name, entry in self._small.items()
         ]
         for group, strips in self._strips.items():
             for index in range(len(strips.table)):
                 entry = entry_of(strips.table, index)
                 found.append(
-                    Wanted(
+                    WantedFile(
                         name=shard_name(group, index),
                         size_bytes=entry.size_bytes,
                         xxh3_128=entry.xxh3_128,
@@ -268,7 +268,7 @@ class ColdForm:
         )
 
 
-def _mark_at(place: Place, name: str) -> Mark | None:
+def _mark_at(place: ColdPlace, name: str) -> Mark | None:
     try:
         return mark_of(place.read(name), place.url / name)
     except RemoteMissingError:

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from forebay.config.data import SOURCE_KINDS
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
-from forebay.inspect.text_diff import Part, Pieces, changes, counted, first_of, marked, wrapped_parts
+from forebay.inspect.text_diff import TextPart, VocabularyPieces, changes, counted, first_of, marked, wrapped_parts
 from forebay.inspect.text_report import TextReport
-from forebay.inspect.text_tally import Asked, Look, Looker, Tally
+from forebay.inspect.text_tally import AskedTexts, Look, Looker, TextTally
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import listed
 from forebay.preprocess.pool import Pool
@@ -32,14 +32,14 @@ from forebay.steps.recipe import Recipe, recipe_of
 from forebay.steps.text.normal.normal_step import Problem
 from forebay.steps.text.transcript import Transcript
 from forebay.store.layout import Array
-from forebay.store.remote.raw.sources import naming_urls
+from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.terminal import LABEL, columns, table, wrapped
 from forebay.visible import VisibleStream, from_here, has_colours, named, printable
 
 MOST_CHARACTERS, MOST_TOKENS = 10_000, 2_000
 """Of one text, as lines; --json has all."""
 
-Line = Sequence[Part]
+Line = Sequence[TextPart]
 """A line of parts; parts that changed have a colour, or marks."""
 
 
@@ -51,7 +51,7 @@ class TextView:
     """
 
     look: Look
-    pieces: Pieces
+    pieces: VocabularyPieces
     max_label_tokens: int | None
     detects: bool
     source: str = ""
@@ -102,9 +102,9 @@ class TextView:
             place = f"sample {look.asked.sample_id}: {self.source}, row {self.row} of the listing"
             yield from _plain(wrapped("", printable(place)))
         yield from _plain(wrapped(_head("language"), printable(self._language())))
-        yield from _text("text", [Part("kept", look.asked.text or "")])
+        yield from _text("text", [TextPart("kept", look.asked.text or "")])
         if look.body != (look.asked.text or ""):
-            yield from _text("transcript", [Part("kept", look.body)])
+            yield from _text("transcript", [TextPart("kept", look.body)])
         for name, before, after in look.changed():
             yield from self._step_lines(name, before, after, has_marks=has_marks)
         if look.ids:
@@ -132,7 +132,7 @@ class TextView:
         elif before == after:
             yield from _plain([_head(name) + "unchanged"])
         else:
-            parts = changes(before, after) if self.is_diff else [Part("kept", after)]
+            parts = changes(before, after) if self.is_diff else [TextPart("kept", after)]
             yield from _text(name, parts, has_marks=has_marks)
 
     def _token_lines(self) -> Iterator[str]:
@@ -169,18 +169,20 @@ def _head(name: str) -> str:
 
 
 def _plain(lines: Sequence[str] | Iterator[str]) -> Iterator[Line]:
-    return ([Part("kept", line)] for line in lines)
+    return ([TextPart("kept", line)] for line in lines)
 
 
-def _text(name: str, parts: Sequence[Part], *, has_marks: bool = False) -> Iterator[Line]:
+def _text(name: str, parts: Sequence[TextPart], *, has_marks: bool = False) -> Iterator[Line]:
     """Yields a text behind its name, what is not seen by name, no character of the first `MOST_CHARACTERS` left out."""
     head, first = _head(name), first_of(parts, MOST_CHARACTERS)
-    shown = [Part("kept", marked(first))] if has_marks else [Part(part.change, named(part.text)) for part in first]
+    shown = (
+        [TextPart("kept", marked(first))] if has_marks else [TextPart(part.change, named(part.text)) for part in first]
+    )
     for place, line in enumerate(wrapped_parts(shown, max(16, columns() - len(head)))):
-        yield [Part("kept", head if not place else " " * len(head)), *line]
+        yield [TextPart("kept", head if not place else " " * len(head)), *line]
     more = sum(len(part.text) for part in parts) - sum(len(part.text) for part in first)
     if more:
-        yield [Part("kept", f"{'':{len(head)}}... and {more:,} more characters: --json")]
+        yield [TextPart("kept", f"{'':{len(head)}}... and {more:,} more characters: --json")]
 
 
 _BATCH = 2048
@@ -197,7 +199,7 @@ class _Opened:
     config: Config
     recipe: Recipe
     looker: Looker
-    pieces: Pieces
+    pieces: VocabularyPieces
 
     @classmethod
     def of(cls, config: Config) -> _Opened:
@@ -214,7 +216,7 @@ class _Opened:
             )
         needs_text = SOURCE_KINDS[config.source.kind].needs_text
         looker = Looker(step, Path(config.text.tokenizer), needs_text=needs_text)
-        return cls(config, recipe, looker, Pieces(looker.encoder.vocabulary))
+        return cls(config, recipe, looker, VocabularyPieces(looker.encoder.vocabulary))
 
     def manifest(self, *, progress: bool) -> Manifest:
         """Returns the listing of the source; no recording is decoded."""
@@ -237,7 +239,7 @@ class _Opened:
 def view_text(config: Config, text: str, *, language: str = "", is_diff: bool = False) -> TextView:
     """Returns what becomes of a text that is given. Raises ConfigError where the config cannot be used."""
     opened = _Opened.of(config)
-    (look,) = opened.looker.look([Asked(sample_id="--text", text=text, language=language)])
+    (look,) = opened.looker.look([AskedTexts(sample_id="--text", text=text, language=language)])
     return opened.view(look, is_diff=is_diff)
 
 
@@ -266,7 +268,7 @@ def report_texts(config: Config, *, progress: bool = True) -> TextReport:
     opened = _Opened.of(config)
     manifest = opened.manifest(progress=progress)
     rows = manifest.rows
-    tally = Tally(opened.looker.step_names, opened.pieces.codes)
+    tally = TextTally(opened.looker.step_names, opened.pieces.codes)
     for sample_id, reason, message in manifest.failed():
         tally.fail(reason, sample_id, message)
     seconds = _seconds(opened.recipe, rows)
@@ -328,10 +330,10 @@ def _absent(manifest: Manifest, wanted: str, config: Config) -> SampleError | Co
     )
 
 
-def _asked(rows: pa.Table) -> list[Asked]:
+def _asked(rows: pa.Table) -> list[AskedTexts]:
     columns = (rows[name].to_pylist() for name in ("sample_id", "text", "language", "prompt"))
     return [
-        Asked(sample_id=sample_id, text=text, language=language or "", prompt=prompt or "")
+        AskedTexts(sample_id=sample_id, text=text, language=language or "", prompt=prompt or "")
         for sample_id, text, language, prompt in zip(*columns, strict=True)
     ]
 

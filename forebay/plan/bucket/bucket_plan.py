@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from forebay.config.plan import BucketConfig, PlanConfig
-from forebay.plan.bucket.sizes import grad_accs
+from forebay.plan.bucket.bucket_sizes import grad_accs
 from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.plan.shard_line import ShardLine, in_runs

@@ -23,7 +23,7 @@ from forebay.config.url import Url
 from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissingError
 from forebay.store.files import is_temporary
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
-from forebay.store.remote.fetch.content import DIGITS, HASHES, Expected, judge
+from forebay.store.remote.fetch.fetch_content import DIGITS, HASHES, Expected, judge
 from forebay.visible import an, human_bytes
 
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -107,7 +107,7 @@ _HEX = re.compile(r"[0-9a-f]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bounds:
+class FetchBounds:
     """What a fetch brings at most, all files together."""
 
     size_bytes: int
@@ -122,7 +122,7 @@ class FetchOptions:
     encrypt with a key of their own have others. dry_run: nothing is downloaded.
     """
 
-    bounds: Bounds
+    bounds: FetchBounds
     prefix: str = ""
     overwrite: bool = False
     etags: bool = True
@@ -131,7 +131,7 @@ class FetchOptions:
 
 
 @dataclass(slots=True)
-class Listing:
+class FetchListing:
     """What is to come from below a URL.
 
     tars: those of evaluation sets, by name, with what the index.json of their set says of them, or None.
@@ -142,7 +142,7 @@ class Listing:
     tars: dict[str, Any] = field(default_factory=dict)
 
 
-def list_files(url: Url, settings: RemoteConfig, *, prefix: str, bounds: Bounds) -> Listing:
+def list_files(url: Url, settings: RemoteConfig, *, prefix: str, bounds: FetchBounds) -> FetchListing:
     """Returns the files below a URL, or those that a manifest at the URL names, whose names begin with a prefix.
 
     Raises RemoteError where nothing is there, or more than the bounds allow; ManifestError for a manifest that is none,
@@ -175,9 +175,9 @@ def list_files(url: Url, settings: RemoteConfig, *, prefix: str, bounds: Bounds)
 class _Finding:
     """The search for files: what its steps share."""
 
-    def __init__(self, bucket: Bucket, prefix: str, bounds: Bounds) -> None:
+    def __init__(self, bucket: Bucket, prefix: str, bounds: FetchBounds) -> None:
         self.bucket, self.prefix, self.bounds = bucket, prefix, bounds
-        self.listing = Listing(bucket)
+        self.listing = FetchListing(bucket)
         self.others: list[str] = []
         self.total = 0
 
@@ -292,7 +292,7 @@ class _Finding:
             if not self.listing.files[name].size_bytes:
                 del self.listing.files[name]
 
-    def done(self) -> Listing:
+    def done(self) -> FetchListing:
         """Returns what was found. Raises RemoteMissingError where that is nothing."""
         if self.listing.files:
             return self.listing

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from forebay.config.tree import Config
+from forebay.train.models.families import ModelFacts
 from forebay.train.models.objective import accepted
-from forebay.train.models.table import ModelFacts
 
 _logger = logging.getLogger(__name__)
 

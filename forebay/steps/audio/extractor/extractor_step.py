@@ -16,9 +16,9 @@ from forebay.config.digest import url_problem
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError, DecodeError
 from forebay.steps.audio.declared import Declared, require_frame
-from forebay.steps.audio.extractor.folder import ExtractorFolder, native_step
-from forebay.steps.audio.extractor.open import Arrays, OpenExtractor, load_extractor
-from forebay.steps.audio.extractor.probe import Probed, probed
+from forebay.steps.audio.extractor.extractor_call import Arrays, OpenExtractor, load_extractor
+from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder, native_step
+from forebay.steps.audio.extractor.extractor_probe import Probed, probed
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.step import AudioStep, Fields
 from forebay.steps.table import made
