@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from forebay.inspect.text_diff import around, changes, marked, shortened, text_lines
 from forebay.inspect.text_tally import TextTally
-from forebay.steps.text.pace import OUT_OF_RANGE
 from forebay.terminal import columns, human_share, table, wrapped
 from forebay.visible import from_here, named, printable
 
@@ -113,7 +112,7 @@ class TextReport:
             "unknown": kinds["unknown"],
             "byte_fallback": kinds["byte"],
             "pieces_of_characters": kinds["piece"],
-            "median_characters_per_s": tally.medians(tally.per_s()).get(number),
+            "median_characters_per_s": tally.medians().get(number),
         }
 
     def _sample(self, row: int) -> dict[str, Any]:
@@ -187,9 +186,8 @@ class TextReport:
         if not self.durations:
             yield from wrapped("", "characters a second: the texts have no recordings of known length")
             return
-        per_s = self.tally.per_s()
-        known = int(np.isfinite(per_s).sum())
-        medians = self.tally.medians(per_s)
+        known = int(np.isfinite(self.tally.pace().per_s).sum())
+        medians = self.tally.medians()
         said = ", ".join(
             f"{printable(self.tally.languages[number]) or 'unknown'} {median:.1f}" for number, median in medians.items()
         )
@@ -198,17 +196,13 @@ class TextReport:
         )
         outliers = self.tally.outliers()
         if outliers:
-            text = (
-                f"{_counted(len(outliers), 'text')} may not be of their recording: more than {OUT_OF_RANGE:g} "
-                "robust deviations from their language"
+            yield from wrapped(
+                "  ", f"{_counted(len(outliers), 'text')} may not be of their recording, see forebay lint"
             )
-            yield from wrapped("  ", text)
         for each in outliers[:SHOWN]:
-            text = (
-                f"{_counted(each.characters, 'character')} in {each.seconds:.2f} s, {each.per_s:.1f} a second, "
-                f"the median is {each.median_per_s:.1f}"
-            )
-            yield from self._sample_lines(each.row, text)
+            text = f"{_counted(each.characters, 'character')} in {each.seconds:.2f} s, {each.per_s:.1f} a second"
+            median = "" if each.median_per_s is None else f", the median is {each.median_per_s:.1f}"
+            yield from self._sample_lines(each.row, f"{each.check}: {text}{median}")
 
     def _repeated_lines(self) -> Iterator[str]:
         repeated = self.tally.repeated()

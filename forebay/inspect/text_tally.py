@@ -19,7 +19,7 @@ from forebay.inspect.text_diff import KINDS, Count, counted
 from forebay.preprocess.cut import NO_TEXT
 from forebay.steps.text.line import Staged
 from forebay.steps.text.normal.normal_step import Problem, entries
-from forebay.steps.text.pace import OUT_OF_RANGE, pace_scores
+from forebay.steps.text.pace import Misfits, misfits
 from forebay.steps.text.transcript import Encoded, TextEncoder, Transcript, label_too_long
 from forebay.store.layout import Array, Ints
 
@@ -127,9 +127,6 @@ class Looker:
         )
 
 
-LEAST_S = 1.0
-"""Seconds of a recording from which it may have too few characters."""
-
 EXAMPLES = 3
 """Texts that are shown of what a step changes."""
 
@@ -167,14 +164,19 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlier:
-    """A text that is spoken too fast or too slowly for its language. row: of the tally. score: robust deviations."""
+    """A text that does not fit its recording. row: of the tally. check: of `forebay lint`, which finds the same.
+
+    characters: without white space. median_per_s, score: of its language, in characters and in robust deviations; None
+    for a language of too few recordings.
+    """
 
     row: int
+    check: str
     characters: int
     seconds: float
     per_s: float
-    median_per_s: float
-    score: float
+    median_per_s: float | None
+    score: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,7 +214,7 @@ class TextTally:
             "language": languages,
             "is_usable": np.array([look.failure is None for look in looks], bool),
             "characters": np.array([len(look.text) for look in looks], np.int64),
-            "body": np.array([len(look.body) for look in looks], np.int64),
+            "spoken": np.array([sum(map(len, look.body.split())) for look in looks], np.int64),
             "labels": np.array([look.num_label_tokens for look in looks], np.int64),
             "hash": np.array([_hash(look) for look in looks], np.uint64),
             "seconds": np.full(len(looks), np.nan) if seconds is None else np.asarray(seconds, np.float64),
@@ -272,39 +274,36 @@ class TextTally:
         order = np.argsort(-labels, kind="stable")[:most]
         return [row for row in order.tolist() if labels[row]]
 
-    def per_s(self) -> Array:
-        """Returns the characters a second of each usable text as it was given, NaN where no length is known."""
-        seconds, characters = self.column("seconds"), self.column("body")
-        known = (seconds > 0) & (characters > 0) & self.column("is_usable").astype(bool)
-        return np.where(known, characters / np.where(known, seconds, 1.0), np.nan)
+    def pace(self) -> Misfits:
+        """Returns how fast the texts are spoken, and which do not fit their recordings, as `forebay lint` judges it."""
+        usable = self.column("is_usable").astype(bool)
+        seconds = np.where(usable, self.column("seconds"), np.nan)
+        language = self.column("language").astype(np.int64)
+        return misfits(self.column("spoken"), np.nan_to_num(seconds), language, usable=usable)
 
     def outliers(self) -> list[Outlier]:
-        """Returns the texts whose characters a second are out of the range of their language, the farthest first."""
-        per_s, language = self.per_s(), self.column("language").astype(np.int64)
-        if not np.isfinite(per_s).any():
-            return []
-        scores = np.nan_to_num(pace_scores(per_s, language, num_languages=len(self._languages)))
-        # Of a short clip the silence around a word is most.
-        is_rated = (scores > 0) | (self.column("seconds") >= LEAST_S)
-        rows = np.flatnonzero((np.abs(scores) > OUT_OF_RANGE) & is_rated)
-        rows = rows[np.argsort(-np.abs(scores[rows]), kind="stable")]
-        medians = self.medians(per_s)
-        seconds, characters = self.column("seconds"), self.column("body")
-        return [
+        """Returns the texts that do not fit their recordings, those far from their language first."""
+        pace, language = self.pace(), self.column("language").astype(np.int64)
+        medians = {number: float(np.exp(middle)) for number, (middle, _) in pace.ranges.items()}
+        found = [
             Outlier(
                 row=row,
-                characters=int(characters[row]),
-                seconds=float(seconds[row]),
-                per_s=float(per_s[row]),
-                median_per_s=medians[int(language[row])],
-                score=float(scores[row]),
+                check=check,
+                characters=int(self.column("spoken")[row]),
+                seconds=float(self.column("seconds")[row]),
+                per_s=float(pace.per_s[row]),
+                median_per_s=medians.get(int(language[row])),
+                score=float(pace.scores[row]) if np.isfinite(pace.scores[row]) else None,
             )
+            for check, rows in pace.rows()
             for row in rows.tolist()
         ]
+        return sorted(found, key=lambda each: -abs(each.score or np.inf))
 
-    def medians(self, per_s: Array) -> dict[int, float]:
+    def medians(self) -> dict[int, float]:
         """Returns the median of the characters a second by the number of the language."""
-        language, known = self.column("language"), np.isfinite(per_s)
+        language, per_s = self.column("language"), self.pace().per_s
+        known = np.isfinite(per_s)
         return {number: float(np.median(per_s[known & (language == number)])) for number in np.unique(language[known])}
 
     def repeated(self) -> list[Repeated]:

@@ -208,8 +208,8 @@ def _storage(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         warm = next((stage.ms for stage in found.pieces.stages if stage.name == "cached read"), 0.0)
         cold, what = found.pieces.cold_ms, "the cache"
         fix = ("copy the cache to a disk of this machine", 'forebay cache pull CACHE, or plan.locality = "shards:16"')
-    elif not found.is_sealed and found.reads is not None and found.reads.cold_ms is not None:
-        warm, cold, what = found.reads.warm_ms, found.reads.cold_ms, "raw data"
+    elif not found.is_sealed and found.raw_read is not None and found.raw_read.cold_ms is not None:
+        warm, cold, what = found.raw_read.warm_ms, found.raw_read.cold_ms, "raw data"
         fix = ("copy the raw data to a disk of this machine, or build the cache", f"forebay preprocess {path}")
     else:
         return

@@ -47,7 +47,7 @@ class MeasuredArms:
     """Of a build, as the config says; 0: as many as there are cores."""
     opened: OpeningTimes | None = None
     listed: Listed | None = None
-    reads: Reads | None = None
+    raw_read: Reads | None = None
     made: Made | None = None
     pieces: Pieces | None = None
     plan: PlanFacts | None = None
@@ -69,7 +69,9 @@ class MeasuredArms:
     def is_empty(self) -> bool:
         """Whether nothing of the data's way was measured."""
         made = None if self.made is None or not self.made.samples else self.made
-        return all(each is None for each in (self.reads, made, self.pieces, self.cached, self.uncached, self.workers))
+        return all(
+            each is None for each in (self.raw_read, made, self.pieces, self.cached, self.uncached, self.workers)
+        )
 
     @property
     def stages(self) -> list[StageCost]:
@@ -172,7 +174,7 @@ class MeasuredArms:
         """What a build takes."""
         if self.made is None or self.listed is None:
             return None
-        read_ms = 0.0 if self.reads is None else self.reads.cold_ms or self.reads.warm_ms
+        read_ms = 0.0 if self.raw_read is None else self.raw_read.cold_ms or self.raw_read.warm_ms
         workers = self.num_workers or self.cores
         rows = self.listed.num_rows
         machine: dict[str, Any] = {"workers": workers, "cores": self.cores, "start_s": self.start_s}

@@ -199,7 +199,7 @@ _SHARES = {
 _FIELDS = {
     "find": "opened",
     "listing": "listed",
-    "raw read": "reads",
+    "raw read": "raw_read",
     "steps of a build": "made",
     "cache": "pieces",
     "plan": "plan",

@@ -83,7 +83,7 @@ class DoctorReport:
         yield from self._cold()
 
     def _cold(self) -> Iterator[str]:
-        reads, pieces = self.found.reads, self.found.pieces
+        reads, pieces = self.found.raw_read, self.found.pieces
         told: list[tuple[str, float | None, str]] = []
         if reads is not None:
             told.append(("raw read", reads.cold_ms, reads.why_not_cold))

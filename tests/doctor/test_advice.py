@@ -86,7 +86,7 @@ def test_a_slow_disk_is_named() -> None:
     fine = sealed(pieces=Pieces(stages=stages, cold_ms=0.15))
     assert not any("storage" in each.text for each in advice(fine, demo()))
     reads = Reads(warm_ms=0.1, cold_ms=300.0, mean_bytes=1e5, samples=20)
-    assert any("storage of raw data is slow" in each.text for each in advice(measured(reads=reads), demo()))
+    assert any("storage of raw data is slow" in each.text for each in advice(measured(raw_read=reads), demo()))
 
 
 def test_a_build_on_fewer_cores_than_there_are_is_named() -> None:

@@ -22,7 +22,13 @@ from forebay.steps.recipe import load_config
 from tests.commands import run
 from tests.doctor.figures import demo, measured, sealed
 
-TOLD = {"find": "opened", "listing": "listed", "raw read": "reads", "steps of a build": "made", "cache": "pieces"} | {
+TOLD = {
+    "find": "opened",
+    "listing": "listed",
+    "raw read": "raw_read",
+    "steps of a build": "made",
+    "cache": "pieces",
+} | {
     "plan": "plan",
     "cached loader": "cached",
     "uncached loader": "uncached",

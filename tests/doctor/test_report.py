@@ -19,7 +19,7 @@ def report(found: MeasuredArms, **more: Any) -> DoctorReport:
 
 
 FOUND = {
-    "whole": measured(reads=Reads(warm_ms=0.1, cold_ms=None, mean_bytes=9.0, samples=3, why_not_cold="it is tmpfs")),
+    "whole": measured(raw_read=Reads(warm_ms=0.1, cold_ms=None, mean_bytes=9.0, samples=3, why_not_cold="it is tmpfs")),
     "sealed": sealed(),
     "without a step": measured(steps=None),
     "nothing": MeasuredArms(cores=2, prefetch=4, num_threads=2, num_workers=0, not_measured={"find": "it hangs"}),

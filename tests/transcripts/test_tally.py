@@ -73,16 +73,17 @@ def test_figures_are_those_of_a_loop_whatever_the_batches(texts: list[Look], siz
         assert (each.row, each.count) == (first, good[texts[each.row].text])
     longest = sorted((t.num_label_tokens for t in texts if t.num_label_tokens), reverse=True)[:3]
     assert [texts[row].num_label_tokens for row in tally.longest(3)] == longest
-    for rate, look, length in zip(tally.per_s().tolist(), texts, seconds.tolist(), strict=True):
-        is_known = look.failure is None and look.body != "" and length > 0
-        assert rate == (pytest.approx(len(look.body) / length) if is_known else pytest.approx(np.nan, nan_ok=True))
+    for rate, look, length in zip(tally.pace().per_s.tolist(), texts, seconds.tolist(), strict=True):
+        spoken = len("".join(look.body.split()))
+        is_known = look.failure is None and spoken > 0 and length > 0
+        assert rate == (pytest.approx(spoken / length) if is_known else pytest.approx(np.nan, nan_ok=True))
 
 
 def test_a_text_of_another_recording_is_an_outlier_and_a_word_in_a_short_clip_is_none() -> None:
     rng = np.random.default_rng(0)
     texts = ["word " * 6] * 60
     seconds = 2.5 * np.exp(rng.normal(size=60) * 0.1)
-    seconds[7], seconds[9] = 0.6, 40.0
+    seconds[7], seconds[9], seconds[11] = 0.5, 40.0, 60.0
     texts[30] = "a"
     seconds[30] = 0.5
     found = [
@@ -97,12 +98,15 @@ def test_a_text_of_another_recording_is_an_outlier_and_a_word_in_a_short_clip_is
     tally = TextTally([], CODES)
     tally.add(found, seconds)
     outliers = tally.outliers()
-    assert [each.row for each in outliers] == [9, 7]
-    assert outliers[0].score < 0 < outliers[1].score
-    assert outliers[1].per_s == pytest.approx(30 / 0.6)
-    assert outliers[0].median_per_s == pytest.approx(
-        float(np.median([len(t) / s for t, s in zip(texts, seconds, strict=True)]))
-    )
+    named = {each.row: each.check for each in outliers}
+    assert named == {7: "too_many_chars", 9: "chars_outlier", 11: "too_few_chars"}
+    by_row = {each.row: each for each in outliers}
+    assert by_row[7].per_s == pytest.approx(24 / 0.5)
+    score, median = by_row[9].score, by_row[9].median_per_s
+    assert score is not None
+    assert score < -6
+    fair = [24 / s for row, s in enumerate(seconds.tolist()) if row not in (7, 11, 30)]
+    assert median == pytest.approx(float(np.median(fair)))
 
 
 def test_nothing_has_no_figures() -> None:

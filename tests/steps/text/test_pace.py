@@ -10,29 +10,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.steps.text.pace import middle_and_spread, pace_scores
+from forebay.steps.text.pace import Pace, middle_and_spread, misfits
 
 RATES = st.lists(st.tuples(st.floats(0.1, 60), st.integers(0, 2), st.booleans()), min_size=1, max_size=90)
 
 
 @given(samples=RATES)
-def test_scores_are_of_the_language_or_of_all_small_ones(samples: list[tuple[float, int, bool]]) -> None:
-    rate = np.array([r if known else np.nan for r, _, known in samples])
+def test_scores_are_of_the_language_where_it_has_enough(samples: list[tuple[float, int, bool]]) -> None:
+    rate = np.array([r if known else 0.0 for r, _, known in samples])
     language = np.array([code for _, code, _ in samples])
-    found = pace_scores(rate, language, num_languages=3)
+    found = misfits(rate * 2.0, np.full(len(rate), 2.0), language, pace=Pace(min_clips=20))
     logs: dict[int, list[float]] = {code: [] for code in range(3)}
     for value, code, known in samples:
-        if known:
+        if known and 0.5 <= value <= 40:
             logs[code].append(math.log(value))
-    few = [value for values in logs.values() if len(values) < 20 for value in values]
-    for score, (value, code, known) in zip(found.tolist(), samples, strict=True):
-        if not known:
-            assert math.isnan(score)
+    for row, (value, code, known) in enumerate(samples):
+        assert found.too_many[row] == (known and value > 40)
+        assert found.too_few[row] == (known and value < 0.5)
+        if not known or len(logs[code]) < 20:
+            assert math.isnan(found.scores[row])
             continue
-        own = logs[code] if len(logs[code]) >= 20 else few
-        middle = statistics.median(own)
-        spread = max(statistics.median(abs(each - middle) for each in own) / 0.6745, 0.05)
-        assert score == pytest.approx((math.log(value) - middle) / spread, abs=1e-6)
+        middle = statistics.median(logs[code])
+        spread = max(statistics.median(abs(each - middle) for each in logs[code]) / 0.6745, 0.1)
+        assert found.scores[row] == pytest.approx((math.log(value) - middle) / spread, abs=1e-6)
 
 
 def test_equal_values_have_the_least_spread() -> None:
