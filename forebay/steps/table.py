@@ -28,32 +28,32 @@ _AUDIO, _IMAGE, _TEXT = (f"forebay.steps.{group}" for group in ("audio", "image"
 STEPS: dict[Group, Table] = {
     "audio": {
         "log_mel": f"{_AUDIO}.log_mel:LogMel",
-        "qwen3_asr": f"{_AUDIO}.qwen3_asr:Qwen3Asr",
+        "qwen3_asr": f"{_AUDIO}.qwen3_asr_features:Qwen3Asr",
         "w2v_bert": f"{_AUDIO}.w2v_bert:W2vBert",
         "waveform": f"{_AUDIO}.waveform:Waveform",
         "mel": f"{_AUDIO}.mel:Mel",
         "given": f"{_AUDIO}.given:Given",
-        "extractor": f"{_AUDIO}.extractor.step:Extractor",
-        "none": f"{_AUDIO}.none:NoAudio",
+        "extractor": f"{_AUDIO}.extractor.extractor_step:Extractor",
+        "none": f"{_AUDIO}.given:NoAudio",
     },
     "image": {
         "patches": f"{_IMAGE}.qwen2_vl:Patches",
-        "processor": f"{_IMAGE}.processor.step:Processed",
+        "processor": f"{_IMAGE}.processor.processor_step:Processed",
     },
     TEXT: {
         "plain": f"{_TEXT}.plain:Plain {_TEXT}.caption:Caption",
-        "whisper": f"{_TEXT}.whisper:Whisper",
-        "qwen3_asr": f"{_TEXT}.qwen3_asr:Qwen3AsrChat",
-        "given": f"{_TEXT}.given:Given",
+        "whisper": f"{_TEXT}.whisper_prompt:Whisper",
+        "qwen3_asr": f"{_TEXT}.qwen3_asr_prompt:Qwen3AsrChat",
+        "given": f"{_TEXT}.plain:GivenLabels",
         "tts": f"{_TEXT}.tts:Tts",
-        "chat": f"{_TEXT}.chat.packed:Chat {_TEXT}.chat.processor:ProcessorChat",
-        "none": f"{_TEXT}.none:NoText",
+        "chat": f"{_TEXT}.chat.packed_chat:Chat {_TEXT}.chat.chat_of_processor:ProcessorChat",
+        "none": f"{_TEXT}.label:NoText",
         "label": f"{_TEXT}.label:Label",
     },
 }
 """By group: what `audio.features`, `vision.images` and `text.prompt` name."""
 
-_OWN = f"{_AUDIO}.own.step:Own"
+_OWN = f"{_AUDIO}.own.own_step:Own"
 """The step of code of the user."""
 
 _FORMS = ChainMap(
