@@ -25,7 +25,7 @@ from forebay.init.model_folder import Model
 from forebay.init.questions import BESIDE, Chooser
 from forebay.init.table_head import Row, Table
 from forebay.rows.meanings.canonical_chat import WITH_MESSAGES, WITH_QUESTION
-from forebay.rows.record import DURATIONS, IDS
+from forebay.rows.reader import DURATIONS, IDS
 from forebay.steps.form import BatchForm
 from forebay.steps.recipe import Recipe
 from forebay.store.image.formats import image_size

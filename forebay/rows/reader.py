@@ -25,6 +25,9 @@ from forebay.store.source_files import SourceFile
 from forebay.tar.header import TarIndex
 from forebay.tar.index import has_index
 
+IDS, DURATIONS = ("sample_id", "id"), ("duration_s", "duration")
+"""Fields and columns that hold ids and durations, the first of them that is there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePiece:

@@ -23,9 +23,6 @@ from forebay.rows.named_files import shown_name, usable_name
 from forebay.store.layout import Group
 from forebay.store.source_files import SourceFile
 
-IDS, DURATIONS = ("sample_id", "id"), ("duration_s", "duration")
-"""Fields and columns that hold ids and durations, the first of them that is there."""
-
 
 class MediaPlace(NamedTuple):
     """Where a recording or an image lies. run: of places that are read by one task: a row group, a stretch of a tar."""

@@ -18,7 +18,7 @@ from forebay.rows.manifest import (
     SPAN,
     WHOLE_FILE,
 )
-from forebay.rows.record import DURATIONS
+from forebay.rows.reader import DURATIONS
 from forebay.store.layout import Array
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 from forebay.rows.meanings.recording_pieces import BOUNDS
 from forebay.rows.named_files import path_stem, usable_name
+from forebay.rows.reader import DURATIONS, IDS
 from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
-from forebay.rows.record import DURATIONS, IDS, Meaning, MeantRow, MediaPlace, Record
+from forebay.rows.record import Meaning, MeantRow, MediaPlace, Record
 from forebay.store.source_files import SourceFile
 
 _TAKEN = frozenset({"audio", "text", "language", "prompt", *IDS, *DURATIONS})

@@ -19,7 +19,7 @@ from forebay.rows.kept_columns import require_columns
 from forebay.rows.manifest import joined, rejections, row_table
 from forebay.rows.meanings.recording_pieces import SPANS, spans_of
 from forebay.rows.named_files import NamedFiles, path_stem
-from forebay.rows.reader import Failures, Located, LocateTask
+from forebay.rows.reader import IDS, Failures, Located, LocateTask
 from forebay.rows.readers.arrow_files import (
     DEFAULTS,
     HfFile,
@@ -31,7 +31,6 @@ from forebay.rows.readers.arrow_files import (
     is_text,
 )
 from forebay.rows.readers.tar_members import member_stems
-from forebay.rows.record import IDS
 from forebay.steps.audio.given import HOP_S, matrix_of, num_valid
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile

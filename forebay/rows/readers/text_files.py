@@ -18,7 +18,7 @@ from forebay.rows.audio_facts import as_listed
 from forebay.rows.kept_columns import parts_of_rows, values_in
 from forebay.rows.manifest import Manifest, did_you_mean, joined, require_rows, storable
 from forebay.rows.named_files import manifest_files, path_stem
-from forebay.rows.reader import RecordingLister, RowReader
+from forebay.rows.reader import IDS, RecordingLister, RowReader
 from forebay.rows.readers.arrow_files import HfFile
 from forebay.rows.readers.json_lines import JsonError, not_lines, not_text, parse_object, refuse_constant, string_of
 from forebay.rows.readers.line_blocks import LineBlock, codec_of, head_of, line_blocks, plain_name
@@ -36,7 +36,6 @@ from forebay.rows.readers.text_rows import (
     problem_of,
     wanted_early,
 )
-from forebay.rows.record import IDS
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import files_in, is_folder
 from forebay.store.source_files import SourceFile

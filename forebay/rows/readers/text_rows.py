@@ -16,10 +16,9 @@ from forebay.config.data import SourceColumns, SourceConfig, row_slice
 from forebay.errors import ConfigError, ManifestError
 from forebay.rows.kept_columns import concatenated, part_of, parts_of_rows, require_columns, require_values
 from forebay.rows.manifest import Unused, did_you_mean, joined, row_table
-from forebay.rows.reader import Failures
+from forebay.rows.reader import IDS, Failures
 from forebay.rows.readers.arrow_files import HfFile, damaged, is_text
 from forebay.rows.readers.table_rows import TypedColumns
-from forebay.rows.record import IDS
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
