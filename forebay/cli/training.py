@@ -295,11 +295,11 @@ def _columns(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 def _init(options: argparse.Namespace) -> int:
     from forebay.init.questions import Chooser, ask_on_terminal, has_terminal
-    from forebay.init.write_config import Options, init
+    from forebay.init.write_config import InitOptions, init
 
     chooser = Chooser(given=_given(options), takes_first=options.yes, ask=ask_on_terminal if has_terminal() else None)
     out = None if options.out is None else options.out.absolute()
-    report = init(Options(data=tuple(options.data), model=options.model, out=out, force=options.force), chooser)
+    report = init(InitOptions(data=tuple(options.data), model=options.model, out=out, force=options.force), chooser)
     for said in report.decided:
         print(said, file=sys.stderr)
     return printed(options, report)

@@ -21,9 +21,9 @@ from forebay.errors import SampleError
 from forebay.init.column_roles import classes_of, languages_of, words_of
 from forebay.init.config_text import Section
 from forebay.init.folder_files import Clock, extension_of
-from forebay.init.model_folder import Model
+from forebay.init.found_model import Model
 from forebay.init.questions import BESIDE, Chooser
-from forebay.init.table_head import Row, Table
+from forebay.init.table_head import Row, TableHead
 from forebay.rows.meanings.canonical_chat import WITH_MESSAGES, WITH_QUESTION
 from forebay.rows.reader import DURATIONS, IDS
 from forebay.steps.form import BatchForm
@@ -243,7 +243,7 @@ class Candidate:
             has_text=self.has_text or other.has_text,
         )
 
-    def take_recordings(self, tables: Sequence[Table], columns: Mapping[str, str | None]) -> None:
+    def take_recordings(self, tables: Sequence[TableHead], columns: Mapping[str, str | None]) -> None:
         """Takes texts, languages and further columns of tables of recordings. columns: by role."""
         table, text = tables[0], columns["text"]
         self.columns = self._named(columns)
@@ -252,7 +252,7 @@ class Candidate:
         self.others = _others(table, {*columns.values(), "prompt", *IDS, *DURATIONS})
         self.has_text = text is not None
 
-    def take_images(self, table: Table, prompt: str, columns: Mapping[str, str | None]) -> list[Row]:
+    def take_images(self, table: TableHead, prompt: str, columns: Mapping[str, str | None]) -> list[Row]:
         """Takes what is read beside the images of a table, and returns the rows that hold that. columns: by role."""
         said = [(row, words) for row in table.rows if (words := _words_beside(row, prompt, columns)) is not None]
         self.prompt, self.noun = prompt, BESIDE[prompt].noun
@@ -277,7 +277,7 @@ def _words_beside(row: Row, prompt: str, columns: Mapping[str, str | None]) -> s
     return text if isinstance(text, str) else ""
 
 
-def _others(table: Table, taken: Collection[str | None]) -> tuple[str, ...]:
+def _others(table: TableHead, taken: Collection[str | None]) -> tuple[str, ...]:
     return tuple(name for name in table.names if name not in taken and table.values(name))
 
 

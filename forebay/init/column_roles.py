@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.init.folder_files import spread
-from forebay.init.table_head import Row, Table, as_list
+from forebay.init.table_head import Row, TableHead, as_list
 from forebay.rows.meanings.canonical_chat import IMAGES, MESSAGES
 
 NAMES: dict[str, list[str]] = {
@@ -50,7 +50,7 @@ class LikelyColumn:
     folder: Path | None = None
 
 
-def path_columns(table: Table, extensions: Iterable[str], *, folders: Sequence[Path]) -> list[LikelyColumn]:
+def path_columns(table: TableHead, extensions: Iterable[str], *, folders: Sequence[Path]) -> list[LikelyColumn]:
     """Returns the columns that hold paths of files that are there, the likeliest first.
 
     folders: where relative paths may begin, the table's own first.
@@ -67,13 +67,13 @@ def path_columns(table: Table, extensions: Iterable[str], *, folders: Sequence[P
     return sorted(found, key=lambda each: -each.score)
 
 
-def written_paths(table: Table, name: str) -> list[str]:
+def written_paths(table: TableHead, name: str) -> list[str]:
     """Returns the paths that a column holds, as they are written: texts, lists of texts, or `path` of mappings."""
     cells = (value.get("path") if isinstance(value, dict) else value for value in table.values(name))
     return [each for cell in cells for each in as_list(cell) if isinstance(each, str) and each and "\0" not in each]
 
 
-def name_columns(table: Table, audio: Sequence[str]) -> list[LikelyColumn]:
+def name_columns(table: TableHead, audio: Sequence[str]) -> list[LikelyColumn]:
     """Returns the columns that name recordings without their extensions. audio: the names that there are."""
     stems = {form.rpartition(".")[0] for name in audio for form in (name, name.rpartition("/")[2])}
     found = []
@@ -93,18 +93,18 @@ def _share_there(values: Sequence[str], folder: Path) -> float:
     return there / len(looked)
 
 
-def text_columns(table: Table, *, taken: Iterable[str]) -> list[LikelyColumn]:
+def text_columns(table: TableHead, *, taken: Iterable[str]) -> list[LikelyColumn]:
     """Returns the columns that may be transcripts: by their usual names, or running text that seldom repeats."""
     return columns_named(table, "text", taken=taken, by_content=_is_prose)
 
 
-def language_columns(table: Table, *, taken: Iterable[str]) -> list[LikelyColumn]:
+def language_columns(table: TableHead, *, taken: Iterable[str]) -> list[LikelyColumn]:
     """Returns the columns that may be languages: by their usual names, or codes of languages that repeat."""
     found = columns_named(table, "language", taken=taken, by_content=_are_languages)
     return [each for each in found if each.score >= 1 or len(set(map(str, table.values(each.name)))) <= _FEW]
 
 
-def id_columns(table: Table, *, taken: Iterable[str]) -> list[LikelyColumn]:
+def id_columns(table: TableHead, *, taken: Iterable[str]) -> list[LikelyColumn]:
     """Returns the columns with a usual name of ids whose values differ from row to row."""
     found = [(each, table.values(each.name)) for each in columns_named(table, "id", taken=taken)]
     return [
@@ -114,7 +114,7 @@ def id_columns(table: Table, *, taken: Iterable[str]) -> list[LikelyColumn]:
     ]
 
 
-def class_columns(table: Table, *, taken: Iterable[str]) -> list[LikelyColumn]:
+def class_columns(table: TableHead, *, taken: Iterable[str]) -> list[LikelyColumn]:
     """Returns the columns that may be classes of images: ClassLabels, and those with a usual name."""
     found = columns_named(table, "label", taken=taken)
     declared = [LikelyColumn(name, 3.0) for name in table.classes if name not in set(taken)]
@@ -122,7 +122,7 @@ def class_columns(table: Table, *, taken: Iterable[str]) -> list[LikelyColumn]:
 
 
 def columns_named(
-    table: Table, role: str, *, taken: Iterable[str] = (), by_content: Callable[[list[Any]], bool] | None = None
+    table: TableHead, role: str, *, taken: Iterable[str] = (), by_content: Callable[[list[Any]], bool] | None = None
 ) -> list[LikelyColumn]:
     """Returns the columns that may hold a role, the likeliest first.
 
@@ -173,7 +173,7 @@ def is_language(text: str) -> bool:
     return _CODE.fullmatch(text) is not None and re.split("[-_]", text.lower())[0] in _LANGUAGES.split()
 
 
-def languages_of(tables: Iterable[Table], name: str | None) -> Counter[str]:
+def languages_of(tables: Iterable[TableHead], name: str | None) -> Counter[str]:
     """Returns how often each language stands in whole columns; of huge tables in the rows that were read."""
     return sum((table.counts(name) for table in tables), Counter()) if name else Counter()
 
@@ -217,6 +217,6 @@ def images_of_row(row: Row, column: str | None = None) -> list[str]:
     return found
 
 
-def classes_of(table: Table, name: str) -> Counter[str]:
+def classes_of(table: TableHead, name: str) -> Counter[str]:
     """Returns how often each class stands in the rows that were read; a row may have a list of them."""
     return Counter(str(each) for value in table.values(name) for each in as_list(value) if each is not None)

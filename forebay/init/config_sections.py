@@ -13,7 +13,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError, DecodeError
 from forebay.init.candidate import Candidate, Draft, RowMeaning, Setting
 from forebay.init.config_text import Section, value_of
-from forebay.init.model_folder import OF_SOUND, Model
+from forebay.init.found_model import OF_SOUND, Model
 from forebay.rows.list_rows import check_pieces
 from forebay.steps.audio.extractor.extractor_call import OutputError
 from forebay.steps.audio.extractor.extractor_probe import noise

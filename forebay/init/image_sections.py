@@ -13,7 +13,7 @@ from forebay.errors import ConfigError, SampleError
 from forebay.init.candidate import Candidate, Draft, RowMeaning
 from forebay.init.config_sections import BATCH_SIZE, kind_of, not_known, num_buckets, small_set
 from forebay.init.config_text import Section, python_line
-from forebay.init.model_folder import PROCESSORS, Model
+from forebay.init.found_model import PROCESSORS, Model
 from forebay.init.questions import BESIDE
 from forebay.steps.image.processor.processor_step import Processed
 from forebay.steps.recipe import Recipe

@@ -19,7 +19,7 @@ from forebay.init.config_sections import RECORDINGS
 from forebay.init.folder_files import split_of, spread
 from forebay.init.image_sections import IMAGES
 from forebay.init.questions import Choice, Chooser, column_of, columns_beside, speech_columns
-from forebay.init.table_head import Table, read_table
+from forebay.init.table_head import TableHead, read_table
 from forebay.rows.readers.arrow_files import HfFile
 from forebay.store.source_files import hf_splits
 
@@ -90,7 +90,7 @@ def _look(splits: Sequence[str], files_of: Callable[[str], list[Path]], found: C
             found.notes.append(f"Other splits: {', '.join(rest)}.")
 
 
-def _take_media(table: Table, found: Candidate, chooser: Chooser) -> None:
+def _take_media(table: TableHead, found: Candidate, chooser: Chooser) -> None:
     images = [name for name in table.blobs if _holds(Pictures, table, name)]
     sounds = [name for name in table.blobs if name not in images and _holds(Sounds, table, name)]
     if sounds or "column audio" in chooser.given:
@@ -112,12 +112,12 @@ def _take_media(table: Table, found: Candidate, chooser: Chooser) -> None:
         )
 
 
-def _holds(headers: type[Headers], table: Table, name: str) -> bool:
+def _holds(headers: type[Headers], table: TableHead, name: str) -> bool:
     """Returns whether one of the first media of a column has a header of a kind."""
     return any(not headers.of([value]).unreadable for value in islice(table.encoded(name), _PEEK))
 
 
-def _named(table: Table, role: str, names: Sequence[str], chooser: Chooser) -> str:
+def _named(table: TableHead, role: str, names: Sequence[str], chooser: Chooser) -> str:
     option = f"column {role}"
     if option in chooser.given:
         return column_of(table, role, [], chooser) or ""
@@ -125,7 +125,7 @@ def _named(table: Table, role: str, names: Sequence[str], chooser: Chooser) -> s
     return chooser.one(f"which column is {role}", choices, option=option)
 
 
-def _take_features(table: Table, found: Candidate, chooser: Chooser) -> bool:
+def _take_features(table: TableHead, found: Candidate, chooser: Chooser) -> bool:
     """Takes matrices of features, as a Trainer's `map` leaves them; returns whether a table has such."""
     name = table.matrices[0] if len(table.matrices) == 1 else _named(table, "features", table.matrices, chooser)
     data = HfFile(table.path).encoded(0, name) if table.num_rows else None

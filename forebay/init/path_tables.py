@@ -29,7 +29,7 @@ from forebay.init.folder_files import AUDIO_DIRS, MAX_HEADS, Tree, extension_of,
 from forebay.init.image_sections import IMAGES
 from forebay.init.questions import Chooser, column_of, columns_beside, speech_columns
 from forebay.init.sample_tars import list_over_tars, manifest_over_tars
-from forebay.init.table_head import Table, read_table
+from forebay.init.table_head import TableHead, read_table
 from forebay.rows.meanings.canonical_chat import IMAGES as IMAGE_FIELDS
 from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
 from forebay.visible import from_here
@@ -44,12 +44,12 @@ class Tables:
     folders: where relative paths in them may begin.
     """
 
-    own: tuple[Table, ...]
-    splits: Mapping[str, Sequence[Table]]
+    own: tuple[TableHead, ...]
+    splits: Mapping[str, Sequence[TableHead]]
     folders: Sequence[Path] = ()
 
     @property
-    def first(self) -> Table:
+    def first(self) -> TableHead:
         """The head of one of them."""
         return self.own[0]
 
@@ -122,7 +122,7 @@ def _of_no_use(tables: Tables) -> str:
     )
 
 
-def _headless(table: Table, tree: Tree | None) -> str | None:
+def _headless(table: TableHead, tree: Tree | None) -> str | None:
     """Returns what to do where the first line of a table is a row and no header, None where it is a header."""
     stems = set() if tree is None else {name.rpartition("/")[2].rpartition(".")[0] for name in tree.audio}
     path = next((n for n, name in enumerate(table.names) if extension_of(name) in _MEDIA or name in stems), None)
@@ -143,7 +143,7 @@ def _headless(table: Table, tree: Tree | None) -> str | None:
     )
 
 
-def _running(table: Table, columns: Sequence[int]) -> int | None:
+def _running(table: TableHead, columns: Sequence[int]) -> int | None:
     """Returns the column with the most letters whose values differ; the first of those with as many."""
     letters = {}
     for number in columns:
@@ -158,7 +158,7 @@ def _grouped(paths: Sequence[Path], tree: Tree | None, problems: list[str]) -> l
 
     The name of a table says its split, or that of its folder: `train/metadata.csv` and `test/metadata.csv`.
     """
-    groups: dict[tuple[str, ...], dict[str, list[Table]]] = {}
+    groups: dict[tuple[str, ...], dict[str, list[TableHead]]] = {}
     looked = list(paths) if tree is None else spread(paths, MAX_HEADS)
     if tree is not None and len(looked) < len(paths):
         tree.cut.append(
@@ -214,7 +214,7 @@ def _candidate(tables: Tables, tree: Tree | None) -> Candidate | None:
     return None
 
 
-def _folders(table: Table, tree: Tree | None, place: Path | None) -> list[Path]:
+def _folders(table: TableHead, tree: Tree | None, place: Path | None) -> list[Path]:
     """Returns where paths in a table may begin: a given folder, its own, those beside it and with such names."""
     own = table.path.parent
     folders = [*([] if place is None else [place]), own, *(own / name for name in AUDIO_DIRS if (own / name).is_dir())]
@@ -225,7 +225,7 @@ def _folders(table: Table, tree: Tree | None, place: Path | None) -> list[Path]:
     return list(dict.fromkeys(folders))
 
 
-def _bases(table: Table, tree: Tree) -> list[str]:
+def _bases(table: TableHead, tree: Tree) -> list[str]:
     """Returns the folders of a tree below which the paths of a table are there, by the ends of both."""
     places: dict[str, list[str]] = {}
     for name in tree.names(frozenset(_MEDIA)):
@@ -239,7 +239,7 @@ def _bases(table: Table, tree: Tree) -> list[str]:
     return [base for base, _ in bases.most_common(5)]
 
 
-def _place_of(table: Table, likely: Sequence[LikelyColumn], name: str | None) -> Path:
+def _place_of(table: TableHead, likely: Sequence[LikelyColumn], name: str | None) -> Path:
     """Returns the folder that paths of a column are relative to."""
     return next((each.folder for each in likely if each.name == name), None) or table.path.parent
 
@@ -296,7 +296,7 @@ def _images(tables: Tables, images: Sequence[LikelyColumn], found: Candidate, ch
     found.notes = [*tables.notes(), *notes]
 
 
-def _of_lines(table: Table, images: Sequence[LikelyColumn]) -> Sequence[LikelyColumn]:
+def _of_lines(table: TableHead, images: Sequence[LikelyColumn]) -> Sequence[LikelyColumn]:
     """Returns one column where JSON lines have `image` in some rows and `images` in others: both are read."""
     usual = [each for each in images if each.name in IMAGE_FIELDS]
     both = all(sum(row.get(name) is not None for name in IMAGE_FIELDS) <= 1 for row in table.rows)

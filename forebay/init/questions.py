@@ -22,7 +22,7 @@ from forebay.init.column_roles import (
     text_columns,
     words_of,
 )
-from forebay.init.table_head import Table
+from forebay.init.table_head import TableHead
 from forebay.visible import printable
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ def has_terminal() -> bool:
 
 
 def column_of(
-    table: Table, role: str, likely: Sequence[LikelyColumn], chooser: Chooser, *, may_lack: bool = True
+    table: TableHead, role: str, likely: Sequence[LikelyColumn], chooser: Chooser, *, may_lack: bool = True
 ) -> str | None:
     """Returns the column that holds a role: the one that was given, the only one, or the one that is chosen."""
     option = f"column {role}"
@@ -182,7 +182,7 @@ def column_of(
     return chooser.one(f"which column of {table.path.name} is {role}", choices, option=option)
 
 
-def speech_columns(table: Table, audio: str, chooser: Chooser) -> dict[str, str | None]:
+def speech_columns(table: TableHead, audio: str, chooser: Chooser) -> dict[str, str | None]:
     """Returns the columns of text, language and id beside a column of sound."""
     languages = language_columns(table, taken=(audio,))
     # Asked only where several may be it and neither has the usual name.
@@ -193,11 +193,13 @@ def speech_columns(table: Table, audio: str, chooser: Chooser) -> dict[str, str 
     return {"audio": audio, "text": text, "language": language, "id": _id_column(table, {*taken, text}, chooser)}
 
 
-def _id_column(table: Table, taken: Collection[str | None], chooser: Chooser) -> str | None:
+def _id_column(table: TableHead, taken: Collection[str | None], chooser: Chooser) -> str | None:
     return column_of(table, "id", id_columns(table, taken=[name for name in taken if name])[:1], chooser)
 
 
-def columns_beside(table: Table, image: str | None, chooser: Chooser) -> tuple[str, dict[str, str | None], list[str]]:
+def columns_beside(
+    table: TableHead, image: str | None, chooser: Chooser
+) -> tuple[str, dict[str, str | None], list[str]]:
     """Returns the `text.prompt` of a table of images, the columns that it takes, and notes.
 
     image: the column of images; None where conversations name them.
@@ -221,7 +223,7 @@ def columns_beside(table: Table, image: str | None, chooser: Chooser) -> tuple[s
     return prompt, columns, notes
 
 
-def _prompt_of_table(table: Table, taken: Sequence[str], chooser: Chooser) -> tuple[str, list[str]]:
+def _prompt_of_table(table: TableHead, taken: Sequence[str], chooser: Chooser) -> tuple[str, list[str]]:
     named = {option.partition(" ")[2] for option in chooser.given if option.startswith("column ")}
     conversations = "columns that were named" if named.intersection(_ROLES["chat"]) else _conversations(table, taken)
     texts = text_columns(table, taken=taken)
@@ -242,7 +244,7 @@ def _prompt_of_table(table: Table, taken: Sequence[str], chooser: Chooser) -> tu
     return prompt_of(table.path.name, possible, chooser)
 
 
-def _conversations(table: Table, taken: Sequence[str]) -> str:
+def _conversations(table: TableHead, taken: Sequence[str]) -> str:
     """Returns what a person reads of the columns of conversations; empty where there are none of their names."""
     if messages := columns_named(table, "messages", taken=taken):
         return f"column {messages[0].name}"

@@ -17,7 +17,7 @@ from forebay.init.config_sections import RECORDINGS
 from forebay.init.folder_files import SAMPLE, Clock, spread, text_head
 from forebay.init.image_sections import IMAGES
 from forebay.init.questions import Choice, Chooser, prompt_of
-from forebay.init.table_head import Table, read_table
+from forebay.init.table_head import TableHead, read_table
 from forebay.rows.readers.json_lines import JsonError, parse_object
 from forebay.rows.readers.tar_lists import REQUIRED
 from forebay.rows.readers.tar_members import AUDIO, IMAGE_EXTENSIONS, TEXT_FIELDS, split_name
@@ -139,7 +139,7 @@ def _recordings(seen: _Seen, found: Candidate, chooser: Chooser) -> None:  # noq
 
 def _images(seen: _Seen, found: Candidate, chooser: Chooser) -> None:
     prompt, notes = prompt_of(from_here(found.manifests[0]), seen.possible, chooser)
-    table = Table(found.manifests[0], "jsonl", names=(), rows=tuple(seen.rows), num_rows=len(seen.rows))
+    table = TableHead(found.manifests[0], "jsonl", names=(), rows=tuple(seen.rows), num_rows=len(seen.rows))
     found.take_images(table, prompt, {"label": "label"} if prompt == "label" else {"text": "text"})
     found.has_all_classes, found.pictures = seen.is_whole, seen.pictures
     seen.count_into(found, seen.images)
@@ -149,7 +149,7 @@ def _images(seen: _Seen, found: Candidate, chooser: Chooser) -> None:
     found.notes += [*seen.problems, *notes]
 
 
-def manifest_over_tars(table: Table) -> Candidate | None:
+def manifest_over_tars(table: TableHead) -> Candidate | None:
     """Returns the candidate of a parquet manifest over tars; None for another table."""
     if not set(REQUIRED) <= set(table.names):
         return None

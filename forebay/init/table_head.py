@@ -36,7 +36,7 @@ _MAX_BLOB = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableHead:
     """What the head of a table says.
 
     names: its columns. rows: some of the rows, spread over the file, without what is in `blobs`. num_rows: about so
@@ -108,7 +108,7 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> TableHead:
     """Returns the head of a table; its form is that of its name. Raises ConfigError for what is no such table."""
     suffix = path.suffix.lower()
     try:
@@ -119,7 +119,7 @@ def read_table(path: Path) -> Table:
         raise ConfigError(f"cannot read {path}: {err.strerror or err}; check its permissions") from err
 
 
-def _data(path: Path) -> Table:
+def _data(path: Path) -> TableHead:
     try:
         file = HfFile(path)
         blobs = tuple(column.name for column in file.schema if _is_blob(column.type))
@@ -130,7 +130,7 @@ def _data(path: Path) -> Table:
     except (ManifestError, pa.ArrowException) as err:
         raise ConfigError(f"{path} cannot be read: {err}") from err
     names = tuple(file.schema.names)
-    return Table(path, "data", names, rows, len(file), blobs=blobs, matrices=matrices, classes=classes)
+    return TableHead(path, "data", names, rows, len(file), blobs=blobs, matrices=matrices, classes=classes)
 
 
 def _data_rows(file: HfFile, names: list[str], classes: Mapping[str, Sequence[str]]) -> Iterator[Row]:
@@ -151,7 +151,7 @@ def _is_blob(kind: pa.DataType) -> bool:
     return any(inner.name == "bytes" for inner in kind) if pa.types.is_struct(kind) else is_bytes(kind)
 
 
-def _lines(path: Path) -> Table:
+def _lines(path: Path) -> TableHead:
     names: dict[str, None] = {}
     rows: list[Row] = []
     size, read, members = os.path.getsize(path), 0, _members(path) if is_array(path) else None
@@ -171,7 +171,7 @@ def _lines(path: Path) -> Table:
     else:
         is_exact = size <= _MAX_ARRAY
         num_rows = len(members) if is_exact else round(size * len(members) / sum(map(len, members)))
-    return Table(path, "jsonl", tuple(names), tuple(rows), num_rows, is_exact=is_exact)
+    return TableHead(path, "jsonl", tuple(names), tuple(rows), num_rows, is_exact=is_exact)
 
 
 def _members(path: Path) -> list[bytes]:
@@ -183,7 +183,7 @@ def _members(path: Path) -> list[bytes]:
         raise ConfigError(str(err)) from err
 
 
-def _delimited(path: Path, delimiters: str) -> Table:
+def _delimited(path: Path, delimiters: str) -> TableHead:
     size = os.path.getsize(path)
     lines = [line.decode("utf-8", "replace") for line in _some_lines(path, size)]
     if not lines:
@@ -193,7 +193,7 @@ def _delimited(path: Path, delimiters: str) -> Table:
     rows = tuple(dict(zip(names, row, strict=True)) for row in rest if len(row) == len(names))
     read = sum(len(line.encode("utf-8", "surrogateescape")) + 1 for line in lines[1:])
     num_rows, is_exact = _count(path, size, read / max(1, len(rest)))
-    return Table(path, "csv", tuple(names), rows, max(0, num_rows - 1), is_exact=is_exact, delimiter=delimiter)
+    return TableHead(path, "csv", tuple(names), rows, max(0, num_rows - 1), is_exact=is_exact, delimiter=delimiter)
 
 
 def _records(lines: list[str], delimiter: str) -> list[list[str]]:

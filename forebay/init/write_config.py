@@ -19,7 +19,7 @@ from forebay.init.candidate import Candidate, Draft, facts, problems
 from forebay.init.config_sections import add_sections, mix
 from forebay.init.config_text import document_of, python_line, text_of
 from forebay.init.folder_files import config_name
-from forebay.init.model_folder import Model, read_model
+from forebay.init.found_model import Model, read_model
 from forebay.init.questions import Choice, Chooser, Wish, written
 from forebay.init.recognise import recognise
 from forebay.steps.audio.extractor.extractor_call import OutputError
@@ -34,7 +34,7 @@ _LEFT_OUT = "what is given there cannot be stored; if the model needs it, this c
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class InitOptions:
     """What `forebay init` is asked. out: the config to write; None: named after the data, in this folder."""
 
     data: tuple[str, ...]
@@ -72,7 +72,7 @@ class Report:
         return self.document
 
 
-def init(options: Options, chooser: Chooser) -> Report:
+def init(options: InitOptions, chooser: Chooser) -> Report:
     """Writes the config of some data and returns what was found.
 
     Raises ConfigError for data of no known form, a question that nobody answers, a model's folder that does not fit,

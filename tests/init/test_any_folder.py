@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.init.model_folder import read_model
+from forebay.init.found_model import read_model
 from tests.commands import run, run_json
 from tests.init import layouts, model_folders
 from tests.vlm_families import FAMILIES, LLAVA, write_family

@@ -11,14 +11,14 @@ import pytest
 from forebay.errors import ConfigError
 from forebay.init.column_roles import id_columns, is_language, language_columns, path_columns, text_columns
 from forebay.init.questions import Chooser, speech_columns
-from forebay.init.table_head import Table
+from forebay.init.table_head import TableHead
 
 SENTENCES = ["the first of them", "another one", "and a third", "the last one"]
 
 
-def table(**columns: Sequence[Any]) -> Table:
+def table(**columns: Sequence[Any]) -> TableHead:
     rows = tuple(dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
-    return Table(path=Path("x.csv"), form="csv", names=tuple(columns), rows=rows, num_rows=len(rows))
+    return TableHead(path=Path("x.csv"), form="csv", names=tuple(columns), rows=rows, num_rows=len(rows))
 
 
 def names(found: Sequence[Any]) -> list[str]:

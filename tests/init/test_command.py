@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from forebay import load_config
 from forebay.init.folder_files import config_name, name_of
 from forebay.init.questions import Chooser
-from forebay.init.write_config import Options, init
+from forebay.init.write_config import InitOptions, init
 from tests.commands import run, run_json
 from tests.init import layouts
 from tests.init.layouts import QWEN3_VL, WHISPER, clips
@@ -172,7 +172,7 @@ def test_any_names_of_folders_files_and_columns_are_written_as_they_are(
     path.write_text(json.dumps(dict(zip(columns, ["a.flac", clip.text, "kept"], strict=True))) + "\n")
     out = data.parent / "out.toml"
     given = {"kind": "table", "column audio": columns[0], "column text": columns[1]}
-    report = init(Options(data=(os.fspath(data),), out=out), Chooser(given=given, takes_first=True))
+    report = init(InitOptions(data=(os.fspath(data),), out=out), Chooser(given=given, takes_first=True))
     config = load_config(out)
     assert config.source.manifest == os.fspath(path)
     assert (config.source.columns.audio, config.source.columns.text) == tuple(columns[:2])

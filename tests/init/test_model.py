@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.init.model_folder import TRAINED, read_model
+from forebay.init.found_model import TRAINED, read_model
 from forebay.train.models.families import FAMILIES
 from tests.init.layouts import QWEN3_ASR, QWEN3_VL, WHISPER
 

@@ -19,7 +19,7 @@ from forebay.steps.form import BatchForm, FieldForm, Join, Promise, Table
 from forebay.steps.form_batch import collate
 from forebay.steps.step import Stored
 from forebay.store.layout import Array
-from forebay.train.collate.forms import Items
+from forebay.train.collate.forms import BatchItems
 from tests.flat_constants import flat
 
 EXACT = Promise(kind="exact")
@@ -266,14 +266,14 @@ def test_a_cache_of_declared_features_collates_and_counts() -> None:
     made = Declared.batch(stored)
     with pytest.raises(ConfigError, match=r"cache x: .* the field features is None, the form wants"):
         Declared.batch(replace(stored, fields={}))
-    batches = Items(form=pickle.loads(pickle.dumps(made)))  # noqa: S301  our own
+    batches = BatchItems(form=pickle.loads(pickle.dumps(made)))  # noqa: S301  our own
     samples = [field.stored(np.full((2, n), n, np.float32)) for n in (3, 5)]
     batch = batches.collate(samples, dtype=torch.float32, allocate=fresh)
     assert batch["features"].shape == (2, 2, 8)
     assert batch["features"][0, 0].tolist() == [3, 3, 3, 0, 0, 0, 0, 0]
     assert batch["mask"].sum(dim=1).tolist() == [3, 5]
     assert batches.count(samples) == (8, 16)
-    short = Items(
+    short = BatchItems(
         form=Declared.batch(
             replace(stored, constants=flat(features="declared", form=form_of(replace(field, length=4)).to_json()))
         )

@@ -81,7 +81,7 @@ _UNKNOWN = {"f": np.nan, "i": 0, "O": ""}
 
 
 @dataclass
-class RowPart:
+class MeasuredPart:
     """What was measured of some rows, a value a row.
 
     facts: by name, float64 (NaN where not known), int64 or strings. content: int64 hashes by what they are of, 0 where
@@ -93,7 +93,7 @@ class RowPart:
     bad: list[Bad] = field(default_factory=list)
 
 
-class MeasuredColumns(RowPart):
+class MeasuredColumns(MeasuredPart):
     """What was measured of all rows. deaths: the rows that killed a worker twice, of which nothing is known."""
 
     def __init__(self, count: int) -> None:
@@ -101,7 +101,7 @@ class MeasuredColumns(RowPart):
         self.count = count
         self.deaths: list[int] = []
 
-    def put(self, start: int, part: RowPart) -> None:
+    def put(self, start: int, part: MeasuredPart) -> None:
         """Writes what was measured of the rows from `start` on."""
         for columns, values in ((self.facts, part.facts), (self.content, part.content)):
             for name, found in values.items():
@@ -125,7 +125,7 @@ class Walk:
     def columns(
         self,
         pool: Pool,
-        function: Callable[[Any], RowPart],
+        function: Callable[[Any], MeasuredPart],
         make: Callable[[int, int], SpanTask],
         count: int,
         *,

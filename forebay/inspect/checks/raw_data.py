@@ -17,7 +17,7 @@ import xxhash
 from forebay.config.tree import Config
 from forebay.errors import SampleError
 from forebay.inspect.checks.limits import Limits
-from forebay.inspect.checks.measure_items import Bad, MeasuredColumns, RowPart, Walk
+from forebay.inspect.checks.measure_items import Bad, MeasuredColumns, MeasuredPart, Walk
 from forebay.inspect.checks.measured import Classes, ImageFacts, Measured, Refused, Sound, band_db, measured_sound
 from forebay.inspect.checks.text_letters import classes_in, kind_of, said_of, signed
 from forebay.preprocess.audio_group import AudioItems
@@ -64,7 +64,7 @@ class RawTask:
         return reduced(self)
 
 
-def measure_rows(task: RawTask) -> RowPart:
+def measure_rows(task: RawTask) -> MeasuredPart:
     """Returns what is measured of some rows. Raises TarError or OSError where a file as a whole cannot be read."""
     if task.group == TEXT:
         return _texts(task)
@@ -75,7 +75,7 @@ def measure_rows(task: RawTask) -> RowPart:
         return _LOOKS.get(task.group, _made)(task, group, read)
 
 
-def _texts(task: RawTask) -> RowPart:
+def _texts(task: RawTask) -> MeasuredPart:
     """The build's own reasons, and what the texts are like."""
     text = task.groups.text
     texts, languages, bad = [], [], []
@@ -90,13 +90,15 @@ def _texts(task: RawTask) -> RowPart:
     return replace(said, facts={**said.facts, **cut}, bad=bad)
 
 
-def _made(task: RawTask, group: ItemGroup, read: Read) -> RowPart:
+def _made(task: RawTask, group: ItemGroup, read: Read) -> MeasuredPart:
     """The build's own reasons alone."""
     made = enumerate(group.samples(task.rows, read))
-    return RowPart(bad=[(row, values["failure"], values["message"]) for row, values in made if "failure" in values])
+    return MeasuredPart(
+        bad=[(row, values["failure"], values["message"]) for row, values in made if "failure" in values]
+    )
 
 
-def _pixels(task: RawTask, group: ItemGroup, read: Read) -> RowPart:
+def _pixels(task: RawTask, group: ItemGroup, read: Read) -> MeasuredPart:
     """The build's own reasons, and what lies between the darkest and the brightest value of each image."""
     ranges = np.full(len(task.rows), np.nan)
     rows = iter(range(len(ranges)))
@@ -114,15 +116,15 @@ def _pixels(task: RawTask, group: ItemGroup, read: Read) -> RowPart:
             bad.append((row, values["failure"], values["message"]))
         elif are_pixels:
             ranges[row] = np.ptp(values[_PATCHES])
-    return RowPart({"range": ranges}, bad=bad)
+    return MeasuredPart({"range": ranges}, bad=bad)
 
 
-def _sounds(task: RawTask, group: AudioItems, read: Read) -> RowPart:
+def _sounds(task: RawTask, group: AudioItems, read: Read) -> MeasuredPart:
     """What clips are like, as decoded, and why a build leaves them out."""
     count = len(task.rows)
     facts = {name: np.full(count, np.nan) for name in (*Sound._fields, "band_db", "file_rate_hz", "file_s")}
     facts["num_samples"] = np.zeros(count, np.int64)
-    found = RowPart(facts, {name: np.zeros(count, np.int64) for name in ("file", "sound")})
+    found = MeasuredPart(facts, {name: np.zeros(count, np.int64) for name in ("file", "sound")})
     for row, place in enumerate(task.rows.select(["sample_id", "file", "offset", "size"]).to_pylist()):
         mark(row)
         try:
@@ -134,7 +136,7 @@ def _sounds(task: RawTask, group: AudioItems, read: Read) -> RowPart:
     return found
 
 
-def _sound(task: RawTask, group: AudioItems, found: RowPart, row: int, data: bytes, *, sample_id: str) -> None:
+def _sound(task: RawTask, group: AudioItems, found: MeasuredPart, row: int, data: bytes, *, sample_id: str) -> None:
     """Writes what a clip is like into its row. Raises DecodeError where a build leaves it out."""
     features, decode, facts = group.steps.features, group.steps.decode, found.facts
     if not features.reads_sound:
@@ -165,7 +167,7 @@ def sound_hash(clip: Array) -> int:
     return signed(xxhash.xxh3_64_intdigest(np.ascontiguousarray(samples).data))
 
 
-_LOOKS: Mapping[Group, Callable[[RawTask, Any, Read], RowPart]] = {"audio": _sounds, "image": _pixels}
+_LOOKS: Mapping[Group, Callable[[RawTask, Any, Read], MeasuredPart]] = {"audio": _sounds, "image": _pixels}
 """What is measured of the items of a group; of others only what a build says of them."""
 
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheCorruptError, FormError
 from forebay.inspect.checks.limits import Limits
-from forebay.inspect.checks.measure_items import MeasuredColumns, RowPart, Walk
+from forebay.inspect.checks.measure_items import MeasuredColumns, MeasuredPart, Walk
 from forebay.inspect.checks.measured import Classes, ImageFacts, Measured, Refused, Sound, band_db, measured_sound
 from forebay.inspect.checks.raw_data import coded, sound_hash
 from forebay.inspect.checks.text_letters import classes_in, kind_of, said_of
@@ -132,7 +132,7 @@ def _column(cache: Cache, name: str, count: int) -> pa.ChunkedArray:
     return cache.table([name])[name].slice(0, count)
 
 
-def measure_stored(task: CacheTask) -> RowPart:
+def measure_stored(task: CacheTask) -> MeasuredPart:
     """Returns what is measured of some rows of a cache."""
     if task.group == TEXT:
         return said_of(task.rows["text"].to_pylist(), task.rows["language"].to_pylist(), task.kind)
@@ -144,7 +144,7 @@ def _opened(place: str, remote: RemoteConfig) -> Cache:
     return open_cache(place, remote=remote, max_open_shards=_OPEN)
 
 
-def _sounds(cache: Cache, task: CacheTask) -> RowPart:
+def _sounds(cache: Cache, task: CacheTask) -> MeasuredPart:
     count, rate_hz = len(task.rows), cache.constants["sample_rate_hz"]
     facts = {name: np.full(count, np.nan) for name in (*Sound._fields, "band_db")}
     hashes = np.zeros(count, np.int64)
@@ -154,10 +154,10 @@ def _sounds(cache: Cache, task: CacheTask) -> RowPart:
         for name, value in {**measured_sound(clip, rate_hz, task.limits)._asdict(), "band_db": band_db(clip)}.items():
             facts[name][row] = value
         hashes[row] = sound_hash(clip)
-    return RowPart(facts, {"sound": hashes})
+    return MeasuredPart(facts, {"sound": hashes})
 
 
-def _pixels(cache: Cache, task: CacheTask) -> RowPart:
+def _pixels(cache: Cache, task: CacheTask) -> MeasuredPart:
     """What lies between the darkest and the brightest value of each image, of 255."""
     name, measured = _range_of(cache, task.group)
     ranges = np.full(len(task.rows), np.nan)
@@ -166,10 +166,10 @@ def _pixels(cache: Cache, task: CacheTask) -> RowPart:
         mark(row)
         known, sample = (known, sample) if index == known else (index, cache.read(index))
         ranges[row] = measured(sample[name][place])
-    return RowPart({"range": ranges})
+    return MeasuredPart({"range": ranges})
 
 
-_MEASURED: Mapping[Group, Callable[[Cache, CacheTask], RowPart]] = {"audio": _sounds, "image": _pixels}
+_MEASURED: Mapping[Group, Callable[[Cache, CacheTask], MeasuredPart]] = {"audio": _sounds, "image": _pixels}
 """What is measured of the stored items of a group."""
 
 

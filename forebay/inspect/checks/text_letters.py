@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from forebay.inspect.checks.measure_items import RowPart
+from forebay.inspect.checks.measure_items import MeasuredPart
 from forebay.steps.table import STEPS
 from forebay.steps.text.annotation import digit_share
 from forebay.steps.text.language.script import letters_of, script_of, scripts_of
@@ -97,19 +97,19 @@ def kind_of(prompt: str | None, *, lists: bool) -> str:
     return "text" if found == "nothing" and not lists else found
 
 
-def said_of(texts: Sequence[str], languages: Sequence[str], kind: str) -> RowPart:
+def said_of(texts: Sequence[str], languages: Sequence[str], kind: str) -> MeasuredPart:
     """Returns what is measured of texts. kind: of `kind_of`."""
     if kind == "conversation":
         talks = [conversation_facts(text) for text in texts]
         facts = {"loops": np.array([each[0] for each in talks], np.float64)}
-        return RowPart(facts, {"text": np.array([each[1] for each in talks], np.int64)})
+        return MeasuredPart(facts, {"text": np.array([each[1] for each in talks], np.int64)})
     if kind != "text":
         hashes = [_hash(text) if kind == "class" else 0 for text in texts]
-        return RowPart({}, {"text": np.array(hashes, np.int64)})
+        return MeasuredPart({}, {"text": np.array(hashes, np.int64)})
     known = [text_facts(*each) for each in zip(texts, languages, strict=True)]
     numbers = {name: np.array([getattr(each, name) for each in known], np.float64) for name in _NUMBERS}
     strings = {name: np.array([getattr(each, name) for each in known], object) for name in _STRINGS}
-    return RowPart({**numbers, **strings}, {"text": np.array([each.hash for each in known], np.int64)})
+    return MeasuredPart({**numbers, **strings}, {"text": np.array([each.hash for each in known], np.int64)})
 
 
 def classes_in(texts: Sequence[str], *, is_multi: bool) -> list[list[str]]:

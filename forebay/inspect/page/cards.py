@@ -18,7 +18,7 @@ from forebay.config.tree import Config
 from forebay.errors import CacheError
 from forebay.inspect.page.card_media import HOP_S, hop_s, picture_of, webp, webps
 from forebay.inspect.page.chosen_cards import Chosen, clipped_share
-from forebay.inspect.page.doubts import SampleColumns
+from forebay.inspect.page.doubts import PageColumns
 from forebay.inspect.page.markup import data_url, url_size
 from forebay.inspect.page.words import TokenPiece, learnt_mask, pieces_of, repeated_ids
 from forebay.inspect.pixels_seen import Picture
@@ -192,7 +192,7 @@ class Reader:
     from its source; None: there is no config, or the cache keeps them.
     """
 
-    columns: SampleColumns
+    columns: PageColumns
     tokenizer: Any = None
     config: Config | None = None
     sound: Callable[[Mapping[str, Any]], Array | None] | None = None

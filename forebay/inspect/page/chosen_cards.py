@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import CacheError, ConfigError
-from forebay.inspect.page.doubts import Doubts, SampleColumns
+from forebay.inspect.page.doubts import Doubts, PageColumns
 from forebay.store.layout import Array
 from forebay.store.sample_ids import read_ids
 
@@ -34,7 +34,7 @@ class Chosen:
     why: str = ""
 
 
-def spread(columns: SampleColumns) -> list[Chosen]:
+def spread(columns: PageColumns) -> list[Chosen]:
     """Returns up to 24 samples that stand for all: every language by its share, from its shortest to its longest.
 
     Of images with classes: every class by its share.
@@ -65,13 +65,13 @@ def _shares(counts: Array) -> dict[int, int]:
     return dict(zip(largest.tolist(), given.tolist(), strict=True))
 
 
-def longest(columns: SampleColumns) -> list[Chosen]:
+def longest(columns: PageColumns) -> list[Chosen]:
     """Returns the 24 longest samples, the longest first."""
     order = np.argsort(-columns.length, kind="stable")[:SHOWN]
     return [Chosen(index=index, why=f"number {place} by length") for place, index in enumerate(order.tolist(), 1)]
 
 
-def worst(columns: SampleColumns, doubts: Doubts, *, padding: Array | None) -> list[Chosen]:
+def worst(columns: PageColumns, doubts: Doubts, *, padding: Array | None) -> list[Chosen]:
     """Returns up to 24 samples that are worst in one of three ways, taken in turn.
 
     Their transcript does not fit their length (`Doubts.misfits`, the farthest ones first); their waveform
@@ -87,7 +87,7 @@ def worst(columns: SampleColumns, doubts: Doubts, *, padding: Array | None) -> l
     return list(found.values())
 
 
-def _unfit(columns: SampleColumns, doubts: Doubts) -> list[Chosen]:
+def _unfit(columns: PageColumns, doubts: Doubts) -> list[Chosen]:
     if doubts.z is None or columns.rate is None:
         return []
     return [
@@ -100,7 +100,7 @@ def _away(score: float) -> str:
     return f", {score:+.1f} deviations from its language" if np.isfinite(score) else ""
 
 
-def _clipped(columns: SampleColumns) -> list[Chosen]:
+def _clipped(columns: PageColumns) -> list[Chosen]:
     """Reads waveforms of samples that are spread evenly, and no more than 400 MB of them."""
     cache = columns.cache
     if "waveform" not in cache.fields:
@@ -146,7 +146,7 @@ def _padded(padding: Array | None) -> list[Chosen]:
     ]
 
 
-def by_ids(columns: SampleColumns, text: str) -> list[Chosen]:
+def by_ids(columns: PageColumns, text: str) -> list[Chosen]:
     """Returns the samples that `--ids` names: a file with an id a line, or ids with commas between them.
 
     Raises ConfigError for ids that the cache does not have, more than 200 of them, or none.

@@ -34,7 +34,7 @@ _KNOWN = frozenset(("index", "sample_id", "text", "language", "prompt", "source"
 
 
 @dataclass(frozen=True)
-class SampleColumns:
+class PageColumns:
     """The columns of a cache; each is read when it is first asked for."""
 
     cache: Cache
@@ -167,7 +167,7 @@ class Doubts:
     checks: Mapping[int, str] = field(default_factory=dict)
 
 
-def doubts_of(columns: SampleColumns, *, kept: Array | None = None) -> Doubts:
+def doubts_of(columns: PageColumns, *, kept: Array | None = None) -> Doubts:
     """Returns what is doubtful of all samples, by their columns and stored hashes alone; about 1 us a sample.
 
     kept: bool [num_samples], what a filter leaves: only there are transcripts held against each other, as lint does.
@@ -235,7 +235,7 @@ def _mixed(values: Array) -> Array:
     return np.asarray(z ^ (z >> np.uint64(31)))
 
 
-def _near_codes(columns: SampleColumns, exact: Array) -> Array:
+def _near_codes(columns: PageColumns, exact: Array) -> Array:
     """Returns int64 [num_samples], equal for near duplicates, different for all others: -1 less their index.
 
     Near are samples with one text (whatever its case and the spaces around it) whose lengths differ by no more than
@@ -283,7 +283,7 @@ def _groups(codes: Array) -> DoubtGroups:
     return DoubtGroups(num_groups=len(many), num_samples=int(counts[many].sum()), shown=shown)
 
 
-def unfit_of(columns: SampleColumns, kept: Array | None) -> Misfits | None:
+def unfit_of(columns: PageColumns, kept: Array | None) -> Misfits | None:
     """Returns the texts that do not fit, as `forebay lint` finds them; None for a cache without audio."""
     if columns.seconds is None:
         return None

@@ -23,7 +23,7 @@ from forebay.errors import ForebayError
 from forebay.inspect.facts import cache_facts
 from forebay.inspect.page.cards import Reader
 from forebay.inspect.page.chosen_cards import Chosen, by_ids, longest, spread, worst
-from forebay.inspect.page.doubts import OWN_LENGTHS, Doubts, SampleColumns, doubts_of
+from forebay.inspect.page.doubts import OWN_LENGTHS, Doubts, PageColumns, doubts_of
 from forebay.inspect.page.plan_history import PlanView, views_of
 from forebay.inspect.page.words import rejected_ids, sealed_at, shortened
 from forebay.inspect.sample import Sounds, load_tokenizer, spoken
@@ -57,7 +57,7 @@ class PageColumn:
 class PageRows:
     """Makes rows of samples by their indices: the index first, then the id, the text last."""
 
-    columns: SampleColumns
+    columns: PageColumns
     doubts: Doubts
 
     @cached_property
@@ -201,7 +201,7 @@ class Overview:
     """
 
     facts: Mapping[str, Any]
-    columns: SampleColumns
+    columns: PageColumns
     doubts: Doubts
     plans: Sequence[PlanView]
     rejected: Mapping[tuple[str, str], Sequence[str]]
@@ -233,7 +233,7 @@ def overview_of(
     Raises ConfigError for ids that are not there, CacheCorruptError where the metadata describes no cache.
     """
     facts = cache_facts(cache, plan_roots=[])
-    columns = SampleColumns(cache)
+    columns = PageColumns(cache)
     filter_ = None if config is None or not config.filter.is_given else Filter.of(config.filter)
     left = None if filter_ is None else filter_.choose(cache, name=cache.place)
     doubts = doubts_of(columns, kept=None if left is None else np.isin(np.arange(len(cache)), left.places))
@@ -258,7 +258,7 @@ def overview_of(
 
 
 def _chosen(
-    columns: SampleColumns, doubts: Doubts, plans: Sequence[PlanView], choice: CardChoice
+    columns: PageColumns, doubts: Doubts, plans: Sequence[PlanView], choice: CardChoice
 ) -> tuple[list[Chosen], str]:
     if choice.ids is not None:
         return by_ids(columns, choice.ids), "those named by --ids"
@@ -273,7 +273,7 @@ def _chosen(
     return found, "all of them" if len(found) == len(columns) else f"spread over {_spread_over(columns)}"
 
 
-def _spread_over(columns: SampleColumns) -> str:
+def _spread_over(columns: PageColumns) -> str:
     return "languages and lengths" if columns.classes is None else "classes"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from forebay.config.plan import PlanConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, PlanError
-from forebay.inspect.page.doubts import SampleColumns
+from forebay.inspect.page.doubts import PageColumns
 from forebay.inspect.plan_facts import bucket_range, plans_of
 from forebay.inspect.sizes import pixel_padding
 from forebay.plan.disk import planned_samples, read_metadata
@@ -70,7 +70,7 @@ class PlanView:
     pixel_padding: float | None = None
 
 
-def views_of(columns: SampleColumns, config: Config | None, *, roots: Sequence[Path]) -> list[PlanView]:
+def views_of(columns: PageColumns, config: Config | None, *, roots: Sequence[Path]) -> list[PlanView]:
     """Returns the plans below these roots, that of the config first; it is made in memory where none is kept.
 
     A plan that cannot be read or made is left out with a warning: it must not hide the cache.
@@ -105,9 +105,7 @@ def _in_cache(arrays: Mapping[str, Array], places: Array | None, *, count: int, 
     return {**arrays, "members": members if places is None else places[members]}
 
 
-def _kept(
-    columns: SampleColumns, source: SampleSource, facts: Mapping[str, Any], *, is_wanted: bool
-) -> PlanView | None:
+def _kept(columns: PageColumns, source: SampleSource, facts: Mapping[str, Any], *, is_wanted: bool) -> PlanView | None:
     folder = Path(facts["folder"])
     try:
         metadata = read_metadata(folder)
@@ -127,7 +125,7 @@ def _kept(
         return None
 
 
-def _made(columns: SampleColumns, source: SampleSource, settings: PlanConfig, *, key: str) -> PlanView:
+def _made(columns: PageColumns, source: SampleSource, settings: PlanConfig, *, key: str) -> PlanView:
     samples = samples_of(source)
     plan = make_plan(samples, settings)
     statistics = plan_statistics(plan, samples)
@@ -145,7 +143,7 @@ def _made(columns: SampleColumns, source: SampleSource, settings: PlanConfig, *,
 
 
 def _view(
-    columns: SampleColumns, facts: Mapping[str, Any], arrays: Mapping[str, Array], *, is_wanted: bool, is_kept: bool
+    columns: PageColumns, facts: Mapping[str, Any], arrays: Mapping[str, Array], *, is_wanted: bool, is_kept: bool
 ) -> PlanView:
     members, offsets = arrays.get("members"), arrays.get("offsets")
     if members is None or offsets is None:
@@ -169,7 +167,7 @@ def _pixel_padding(cache: Cache, arrays: Mapping[str, Array]) -> float | None:
     return pixel_padding(cache, [members[a:b] for a, b in _pairs(offsets)], sizes.tolist())
 
 
-def _room(facts: Mapping[str, Any], members: Array, offsets: Array, columns: SampleColumns) -> int:
+def _room(facts: Mapping[str, Any], members: Array, offsets: Array, columns: PageColumns) -> int:
     """Returns the tokens of a pack of a plan in memory, by its figures."""
     held = int(columns.tokens[members].sum()) + int(facts["statistics"]["pad_tokens"])
     return max(held // max(len(offsets) - 1, 1), 1)
@@ -192,7 +190,7 @@ def _require_members(name: str, members: Array, offsets: Array, *, count: int) -
         )
 
 
-def _packs(columns: SampleColumns, members: Array, offsets: Array, *, room: int) -> tuple[list[DrawnPlan], Array]:
+def _packs(columns: PageColumns, members: Array, offsets: Array, *, room: int) -> tuple[list[DrawnPlan], Array]:
     """Returns packs from the emptiest to the fullest, and how full all of them are."""
     held = np.add.reduceat(columns.tokens[members], offsets[:-1]) if len(members) else np.zeros(0)
     fills = np.asarray(held / room, np.float64)
@@ -210,7 +208,7 @@ def _packs(columns: SampleColumns, members: Array, offsets: Array, *, room: int)
     return drawn, fills
 
 
-def _segment(columns: SampleColumns, index: int) -> PackSegment:
+def _segment(columns: PageColumns, index: int) -> PackSegment:
     length = float(columns.tokens[index])
     image_id = columns.cache.constants.get("image_token_id")
     if image_id is None:
@@ -229,7 +227,7 @@ def _token_ids(cache: Cache, index: int) -> Array:
     return values["input_ids"]
 
 
-def _batches(columns: SampleColumns, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[DrawnPlan]:
+def _batches(columns: PageColumns, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[DrawnPlan]:
     """Returns a batch of each bucket as a shuffle might draw it, of up to ten buckets that hold samples."""
     members, offsets, sizes = arrays["members"], arrays["offsets"], arrays.get("batch_sizes")
     ranges = [bucket_range(bucket) for bucket in facts["statistics"].get("buckets", ())]
@@ -244,7 +242,7 @@ def _batches(columns: SampleColumns, facts: Mapping[str, Any], arrays: Mapping[s
     ]
 
 
-def _batch(columns: SampleColumns, own: Array, size: int, *, label: str, rng: np.random.Generator) -> DrawnPlan:
+def _batch(columns: PageColumns, own: Array, size: int, *, label: str, rng: np.random.Generator) -> DrawnPlan:
     drawn = own if len(own) <= size else rng.choice(own, size=size, replace=False)
     lengths = columns.length[drawn]
     order = np.argsort(-lengths, kind="stable")

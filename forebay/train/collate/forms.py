@@ -24,7 +24,7 @@ IDS, MASK, LABELS = "input_ids", "label_mask", "labels"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Items:
+class BatchItems:
     """The items of a group in a batch. A batch without an item has none of their fields."""
 
     form: BatchForm
@@ -83,7 +83,7 @@ def count_tokens(samples: Sequence[Sample]) -> tuple[int, int]:
     return sum(lengths), len(lengths) * max(lengths)
 
 
-def items_of(stored: Stored) -> tuple[Items, ...]:
+def items_of(stored: Stored) -> tuple[BatchItems, ...]:
     """Returns what a cache stores of its items as batches have it, a group each; raises as `forms_of`."""
     text = text_step_of(stored.constants)
     beside: Literal["tokens", "items"] = "tokens" if IDS in stored.fields else "items"
@@ -92,7 +92,7 @@ def items_of(stored: Stored) -> tuple[Items, ...]:
         step = form_step(stored.constants.of(group)["features"])
         assert step is not None
         found.append(
-            Items(
+            BatchItems(
                 form=form,
                 who=step.items,
                 advice=step.apart,

@@ -11,14 +11,14 @@ import pytest
 from forebay.inspect.checks.judge import _speed
 from forebay.inspect.checks.limits import Limits
 from forebay.inspect.checks.measured import Measured
-from forebay.inspect.page.doubts import SampleColumns, content_codes, doubts_of
+from forebay.inspect.page.doubts import PageColumns, content_codes, doubts_of
 from forebay.store.cache import open_cache
 from tests.inspect.conftest import Built
 from tests.store_factory import RATE_HZ, make_cache
 
 
-def columns_of(folder: Path) -> SampleColumns:
-    return SampleColumns(open_cache(folder))
+def columns_of(folder: Path) -> PageColumns:
+    return PageColumns(open_cache(folder))
 
 
 def test_equal_values_are_found_whatever_their_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

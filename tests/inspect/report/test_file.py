@@ -11,7 +11,7 @@ import pytest
 from forebay import cli
 from forebay.inspect.page import write_pages as write
 from forebay.inspect.page.cards import NO_WAVEFORM
-from forebay.inspect.page.doubts import SampleColumns
+from forebay.inspect.page.doubts import PageColumns
 from forebay.store.cache import open_cache
 from tests.inspect.conftest import Built
 from tests.inspect.report.html import Page, read_page
@@ -114,7 +114,7 @@ def test_chosen_samples_come_first_and_say_why(tmp_path: Path, capsys: pytest.Ca
     assert shown("--ids", "clip-0007,clip-0002") == [7, 2]
     lengths = open_cache(folder).lengths["num_audio_samples"]
     assert shown("--longest") == np.argsort(-lengths, kind="stable")[:24].tolist()
-    few = SampleColumns(open_cache(folder))
+    few = PageColumns(open_cache(folder))
     assert few.rate is not None
     assert set(shown("--worst")) == set(np.flatnonzero(few.rate > 40).tolist())
     assert "deviations" not in (page := out.read_text(encoding="utf-8")).split("<article")[1].split("</header>")[0]

@@ -16,7 +16,7 @@ from benchmarks.here_pool import HerePool
 from benchmarks.looked import made_cache
 from forebay.inspect.checks.lint import LintOptions, Target, lint
 from forebay.inspect.checks.same_items import _groups
-from forebay.inspect.page.doubts import NEAR_S, SampleColumns, _near_codes, content_codes, doubts_of
+from forebay.inspect.page.doubts import NEAR_S, PageColumns, _near_codes, content_codes, doubts_of
 from forebay.inspect.page.overview import CardChoice, overview_of
 from forebay.inspect.page.write_pages import write_report
 from forebay.store.cache import open_cache
@@ -53,7 +53,7 @@ def test_it_needs_few_bytes_a_row(command: str, tmp_path: Path) -> None:
     assert (after - before) / (16 * 999) < 400
 
 
-def plain_near_codes(columns: SampleColumns, exact: Array) -> Array:
+def plain_near_codes(columns: PageColumns, exact: Array) -> Array:
     """Returns what `_near_codes` does, sample by sample."""
     texts = [text.strip().lower() for text in columns.texts.to_pylist()]
     first = {text: place for place, text in reversed(list(enumerate(texts)))}
@@ -71,7 +71,7 @@ def plain_near_codes(columns: SampleColumns, exact: Array) -> Array:
 
 
 def test_near_duplicates_are_those_that_plain_code_finds(tmp_path: Path) -> None:
-    columns = SampleColumns(open_cache(made_cache(tmp_path / "made", num_shards=1)))
+    columns = PageColumns(open_cache(made_cache(tmp_path / "made", num_shards=1)))
     rng, count = np.random.default_rng(0), len(columns)
     said = [
         "A text of some length",
@@ -102,7 +102,7 @@ def test_groups_of_lint_are_rows_of_one_hash(values: int) -> None:
 def test_what_is_found_is_what_was_made_twice(tmp_path: Path) -> None:
     """As the code before found it, which held all texts and rows as objects."""
     folder = made_cache(tmp_path / "made", num_shards=2)
-    columns = SampleColumns(open_cache(folder))
+    columns = PageColumns(open_cache(folder))
     doubts = doubts_of(columns)
     # A row of each shard failed: what is row 1499 of the shards is sample 1498.
     assert (doubts.exact.num_groups, doubts.exact.shown) == (2, ((249, 499), (1248, 1498)))

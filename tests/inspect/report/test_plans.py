@@ -13,7 +13,7 @@ from forebay.config.filter import FilterConfig
 from forebay.config.plan import BucketConfig, PlanConfig, WindowConfig
 from forebay.config.tree import Config
 from forebay.inspect.page import markup as charts
-from forebay.inspect.page.doubts import SampleColumns
+from forebay.inspect.page.doubts import PageColumns
 from forebay.inspect.page.plan_history import PlanView, views_of
 from forebay.plan.make import plan_of
 from forebay.store.cache import open_cache
@@ -34,14 +34,14 @@ def config_of(root: Path, plan: PlanConfig) -> Config:
 
 
 @pytest.fixture
-def columns(tmp_path: Path) -> SampleColumns:
-    return SampleColumns(open_cache(make_cache(tmp_path / "caches", num_samples=40)))
+def columns(tmp_path: Path) -> PageColumns:
+    return PageColumns(open_cache(make_cache(tmp_path / "caches", num_samples=40)))
 
 
 BUCKETS = BucketConfig(edges_s=(0.5, 1.0, 2.0), batch_size=4, lockstep=1)
 
 
-def test_a_plan_that_is_not_kept_is_made_and_leaves_nothing(tmp_path: Path, columns: SampleColumns) -> None:
+def test_a_plan_that_is_not_kept_is_made_and_leaves_nothing(tmp_path: Path, columns: PageColumns) -> None:
     config = config_of(tmp_path / "raw", BUCKETS)
     before = sorted(tmp_path.rglob("*"))
     (view,) = views_of(columns, config, roots=[tmp_path / "caches"])
@@ -60,7 +60,7 @@ def test_a_plan_that_is_not_kept_is_made_and_leaves_nothing(tmp_path: Path, colu
         assert drawn.room == lengths[0]
 
 
-def test_a_kept_plan_of_the_config_comes_first(tmp_path: Path, columns: SampleColumns) -> None:
+def test_a_kept_plan_of_the_config_comes_first(tmp_path: Path, columns: PageColumns) -> None:
     config = config_of(tmp_path / "raw", BUCKETS)
     other = dataclasses.replace(config, plan=WindowConfig(batch_size=4))
     root = columns.cache.folder.parent
@@ -76,7 +76,7 @@ def test_a_kept_plan_of_the_config_comes_first(tmp_path: Path, columns: SampleCo
     assert [view.is_wanted for view in views_of(columns, None, roots=[root])] == [False, False]
 
 
-def test_the_plan_of_a_filter_is_of_the_samples_that_it_leaves(tmp_path: Path, columns: SampleColumns) -> None:
+def test_the_plan_of_a_filter_is_of_the_samples_that_it_leaves(tmp_path: Path, columns: PageColumns) -> None:
     config = dataclasses.replace(config_of(tmp_path / "raw", BUCKETS), filter=FilterConfig(where="duration_s < 0.9"))
     seconds = columns.seconds
     assert seconds is not None
@@ -98,7 +98,7 @@ def test_the_plan_of_a_filter_is_of_the_samples_that_it_leaves(tmp_path: Path, c
 
 
 def test_packs_are_drawn_from_the_emptiest_with_their_images(photos: Built) -> None:
-    columns = SampleColumns(open_cache(photos.folder))
+    columns = PageColumns(open_cache(photos.folder))
     (view,) = views_of(columns, None, roots=[photos.folder.parent])
     assert view.fills is not None
     used = [sum(segment.length for segment in pack.rows[0]) for pack in view.drawn]
@@ -118,7 +118,7 @@ def test_packs_are_drawn_from_the_emptiest_with_their_images(photos: Built) -> N
 
 
 def test_a_plan_of_other_samples_is_left_out_with_a_word(
-    tmp_path: Path, columns: SampleColumns, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, columns: PageColumns, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = columns.cache.folder.parent
     config = config_of(tmp_path / "raw", BUCKETS)
@@ -144,7 +144,7 @@ def _replace(folder: Path, name: str, array: np.ndarray) -> None:
     (folder / "metadata.json").write_text(json.dumps(document), encoding="ascii")
 
 
-def test_a_config_without_a_plan_shows_none(tmp_path: Path, columns: SampleColumns) -> None:
+def test_a_config_without_a_plan_shows_none(tmp_path: Path, columns: PageColumns) -> None:
     config = dataclasses.replace(config_of(tmp_path / "raw", BUCKETS), plan=None)
     assert views_of(columns, config, roots=[tmp_path / "caches"]) == []
 

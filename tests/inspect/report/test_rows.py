@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from forebay.inspect.page.doubts import Doubts, SampleColumns, doubts_of
+from forebay.inspect.page.doubts import Doubts, PageColumns, doubts_of
 from forebay.inspect.page.markup import number_text
 from forebay.inspect.page.overview import PageRows, _rank
 from forebay.inspect.page.search import PageSearch, Query
@@ -20,7 +20,7 @@ from tests.store_factory import TEXTS, make_cache
 
 
 def rows_of(folder: Path) -> PageRows:
-    columns = SampleColumns(open_cache(folder))
+    columns = PageColumns(open_cache(folder))
     return PageRows(columns=columns, doubts=doubts_of(columns))
 
 
@@ -49,7 +49,7 @@ def test_rows_of_photos_say_the_conversation(photos: Built) -> None:
 
 
 def test_kept_columns_are_columns_of_the_table(tmp_path: Path) -> None:
-    columns = SampleColumns(open_cache(make_cache(tmp_path, num_samples=3)))
+    columns = PageColumns(open_cache(make_cache(tmp_path, num_samples=3)))
     snr = pa.array([1.5, None, float("inf")])
     table = pa.table({"speaker": ["b", None, "a"], "snr": snr, "take": pa.array([2**60, 1, 2])})
     columns.__dict__.update(kept=["speaker", "snr", "take"], kept_table=table)
@@ -101,7 +101,7 @@ def test_ranks_follow_text_and_numbers_and_leave_null_last() -> None:
 
 def test_a_file_lists_what_is_doubtful_among_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.inspect.page.overview.MAX_ROWS", 20)
-    columns = SampleColumns(open_cache(make_cache(tmp_path, num_samples=60)))
+    columns = PageColumns(open_cache(make_cache(tmp_path, num_samples=60)))
     found = doubts_of(columns)
     doubts = Doubts(exact=found.exact, near=found.near, z=found.z, misfits=np.array([41, 17]))
     listed = PageRows(columns=columns, doubts=doubts).chosen([3, 59])

@@ -21,7 +21,7 @@ from forebay.steps.form_batch import collate
 from forebay.steps.image.processor.outputs import as_array, outputs_of
 from forebay.steps.image.processor.processor_probe import quiet
 from forebay.steps.image.processor.processor_step import OpenProcessor, Processed, probe_processor
-from forebay.train.collate.forms import Items
+from forebay.train.collate.forms import BatchItems
 from tests.store.image.variants import photo
 
 CLASSES: dict[str, dict[str, Any]] = {
@@ -281,7 +281,7 @@ def test_a_batch_lacks_what_the_processor_gives_of_larger_images_alone(tmp_path:
     tiles = {"image_processor_type": "DeepseekOcr2ImageProcessor", "tile_size": 80, "size": {"height": 64, "width": 64}}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(tiles))
     opened = Processed(processor="", folder=str(tmp_path)).opened()
-    collate_ = Items(form=opened.form, counted="items").collate
+    collate_ = BatchItems(form=opened.form, counted="items").collate
     processor = opened._processor
     for widths, has_tiles in (((40, 60), False), ((40, 300), True)):
         photos = [photo().resize((width, 40)) for width in widths]
