@@ -189,14 +189,14 @@ class ArrayGroup(ListedGroup):
     def _form(self) -> BatchForm | None:
         """The form that the cache declares; None for a foreign one, of which arrays are read nevertheless."""
         try:
-            return BatchForm.from_json(self.cache.constants["form"])
+            return BatchForm.from_json(self.cache.constants.of(self.group)["form"])
         except ValueError:
             return None
 
     @property
     def _floats(self) -> list[str]:
         """The fields of the form that are floats in a batch."""
-        fields = self.cache.constants["form"]["fields"]
+        fields = self.cache.constants.of(self.group)["form"]["fields"]
         return [field["name"] for field in fields if field["dtype"] == "float32" and not field.get("mask_of")]
 
     def facts(self) -> dict[str, Any]:
@@ -205,11 +205,11 @@ class ArrayGroup(ListedGroup):
         processor: the class that made the images, and what is promised of its batches. form: the declared fields of
         batches, of a table how many values it has. image_sizes: see `size_facts`.
         """
-        constants = self.cache.constants
-        forms = [constants[name]["fields"] for name in ("form", "text_form") if name in constants]
+        form, text_form = self.cache.constants.of(self.group)["form"], self.cache.constants.get("text_form")
+        forms = [each["fields"] for each in (form, text_form) if each is not None]
         return {
             **super().facts(),
-            "processor": {name: constants["form"][name] for name in ("made_by", "promise")},
+            "processor": {name: form[name] for name in ("made_by", "promise")},
             "form": [_declared(field) for fields in forms for field in fields],
             "image_sizes": size_facts(self.cache),
         }

@@ -144,10 +144,10 @@ def pixel_padding(cache: Cache, groups: Sequence[Array], batch_sizes: Sequence[i
 
 def _sided(cache: Cache) -> FieldForm | None:
     """Returns the field of the pixels where an array is one image with two sides."""
-    if cache.mirror is not None or _GROUP not in cache.listed or "form" not in cache.constants:
+    if cache.mirror is not None or _GROUP not in cache.listed or "form" not in cache.constants.of(_GROUP):
         return None
     try:
-        field = BatchForm.from_json(cache.constants["form"]).pixels
+        field = BatchForm.from_json(cache.constants.of(_GROUP)["form"]).pixels
     except ValueError:
         return None
     return field if len(field.shape) == _PLANES and len(_sides(field)) == 2 else None

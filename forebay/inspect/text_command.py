@@ -205,14 +205,14 @@ class _Opened:
     def of(cls, config: Config) -> _Opened:
         recipe = recipe_of(config)
         step = recipe.text.step
-        if not isinstance(step, Transcript) or config.text is None:
-            if config.vision is not None:
-                raise ConfigError(
-                    f"{config.path} has [vision], and forebay text shows transcripts; for conversations: "
-                    f"forebay inspect {from_here(config.path)} --sample 0"
-                )
+        if config.text is None:
             raise ConfigError(
                 f"{config.path} has no [text] section, so nothing becomes of texts; add it: [text] tokenizer = ..."
+            )
+        if not isinstance(step, Transcript):
+            raise ConfigError(
+                f'{config.path} has text.prompt = "{step.name}", and forebay text shows transcripts; for samples: '
+                f"forebay inspect {from_here(config.path)} --sample 0"
             )
         needs_text = SOURCE_KINDS[config.source.kind].needs_text
         looker = Looker(step, Path(config.text.tokenizer), needs_text=needs_text)

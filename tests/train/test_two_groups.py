@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,12 @@ import pytest
 import torch
 
 from forebay.config import BucketConfig
+from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, ConfigError
+from forebay.inspect.checks.limits import Limits
+from forebay.inspect.checks.sealed_cache import measure_cache
 from forebay.inspect.facts import cache_facts
+from forebay.inspect.listed_groups import listed_groups
 from forebay.plan.make import make_plan, samples_of
 from forebay.preprocess.group import with_group
 from forebay.steps.form import BatchForm
@@ -32,6 +37,7 @@ from tests.golden import make_v4_declared as golden
 
 TOKENS = ((4, 5, 2), (6, 2), (7, 8, 9, 2))
 LISTED = ((0,), (), (2, 1, 0))
+NAMES = [{"images": json.dumps([f"{number}.png" for number in listed])} for listed in LISTED]
 FIELDS = (
     *with_group(golden.AUDIO_FORM.specs(), "audio"),
     FieldSpec(name="num_audio_samples", dtype="int64", group="audio", role="table"),
@@ -53,7 +59,7 @@ def rows() -> dict[str, list[dict[str, Any]]]:
         for i, ids in enumerate(TOKENS)
     ]
     found = {"audio": golden.rows_of(golden.AUDIO)["audio"], "image": golden.rows_of(golden.IMAGES)["image"]}
-    return {**found, "text": [{**row, "images": "[]"} for row in said]}
+    return {**found, "text": [row | names for row, names in zip(said, NAMES, strict=True)]}
 
 
 def sealed(root: Path, **changes: Any) -> Path:
@@ -133,6 +139,21 @@ def test_plans_are_by_the_seconds_of_the_recordings(cache: Cache) -> None:
     batches = [order.batch(position) for position in range(len(order))]
     assert sorted(np.concatenate(batches).tolist()) == [0, 1, 2]
     assert without_seconds(cache) is None
+
+
+def test_inspect_says_of_images_what_their_own_group_declares(cache: Cache) -> None:
+    facts = cache_facts(cache, plan_roots=[])
+    assert facts["processor"]["made_by"] == golden.IMAGES_FORM.made_by
+    assert golden.AUDIO_FORM.made_by != golden.IMAGES_FORM.made_by
+    assert {field["name"] for field in facts["form"]} == {field.name for field in golden.IMAGES_FORM.fields}
+    group = listed_groups(cache)["image"]
+    for index, row in enumerate(NAMES):
+        found = group.items(index, cache.read(index), row["images"])
+        assert [item.name for item in found] == json.loads(row["images"])
+    assert (
+        measure_cache(cache, Limits(), name="both", remote=RemoteConfig(), workers=1, most=None, progress=False).images
+        is not None
+    )
 
 
 def test_packs_hold_items_of_one_group(cache: Cache) -> None:

@@ -366,7 +366,7 @@ def test_wrong_use_says_what_to_name(
 def test_configs_without_transcripts_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, err = run(capsys, "text", ROOT / "configs" / "demo_vision.toml", "--text", "a")
     assert code == 2
-    assert "has [vision]" in err
+    assert 'text.prompt = "chat", and forebay text shows transcripts' in err
     path = tmp_path / "audio.toml"
     path.write_text('name = "a"\n[source]\nkind = "tar"\nmanifest = "train.parquet"\n')
     code, _, err = run(capsys, "text", path, "--text", "a")

@@ -180,7 +180,7 @@ def _range_of(cache: Cache, group: Group) -> tuple[str, Callable[[Any], float]]:
     """
     if not isinstance(stored_items(cache.metadata, folder=cache.folder)[group], StoredArrays):
         return FIELDS["raw"], lambda patches: float(np.ptp(patches))
-    field_ = BatchForm.from_json(cache.constants["form"]).pixels
+    field_ = BatchForm.from_json(cache.constants.of(group)["form"]).pixels
 
     def of_levels(array: Array) -> float:
         if field_.table is None and field_.stored_dtype != "uint8":
