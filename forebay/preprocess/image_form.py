@@ -25,7 +25,7 @@ from forebay.steps.form import BatchForm
 from forebay.steps.image.image_section import ImageGroup
 from forebay.steps.image.processor.processor_step import OpenProcessor, Processed
 from forebay.steps.image.qwen2_vl import Patches, PixelSteps
-from forebay.store.image.codec import Codec, StoredImages, encode
+from forebay.store.image.codec import PATCHES, Codec, StoredImages, encode
 from forebay.store.image.image_settings import ImageSettings, grid_thw, image_settings
 from forebay.store.image.stored_items import FEATURES as ARRAYS
 from forebay.store.image.stored_items import ArrayField, StoredArrays, StoredItems, shape_name
@@ -155,7 +155,7 @@ class PatchForm:
     def constants(self) -> dict[str, Any]:
         # `patch_table` [3][256]: the processor's float32 for each uint8 value, by channel.
         return {
-            "features": "patches",
+            "features": PATCHES,
             "patch_size": self.settings.patch_size,
             "merge_size": self.settings.merge_size,
             "temporal_patch_size": self.settings.temporal_patch_size,
@@ -169,7 +169,7 @@ class PatchForm:
         steps = self._opened()
         for name, data in probe_images():
             image = steps.make(data, sample_id=name, max_pixels=_ANY)
-            yield {"patches": image.patches, "grid": np.array(image.grid)}
+            yield {PATCHES: image.patches, "grid": np.array(image.grid)}
         yield {"table": steps.table}
 
     def listed_lengths(self, images: pa.Table) -> dict[str, Array]:

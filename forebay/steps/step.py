@@ -16,6 +16,7 @@ import numpy as np
 from forebay.errors import ConfigError, DecodeError
 from forebay.store.constants import Constants
 from forebay.store.image.pixels import Alpha
+from forebay.store.image.stored_items import FEATURES
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.source import Sample, SampleSource
 
@@ -321,7 +322,7 @@ class TextStep(Step):
     """
 
     needs_items: ClassVar[int | None] = None
-    beside: ClassVar[frozenset[str]] = frozenset({"images"})
+    beside: ClassVar[frozenset[str]] = frozenset({FEATURES})
     can_pack: ClassVar[bool] = False
     is_of_texts: ClassVar[bool] = False
     takes_symbols: ClassVar[bool] = False

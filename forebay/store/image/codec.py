@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 Codec = Literal["raw", "zstd", "webp", "source"]
 Bytes = npt.NDArray[np.uint8]
 
-FIELDS: dict[Codec, str] = {"raw": "patches", "zstd": "patches_zstd", "webp": "image_webp", "source": "image_file"}
+PATCHES = "patches"
+FIELDS: dict[Codec, str] = {"raw": PATCHES, "zstd": "patches_zstd", "webp": "image_webp", "source": "image_file"}
 """The field of a codec: `patches` is uint8 [n, 3 * patch_size^2], the others uint8 [bytes]."""
 
 _ZSTD_LEVEL = 3
@@ -141,17 +142,17 @@ class StoredImages:
         return {
             **text,
             "image_grid_thw": np.concatenate([np.zeros((0, 3), np.int32), *grids]),
-            "patches": tuple(map(self._patches, images)),
+            PATCHES: tuple(map(self._patches, images)),
         }
 
     def joined(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a sample whose `patches` are one array, those of its images one behind the other."""
-        return {**sample, "patches": np.concatenate([self.no_patches, *sample["patches"]])}
+        return {**sample, PATCHES: np.concatenate([self.no_patches, *sample[PATCHES]])}
 
     def columns(self) -> list[FieldSpec]:
         """See `StoredItems`."""
         grid = FieldSpec(name="image_grid_thw", dtype="int32", shape=(3,))
-        return [grid, FieldSpec(name="patches", dtype="uint8", shape=(self.settings.patch_bytes,))]
+        return [grid, FieldSpec(name=PATCHES, dtype="uint8", shape=(self.settings.patch_bytes,))]
 
     def in_columns(self, sample: dict[str, Any]) -> dict[str, Any]:
         """See `StoredItems`: `patches` of each image."""

@@ -17,6 +17,7 @@ from forebay.pretrained import from_folder
 from forebay.steps.audio.audio_section import audio_step_of, features_of
 from forebay.steps.image.image_section import image_step_of
 from forebay.steps.table import steps_named
+from forebay.store.image.codec import PATCHES
 from forebay.train.models import generic
 from forebay.train.models.families import FAMILIES, ModelFacts, family_of
 from forebay.train.models.generic import check_ids, check_model_type, tasks_of
@@ -335,7 +336,7 @@ def check_batch(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
 
 def _check_fields(facts: ModelFacts, batch: Mapping[str, torch.Tensor]) -> None:
     # Packs have their images in one of two forms: uint8 patches, and what the model takes.
-    names = {*batch, "patches"} if "pixel_values" in batch else set(batch)
+    names = {*batch, PATCHES} if "pixel_values" in batch else set(batch)
     of_media = {field for name in facts.value_fields for field in (name, f"{name}_mask")}
     is_text = facts.text_prompt is not None and not of_media & names
     for name in (*(() if is_text else facts.value_fields), facts.ids_field, "labels"):

@@ -22,6 +22,7 @@ from forebay.steps.image.processor.whole import image_processor_of
 from forebay.steps.step import ImageStep, Stored
 from forebay.steps.table import unknown
 from forebay.store.image.pixels import decode_image
+from forebay.store.image.stored_items import FEATURES
 from forebay.store.layout import Array
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Processed(ImageStep):
     name: ClassVar[str] = "processor"
     given: ClassVar[frozenset[str]] = frozenset({"processor", "folder", "max_pixels", "max_sample_bytes"})
 
-    stored_as: ClassVar[str] = "images"
+    stored_as: ClassVar[str] = FEATURES
     axes: ClassVar[dict[str, str | int]] = {"image_grid_thw": 1}
     apart: ClassVar[str] = "give the processor a fixed size"
     code: ClassVar[str | None] = "FB125"
