@@ -253,6 +253,11 @@ def test_features_need_their_column(tmp_path: Path) -> None:
         load_config(config.path)
 
 
+def test_labels_without_a_prompt_for_them_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"source\.columns\.labels is 'labels' and text\.prompt is None; labels that"):
+        given_config(tmp_path, 'source.columns.labels="labels"', has_labels=False)
+
+
 def test_all_of_another_size_names_the_setting() -> None:
     with pytest.raises(DecodeError, match=r"\[128, 3000\], wanted \[80, 3000\]; set audio\.n_mels = 128"):
         Given().check(np.zeros((128, MAX_FRAMES), np.float32))
