@@ -11,6 +11,7 @@ from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.measure.diagnosis import FED, MeasuredArms
 from forebay.measure.predict import Prediction
+from forebay.measure.shown_figures import duration, ms_text, percent
 from forebay.visible import from_here, human_bytes
 
 Sure = Literal["measured", "extrapolated", "rule"]
@@ -273,24 +274,3 @@ def _change(now: Prediction, then: Prediction) -> str:
     if now.idle is None or then.idle is None:
         return epochs
     return f"idle {percent(now.idle)} -> {percent(then.idle)}, {epochs}"
-
-
-def percent(share: float) -> str:
-    """Returns a share as a person reads it."""
-    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
-
-
-def ms_text(ms: float) -> str:
-    """Returns milliseconds with their unit."""
-    return f"{ms:.3g} ms" if ms < 1000 else f"{ms:.0f} ms"
-
-
-def duration(seconds: float) -> str:
-    """Returns a time in the unit that suits it."""
-    if seconds < 1:
-        return f"{1e3 * seconds:.3g} ms"
-    if seconds < 99.5:
-        return f"{seconds:.3g} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.0f} days"

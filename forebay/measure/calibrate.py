@@ -13,15 +13,15 @@ from typing import Any
 from forebay.config.plan import BucketConfig, PackConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ForebayError
-from forebay.measure.batch_search import Case, PackCase, bucket_cases, pack_case
+from forebay.measure.batch_search import Case, bucket_cases, pack_case
 from forebay.measure.calibrate_bench import FILE_NAME, CalibrateOptions, CalibrationBench, Entries
+from forebay.measure.child_process import Isolated
 from forebay.measure.fake_tensors import ProbedStep
-from forebay.measure.isolated_calls import Isolated
-from forebay.measure.step_runner import for_trials, opened
+from forebay.measure.step_runner import checked_model, for_trials, opened
 from forebay.plan.make import plan_example
 from forebay.store.source import SampleSource, parts_of
 from forebay.train.models.families import FAMILIES, ModelFacts
-from forebay.train.models.model_folder import check_config, check_constants, check_weights, model_facts
+from forebay.train.models.model_folder import check_constants
 from forebay.visible import from_here, human_bytes
 
 Tell = Callable[[str], None]
@@ -110,10 +110,7 @@ def checked(config: Config) -> ModelFacts:
             f"{', '.join(FAMILIES)}, or of any other of transformers that returns a loss",
             code="FB108",
         )
-    facts = model_facts(Path(config.train.model), config)
-    check_config(facts, config)
-    check_weights(facts.folder, init=config.train.init)
-    return facts
+    return checked_model(config)
 
 
 def cases_of(config: Config, source: SampleSource) -> dict[str, Case | None]:
@@ -163,7 +160,7 @@ def _run(
         if entry is None:
             failed.append((case, probed[name]))
             entries.drop(name)
-            tell(f"{name}: does not fit at {bench.amount(case, bench.least(case))}")
+            tell(f"{name}: does not fit at {case.amount(bench.least(case))}")
             continue
         entries.put(name, bench.with_grad_acc(entry), order=list(cases))
         tell(bench.line(case, entries.entries[name]) + (" (kept, of the same settings)" if name in kept else ""))
@@ -190,14 +187,15 @@ def _failure(bench: CalibrationBench, failed: Sequence[tuple[Case, ProbedStep | 
     for case, probed in failed:
         least = bench.least(case)
         takes = "more" if probed is None else f"about {human_bytes(probed.at(least))}"
-        found.append(f"{case.name} at {bench.amount(case, least)} (takes {takes})")
+        found.append(f"{case.name} at {case.amount(least)} (takes {takes})")
     advice = [
         *(["train.gradient_checkpointing = true"] if not train.gradient_checkpointing else []),
         *(['train.mixed_precision = "bf16"'] if train.mixed_precision == "no" else []),
         *(["[train.lora]"] if train.lora is None else []),
     ]
-    is_pack = any(isinstance(case, PackCase) for case, _ in failed)
-    shorter = "a smaller plan.max_patches" if is_pack else "a lower --min-bs, or shorter clips (source.max_duration_s)"
+    shorter = "a lower --min-bs, or shorter clips (source.max_duration_s)"
+    if isinstance(bench.config.plan, PackConfig):
+        shorter = "a smaller plan.max_patches"
     return (
         f"does not fit into {human_bytes(bench.limit_bytes)}: {'; '.join(found)}; set {', '.join([*advice, shorter])}; "
         "the entries of what does fit are kept"

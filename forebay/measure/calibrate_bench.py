@@ -9,9 +9,10 @@ import dataclasses
 import json
 import logging
 import os
+import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ import transformers
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ForebayError
-from forebay.measure.batch_search import PACK_UNIT, Bounds, Case, PackCase, Search, TrialOutcome
+from forebay.measure.batch_search import Bounds, Case, Search, TrialOutcome
+from forebay.measure.child_process import Died, Isolated
 from forebay.measure.fake_tensors import ProbedStep, probe
-from forebay.measure.isolated_calls import Died, Isolated
-from forebay.measure.step_runner import Device, MeasuredStep, device, trial
+from forebay.measure.machine import Device, device, peak_resident_bytes, resident_bytes
+from forebay.measure.step_runner import StepRunner, opened
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.key import digest
 from forebay.train.models.families import ModelFacts
@@ -34,22 +36,6 @@ _VERSION = 1
 """Raised when the same facts give another entry: entries of before are made again."""
 _OF_MEMORY = ("lora", "freeze", "embed_lr_mult", "gradient_checkpointing", "compile", "mixed_precision", "text_encoder")
 """Settings of [train] that memory depends on."""
-
-
-def made_by(config: Config, facts: ModelFacts, case: Case, **others: Any) -> str:
-    """Returns the digest of all that the entry of a case depends on, `others` among it; its first 16 hex digits."""
-    train = dataclasses.asdict(config.train)
-    document = {
-        "version": _VERSION,
-        "model": hash_file(facts.folder / "config.json"),
-        "train": json.loads(json.dumps({name: train[name] for name in _OF_MEMORY})),
-        "has_norm": config.train.max_grad_norm > 0,
-        "dtype": [config.loader.dtype, config.loader.pack_shapes, config.loader.varlen],
-        "longest": [case.name, dict(case.longest)],
-        "torch": [torch.__version__, transformers.__version__],
-        **others,
-    }
-    return digest(document)[:16]
 
 
 @dataclass(slots=True)
@@ -181,21 +167,27 @@ class CalibrationBench:
 
     def least(self, case: Case) -> int:
         """Returns the smallest size that counts: `--min-bs` samples, or the units of the longest sample of packs."""
-        return case.least if isinstance(case, PackCase) else self.options.min_bs
+        return case.least(self.options.min_bs)
 
     def made_by(self, case: Case) -> str:
-        """Returns what an entry of a case is made by, see `document.made_by`."""
-        return made_by(
-            self.config,
-            self.facts,
-            case,
-            device=self.device.name,
-            limit_bytes=self.limit_bytes,
-            is_shared=self.world_size > 1,
-            accumulates=self.accumulates,
-            least=self.least(case),
-            start=self.options.start_bs,
-        )
+        """Returns the digest of all that the entry of a case depends on; its first 16 hex digits."""
+        config, train = self.config, dataclasses.asdict(self.config.train)
+        document = {
+            "version": _VERSION,
+            "model": hash_file(self.facts.folder / "config.json"),
+            "train": json.loads(json.dumps({name: train[name] for name in _OF_MEMORY})),
+            "has_norm": config.train.max_grad_norm > 0,
+            "dtype": [config.loader.dtype, config.loader.pack_shapes, config.loader.varlen],
+            "longest": [case.name, case.longest],
+            "torch": [torch.__version__, transformers.__version__],
+            "device": self.device.name,
+            "limit_bytes": self.limit_bytes,
+            "is_shared": self.world_size > 1,
+            "accumulates": self.accumulates,
+            "least": self.least(case),
+            "start": self.options.start_bs,
+        }
+        return digest(document)[:16]
 
     def probe(self, cases: Sequence[Case]) -> list[ProbedStep | None]:
         """Returns the memory of a step of each case as a line; None where no line could be had."""
@@ -211,17 +203,14 @@ class CalibrationBench:
         if found is None:
             return None
         size = found.pop("size")
-        shape: dict[str, Any] = {"batch_size": size}
-        if isinstance(case, PackCase):
-            shape = {"seq_len": size * PACK_UNIT, "max_patches": case.max_patches(size)}
         return {
-            **shape,
+            **case.entry(size),
             **found,
             "limit_bytes": self.limit_bytes,
             "world_size": self.world_size,
             "device": self.device.name,
             "model": self.facts.folder.name,
-            "longest": dict(case.longest),
+            "longest": case.longest,
             "memory": self._breakdown(probed, size, found["peak_bytes"]),
             "made_by": self.made_by(case),
         }
@@ -258,13 +247,8 @@ class CalibrationBench:
         if size is None:
             return None
         best = seen[size]
-        return {
-            "size": size,
-            "peak_bytes": best.peak_bytes,
-            "step_s": best.step_s,
-            "trials": search.trials,
-            "measured": True,
-        }
+        taken = {"peak_bytes": best.peak_bytes, "step_s": best.step_s}
+        return {"size": size, **taken, "trials": search.trials, "measured": True}
 
     def _by_line(self, case: Case, probed: ProbedStep | None, limit: int) -> dict[str, Any] | None:
         """Returns size and peak by the line, and what a small trial on the CPU took."""
@@ -273,7 +257,7 @@ class CalibrationBench:
         if probed is None or size < least:
             return None
         found: dict[str, Any] = {"size": size, "peak_bytes": probed.at(size), "step_s": None}
-        small = least if isinstance(case, PackCase) else min(least, _HOST_SIZE)
+        small = case.least(min(least, _HOST_SIZE))
         if probed.at(small) > _HOST_SHARE * self.device.free_bytes:
             _logger.warning("%s: no trial on the CPU, whose free memory is too small for one", case.name)
             return {**found, "trials": 0, "measured": False}
@@ -282,10 +266,10 @@ class CalibrationBench:
         return {**found, "trials": 1, "measured": False, "cpu": here}
 
     def _trial(self, case: Case, size: int, *, limit: int, steps: int) -> MeasuredStep | None:
-        ask = partial(self.processes.call, trial, self.config, self.facts, case, size)
-        found = ask(steps=steps, limit_bytes=limit, accumulates=self.accumulates)
+        named = {"steps": steps, "limit_bytes": limit, "accumulates": self.accumulates}
+        found = self.processes.call(trial, self.config, self.facts, case, size, **named)
         if isinstance(found, Died):
-            _logger.info("%s: the trial of %s was %s", case.name, self.amount(case, size), found)
+            _logger.info("%s: the trial of %s was %s", case.name, case.amount(size), found)
             return None
         return found
 
@@ -296,27 +280,16 @@ class CalibrationBench:
         parts = {**probed.breakdown(size), "ranks": self._of_ranks(probed)}
         return {**parts, "other": max(peak_bytes - sum(probed.breakdown(size).values()), 0)}
 
-    def amount(self, case: Case, size: int) -> str:
-        """Returns a size for a message."""
-        if isinstance(case, PackCase):
-            return f"seq_len {size * PACK_UNIT}, max_patches {case.max_patches(size)}"
-        return f"{size} samples" if size != 1 else "1 sample"
-
     def line(self, case: Case, entry: Mapping[str, Any]) -> str:
         """Returns one line for a terminal."""
-        if isinstance(case, PackCase):
-            what = f"seq_len {entry['seq_len']}, max_patches {entry['max_patches']}"
-        else:
-            what = f"{entry['batch_size']} samples a batch, grad_acc {entry['grad_acc']}"
         took = f", {entry['step_s']:.3g} s a step" if entry["step_s"] is not None else ""
         how = f"measured in {entry['trials']} trials" if entry["measured"] else "by its line"
         parts = ", ".join(f"{name} {human_bytes(size)}" for name, size in entry["memory"].items() if size)
-        cpu = entry.get("cpu")
         on_cpu = ""
-        if cpu:
-            small = self.amount(case, cpu["size"])
+        if cpu := entry.get("cpu"):
+            small = case.amount(cpu["size"])
             on_cpu = f"; on the CPU {small} took {human_bytes(cpu['peak_bytes'])}, {cpu['step_s']:.3g} s a step"
-        return f"{case.name}: {what}, {human_bytes(entry['peak_bytes'])} {how} ({parts}){took}{on_cpu}"
+        return f"{case.name}: {case.told(entry)}, {human_bytes(entry['peak_bytes'])} {how} ({parts}){took}{on_cpu}"
 
 
 def _warn(found: Device, limit: int) -> None:
@@ -333,3 +306,55 @@ def _warn(found: Device, limit: int) -> None:
             found.name,
             human_bytes(limit),
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredStep:
+    """What the steps of a trial took.
+
+    On CUDA `peak_bytes` is what the allocator has reserved at most, `used_bytes` what tensors had of it at most. On the
+    CPU both are the peak of the process's resident memory, less what it had before batch and model were made.
+    """
+
+    peak_bytes: int
+    used_bytes: int
+    step_s: float
+    """Median of the steps behind the first."""
+
+
+def trial(
+    config: Config, facts: ModelFacts, case: Case, size: int, *, steps: int, limit_bytes: int, accumulates: bool
+) -> MeasuredStep | None:
+    """Returns what `steps` optimizer steps on a batch of the case took; None where memory did not suffice.
+
+    limit_bytes: on CUDA, the allocator gives no more than this. accumulates: see `StepRunner`.
+    Call it in a process of its own: a process that ran out of memory is of no use for another trial.
+    """
+    source, with_cuda = opened(config), torch.cuda.is_available()
+    if with_cuda:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0), 0)
+    before = 0 if with_cuda else resident_bytes()
+    try:
+        batch = case.batch(config, source, size)
+        runner = StepRunner(config, facts, source, accumulates=accumulates)
+        times_s = [runner.step(batch) for _ in range(steps)]
+    except (RuntimeError, MemoryError) as err:
+        if is_out_of_memory(err):
+            return None
+        raise
+    step_s = statistics.median(times_s[1:] or times_s)
+    if with_cuda:
+        peaks = torch.cuda.max_memory_reserved(0), torch.cuda.max_memory_allocated(0)
+    else:
+        peaks = (peak_resident_bytes() - before,) * 2
+    return MeasuredStep(peak_bytes=peaks[0], used_bytes=peaks[1], step_s=round(step_s, 4))
+
+
+_NO_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory|_ALLOC_FAILED")
+"""What a RuntimeError of torch, cuBLAS or cuDNN says where an allocation failed."""
+
+
+def is_out_of_memory(err: Exception) -> bool:
+    """Returns whether an error says that an allocation failed, on a device or on the host."""
+    return isinstance(err, (torch.OutOfMemoryError, MemoryError)) or _NO_MEMORY.search(str(err)) is not None

@@ -25,20 +25,30 @@ import numpy as np
 from forebay.config.tree import Config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError, MissingExtraError
 from forebay.extras import install_line
-from forebay.measure import own_way
 from forebay.measure.child_process import Child
-from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels, draw, draw_runs
+from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels
 from forebay.measure.compare_runs import RunComparison, compare_runs
-from forebay.measure.compared_ways import PARTS, Arm, Block, arms_of, dealt, num_blocks, planned_steps
+from forebay.measure.compared_ways import (
+    PARTS,
+    Arm,
+    ArmTask,
+    Block,
+    Setup,
+    arms_of,
+    dealt,
+    num_blocks,
+    planned_steps,
+)
 from forebay.measure.machine import machine
-from forebay.measure.step_clock import ArmFinish, ArmTask, ArmTurn, Setup
+from forebay.measure.own_way import sample_key
+from forebay.measure.step_clock import ArmFinish, ArmTurn
+from forebay.measure.step_runner import checked_model
 from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import find_cache, not_found_message
 from forebay.store.source import without_audio
 from forebay.train.loader import Loader
 from forebay.train.loop.checkpoint import run_folder
 from forebay.train.loop.schedule import run_steps
-from forebay.train.models.model_folder import check_config, check_weights, model_facts
 from forebay.train.select import make_loader
 
 logger = logging.getLogger(__name__)
@@ -96,9 +106,7 @@ def _check(config: Config, arms: Sequence[Arm]) -> None:
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("compare runs on one rank, and WORLD_SIZE is above 1; start it without torchrun")
-    facts = model_facts(Path(config.train.model), config)
-    check_config(facts, config)
-    check_weights(facts.folder, init=config.train.init)
+    checked_model(config)
     try:
         import accelerate  # noqa: F401
     except ImportError as err:
@@ -154,7 +162,7 @@ def _sample_table(loader: Loader, blocks: Sequence[Block]) -> dict[str, dict[int
     lengths, source = loader.source.lengths, loader.source
     frames = lengths["num_frames"] if "num_frames" in lengths else lengths["num_tokens"]
     return {
-        "ids": {index: own_way.sample_key(source, index) for index in used},
+        "ids": {index: sample_key(source, index) for index in used},
         "frames": {index: int(frames[index]) for index in used},
     }
 
@@ -201,14 +209,15 @@ def _run(tasks: Sequence[ArmTask], *, logs: Path) -> list[ArmFigures]:
 
 
 def _started(task: ArmTask, *, logs: Path) -> Child:
-    name = "forebay.measure.plain_loop:work" if task.arm.is_plain else "forebay.measure.own_way:work"
-    return Child(task.arm.name, name, log=logs / f"{task.arm.name}.log")
+    work = "forebay.measure.plain_loop:work" if task.arm.is_plain else "forebay.measure.own_way:work"
+    log = logs / f"{task.arm.name}.log"
+    return Child(f"the arm {task.arm.name}", work, log=log, advice="leave it out of --against")
 
 
 def _received(child: Child, kind: type[T]) -> T:
     message = child.receive()
     if not isinstance(message, kind):
-        raise ForebayError(f"the arm {child.name} sent a {type(message).__name__}, wanted a {kind.__name__}")
+        raise ForebayError(f"{child.name} sent a {type(message).__name__}, wanted a {kind.__name__}")
     return message
 
 
@@ -258,9 +267,6 @@ def _runs(first: Path, options: CompareOptions) -> RunComparison:
         raise ConfigError("--against and --steps go with a config; two runs are compared by what their folders tell")
     comparison = compare_runs(first, Path(options.other), out=options.out)
     comparison.write()
-    if comparison.out is not None:
-        with _without_matplotlib():
-            draw_runs(comparison.to_json(), comparison.out / "compare.png")
     return comparison
 
 
@@ -274,15 +280,4 @@ def _arms(config: Config, options: CompareOptions) -> ArmComparison:
     steps = DEFAULT_STEPS if options.steps is None else options.steps
     comparison = compare(config, against=options.against, steps=steps, out=options.out)
     comparison.write()
-    with _without_matplotlib():
-        draw(comparison.to_json(), comparison.folder / "compare.png")
     return comparison
-
-
-@contextlib.contextmanager
-def _without_matplotlib() -> Iterator[None]:
-    """Makes a picture that cannot be drawn a line of the log, which names the extra."""
-    try:
-        yield
-    except MissingExtraError as err:
-        logger.warning("%s", err)

@@ -1,4 +1,4 @@
-"""The arms of a comparison: the config's own way, and the ways that it is held against.
+"""The arms of a comparison: the config's own way, and the ways that it is held against; and what each of them gets.
 
 Blocks of a comparison: samples that every arm trains on in its turn, and the batches that an arm makes of them.
 """
@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -129,7 +129,7 @@ def _require_of_transformers(config: Config) -> None:
         )
 
 
-STEPS_A_BLOCK = 10
+_STEPS_A_BLOCK = 10
 """Optimizer steps of a block: random batches are drawn from a block, so a block has to hold samples of all lengths."""
 
 
@@ -197,7 +197,7 @@ def dealt(steps: Sequence[BlockStep], num_blocks: int) -> list[Block]:
 
 def num_blocks(steps: int) -> int:
     """Returns into how many blocks so many steps are dealt: three at least, if there are steps, since one warms up."""
-    return max(steps // STEPS_A_BLOCK, min(3, steps))
+    return max(steps // _STEPS_A_BLOCK, min(3, steps))
 
 
 class BlockPlan(Plan):
@@ -249,3 +249,43 @@ class _BlockOrder(EpochOrder):
         """See `EpochOrder`."""
         found: Ints = self._steps[checked_positions(positions, len(self))]
         return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmTask:
+    """What a child gets. The tables hold the samples of the blocks, by their index in the config's own source."""
+
+    config: Config
+    arm: Arm
+    blocks: tuple[Block, ...]
+    ids: dict[int, str]
+    frames: dict[int, int]
+    """Stored frames, or tokens where there is no audio."""
+    folder: str
+    """Where the arm may write."""
+
+    @property
+    def arm_config(self) -> Config:
+        """The config that the arm trains by."""
+        return self.arm.config(self.config, folder=f"{self.folder}/{self.arm.name}")
+
+    def random_blocks(self, *, grad_acc: int | None = None) -> list[Block]:
+        """Returns the blocks in random batches, the same in every arm. grad_acc: see `Block.shuffled`."""
+        seed = self.config.loader.seed & (2**63 - 1)
+        return [block.shuffled([seed, number], grad_acc=grad_acc) for number, block in enumerate(self.blocks)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What an arm tells when it is ready for its first turn."""
+
+    data_s: float
+    """Seconds until its samples were listed and a batch could be asked for."""
+    model_s: float
+    """Seconds until the model and its optimizer were there; of `hf` the model alone, on the host."""
+    device: str | None = None
+    """Name of the device; None: the CPU."""
+    workers: dict[int, float] = field(default_factory=dict)
+    """Samples/s of the numbers of DataLoader workers that were tried; empty for arms without such workers."""
+    agreement: dict[str, Any] | None = None
+    """Of `hf` over images: how batches of the cache compare with the processor's own. None for other arms."""

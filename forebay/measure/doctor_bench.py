@@ -28,7 +28,7 @@ from forebay.preprocess.listing import listed
 from forebay.rows.manifest import Manifest
 from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import Recipe, recipe_of
-from forebay.store.cache import Cache, open_cache
+from forebay.store.cache import open_cache
 from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.store.source import SampleSource
 from forebay.train.select import select
@@ -47,7 +47,6 @@ class DoctorTask:
 
     config: Config
     root: str
-    parent: int
     cores: int
     limit: int | None = None
     prepare: str | None = None
@@ -98,8 +97,7 @@ class Bench:
     def manifest(self) -> Manifest:
         """The rows of the raw data. Raises Skip where there is none that can be measured here."""
         self._require_raw()
-        for folder in ("raw/tar_index",):
-            _linked(self.config.cache_root / "tar_index", self.root / folder)
+        _linked(self.config.cache_root / "tar_index", self.root / "raw/tar_index")
         with naming_urls():
             found = listed(self.limited(self.task.limit), Groups.of(self.raw_config, self.recipe))
         if not len(found.rows):
@@ -163,7 +161,7 @@ class Bench:
             return self.sealed
         if not self.sample_folder.is_dir():
             raise Skip("no cache is sealed, and no sample of one could be made")
-        cache: Cache = open_cache(str(self.sample_folder))
+        cache = open_cache(str(self.sample_folder))
         if not len(cache):
             raise Skip("no cache is sealed, and no row of the sample could be used")
         return cache

@@ -1,28 +1,41 @@
-"""The process that measures. Importing this module imports all that its arms need, before any clock runs.
+"""The arms of the doctor, and the child that is asked for one after the other: none takes longer than it may.
 
-The parent's side: arms are asked for one by one, and none of them can take longer than it may.
+Importing this module imports all that its arms need, before any clock runs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
 import pkgutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from forebay.errors import ForebayError
-from forebay.measure.cache_arms import codecs, find, listing, made, plans, reads
+from forebay.measure.cache_arms import codecs, find, listing, plans, reads
 from forebay.measure.child_process import Child
 from forebay.measure.doctor_bench import Bench, DoctorTask
-from forebay.measure.isolated_calls import end_with
 from forebay.measure.loader_arms import cached, pieces, uncached, workers
 from forebay.measure.predict import Skip
+from forebay.measure.sample_cache import made
+
+_SET_UP_S = 6.0
+"""What an arm may take beside the seconds that it measures for: lists and plans are made in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorArm:
+    """One arm. field: of `MeasuredArms`. share: of the seconds, which it may measure in. work: of a bench and those."""
+
+    field: str
+    share: float
+    work: Callable[[Bench, float], Any]
+    needs: Literal["nothing", "raw data", "a cache"] = "nothing"
+    more_s: float = 0.0
+    """What it may take beside `_SET_UP_S`."""
 
 
 def _step(bench: Bench, seconds: float) -> Any:
@@ -30,20 +43,20 @@ def _step(bench: Bench, seconds: float) -> Any:
     return pkgutil.resolve_name("forebay.measure.step_arm:step")(bench, seconds)
 
 
-ARMS: dict[str, Callable[[Bench, float], Any]] = {
-    "find": find,
-    "listing": listing,
-    "raw read": reads,
-    "steps of a build": made,
-    "cache": pieces,
-    "plan": plans,
-    "cached loader": cached,
-    "uncached loader": uncached,
-    "uncached DataLoader": workers,
-    "codecs": codecs,
-    "step": _step,
+ARMS: dict[str, DoctorArm] = {
+    "find": DoctorArm("opened", 0.03, find),
+    "listing": DoctorArm("listed", 0.1, listing),
+    "raw read": DoctorArm("raw_read", 0.05, reads, "raw data"),
+    "steps of a build": DoctorArm("made", 0.15, made, "raw data"),
+    "cache": DoctorArm("pieces", 0.07, pieces, "a cache"),
+    "plan": DoctorArm("plan", 0.05, plans, "a cache"),
+    "cached loader": DoctorArm("cached", 0.17, cached, "a cache"),
+    "uncached loader": DoctorArm("uncached", 0.18, uncached, "raw data"),
+    "step": DoctorArm("steps", 0.15, _step, "a cache", more_s=12.0),  # transformers is imported, the model loaded
+    "uncached DataLoader": DoctorArm("workers", 0.1, workers, "raw data"),
+    "codecs": DoctorArm("codecs", 0.05, codecs, "raw data"),
 }
-"""The arms by their names."""
+"""The arms by their names, in the order in which they are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,105 +66,85 @@ class Answer:
     value: Any = None
     skipped: str | None = None
     failed: str | None = None
-    seconds: float = 0.0
 
 
 def work(task: DoctorTask, parent: Connection) -> None:
-    """Measures the arms that the parent names, each in the seconds that the parent gives it; None ends it."""
-    end_with(task.parent)
+    """Measures the arms that the parent names, each in the seconds that the parent gives it."""
     if task.prepare is not None:
         pkgutil.resolve_name(task.prepare)()
     bench = Bench(task)
-    while (asked := parent.recv()) is not None:
-        name, seconds, bench.pace_s = asked
-        began = time.perf_counter()
+    while True:
+        name, seconds, bench.pace_s = parent.recv()
         try:
-            answer = Answer(value=ARMS[name](bench, seconds))
+            answer = Answer(value=ARMS[name].work(bench, seconds))
         except Skip as err:
             answer = Answer(skipped=str(err))
         except ForebayError as err:
             answer = Answer(failed=str(err))
         except OSError as err:
             answer = Answer(failed=f"{err.strerror or err}{f': {err.filename}' if err.filename else ''}")
-        parent.send(dataclasses.replace(answer, seconds=time.perf_counter() - began))
+        parent.send(answer)
 
 
-logger = logging.getLogger(__name__)
-
-_SET_UP_S = 6.0
-"""What an arm may take beside the seconds that it measures for: lists and plans are made in it."""
-_SET_UPS_S = {"step": 18.0}
-"""Of arms that need more: transformers is imported there, and the model loaded."""
-_WORK = "forebay.measure.doctor_child:work"
-
-
-class Session:
-    """A child that measures, and another one whenever the last was killed. `close` ends it, with what it started."""
+class DoctorSession:
+    """A child that measures, and another one whenever the last was killed. A context, whose end ends the child."""
 
     def __init__(self, task: DoctorTask, *, deadline_s: float) -> None:
-        """deadline_s: on the clock of `time.monotonic`; nothing is waited for behind it."""
+        """Starts the child. deadline_s: on the clock of `time.monotonic`; nothing is waited for behind it."""
         self.task, self._deadline_s = task, deadline_s
-        self._child: Child | None = None
-        self._is_ready = False
         self.pace_s = 0.0
         """Seconds of a step for each of its samples, once they are known."""
         self.start_s = 0.0
         """What the child took to start and to import what steps need, once it has answered; a build's processes do."""
-        self._count = 0
+        self._child: Child | None = None
+        self._is_ready, self._count = False, 0
         self._start()
 
-    def ask(self, arm: str, seconds: float) -> Answer:
+    def __enter__(self) -> DoctorSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+
+    def ask(self, name: str, seconds: float) -> Answer:
         """Returns what an arm came to in about so many seconds; the child is killed where it does not end."""
         left_s = self._deadline_s - time.monotonic()
         if left_s < 1:
             return Answer(skipped="no time was left for it")
-        limit_s = min(2 * seconds + _SET_UPS_S.get(arm, _SET_UP_S), left_s)
+        limit_s = min(2 * seconds + _SET_UP_S + ARMS[name].more_s, left_s)
         try:
             child = self._ready(left_s)
-            child.send((arm, min(seconds, left_s / 2), self.pace_s))
+            child.send((name, min(seconds, left_s / 2), self.pace_s))
             answer: Answer = child.receive(limit_s)
         except TimeoutError:
-            self.close()
-            return Answer(failed=f"it did not end in {limit_s:.0f} s and was stopped", seconds=limit_s)
+            answer = Answer(failed=f"it did not end in {limit_s:.0f} s and was stopped")
+            self._kill()
         except ForebayError as err:
-            self.close()
-            return Answer(failed=str(err))
+            answer = Answer(failed=str(err))
+            self._kill()
         return answer
 
     def limit(self, rows: int) -> None:
         """Makes the next child list no more rows than this."""
-        self.close()
+        self._kill()
         self.task = dataclasses.replace(self.task, limit=rows)
 
-    def close(self) -> None:
-        """Ends the child at once."""
+    def _kill(self) -> None:
         if self._child is not None:
             self._child.kill()
             self._child = None
 
-    def _start(self) -> None:
-        self._count, self._began_s = self._count + 1, time.monotonic()
+    def _start(self) -> Child:
+        self._count, self._began_s, self._is_ready = self._count + 1, time.monotonic(), False
         log = Path(self.task.root) / f"log-{self._count}"
-        self._child = Child("doctor", _WORK, log=log, advice="the other arms are measured")
-        self._is_ready = False
-
-    def _ready(self, left_s: float) -> Child:
-        if self._child is None:
-            self._start()
-        assert self._child is not None
-        if not self._is_ready:
-            self._child.receive(left_s)  # its imports are done
-            self.start_s = time.monotonic() - self._began_s
-            self._child.send(self.task)
-            self._is_ready = True
+        self._child = Child("the arm doctor", f"{__name__}:work", log=log, advice="the other arms are measured")
         return self._child
 
-
-@contextlib.contextmanager
-def session(task: DoctorTask, *, deadline_s: float) -> Iterator[Session]:
-    """Yields a session that ends with the block."""
-    found = Session(task, deadline_s=deadline_s)
-    try:
-        yield found
-    finally:
-        found.close()
+    def _ready(self, left_s: float) -> Child:
+        child = self._child or self._start()
+        if not self._is_ready:
+            child.receive(left_s)  # its imports are done
+            self.start_s = time.monotonic() - self._began_s
+            child.send(self.task)
+            self._is_ready = True
+        return child

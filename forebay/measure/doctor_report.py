@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.measure.advice import Advice, duration, ms_text, percent
+from forebay.measure.advice import Advice
 from forebay.measure.diagnosis import MeasuredArms
 from forebay.measure.predict import StageCost
+from forebay.measure.shown_figures import duration, ms_text, percent, short_number
 from forebay.terminal import human_number, paragraph, table
 from forebay.visible import from_here, human_bytes
 
@@ -74,7 +75,7 @@ class DoctorReport:
             own = [stage for stage in self.found.stages if stage.kind == kind]
             total = sum(stage.ms for stage in own)
             rows = [
-                [stage.name, _number(stage.ms), percent(stage.ms / total if total else 0.0), _rate(stage)]
+                [stage.name, short_number(stage.ms), percent(stage.ms / total if total else 0.0), _rate(stage)]
                 for stage in own
             ]
             if rows:
@@ -132,10 +133,6 @@ class DoctorReport:
             yield from paragraph("written: ", from_here(self.applied))
         elif self.wants_file:
             yield from paragraph("", "nothing is written: no setting that --apply may change would be better")
-
-
-def _number(ms: float) -> str:
-    return f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}"
 
 
 def _rate(stage: StageCost) -> str:

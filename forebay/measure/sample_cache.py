@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections import deque
@@ -35,7 +36,7 @@ _LEAST_MEASURED = 8
 Done = dict[Group, list[tuple[Path, Receipt]]]
 
 
-def make_sample(bench: Bench, seconds: float) -> Made:
+def made(bench: Bench, seconds: float) -> Made:
     """Returns what the stages of a build take on some rows, which are then the temporary cache.
 
     The first shard is made without a clock: libraries and the tokenizer are loaded there. A data set of a few rows is
@@ -61,13 +62,12 @@ def _make(bench: Bench, seconds: float) -> Made:
         folder = bench.root / SAMPLE / f"shards-{passes}"
         for tasks in _tasks(bench, listing, folder):
             began = time.perf_counter(), time.process_time()
+            with clock.running() if rows or passes else contextlib.nullcontext():
+                receipts = [make_shard(task)[0] for task in tasks]
             if rows or passes:
-                with clock.running():
-                    receipts = [make_shard(task)[0] for task in tasks]
                 wall_s, cpu_s = wall_s + time.perf_counter() - began[0], cpu_s + time.process_time() - began[1]
                 counted += _rows_of(tasks)
             else:
-                receipts = [make_shard(task)[0] for task in tasks]
                 ends = time.perf_counter() + seconds  # loading libraries is not what is measured
             if not passes:
                 rows += _rows_of(tasks)

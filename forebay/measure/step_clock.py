@@ -1,7 +1,4 @@
-"""What an arm tells of its turns: times of blocks and steps, losses, counts; and the clock that takes them.
-
-Seconds by stage: a listener to the stretches of `forebay.spans`.
-"""
+"""The clocks: of a call, of the steps of a block, and of stages by the stretches of `forebay.spans`."""
 
 from __future__ import annotations
 
@@ -11,15 +8,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from forebay.config.tree import Config
-from forebay.measure.compared_ways import Arm, Block
 from forebay.measure.machine import Utilisation, cpu_seconds, host_bytes
 from forebay.spans import listening
 from forebay.train.loop.trainable import num_compilations
@@ -27,52 +22,16 @@ from forebay.train.loop.trainable import num_compilations
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of a micro-batch."""
 
-MAX_COUNTED = 8
+T = TypeVar("T")
+
+_MAX_COUNTED = 8
 """Shapes whose FLOPs an arm counts: each costs a training step at its end. Those between them are interpolated."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArmTask:
-    """What a child gets. The tables hold the samples of the blocks, by their index in the config's own source."""
-
-    config: Config
-    arm: Arm
-    blocks: tuple[Block, ...]
-    ids: dict[int, str]
-    frames: dict[int, int]
-    """Stored frames, or tokens where there is no audio."""
-    folder: str
-    """Where the arm may write."""
-
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps of all blocks."""
-        return sum(len(block.steps) for block in self.blocks)
-
-    @property
-    def arm_config(self) -> Config:
-        """The config that the arm trains by."""
-        return self.arm.config(self.config, folder=f"{self.folder}/{self.arm.name}")
-
-    def seed_of(self, block: int) -> list[int]:
-        """Returns the seed of a block's random batches, the same in every arm."""
-        return [self.config.loader.seed & (2**63 - 1), block]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
-    """What an arm tells when it is ready for its first turn."""
-
-    data_s: float
-    """Seconds until its samples were listed and a batch could be asked for."""
-    model_s: float
-    """Seconds until the model and its optimizer were there; of `hf` the model alone, on the host."""
-    device: str | None = None
-    """Name of the device; None: the CPU."""
-    workers: dict[int, float] = field(default_factory=dict)
-    """Samples/s of the numbers of DataLoader workers that were tried; empty for arms without such workers."""
-    agreement: dict[str, Any] | None = None
-    """Of `hf` over images: how batches of the cache compare with the processor's own. None for other arms."""
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """Returns what a call gives, and its seconds."""
+    began = time.perf_counter()
+    return work(), time.perf_counter() - began
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,10 +144,10 @@ class BlockClock:
         )
 
 
-def finish(flops: dict[Shapes, float]) -> ArmFinish:
-    """Returns what an arm tells at its end."""
+def finish(seen: Mapping[Shapes, T], ready: Callable[[T], Callable[[], Any]]) -> ArmFinish:
+    """Returns what an arm tells at its end. seen: a micro-batch of each shape; ready: gives a step on one of them."""
     return ArmFinish(
-        flops=flops,
+        flops={shapes: count_flops(ready(seen[shapes])) for shapes in spread_out(seen)},
         compilations=num_compilations(),
         host_bytes=host_bytes(),
     )
@@ -205,9 +164,9 @@ def num_elements(shapes: Shapes) -> int:
 
 
 def spread_out(seen: Iterable[Shapes]) -> list[Shapes]:
-    """Returns up to `MAX_COUNTED` of some shapes, from the smallest to the largest, evenly."""
+    """Returns up to `_MAX_COUNTED` of some shapes, from the smallest to the largest, evenly."""
     ordered = sorted(seen, key=lambda shapes: (num_elements(shapes), shapes))
-    places = np.linspace(0, len(ordered) - 1, min(MAX_COUNTED, len(ordered))).round().astype(int)
+    places = np.linspace(0, len(ordered) - 1, min(_MAX_COUNTED, len(ordered))).round().astype(int)
     return [ordered[place] for place in places.tolist()]
 
 

@@ -17,18 +17,12 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError, ForebayError
 from forebay.measure.batch_search import PACK_UNIT, Case
 from forebay.measure.calibrate import Tell, cases_of, checked, chosen
-from forebay.measure.calibrate_bench import FILE_NAME, CalibrateOptions, Entries
-from forebay.measure.step_runner import (
-    Steps,
-    for_trials,
-    is_out_of_memory,
-    opened,
-    peak_resident_bytes,
-    reset_peak_resident,
-)
+from forebay.measure.calibrate_bench import FILE_NAME, CalibrateOptions, Entries, is_out_of_memory
+from forebay.measure.machine import peak_resident_bytes, reset_peak_resident
+from forebay.measure.step_runner import StepRunner, for_trials, opened
 from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.make import make_plan, samples_of
-from forebay.store.source import SampleSource, without_audio
+from forebay.store.source import SampleSource
 from forebay.train.collate.patches import fields_of
 from forebay.train.device import Batch
 from forebay.train.loop.launch import process_state
@@ -106,13 +100,7 @@ def _rows(
     """Returns the rows of all buckets and ranks, and whether the device is a CUDA device."""
     source = opened(config)
     cases, sizes = cases_of(config, source), _sizes(config, source, options)
-    loop = Steps(
-        config,
-        facts,
-        source.constants,
-        accumulates=config.train.grad_acc > 1,
-        has_text_alone=without_audio(source) is not None,
-    )
+    loop = StepRunner(config, facts, source, accumulates=config.train.grad_acc > 1)
     rows: list[Row] = []
     if state.is_main_process:
         tell(_HEAD)
@@ -170,7 +158,7 @@ def _sizes(config: Config, source: SampleSource, options: CalibrateOptions) -> d
     return dict(zip(cases_of(config, source), plan.batch_sizes.tolist(), strict=True))
 
 
-def _row(case: Case, batch: Batch, loop: Steps, steps: int, *, rank: int) -> Row:
+def _row(case: Case, batch: Batch, loop: StepRunner, steps: int, *, rank: int) -> Row:
     fields = fields_of(batch)
     shapes = {name: list(value.shape) for name, value in fields.items() if isinstance(value, torch.Tensor)}
     if _on_cuda(loop):
@@ -203,5 +191,5 @@ def _gathered(row: Row, num_ranks: int) -> list[Row]:
     return found
 
 
-def _on_cuda(loop: Steps) -> bool:
+def _on_cuda(loop: StepRunner) -> bool:
     return loop.device.type == "cuda"

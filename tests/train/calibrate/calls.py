@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from forebay.errors import ConfigError
-from forebay.measure.step_runner import peak_resident_bytes, resident_bytes
+from forebay.measure.machine import peak_resident_bytes, resident_bytes
 
 
 def double(number: int, *, plus: int = 0) -> int:
