@@ -10,11 +10,10 @@ from typing import Any, Literal
 from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.measure.diagnosis import FED, MeasuredArms
-from forebay.measure.predict import Prediction
+from forebay.measure.predict import Prediction, Sure
 from forebay.measure.shown_figures import duration, ms_text, percent
 from forebay.visible import from_here, human_bytes
 
-Sure = Literal["measured", "extrapolated", "rule"]
 Needs = Literal["nothing", "build"]
 """What a setting needs to be of use: nothing, or a new build of the cache."""
 
@@ -109,15 +108,14 @@ def _threads(found: MeasuredArms, _config: Config) -> Iterator[Advice]:
 
 
 def _prefetch(found: MeasuredArms, config: Config) -> Iterator[Advice]:
-    training, now = found.training, found.predicted(is_cached=found.is_sealed)
     rates = found.cached if found.is_sealed else found.uncached
-    if training is None or training.steps is None or now is None or rates is None:
+    if found.step is None or found.now is None or rates is None:
         return
     rate = rates.rates.get(found.num_threads)
     if rate is None or not rate.workers:
         return
     more = 4 * config.loader.prefetch
-    before, after = training.timeline(rate), training.timeline(rate, prefetch=more)
+    before, after = found.timeline(rate), found.timeline(rate, prefetch=more)
     saved = 1 - after.total_s / before.total_s
     if saved < 2 * _POINT:
         return
@@ -164,16 +162,13 @@ def _edges(config: Config) -> str:
 
 
 def _codec(found: MeasuredArms, config: Config) -> Iterator[Advice]:
-    codecs, training = found.codecs, found.training
+    codecs = found.codecs
     if codecs is None or not isinstance(config.plan, PackConfig):
         return
     own_bytes, own_ms = codecs.bytes_a_sample[codecs.own], codecs.read_ms[codecs.own]
-    step_ms = None
-    if training is not None and training.steps is not None and training.batches:
-        step_ms = 1e3 * sum(training.steps_s) / len(training.batches)
     hands = max(found.num_threads, 1)
     # A codec pays if a cache of it is smaller and the loader still keeps up with half of its hands' time to spare.
-    budget_ms = max(2 * own_ms, step_ms * hands / 2 if step_ms is not None else 0.0)
+    budget_ms = max(2 * own_ms, 1e3 * sum(found.steps_s) / max(len(found.batches), 1) * hands / 2)
     pays = [
         codec
         for codec in codecs.read_ms
@@ -203,7 +198,7 @@ def _codec(found: MeasuredArms, config: Config) -> Iterator[Advice]:
 def _storage(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     path = from_here(config.path)
     now = found.now
-    if now is None or found.training is None:
+    if now is None:
         return
     if found.is_sealed and found.pieces is not None and found.pieces.cold_ms is not None:
         warm = next((stage.ms for stage in found.pieces.stages if stage.name == "cached read"), 0.0)

@@ -16,10 +16,10 @@ import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.plan.interface import EpochOrder, Plan, Tail, checked_positions
+from forebay.plan.in_order import InOrderPlan
+from forebay.plan.interface import Plan
 from forebay.steps.recipe import audio_step_of, image_step_of
 from forebay.steps.table import is_own
-from forebay.store.layout import Array, Ints
 from forebay.train.select import as_stored
 
 OWN = "config"
@@ -200,55 +200,19 @@ def num_blocks(steps: int) -> int:
     return max(steps // _STEPS_A_BLOCK, min(3, steps))
 
 
-class BlockPlan(Plan):
-    """A plan whose one epoch is a block; its shape classes are the steps, so that `grad_accs` says the step's size."""
-
-    tail: Tail = "short"
-    lockstep = 1
-
-    def __init__(self, block: Block) -> None:
-        self._block = block
-        self._batches = [np.asarray(batch, np.int64) for step in block.steps for batch in step.batches]
-        self._steps = np.repeat(np.arange(len(block.steps)), [len(step.batches) for step in block.steps])
-
-    @property
-    def num_batches(self) -> int:
-        """Micro-batches of the block."""
-        return len(self._batches)
-
-    @property
-    def grad_accs(self) -> tuple[int, ...]:
-        """Micro-batches of each step."""
-        return tuple(len(step.batches) for step in self._block.steps)
-
-    def order(self, seed: int, epoch: int) -> EpochOrder:  # noqa: ARG002  the order is the block's, whatever the seed
-        """Returns the block's order."""
-        return _BlockOrder(self._batches, self._steps)
-
-    def described(self) -> str:
-        """See `Plan`."""
-        return f"{self.num_batches} batches of a block"
-
-
-class _BlockOrder(EpochOrder):
-    """The micro-batches of a block, one after the other."""
-
-    __slots__ = ("_batches", "_steps")
-
-    def __init__(self, batches: list[Ints], steps: Ints) -> None:
-        self._batches, self._steps = batches, steps
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
-        """See `EpochOrder`."""
-        return [self._batches[place] for place in checked_positions(positions, len(self))]
-
-    def buckets(self, positions: Sequence[int] | Array) -> Ints:
-        """See `EpochOrder`."""
-        found: Ints = self._steps[checked_positions(positions, len(self))]
-        return found
+def block_plan(block: Block) -> InOrderPlan:
+    """Returns a plan whose one epoch is a block; its shape classes are the steps, so `grad_accs` has a step's size."""
+    batches, counts = (
+        [batch for step in block.steps for batch in step.batches],
+        [len(step.batches) for step in block.steps],
+    )
+    return InOrderPlan(
+        members=np.array(block.samples, np.int64),
+        offsets=np.cumsum([0, *map(len, batches)]),
+        classes=np.repeat(np.arange(len(counts)), counts),
+        tail="short",
+        grad_accs=tuple(counts),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import CacheMismatchError
-from forebay.measure.compared_ways import ArmTask, Block, BlockPlan, BlockStep, Setup
+from forebay.measure.compared_ways import ArmTask, Block, BlockStep, Setup, block_plan
 from forebay.measure.machine import device_name, release_memory
 from forebay.measure.step_clock import ArmTurn, BlockClock, Shapes, finish, timed
 from forebay.measure.step_runner import StepRunner
+from forebay.plan.in_order import InOrderPlan
 from forebay.store.source import SampleSource, SourceUnion
 from forebay.train.collate.patches import fields_of
 from forebay.train.models.model_folder import model_facts
@@ -76,13 +77,13 @@ class _OwnArm:
         with self._runner.groups(self._loader, plan) as groups:
             return partial(self._runner.update, next(groups))
 
-    def _plan(self, block: Block) -> BlockPlan:
+    def _plan(self, block: Block) -> InOrderPlan:
         """Returns a block as an epoch of the arm's own source."""
         steps = tuple(
             dataclasses.replace(step, batches=tuple(tuple(self._places[i] for i in batch) for batch in step.batches))
             for step in block.steps
         )
-        return BlockPlan(Block(steps))
+        return block_plan(Block(steps))
 
 
 def places_in(source: SampleSource, ids: dict[int, str]) -> dict[int, int]:
