@@ -107,9 +107,8 @@ def add_calibrate(commands: Any) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from forebay.measure.calibrate import calibrate
+    from forebay.measure.calibrate import calibrate, verify
     from forebay.measure.calibrate_bench import CalibrateOptions
-    from forebay.measure.verify_ranks import verify
 
     names = ("start_bs", "min_bs", "max_memory_gb", "steps", "target_samples", "out")
     asked = CalibrateOptions(buckets=tuple(options.bucket), **{name: getattr(options, name) for name in names})

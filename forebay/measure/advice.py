@@ -45,14 +45,9 @@ def advice(found: MeasuredArms, config: Config) -> list[Advice]:
     return [*_step(found, config), *ranked]
 
 
-def _is_fed(found: MeasuredArms) -> bool:
-    now = found.now
-    return now is not None and now.idle is not None and now.idle < FED
-
-
 def _step(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     now = found.now
-    if now is None or now.idle is None or not _is_fed(found):
+    if now is None or now.idle is None or now.idle >= FED:
         return
     yield Advice(
         text="the step is the bottleneck: data can be no faster",
@@ -69,11 +64,8 @@ def _build(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     now, then = found.predicted(is_cached=False), found.predicted(is_cached=True)
     if now is None or then is None:
         return
-    cost = []
-    if found.build_s is not None:
-        cost.append(f"{duration(found.build_s)} once")
-    if found.size_bytes is not None:
-        cost.append(human_bytes(found.size_bytes))
+    cost = [] if found.build_s is None else [f"{duration(found.build_s)} once"]
+    cost += [] if found.size_bytes is None else [human_bytes(found.size_bytes)]
     saved = 1 - then.epoch_s / now.epoch_s if now.epoch_s else 0.0
     if saved < _POINT:
         return
@@ -94,7 +86,7 @@ def _threads(found: MeasuredArms, _config: Config) -> Iterator[Advice]:
     best_s = min(each.epoch_s for each in others)
     # The fewest that are as good: a thread more takes a core from somebody else.
     enough = min((each for each in others if each.epoch_s <= best_s * (1 + _POINT)), key=lambda each: each.workers)
-    saved = 1 - enough.epoch_s / now.epoch_s if now.epoch_s else 0.0
+    saved, epoch_s = 1 - enough.epoch_s / now.epoch_s if now.epoch_s else 0.0, found.now.epoch_s if found.now else 0.0
     if saved < 5 * _POINT:
         return
     yield Advice(
@@ -102,7 +94,7 @@ def _threads(found: MeasuredArms, _config: Config) -> Iterator[Advice]:
         line=f"loader.num_threads = {enough.workers}",
         gain=_change(now, enough),
         sure="measured" if found.is_sealed else "extrapolated",
-        rank=saved if found.is_sealed else saved * now.epoch_s / max(_epoch_now(found), now.epoch_s),
+        rank=saved if found.is_sealed else saved * now.epoch_s / max(epoch_s, now.epoch_s),
         settings={"loader.num_threads": enough.workers},
     )
 
@@ -177,12 +169,9 @@ def _codec(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     if not pays:
         return
     best = min(pays, key=lambda codec: codecs.bytes_a_sample[codec])
-    slow = [codec for codec in codecs.read_ms if codec not in (*pays, codecs.own)]
-    against = (
-        f"; {', '.join(slow)} would take {', '.join(ms_text(codecs.read_ms[codec]) for codec in slow)}" if slow else ""
-    )
-    share = codecs.bytes_a_sample[best] / own_bytes
-    size = found.size_bytes
+    slow = {codec: ms_text(ms) for codec, ms in codecs.read_ms.items() if codec not in (*pays, codecs.own)}
+    against = f"; {', '.join(slow)} would take {', '.join(slow.values())}" if slow else ""
+    share, size = codecs.bytes_a_sample[best] / own_bytes, found.size_bytes
     sizes = f"{human_bytes(size)} -> {human_bytes(size * share)}" if size else f"{share:.2f} of the bytes"
     yield Advice(
         text=f"codec {best} pays on this set",
@@ -258,10 +247,6 @@ def _shards(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         settings={"layout.rows_per_shard": wanted},
         needs="build",
     )
-
-
-def _epoch_now(found: MeasuredArms) -> float:
-    return found.now.epoch_s if found.now is not None else 0.0
 
 
 def _change(now: Prediction, then: Prediction) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from forebay.config.plan import BucketConfig, PackConfig, bucket_names
 from forebay.config.tree import Config
@@ -64,6 +65,10 @@ class BucketCase:
     def told(self, entry: Mapping[str, Any]) -> str:
         """Returns the size of an entry for its line."""
         return f"{entry['batch_size']} samples a batch, grad_acc {entry['grad_acc']}"
+
+    def size_of(self, labels: torch.Tensor) -> int:
+        """Returns the samples of a batch with such labels."""
+        return len(labels)
 
     def batch(self, config: Config, source: SampleSource, size: int) -> Batch:
         """Returns the longest clip `size` times, its text as long as the longest of the bucket.
@@ -128,6 +133,10 @@ class PackCase:
         """Returns the size of an entry for its line."""
         return f"seq_len {entry['seq_len']}, max_patches {entry['max_patches']}"
 
+    def size_of(self, labels: torch.Tensor) -> int:
+        """Returns the tokens of a pack with such labels."""
+        return labels.numel()
+
     def max_patches(self, size: int) -> int:
         """Returns the patches of a pack of `size`: whole image tokens."""
         return int(self.patches_per_token * size * PACK_UNIT) // self.merged * self.merged
@@ -171,13 +180,7 @@ def bucket_cases(source: SampleSource, settings: BucketConfig) -> dict[str, Buck
 def _of_one_sample(settings: BucketConfig) -> BucketConfig:
     """Returns settings of the same buckets: which file or budget sizes their batches is what is being found out."""
     return dataclasses.replace(
-        settings,
-        batch_size=1,
-        batch_seconds=None,
-        batch_tokens=None,
-        calibration=None,
-        locality="global",
-        tail="short",
+        settings, batch_size=1, batch_seconds=None, batch_tokens=None, calibration=None, locality="global", tail="short"
     )
 
 
@@ -267,26 +270,16 @@ class TrialOutcome:
     """What it took; None where it ran out of memory first."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bounds:
-    """Where a search looks."""
-
-    limit_bytes: int
-    least: int
-    """Nothing smaller is tried."""
-    most: int
-    """Nothing larger is tried."""
-    max_trials: int = MAX_TRIALS
-
-
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
 class Search:
-    """A search and what it knows: the last fit, the first failure, and the points between which to guess.
+    """A search from `least` to `most`, and what it knows: the last fit, the first failure, points to guess by.
 
     line: the expectation before the first trial; None: nothing is expected, and `start` is the first size.
     """
 
-    bounds: Bounds
+    limit_bytes: int
+    least: int
+    most: int
     line: Line | None = None
     start: int | None = None
     trials: int = 0
@@ -303,8 +296,8 @@ class Search:
     def run(self, trial: Callable[[int], TrialOutcome]) -> int | None:
         """Returns the largest size that fits, within one step of the grid where the trials were enough; None: none.
 
-        At most `bounds.max_trials` calls of `trial`. The last of them is spent on `bounds.least` where nothing has fit
-        until then, so that None means that `least` does not fit.
+        At most `MAX_TRIALS` calls of `trial`. The last of them is spent on `least` where nothing has fit until then, so
+        that None means that `least` does not fit.
         """
         size: int | None = self._first()
         while size is not None:
@@ -315,10 +308,8 @@ class Search:
     def _first(self) -> int:
         guess = self.start
         if guess is None:
-            guess = (
-                self.line.largest(self.bounds.limit_bytes, most=self.bounds.most) if self.line else self.bounds.least
-            )
-        return min(max(grid_down(guess), self.bounds.least), self.bounds.most)
+            guess = self.line.largest(self.limit_bytes, most=self.most) if self.line else self.least
+        return min(max(grid_down(guess), self.least), self.most)
 
     def _learn(self, size: int, outcome: TrialOutcome) -> None:
         self.trials += 1
@@ -332,13 +323,13 @@ class Search:
 
     def _next(self) -> int | None:
         """Returns the next size to try; None where the search is over."""
-        bounds, left = self.bounds, self.bounds.max_trials - self.trials
-        if left <= 0 or self.fit == bounds.most or self.failure == bounds.least:
+        left = MAX_TRIALS - self.trials
+        if left <= 0 or self.fit == self.most or self.failure == self.least:
             return None
-        low = bounds.least if self.fit is None else grid_up(self.fit)
-        high = bounds.most if self.failure is None else grid_down(self.failure - 1)
+        low = self.least if self.fit is None else grid_up(self.fit)
+        high = self.most if self.failure is None else grid_down(self.failure - 1)
         if self.fit is None and (left == 1 or low >= high):
-            return bounds.least
+            return self.least
         return None if low > high else min(max(grid_down(int(self._guess(low, high))), low), high)
 
     def _guess(self, low: int, high: int) -> float:
@@ -349,8 +340,8 @@ class Search:
             failed = float(self.failure or high)
             return (low + high) / 2 if self.fit is not None else failed * share ** max(self._blind, 1)
         slope = self._slope()
-        size, peak = min(self._points, key=lambda point: abs(point[1] - self.bounds.limit_bytes))
-        return size + (self.bounds.limit_bytes - peak) / slope if slope > 0 else high
+        size, peak = min(self._points, key=lambda point: abs(point[1] - self.limit_bytes))
+        return size + (self.limit_bytes - peak) / slope if slope > 0 else high
 
     def _slope(self) -> float:
         """Returns bytes a sample as measured: between the two largest sizes, or from the line's base to the one."""

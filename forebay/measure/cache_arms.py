@@ -208,12 +208,10 @@ def _drawn(source: SampleSource, count: int, random: np.random.Generator) -> Sam
 
 def _frames_of(samples: Samples) -> Array:
     """Returns what batches are padded by: stored frames, of packs and texts tokens."""
-    if samples.durations is None:
+    if samples.durations is None or samples.frames is None:
         return samples.lengths
-    frames = np.asarray(samples.frames()) if samples.frames is not None else samples.lengths
-    if not frames.any() and samples.tokens is not None:
-        return np.asarray(samples.tokens())
-    return frames
+    frames = np.asarray(samples.frames())
+    return frames if frames.any() or samples.tokens is None else np.asarray(samples.tokens())
 
 
 def _room_is_fixed(bench: Bench, source: SampleSource) -> bool:
@@ -240,15 +238,15 @@ def _padding(plan: Plan, samples: Samples) -> float:
 
 def _local(settings: PlanConfig) -> PlanConfig:
     """Returns settings that need no shards."""
-    if isinstance(settings, BucketConfig):
-        return dataclasses.replace(settings, locality="global")
-    return settings
+    return dataclasses.replace(settings, locality="global") if isinstance(settings, BucketConfig) else settings
 
 
 def _others(settings: PlanConfig, samples: Samples, *, ends: float) -> Iterator[OtherPlan]:
     for changed in _candidates(settings):
         try:
-            plan = make_plan(samples, _local(dataclasses.replace(settings, **_instead(changed))))
+            # `k` stands instead of edges.
+            more: dict[str, Any] = {"edges_s": CLASSIC_EDGES_S} if "k" in changed else {}
+            plan = make_plan(samples, _local(dataclasses.replace(settings, **changed, **more)))
             padding = _padding(plan, samples)
         except (PlanError, ValueError):
             continue  # too few samples for so many buckets
@@ -257,22 +255,12 @@ def _others(settings: PlanConfig, samples: Samples, *, ends: float) -> Iterator[
             return
 
 
-def _instead(changed: dict[str, Any]) -> dict[str, Any]:
-    """Returns the changes with those that these demand: `k` stands instead of edges."""
-    return {**changed, "edges_s": CLASSIC_EDGES_S} if "k" in changed else changed
-
-
 def _candidates(settings: PlanConfig) -> Iterator[dict[str, Any]]:
     """Yields settings that may pad less, as changes of those that are given."""
     if isinstance(settings, BucketConfig) and settings.calibration is None:
-        if isinstance(settings.batch_size, tuple):
-            return
-        for k in _KS:
-            if k > (settings.k or len(settings.edges_s)):
-                yield {"k": k}
+        least = len(settings.edges_s) if not settings.k else settings.k
+        yield from ({"k": k} for k in _KS if k > least and not isinstance(settings.batch_size, tuple))
     elif isinstance(settings, WindowConfig):
-        for window in (settings.window * 2, settings.window * 4):
-            yield {"window": window}
+        yield from ({"window": factor * settings.window} for factor in (2, 4))
     elif isinstance(settings, PackConfig) and settings.buffer_size:
-        yield {"buffer_size": 0}
-        yield {"buffer_size": 4 * settings.buffer_size}
+        yield from ({"buffer_size": size} for size in (0, 4 * settings.buffer_size))

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,10 @@ import transformers
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ForebayError
-from forebay.measure.batch_search import Bounds, Case, Search, TrialOutcome
+from forebay.measure.batch_search import Case, Search, TrialOutcome
 from forebay.measure.child_process import Died, Isolated
 from forebay.measure.fake_tensors import ProbedStep, probe
-from forebay.measure.machine import Device, device, peak_resident_bytes, resident_bytes
+from forebay.measure.machine import Device, device, resident_bytes
 from forebay.measure.step_runner import StepRunner, opened
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.key import digest
@@ -202,7 +201,10 @@ class CalibrationBench:
         found = self._measured(case, probed, limit) if self.device.is_cuda else self._by_line(case, probed, limit)
         if found is None:
             return None
-        size = found.pop("size")
+        size, memory = found.pop("size"), {}
+        if probed is not None:
+            memory = {**probed.breakdown(size), "ranks": self._of_ranks(probed)}  # `ranks` are DDP's copies
+        other = max(found["peak_bytes"] - sum(memory.values()) + memory.get("ranks", 0), 0)  # the allocator's
         return {
             **case.entry(size),
             **found,
@@ -211,7 +213,7 @@ class CalibrationBench:
             "device": self.device.name,
             "model": self.facts.folder.name,
             "longest": case.longest,
-            "memory": self._breakdown(probed, size, found["peak_bytes"]),
+            "memory": {**memory, "other": other},
             "made_by": self.made_by(case),
         }
 
@@ -242,7 +244,7 @@ class CalibrationBench:
 
         line = None if probed is None else probed.line
         start = self.options.start_bs or (DEFAULT_START if line is None else None)
-        search = Search(Bounds(limit_bytes=limit, least=self.least(case), most=MAX_SIZE), line=line, start=start)
+        search = Search(limit_bytes=limit, least=self.least(case), most=MAX_SIZE, line=line, start=start)
         size = search.run(attempt)
         if size is None:
             return None
@@ -272,13 +274,6 @@ class CalibrationBench:
             _logger.info("%s: the trial of %s was %s", case.name, case.amount(size), found)
             return None
         return found
-
-    def _breakdown(self, probed: ProbedStep | None, size: int, peak_bytes: int) -> dict[str, int]:
-        """Returns what the bytes at the peak are for; `ranks` are DDP's copies, `other` is the allocator's."""
-        if probed is None:
-            return {"other": peak_bytes}
-        parts = {**probed.breakdown(size), "ranks": self._of_ranks(probed)}
-        return {**parts, "other": max(peak_bytes - sum(probed.breakdown(size).values()), 0)}
 
     def line(self, case: Case, entry: Mapping[str, Any]) -> str:
         """Returns one line for a terminal."""
@@ -337,18 +332,12 @@ def trial(
     before = 0 if with_cuda else resident_bytes()
     try:
         batch = case.batch(config, source, size)
-        runner = StepRunner(config, facts, source, accumulates=accumulates)
-        times_s = [runner.step(batch) for _ in range(steps)]
+        reserved, used, step_s = StepRunner(config, facts, source, accumulates=accumulates).measured(batch, steps)
     except (RuntimeError, MemoryError) as err:
         if is_out_of_memory(err):
             return None
         raise
-    step_s = statistics.median(times_s[1:] or times_s)
-    if with_cuda:
-        peaks = torch.cuda.max_memory_reserved(0), torch.cuda.max_memory_allocated(0)
-    else:
-        peaks = (peak_resident_bytes() - before,) * 2
-    return MeasuredStep(peak_bytes=peaks[0], used_bytes=peaks[1], step_s=round(step_s, 4))
+    return MeasuredStep(peak_bytes=reserved - before, used_bytes=used - before, step_s=step_s)
 
 
 _NO_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory|_ALLOC_FAILED")

@@ -28,17 +28,7 @@ from forebay.extras import install_line
 from forebay.measure.child_process import Child
 from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels
 from forebay.measure.compare_runs import RunComparison, compare_runs
-from forebay.measure.compared_ways import (
-    PARTS,
-    Arm,
-    ArmTask,
-    Block,
-    Setup,
-    arms_of,
-    dealt,
-    num_blocks,
-    planned_steps,
-)
+from forebay.measure.compared_ways import PARTS, Arm, ArmTask, Block, Setup, arms_of, dealt, num_blocks, planned_steps
 from forebay.measure.machine import machine
 from forebay.measure.own_way import sample_key
 from forebay.measure.step_clock import ArmTurn

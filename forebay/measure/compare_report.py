@@ -16,8 +16,8 @@ from forebay.config.plan import bucket_names
 from forebay.measure.compared_ways import OWN, Block, Setup
 from forebay.measure.machine import peak_flops
 from forebay.measure.pictures import draw_arms
-from forebay.measure.shown_figures import Row, cells, draw_or_tell, markdown_table, write_report, written_line
-from forebay.measure.step_clock import ArmFinish, ArmTurn, Shapes, num_elements
+from forebay.measure.shown_figures import TableRow, cells, draw_or_tell, markdown_table, write_report, written_line
+from forebay.measure.step_clock import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements
 from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.interface import Plan
 from forebay.visible import human_bytes
@@ -65,24 +65,6 @@ class ArmFigures:
         return sum(map(part, self.measured)) / sum(turn.seconds for turn in self.measured)
 
     @property
-    def padding(self) -> float:
-        """Share of padded frames in all frames."""
-        room = sum(turn.room for turn in self.measured)
-        return 1 - sum(turn.frames for turn in self.measured) / room if room else 0.0
-
-    @property
-    def utilisation(self) -> float | None:
-        """Share of time in which the device computed."""
-        found = [share for turn in self.measured for _, share in turn.utilisation]
-        return statistics.fmean(found) if found else None
-
-    @property
-    def device_bytes(self) -> int | None:
-        """Most memory that torch had on the device in a step."""
-        found = [step.device_bytes for turn in self.turns for step in turn.steps if step.device_bytes is not None]
-        return max(found, default=None)
-
-    @property
     def flops_per_s(self) -> float | None:
         """Median over blocks of the model's FLOP/s, those spent on padding included."""
         if not self.finish.flops:
@@ -98,15 +80,22 @@ class ArmFigures:
         looks = [look for turn in self.measured for look in turn.utilisation]
         for bucket in sorted({step.bucket for step in steps}):
             own = [step for step in steps if step.bucket == bucket]
-            memory = [step.device_bytes for step in own if step.device_bytes is not None]
-            busy = [share for place, share in looks if place == bucket]
             found[bucket] = {
                 "steps": len(own),
                 "step_s": statistics.median(step.seconds for step in own),
-                "device_bytes": max(memory, default=None),
-                "utilisation": statistics.fmean(busy) if busy else None,
+                "device_bytes": _most_bytes(own),
+                "utilisation": _mean([share for place, share in looks if place == bucket]),
             }
         return found
+
+
+def _most_bytes(steps: Sequence[TimedStep]) -> int | None:
+    """Returns the most memory that torch had on the device in a step."""
+    return max((step.device_bytes for step in steps if step.device_bytes is not None), default=None)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
 def flops_of(shapes: Shapes, counted: dict[Shapes, float]) -> float:
@@ -147,24 +136,25 @@ class ArmComparison:
         }
 
     def _arm(self, figures: ArmFigures) -> dict[str, Any]:
-        own, speed = self.arms[0], figures.flops_per_s
+        own, measured, speed = self.arms[0], figures.measured, figures.flops_per_s
         peak = peak_flops(figures.setup.device or "", precision=self.precision)
+        room = sum(turn.room for turn in measured)
         return {
             "samples_per_s": quartiles(figures.rates),
             "ratio": quartiles([a / b for a, b in zip(figures.rates, own.rates, strict=True)]),
             "own_ratio": quartiles([b / a for a, b in zip(figures.rates, own.rates, strict=True)]),
             "audio_hours_per_h": self._audio_speed(figures),
-            "step_s": statistics.median(step.seconds for turn in figures.measured for step in turn.steps),
-            "buckets": {self.label(bucket): row for bucket, row in figures.by_bucket().items()},
-            "padding": figures.padding,
+            "step_s": statistics.median(step.seconds for turn in measured for step in turn.steps),
+            "buckets": {self._label(bucket): row for bucket, row in figures.by_bucket().items()},
+            "padding": 1 - sum(turn.frames for turn in measured) / room if room else 0.0,
             "first_batch_s": figures.setup.data_s + figures.turns[0].first_batch_s,
             "model_s": figures.setup.model_s,
             "wait_share": figures.share(lambda turn: turn.wait_s),
-            "utilisation": figures.utilisation,
-            "device_bytes": figures.device_bytes,
+            "utilisation": _mean([share for turn in measured for _, share in turn.utilisation]),
+            "device_bytes": _most_bytes([step for turn in figures.turns for step in turn.steps]),
             "host_bytes": figures.finish.host_bytes,
             "cpu_percent": 100 * figures.share(lambda turn: turn.cpu_s),
-            "cpu_s_per_sample": statistics.median(turn.cpu_s / len(turn.ids) for turn in figures.measured),
+            "cpu_s_per_sample": statistics.median(turn.cpu_s / len(turn.ids) for turn in measured),
             "tflops": None if speed is None else speed / 1e12,
             "mfu": None if speed is None or peak is None else speed / peak,
             "compilations": figures.finish.compilations,
@@ -181,8 +171,7 @@ class ArmComparison:
         measured = self.seconds[-len(figures.measured) :]
         return statistics.median(audio / turn.seconds for audio, turn in zip(measured, figures.measured, strict=True))
 
-    def label(self, bucket: int) -> str:
-        """Returns the name of a bucket."""
+    def _label(self, bucket: int) -> str:
         return "random batches" if bucket < 0 else self.buckets.get(bucket, f"class {bucket}")
 
     def lines(self) -> Iterator[str]:
@@ -219,10 +208,12 @@ def _markdown(document: dict[str, Any]) -> Iterator[str]:
     """Yields the tables of a comparison's document."""
     arms: dict[str, dict[str, Any]] = document["arms"]
     hours = "" if document["audio_hours"] is None else f", {document['audio_hours']:.3g} h of audio"
+    machine = document["machine"]
     yield f"# {document['name']}: the config's own way against {', '.join(name for name in arms if name != OWN)}\n"
     yield (
         f"{document['steps']} steps in {document['blocks']} blocks, {document['samples']} samples{hours}. "
-        f"{_machine(document)}\n"
+        f"{machine['cpu']}, {machine['cores']} cores, {document['device'] or 'no GPU'}, torch {machine['torch']}, "
+        f"load {machine['load_1_min']} at the beginning.\n"
     )
     yield from markdown_table(["", *arms], cells(_ROWS, [_with_ends(arm) for arm in arms.values()]))
     yield "\nStep time by bucket, and device memory and utilisation where there is a device:\n"
@@ -270,13 +261,6 @@ def _agreement(name: str, found: dict[str, Any]) -> str:
     return f"- {compared} DIFFER: {differ}; {promise}."
 
 
-def _machine(document: dict[str, Any]) -> str:
-    machine = document["machine"]
-    where = document["device"] or "no GPU"
-    shared = f"load {machine['load_1_min']} at the beginning"
-    return f"{machine['cpu']}, {machine['cores']} cores, {where}, torch {machine['torch']}, {shared}."
-
-
 def _bucket(row: dict[str, Any] | None) -> str:
     if row is None:
         return "-"
@@ -286,7 +270,7 @@ def _bucket(row: dict[str, Any] | None) -> str:
     return shown if row["utilisation"] is None else f"{shown}, {100 * row['utilisation']:.0f} %"
 
 
-_ROWS: tuple[Row, ...] = (
+_ROWS: tuple[TableRow, ...] = (
     ("samples/s (quartiles of blocks)", "samples_per_s", "{:.1f}"),
     ("samples/s, times the config's own", "ratio", "{:.2f}"),
     ("audio hours an hour", "audio_hours_per_h", "{:.1f}"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from forebay.errors import ConfigError
 from forebay.measure.pictures import draw_runs
-from forebay.measure.shown_figures import Row, cells, draw_or_tell, markdown_table, write_report, written_line
+from forebay.measure.shown_figures import TableRow, cells, draw_or_tell, markdown_table, write_report, written_line
 from forebay.train.evaluation.evaluate import HIGHER_IS_BETTER
 from forebay.train.loop.meter import FILE_NAME, VERSION, read_lines
 from forebay.visible import from_here, printable
@@ -73,13 +73,8 @@ class RunLog:
             **middle,
             "padding": last.get("padding"),
             "skipped_steps": last.get("skipped_steps"),
-            "evaluations": {name: self._evaluation(name) for name in self.evaluation_names},
+            "evaluations": {name: self._evaluation(name) for name in (str(line["name"]) for line in self.evaluations)},
         }
-
-    @property
-    def evaluation_names(self) -> list[str]:
-        """The sets that were evaluated."""
-        return list(dict.fromkeys(str(line["name"]) for line in self.evaluations))
 
     def _evaluation(self, name: str) -> dict[str, Any]:
         own = [line for line in self.evaluations if str(line["name"]) == name]
@@ -210,7 +205,7 @@ def _short(value: Any) -> str:
     return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
-_ROWS: tuple[Row, ...] = (
+_ROWS: tuple[TableRow, ...] = (
     ("steps", "steps"),
     ("loss, first line", "loss_first", "{:.4f}"),
     ("loss, last line", "loss_last", "{:.4f}"),

@@ -84,10 +84,7 @@ def _arm(name: str) -> Arm:
         raise ConfigError(f"--against names {name!r}, but hf reads raw data in random batches anyway; name hf alone")
     kept = [part for part in PARTS if part in parts]
     return Arm(
-        name="+".join(kept),
-        is_uncached="uncached" in kept,
-        is_unbucketed="unbucketed" in kept,
-        is_plain="hf" in kept,
+        name="+".join(kept), is_uncached="uncached" in kept, is_unbucketed="unbucketed" in kept, is_plain="hf" in kept
     )
 
 

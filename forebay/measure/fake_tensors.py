@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,14 +104,13 @@ def probe(config: Config, facts: ModelFacts, cases: list[Case], *, accumulates: 
     except (RuntimeError, CacheMismatchError) as err:
         _logger.info("the model cannot run on fake tensors (%s); probing with small real steps", err)
     real = StepRunner(config, facts, source, accumulates=accumulates)
-    return [_real(real, case, config, source) for case in cases]
-
-
-def _real(steps: StepRunner, case: Case, config: Config, source: Any) -> ProbedStep | None:
-    try:
-        return _probed(steps, case, config, source, sizes=case.real_sizes)
-    except torch.OutOfMemoryError:
-        return None
+    found = []
+    for case in cases:
+        try:
+            found.append(_probed(real, case, config, source, sizes=case.real_sizes))
+        except torch.OutOfMemoryError:
+            found.append(None)
+    return found
 
 
 def tracked_step(steps: FakeSteps | StepRunner, batch: Batch) -> Tracked:
@@ -204,28 +203,21 @@ class FakeSteps:
 
     def step(self, inputs: Mapping[str, Any]) -> None:
         """Does an optimizer step on arguments of these shapes."""
+        dtype = _AUTOCAST.get(self._config.train.mixed_precision)
         for _ in range(self._times):
-            self._backward({name: self._fake(value) for name, value in inputs.items()})
+            fakes = {name: self._fake(value) for name, value in inputs.items()}
+            with contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype):
+                loss = self._objective(self.model, fakes, units=1).loss
+            loss.backward()
         limit = self._config.train.max_grad_norm
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit if limit > 0 else math.inf)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def _backward(self, inputs: dict[str, Any]) -> None:
-        with self._autocast():
-            loss = self._objective(self.model, inputs, units=1).loss
-        loss.backward()
-
     def _fake(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=self.device)
-
-    @contextlib.contextmanager
-    def _autocast(self) -> Iterator[None]:
-        dtype = _AUTOCAST.get(self._config.train.mixed_precision)
-        with contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype):
-            yield
 
 
 def fake_model(config: Config, facts: ModelFacts, *, mode: FakeTensorMode, device: torch.device) -> Any:

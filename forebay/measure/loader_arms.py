@@ -6,10 +6,12 @@ The arms of one thread over a cache: reading samples, collating them, copying ba
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -242,7 +244,7 @@ def _rate(workers: int, turns: Sequence[_Turn], *, shape: tuple[float, float]) -
 
 def _of_workers(data: Batches, number: int, seconds: float) -> Rate:
     """Returns the rate of a DataLoader behind its first batches, which wait for its processes to start."""
-    loader: Any = DataLoader(data, batch_size=None, sampler=_Endless(len(data)), num_workers=number)
+    loader: Any = DataLoader(data, batch_size=None, sampler=itertools.cycle(range(len(data))), num_workers=number)
     batches = iter(loader)
     for _ in range(number):
         next(batches)
@@ -256,17 +258,6 @@ def _of_workers(data: Batches, number: int, seconds: float) -> Rate:
     factor = max(number * found.seconds / max(filled_s, 1e-9), 1.0)
     found.batches = [dataclasses.replace(batch, seconds=factor * batch.seconds) for batch in found.batches]
     return _rates({number: [found]})[number]
-
-
-class _Endless(torch.utils.data.Sampler[int]):
-    """The numbers of an epoch's batches again and again."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __iter__(self) -> Iterator[int]:
-        while True:
-            yield from range(self._count)
 
 
 _COLD_READS = 32
@@ -329,7 +320,7 @@ def _cold(bench: Bench, *, ends: float) -> tuple[float | None, str]:
         again = open_cache(str(cache.folder), verify="never")
         for index in bench.random.permutation(len(again))[:_COLD_READS].tolist():
             why = _dropped(again, int(index)) or ""
-            seconds = _touched(again, int(index))
+            _, seconds = timed(partial(_touch, again, int(index)))
             if not why:
                 times.append(1e3 * seconds)
             if time.perf_counter() > ends:
@@ -345,12 +336,8 @@ def _dropped(cache: Cache, index: int) -> str | None:
     return next((problem for file in dict.fromkeys(files) if (problem := dropped(str(file), 0, 0))), None)
 
 
-def _touched(source: SampleSource, index: int) -> float:
-    """Returns the seconds until all bytes of a sample have been in memory."""
-
-    def touch() -> None:
-        for value in source.read(index).values():
-            for part in value if isinstance(value, tuple) else (value,):
-                np.asarray(part).sum()
-
-    return timed(touch)[1]
+def _touch(source: SampleSource, index: int) -> None:
+    """All bytes of a sample have been in memory then."""
+    for value in source.read(index).values():
+        for part in value if isinstance(value, tuple) else (value,):
+            np.asarray(part).sum()

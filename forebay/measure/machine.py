@@ -84,42 +84,32 @@ def _cpu_name() -> str:
 def cpu_seconds() -> float:
     """Returns the CPU seconds of this process and its children, those that ended and those that live."""
     own, ended = os.times(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    living = sum(_ticks(pid) for pid in _descendants(os.getpid())) / _TICKS_A_SECOND
+    fields = (_told(pid, "stat").rpartition(")")[2].split() for pid in _descendants(os.getpid()))
+    living = sum(int(ticks) for found in fields for ticks in found[11:13]) / _TICKS_A_SECOND
     return own.user + own.system + ended.ru_utime + ended.ru_stime + living
 
 
 def host_bytes() -> int:
     """Returns the most memory that this process has had, and what its children have now, shared pages shared out."""
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return own + sum(_proportional_bytes(pid) for pid in _descendants(os.getpid()))
+    lines = (line for pid in _descendants(os.getpid()) for line in _told(pid, "smaps_rollup").splitlines())
+    return own + sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def _descendants(pid: int) -> list[int]:
     found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = [int(child) for child in path.read_text().split()]
-        except OSError:  # the thread has ended
-            continue
-        for child in children:
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        for child in map(int, _told(pid, f"task/{task.name}/children").split()):
             found += [child, *_descendants(child)]
     return found
 
 
-def _ticks(pid: int) -> int:
+def _told(pid: int, file: str) -> str:
+    """Returns a file of a process, an empty text where it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/{file}").read_text()
     except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
-
-
-def _proportional_bytes(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        return ""
 
 
 class Utilisation:
@@ -182,14 +172,23 @@ def resident_bytes() -> int:
     return _field_bytes("self/status", "VmRSS")
 
 
-def peak_resident_bytes() -> int:
-    """Returns the highest resident memory of this process since it began, or since `reset_peak_resident`."""
-    return _field_bytes("self/status", "VmHWM")
+def reset_peaks() -> None:
+    """Makes the peaks what is taken now."""
+    release_memory()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def reset_peak_resident() -> None:
-    """Makes the highest resident memory what it is now."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+def peaks() -> tuple[int, int]:
+    """Returns the most bytes since this process began, or since `reset_peaks`: reserved, and held by tensors.
+
+    On the CPU both are the resident memory of this process.
+    """
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
+    return (_field_bytes("self/status", "VmHWM"),) * 2
 
 
 def _field_bytes(file: str, name: str) -> int:

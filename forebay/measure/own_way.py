@@ -43,10 +43,7 @@ class _OwnArm:
         data_s = time.perf_counter() - began
         self._runner, model_s = timed(
             lambda: StepRunner(
-                config,
-                model_facts(Path(str(config.train.model)), config),
-                self._loader.source,
-                loader=self._loader,
+                config, model_facts(Path(str(config.train.model)), config), self._loader.source, loader=self._loader
             )
         )
         self.setup = Setup(data_s=data_s, model_s=model_s, device=device_name())
@@ -66,10 +63,11 @@ class _OwnArm:
         after = self._loader.report()
         frames, padded = (after[name] - before[name] for name in ("frames", "padded_frames"))
         release_memory()
-        ids = [sample_key(self._loader.source, self._places[index]) for index in block.samples]
-        taken = clock.turn(frames=frames, room=frames + padded, ids=ids)
-        self.seen |= zip(taken.shapes, (batch for step in block.steps for batch in step.batches), strict=True)
-        return taken
+        turn = clock.turn
+        turn.frames, turn.room = frames, frames + padded
+        turn.ids = sorted(sample_key(self._loader.source, self._places[index]) for index in block.samples)
+        self.seen |= zip(turn.shapes, (batch for step in block.steps for batch in step.batches), strict=True)
+        return turn
 
     def ready(self, batch: tuple[int, ...]) -> Callable[[], Any]:
         """Returns a step of one micro-batch, which is loaded."""

@@ -62,11 +62,10 @@ def _losses(axes: Axes, arms: dict[str, dict[str, Any]], colours: dict[str, str]
 
 def _steps(axes: Axes, arms: dict[str, dict[str, Any]], colours: dict[str, str]) -> None:
     labels = list(dict.fromkeys(label for arm in arms.values() for label in arm["buckets"]))
-    width = 0.8 / len(arms)
-    for number, (name, arm) in enumerate(arms.items()):
-        found = [(labels.index(label), 1000 * row["step_s"]) for label, row in arm["buckets"].items()]
-        places = [place + (number - (len(arms) - 1) / 2) * width for place, _ in found]
-        axes.bar(places, [value for _, value in found], width=width, color=colours[name])
+    heights = {
+        name: {label: 1000 * row["step_s"] for label, row in arm["buckets"].items()} for name, arm in arms.items()
+    }
+    _beside(axes, labels, heights, colours)
     axes.set_xticks(range(len(labels)), labels, rotation=30, ha="right", fontsize=8)
     axes.set_title("median step by bucket, ms", loc="left", fontsize=10)
 
@@ -74,12 +73,18 @@ def _steps(axes: Axes, arms: dict[str, dict[str, Any]], colours: dict[str, str])
 def _shares(axes: Axes, arms: dict[str, dict[str, Any]], colours: dict[str, str]) -> None:
     names = {"waiting for data": "wait_share", "padding": "padding", "device busy": "utilisation", "MFU": "mfu"}
     known = {label: key for label, key in names.items() if any(arm[key] is not None for arm in arms.values())}
-    width = 0.8 / len(arms)
-    for number, (name, arm) in enumerate(arms.items()):
-        places = [place + (number - (len(arms) - 1) / 2) * width for place in range(len(known))]
-        axes.bar(places, [100 * (arm[key] or 0.0) for key in known.values()], width=width, color=colours[name])
+    heights = {name: {label: 100 * (arm[key] or 0.0) for label, key in known.items()} for name, arm in arms.items()}
+    _beside(axes, list(known), heights, colours)
     axes.set_xticks(range(len(known)), list(known))
     axes.set_title("shares, %", loc="left", fontsize=10)
+
+
+def _beside(axes: Axes, labels: list[str], heights: dict[str, dict[str, float]], colours: dict[str, str]) -> None:
+    """Draws the bars of all arms beside each other at each label."""
+    width = 0.8 / len(heights)
+    for number, (name, found) in enumerate(heights.items()):
+        places = [labels.index(label) + (number - (len(heights) - 1) / 2) * width for label in found]
+        axes.bar(places, list(found.values()), width=width, color=colours[name])
 
 
 def draw_shares(shares: Shares, device: str, path: Path) -> None:

@@ -22,7 +22,7 @@ from forebay.measure.compared_ways import ArmTask, Setup
 from forebay.measure.machine import device_name, release_memory
 from forebay.measure.own_way import places_in
 from forebay.measure.plain_collators import Collating, ProcessorCollator, agreement, sound_collator
-from forebay.measure.step_clock import BlockClock, Shapes, finish, timed
+from forebay.measure.step_clock import ArmTurn, BlockClock, Shapes, finish, timed
 from forebay.steps.step import Batch
 from forebay.train.loop.schedule import Schedule
 from forebay.train.loop.trainable import adamw, set_learning_rate, set_passes, set_trainable
@@ -54,10 +54,10 @@ def work(task: ArmTask, parent: Connection) -> None:
     plain = PlainTrainer(config, samples, collator, workers=best, num_steps=sum(map(len, blocks)))
     parent.send(Setup(data_s=data_s, model_s=plain.model_s, device=device_name(), workers=tried, agreement=agrees))
 
-    def send(block: Batches, clock: BlockClock, room: int) -> None:
-        used = [place for step in block for batch in step for place in batch]
-        held = sum(frames[place] for place in used)
-        parent.send(clock.turn(frames=held, room=room, ids=[ids[place] for place in used]))
+    def send(turn: ArmTurn) -> None:
+        used = [place for batch in plain.batches for place in batch]
+        turn.frames, turn.ids = sum(frames[place] for place in used), sorted(ids[place] for place in used)
+        parent.send(turn)
 
     plain.run(lambda: blocks[parent.recv()], send)
     parent.recv()
@@ -167,11 +167,8 @@ class PlainTrainer(Trainer):  # type: ignore[misc]
         super().__init__(model=model, args=_arguments(config, num_steps), optimizers=(optimizer, schedule))
         self.add_callback(_Marks(self))
 
-    def run(self, next_block: Callable[[], Batches], done: Callable[[Batches, BlockClock, int], None]) -> None:
-        """Trains on the blocks that `next_block` gives.
-
-        done: called after each block with the block, its clock and the frames that its batches had room for.
-        """
+    def run(self, next_block: Callable[[], Batches], done: Callable[[ArmTurn], None]) -> None:
+        """Trains on the blocks that `next_block` gives. done: called after each block, whose batches are `batches`."""
         self._done, self._blocks = done, _Blocks(self, next_block, self._num_steps * self._settings.grad_acc)
         self.train()
 
@@ -184,7 +181,7 @@ class PlainTrainer(Trainer):  # type: ignore[misc]
         found = super().get_batch_samples(*arguments, **options)
         self.clock.got_batches(found[0], wait_s=self.wait_s, bucket=-1)
         self.wait_s = 0.0
-        self._room += sum(map(self._collator.room, found[0]))
+        self.clock.turn.room += sum(map(self._collator.room, found[0]))
         return found
 
     def _prepare_inputs(self, inputs: Any) -> Any:
@@ -199,7 +196,7 @@ class PlainTrainer(Trainer):  # type: ignore[misc]
 
     def begin(self, block: Batches) -> None:
         """Starts the clock of a block whose data has not been asked for."""
-        self._block, self._steps_left, self._room = block, len(block), 0
+        self._steps_left = len(block)
         self.batches[:] = [batch for step in block for batch in step]
         self.clock = BlockClock()
         self.clock.__enter__()
@@ -213,8 +210,8 @@ class PlainTrainer(Trainer):  # type: ignore[misc]
         if not self._steps_left:
             self.clock.__exit__()
             release_memory()
-            self.seen |= zip(self.clock.shapes, self.batches, strict=True)
-            self._done(self._block, self.clock, self._room)
+            self.seen |= zip(self.clock.turn.shapes, self.batches, strict=True)
+            self._done(self.clock.turn)
 
     def ready(self, batch: list[int]) -> Callable[[], Any]:
         """Returns the passes of one micro-batch, which is collated."""
@@ -249,8 +246,8 @@ def _tried_workers(config: Config, samples: PlainSamples, collator: Collating, b
     tried: dict[int, float] = {}
     for number in sorted({0, 2, min(len(os.sched_getaffinity(0)), _MAX_WORKERS)}):
         plain = PlainTrainer(config, samples, collator, workers=number, num_steps=len(block))
-        plain.run(lambda: block, lambda *_: None)
-        tried[number] = sum(len(batch) for step in block for batch in step) / plain.clock.seconds
+        plain.run(lambda: block, lambda _: None)
+        tried[number] = sum(len(batch) for step in block for batch in step) / plain.clock.turn.seconds
         del plain
         gc.collect()  # a Trainer and its callbacks name each other
         release_memory()

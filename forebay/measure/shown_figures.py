@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _DPI = 120
 
-Row = tuple[str, str] | tuple[str, str, str] | tuple[str, str, str, float]
+TableRow = tuple[str, str] | tuple[str, str, str] | tuple[str, str, str, float]
 """A row of a table: label, name of the figure, its form (`bytes`, or one of `str.format`), and a factor."""
 
 
@@ -47,7 +47,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.0f} days"
 
 
-def cells(rows: Sequence[Row], columns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def cells(rows: Sequence[TableRow], columns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Returns the cells of rows, one a column behind the label: `-` for None, quartiles in brackets."""
     return [[row[0], *(_cell(column[row[1]], *row[2:]) for column in columns)] for row in rows]
 

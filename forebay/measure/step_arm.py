@@ -13,10 +13,9 @@ import torch
 
 from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
-from forebay.measure.batch_search import PACK_UNIT, pack_case
+from forebay.measure.batch_search import PACK_UNIT, BucketCase, pack_case
 from forebay.measure.cache_arms import plans
 from forebay.measure.doctor_bench import Bench
-from forebay.measure.loader_arms import collated, makers
 from forebay.measure.predict import PlannedBatch, Skip, StepTime, StepTimes
 from forebay.measure.step_runner import StepRunner, checked_model, for_trials
 from forebay.store.source import length_of
@@ -63,7 +62,7 @@ def _batch(bench: Bench, config: Config, shape: PlannedBatch) -> Any:
     if not lengths.any():
         lengths = np.asarray(source.lengths["num_tokens"])
     index = int(np.argmin(np.abs(lengths - shape.room / shape.samples)))
-    return collated(source, makers(bench, source), [source.read(index)] * shape.samples, index=index)
+    return BucketCase(name="", index=index, seconds=0.0, tokens=0).batch(config, source, shape.samples)
 
 
 def _timed(runner: StepRunner, batch: Any, shape: PlannedBatch, *, ends: float) -> StepTime:

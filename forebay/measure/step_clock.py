@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -44,21 +44,21 @@ class TimedStep:
     """Most memory that torch had on the device during the step."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class ArmTurn:
     """One block, from the first request for data to the end of the last step on the device."""
 
-    seconds: float
-    wait_s: float
-    first_batch_s: float
-    cpu_s: float
-    frames: int
-    room: int
+    seconds: float = 0.0
+    wait_s: float = 0.0
+    first_batch_s: float = 0.0
+    cpu_s: float = 0.0
+    frames: int = 0
+    room: int = 0
     """Frames that the batches had room for."""
-    losses: list[float]
-    steps: list[TimedStep]
-    skipped: int
-    ids: list[str]
+    losses: list[float] = field(default_factory=list)
+    steps: list[TimedStep] = field(default_factory=list)
+    skipped: int = 0
+    ids: list[str] = field(default_factory=list)
     """Of the samples that were trained on, sorted."""
     shapes: list[Shapes] = field(default_factory=list)
     """Of each micro-batch."""
@@ -77,15 +77,13 @@ class ArmFinish:
 
 
 class BlockClock:
-    """Takes the times of one block. A context; `turn` is there when it ends. Nothing waits for the device before."""
+    """Takes the times of one block. A context; `turn` is whole when it ends. Nothing waits for the device before."""
 
     def __init__(self) -> None:
+        self.turn = ArmTurn()
         self._utilisation = Utilisation()
         self._marks: list[tuple[int, Any, int | None]] = []
         self._losses: list[torch.Tensor] = []
-        self.shapes: list[Shapes] = []
-        self.wait_s = self.first_batch_s = 0.0
-        self.skipped = 0
 
     def __enter__(self) -> BlockClock:
         _wait_for_device()
@@ -93,16 +91,15 @@ class BlockClock:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         self._utilisation.__enter__()
-        self._start_s = time.perf_counter()
-        self._begin = _mark()
+        self._start_s, self._begin = time.perf_counter(), _mark()
         return self
 
     def got_batches(self, batches: Iterable[Any], *, wait_s: float, bucket: int) -> None:
         """Counts the micro-batches of the next step, and the wait for them."""
         if not self._marks:
-            self.first_batch_s = wait_s
-        self.wait_s += wait_s
-        self.shapes += map(shapes_of, batches)
+            self.turn.first_batch_s = wait_s
+        self.turn.wait_s += wait_s
+        self.turn.shapes += map(_shapes_of, batches)
         self._utilisation.bucket = bucket
 
     def step_done(self, loss: torch.Tensor, *, bucket: int, is_skipped: bool = False) -> None:
@@ -114,34 +111,20 @@ class BlockClock:
             torch.cuda.reset_peak_memory_stats()
         self._marks.append((bucket, _mark(), peak))
         self._losses.append(loss.detach().float())
-        self.skipped += is_skipped
+        self.turn.skipped += is_skipped
 
     def __exit__(self, *error: object) -> None:
         _wait_for_device()
-        self.seconds = time.perf_counter() - self._start_s
+        self.turn.seconds = time.perf_counter() - self._start_s
         self._utilisation.__exit__()
-        self.cpu_s = cpu_seconds() - self._cpu_s
-
-    def turn(self, *, frames: int, room: int, ids: Sequence[str]) -> ArmTurn:
-        """Returns what was taken. frames, room: of the block's batches. ids: of its samples."""
-        steps, before = [], self._begin
+        self.turn.cpu_s = cpu_seconds() - self._cpu_s
+        self.turn.utilisation = self._utilisation.samples
+        self.turn.losses = torch.stack(self._losses).tolist() if self._losses else []
+        before = self._begin
         for bucket, mark, peak in self._marks:
-            steps.append(TimedStep(bucket=bucket, seconds=_between(before, mark), device_bytes=peak))
+            seconds = mark - before if isinstance(mark, float) else before.elapsed_time(mark) / 1000
+            self.turn.steps.append(TimedStep(bucket=bucket, seconds=seconds, device_bytes=peak))
             before = mark
-        return ArmTurn(
-            seconds=self.seconds,
-            wait_s=self.wait_s,
-            first_batch_s=self.first_batch_s,
-            cpu_s=self.cpu_s,
-            frames=frames,
-            room=room,
-            losses=torch.stack(self._losses).tolist() if self._losses else [],
-            steps=steps,
-            skipped=self.skipped,
-            ids=sorted(ids),
-            shapes=self.shapes,
-            utilisation=self._utilisation.samples,
-        )
 
 
 def finish(seen: Mapping[Shapes, T], ready: Callable[[T], Callable[[], Any]]) -> ArmFinish:
@@ -153,7 +136,7 @@ def finish(seen: Mapping[Shapes, T], ready: Callable[[T], Callable[[], Any]]) ->
     )
 
 
-def shapes_of(batch: Any) -> Shapes:
+def _shapes_of(batch: Any) -> Shapes:
     """Returns names and shapes of the tensors of a batch."""
     return tuple(sorted((name, tuple(value.shape)) for name, value in batch.items() if hasattr(value, "shape")))
 
@@ -196,11 +179,6 @@ def _mark() -> Any:
     return event
 
 
-def _between(before: Any, after: Any) -> float:
-    seconds: float = after - before if isinstance(before, float) else before.elapsed_time(after) / 1000
-    return seconds
-
-
 class StageClock:
     """Adds up the seconds of stretches by name, in all threads. Of nested ones a moment falls to the innermost."""
 
@@ -219,7 +197,7 @@ class StageClock:
     @contextlib.contextmanager
     def stretch(self, name: str) -> Iterator[None]:
         """Counts the block as `name`, but what inside of it has a name of its own."""
-        stack = self._stack()
+        stack: list[str] = self._local.__dict__.setdefault("stack", [])
         self._put_down(stack)
         stack.append(name)
         try:
@@ -227,12 +205,6 @@ class StageClock:
         finally:
             self._put_down(stack)
             stack.pop()
-
-    def _stack(self) -> list[str]:
-        if not hasattr(self._local, "stack"):
-            self._local.stack, self._local.since = [], (0.0, 0.0)
-        stack: list[str] = self._local.stack
-        return stack
 
     def _put_down(self, stack: list[str]) -> None:
         now = time.perf_counter(), time.thread_time()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from forebay.config.tree import Config
+from forebay.measure.machine import peaks
 from forebay.measure.step_clock import timed
 from forebay.plan.cursor import Cursor
 from forebay.plan.interface import Plan
@@ -140,6 +142,11 @@ class StepRunner:
         """Returns what came of one more step."""
         self._count += 1
         return self._learner.update(group, step=self._count)
+
+    def measured(self, batch: Batch, steps: int) -> tuple[int, int, float]:
+        """Returns both peaks of memory and the median seconds of some steps, the first one left out of these."""
+        times_s = [self.step(batch) for _ in range(steps)]
+        return *peaks(), round(statistics.median(times_s[1:] or times_s), 4)
 
     def step(self, batch: Batch) -> float:
         """Returns the seconds of one optimizer step on `batch`, the work of the device included."""

@@ -66,17 +66,15 @@ def apply(config: Config, target: Path, settings: Mapping[str, Any]) -> None:
 
 def _require_tuning(config: Config, file: Path, settings: Mapping[str, Any]) -> None:
     """Raises ForebayError unless a file says what the config's own file says, but for the settings."""
-    own = load_config(config.path)
-    changes = {name: _value(own, name) if value is None else value for name, value in settings.items()}
     try:
-        made = load_config(str(file))
+        made = _flat(load_config(str(file)))
     except ConfigError as err:
         raise ForebayError(f"{_by_hand(config, settings)}: {err}") from err
-    unlike = [name for name, value in changes.items() if settings[name] is not None and _value(made, name) != value]
-    kept = _flat(dataclasses.replace(own, path="")).items() - _flat(dataclasses.replace(made, path="")).items()
-    moved = sorted({name for name, _ in kept} - settings.keys())
-    if unlike or moved:
-        raise ForebayError(f"{_by_hand(config, settings)}: {', '.join([*unlike, *moved])} would not be what is wanted")
+    wanted = {**_flat(load_config(config.path)), **{name: repr(value) for name, value in settings.items()}}
+    taken_out = [name for name, value in settings.items() if value is None]
+    wrong = sorted(name for name, value in wanted.items() if made.get(name) != value and name not in taken_out)
+    if wrong:
+        raise ForebayError(f"{_by_hand(config, settings)}: {', '.join(wrong)} would not be what is wanted")
 
 
 def _by_hand(config: Config, settings: Mapping[str, Any]) -> str:
@@ -84,15 +82,10 @@ def _by_hand(config: Config, settings: Mapping[str, Any]) -> str:
     return f"{config.path} cannot be edited here; set {lines} by hand"
 
 
-def _value(config: Config, name: str) -> Any:
-    section, _, key = name.partition(".")
-    return getattr(getattr(config, section), key)
-
-
 def _flat(config: Config) -> dict[str, str]:
     return {
         f"{section}.{key}": repr(value)
-        for section, values in dataclasses.asdict(config).items()
+        for section, values in dataclasses.asdict(dataclasses.replace(config, path="")).items()
         for key, value in (values.items() if isinstance(values, dict) else [("", values)])
     }
 

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from forebay.measure import doctor as child
 from forebay.measure import doctor_bench as bench
-from forebay.measure import doctor_child as child
 
 
 def hang() -> None:

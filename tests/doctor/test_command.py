@@ -16,8 +16,7 @@ import pytest
 from forebay.errors import ConfigError
 from forebay.measure import doctor as command
 from forebay.measure.diagnosis import MeasuredArms
-from forebay.measure.doctor import DoctorOptions, doctor, given_step
-from forebay.measure.doctor_child import ARMS, Answer
+from forebay.measure.doctor import ARMS, Answer, DoctorOptions, doctor, given_step
 from forebay.steps.recipe import load_config
 from tests.commands import run
 from tests.doctor.figures import demo, measured, sealed

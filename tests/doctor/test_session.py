@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from forebay.measure import doctor_child as sessions
+from forebay.measure import doctor as sessions
+from forebay.measure.doctor import DoctorSession
 from forebay.measure.doctor_bench import DoctorTask
-from forebay.measure.doctor_child import DoctorSession
 from forebay.measure.predict import OpeningTimes
 from tests.doctor.figures import demo
 
