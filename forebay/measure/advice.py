@@ -136,6 +136,7 @@ def _plan(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     is_pack = isinstance(config.plan, PackConfig)
     what = "empty room" if is_pack else "padding"
     settings = {f"plan.{name}": value for name, value in enough.settings.items()}
+    edges = "plan.edges" if getattr(config.plan, "edges", None) else "plan.edges_s"  # of tokens, or of seconds
     yield Advice(
         text="fill the packs better" if is_pack else "cut buckets where the lengths are",
         line=", ".join(f"{name} = {value}" for name, value in settings.items()),
@@ -144,13 +145,8 @@ def _plan(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         # A step takes what its room takes; a device that waits gains less.
         rank=saved * (1 - (found.now.idle or 0.0)) if found.now is not None and found.now.idle is not None else saved,
         # `k` stands instead of edges.
-        settings={**settings, _edges(config): None} if "plan.k" in settings else settings,
+        settings={**settings, edges: None} if "plan.k" in settings else settings,
     )
-
-
-def _edges(config: Config) -> str:
-    """Returns the setting of the edges that a config has: of tokens, or of seconds."""
-    return "plan.edges" if getattr(config.plan, "edges", None) else "plan.edges_s"
 
 
 def _codec(found: MeasuredArms, config: Config) -> Iterator[Advice]:

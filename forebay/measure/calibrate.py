@@ -89,7 +89,7 @@ def calibrate(config: Config, options: CalibrateOptions, *, tell: Tell) -> Calib
     asked = _chosen(options.buckets, list(cases))
     entries = Entries.of(options.out or Path(config.path).parent / FILE_NAME)
     with Isolated() as processes:
-        bench = CalibrationBench.of(for_trials(config), facts, options, processes)
+        bench = CalibrationBench(for_trials(config), facts, options, processes)
         failed = _run(bench, cases, asked=asked, entries=entries, tell=tell)
     if failed:
         raise ForebayError(_failure(bench, failed), code="FB706")
@@ -291,7 +291,8 @@ def _rows(
 ) -> tuple[list[RankRow], bool]:
     """Returns the rows of all buckets and ranks, and whether the device is a CUDA device."""
     source = opened(config)
-    cases, sizes = _cases_of(config, source), _sizes(config, source, options)
+    cases = _cases_of(config, source)
+    sizes = _sizes(config, source, options, names=list(cases))
     runner = StepRunner(config, facts, source, accumulates=config.train.grad_acc > 1)
     rows: list[RankRow] = []
     if state.is_main_process:
@@ -327,7 +328,7 @@ def differences(rows: Sequence[RankRow], *, on_cuda: bool) -> list[str]:
     return found
 
 
-def _sizes(config: Config, source: SampleSource, options: CalibrateOptions) -> dict[str, int]:
+def _sizes(config: Config, source: SampleSource, options: CalibrateOptions, *, names: list[str]) -> dict[str, int]:
     """Returns the size of each bucket's batches, or of the packs."""
     settings = config.plan
     if isinstance(settings, PackConfig):
@@ -335,7 +336,7 @@ def _sizes(config: Config, source: SampleSource, options: CalibrateOptions) -> d
     file = options.out or Path(config.path).parent / FILE_NAME
     if options.buckets and file.is_file():  # whose other buckets need not be calibrated yet
         entries = Entries.of(file).entries
-        names = _chosen(options.buckets, list(_cases_of(config, source)))
+        names = _chosen(options.buckets, names)
         if missing := [name for name in names if not isinstance(entries.get(name, {}).get("batch_size"), int)]:
             raise ConfigError(
                 f"--bucket {missing[0]}: {file} has no batch_size of it; run: forebay calibrate {config.path} "
@@ -349,7 +350,7 @@ def _sizes(config: Config, source: SampleSource, options: CalibrateOptions) -> d
     plan = make_plan(samples_of(source), settings) if settings is not None else None
     if not isinstance(plan, BucketPlan):
         raise TypeError("only buckets and packs are verified")
-    return dict(zip(_cases_of(config, source), plan.batch_sizes.tolist(), strict=True))
+    return dict(zip(names, plan.batch_sizes.tolist(), strict=True))
 
 
 def _row(case: Case, batch: Batch, runner: StepRunner, steps: int, *, rank: int) -> RankRow:

@@ -86,11 +86,11 @@ class Entries:
 
 _logger = logging.getLogger(__name__)
 
-DEVICE_SHARE = 0.91
+_DEVICE_SHARE = 0.91
 """Share of the device that a batch may take where no limit is given; the rest is the driver's, and for fragments."""
-DEFAULT_START = 128
+_DEFAULT_START = 128
 """First batch that is tried where nothing says how much a batch takes."""
-MAX_SIZE = 4096
+_MAX_SIZE = 4096
 """Samples of a batch, or units of a pack, at most."""
 _HOST_SIZE = 4
 """Samples of the trial on the CPU at most: it shows that the steps work, and what they take here."""
@@ -107,10 +107,10 @@ class CalibrateOptions:
     buckets: tuple[str, ...] = ()
     """Names or indices of buckets; empty: all."""
     start_bs: int | None = None
-    """Batch of the first trial. None: that of the line; without a line `DEFAULT_START`."""
+    """Batch of the first trial. None: that of the line; without a line `_DEFAULT_START`."""
     min_bs: int = 8
     max_memory_gb: float | None = None
-    """GB of 10^9 bytes. None: `DEVICE_SHARE` of the device."""
+    """GB of 10^9 bytes. None: `_DEVICE_SHARE` of the device."""
     steps: int = 5
     target_samples: int | None = None
     """Samples of an optimizer step, over all ranks. None: `train.grad_acc` micro-batches a step."""
@@ -128,41 +128,27 @@ class CalibrateOptions:
             raise ConfigError(f"--start-bs is {self.start_bs} and --min-bs {self.min_bs}; start at the least or above")
 
 
-@dataclass(frozen=True, slots=True)
 class CalibrationBench:
-    """Where trials are made: a config, its device, and processes of their own."""
+    """Where trials are made: a config, its device, what a batch may take there, and processes of their own."""
 
-    config: Config
-    facts: ModelFacts
-    options: CalibrateOptions
-    processes: Isolated
-    device: Device
-    world_size: int
-    limit_bytes: int
-
-    @classmethod
-    def of(cls, config: Config, facts: ModelFacts, options: CalibrateOptions, processes: Isolated) -> CalibrationBench:
-        """Returns the bench of this machine. Raises ConfigError where nothing says what the limit is."""
+    def __init__(self, config: Config, facts: ModelFacts, options: CalibrateOptions, processes: Isolated) -> None:
+        """Looks at this machine. Raises ConfigError where nothing says what the limit is."""
+        self.config, self.options = config, options
+        self._facts, self._processes = facts, processes
         found = processes.call(device)
         if isinstance(found, Died):
             raise ForebayError(f"the look at the device was {found}")
-        if options.max_memory_gb is not None:
-            limit = round(options.max_memory_gb * 1e9)
-        elif found.is_cuda:
-            limit = int(DEVICE_SHARE * found.total_bytes)
-        else:
+        if options.max_memory_gb is None and not found.is_cuda:
             raise ConfigError(
                 "there is no CUDA device here whose memory could be the limit; give the memory of the device that is "
                 "to train, in GB of 10^9 bytes: --max-memory-gb G"
             )
-        _warn(found, limit)
-        world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        return cls(config, facts, options, processes, found, world_size, limit)
-
-    @property
-    def accumulates(self) -> bool:
+        given = options.max_memory_gb
+        self.limit_bytes = int(_DEVICE_SHARE * found.total_bytes) if given is None else round(given * 1e9)
+        self.device, self.world_size = found, int(os.environ.get("WORLD_SIZE", "1"))
+        self._accumulates = options.target_samples is not None or config.train.grad_acc > 1
         """Whether an optimizer step may take several micro-batches, so that gradients lie beside activations."""
-        return self.options.target_samples is not None or self.config.train.grad_acc > 1
+        _warn(found, self.limit_bytes)
 
     def least(self, case: Case) -> int:
         """Returns the smallest size that counts: `--min-bs` samples, or the units of the longest sample of packs."""
@@ -173,7 +159,7 @@ class CalibrationBench:
         config, train = self.config, dataclasses.asdict(self.config.train)
         document = {
             "version": _VERSION,
-            "model": hash_file(self.facts.folder / "config.json"),
+            "model": hash_file(self._facts.folder / "config.json"),
             "train": json.loads(json.dumps({name: train[name] for name in _OF_MEMORY})),
             "has_norm": config.train.max_grad_norm > 0,
             "dtype": [config.loader.dtype, config.loader.pack_shapes, config.loader.varlen],
@@ -182,7 +168,7 @@ class CalibrationBench:
             "device": self.device.name,
             "limit_bytes": self.limit_bytes,
             "is_shared": self.world_size > 1,
-            "accumulates": self.accumulates,
+            "accumulates": self._accumulates,
             "least": self.least(case),
             "start": self.options.start_bs,
         }
@@ -192,7 +178,7 @@ class CalibrationBench:
         """Returns the memory of a step of each case as a line; None where no line could be had."""
         if not cases:
             return []
-        found = self.processes.call(probe, self.config, self.facts, list(cases), accumulates=self.accumulates)
+        found = self._processes.call(probe, self.config, self._facts, list(cases), accumulates=self._accumulates)
         return [None] * len(cases) if isinstance(found, Died) else found
 
     def entry(self, case: Case, probed: ProbedStep | None) -> dict[str, Any] | None:
@@ -211,7 +197,7 @@ class CalibrationBench:
             "limit_bytes": self.limit_bytes,
             "world_size": self.world_size,
             "device": self.device.name,
-            "model": self.facts.folder.name,
+            "model": self._facts.folder.name,
             "longest": case.longest,
             "memory": {**memory, "other": other},
             "made_by": self.made_by(case),
@@ -243,8 +229,8 @@ class CalibrationBench:
             return TrialOutcome(fits=found.peak_bytes <= limit, peak_bytes=found.used_bytes)
 
         line = None if probed is None else probed.line
-        start = self.options.start_bs or (DEFAULT_START if line is None else None)
-        search = Search(limit_bytes=limit, least=self.least(case), most=MAX_SIZE, line=line, start=start)
+        start = self.options.start_bs or (_DEFAULT_START if line is None else None)
+        search = Search(limit_bytes=limit, least=self.least(case), most=_MAX_SIZE, line=line, start=start)
         size = search.run(attempt)
         if size is None:
             return None
@@ -255,7 +241,7 @@ class CalibrationBench:
     def _by_line(self, case: Case, probed: ProbedStep | None, limit: int) -> dict[str, Any] | None:
         """Returns size and peak by the line, and what a small trial on the CPU took."""
         least = self.least(case)
-        size = 0 if probed is None else probed.largest(limit, most=MAX_SIZE)
+        size = 0 if probed is None else probed.largest(limit, most=_MAX_SIZE)
         if probed is None or size < least:
             return None
         found: dict[str, Any] = {"size": size, "peak_bytes": probed.at(size), "step_s": None}
@@ -268,8 +254,8 @@ class CalibrationBench:
         return {**found, "trials": 1, "measured": False, "cpu": here}
 
     def _trial(self, case: Case, size: int, *, limit: int, steps: int) -> MeasuredStep | None:
-        named = {"steps": steps, "limit_bytes": limit, "accumulates": self.accumulates}
-        found = self.processes.call(trial, self.config, self.facts, case, size, **named)
+        named = {"steps": steps, "limit_bytes": limit, "accumulates": self._accumulates}
+        found = self._processes.call(trial, self.config, self._facts, case, size, **named)
         if isinstance(found, Died):
             _logger.info("%s: the trial of %s was %s", case.name, case.amount(size), found)
             return None

@@ -209,13 +209,14 @@ def _markdown(document: dict[str, Any]) -> Iterator[str]:
     arms: dict[str, dict[str, Any]] = document["arms"]
     hours = "" if document["audio_hours"] is None else f", {document['audio_hours']:.3g} h of audio"
     machine = document["machine"]
+    ends = [{**arm, "loss_first": arm["losses"][0], "loss_last": arm["losses"][-1]} for arm in arms.values()]
     yield f"# {document['name']}: the config's own way against {', '.join(name for name in arms if name != OWN)}\n"
     yield (
         f"{document['steps']} steps in {document['blocks']} blocks, {document['samples']} samples{hours}. "
         f"{machine['cpu']}, {machine['cores']} cores, {document['device'] or 'no GPU'}, torch {machine['torch']}, "
         f"load {machine['load_1_min']} at the beginning.\n"
     )
-    yield from markdown_table(["", *arms], cells(_ROWS, [_with_ends(arm) for arm in arms.values()]))
+    yield from markdown_table(["", *arms], cells(_ROWS, ends))
     yield "\nStep time by bucket, and device memory and utilisation where there is a device:\n"
     labels = list(dict.fromkeys(label for arm in arms.values() for label in arm["buckets"]))
     rows = [[label, *(_bucket(arm["buckets"].get(label)) for arm in arms.values())] for label in labels]
@@ -224,10 +225,6 @@ def _markdown(document: dict[str, Any]) -> Iterator[str]:
     for name, arm in arms.items():
         if name != OWN:
             yield from _sentences(name, arm)
-
-
-def _with_ends(arm: dict[str, Any]) -> dict[str, Any]:
-    return {**arm, "loss_first": arm["losses"][0], "loss_last": arm["losses"][-1]}
 
 
 def _sentences(name: str, arm: dict[str, Any]) -> Iterator[str]:

@@ -27,8 +27,6 @@ OWN = "config"
 
 PARTS = ("uncached", "unbucketed", "hf")
 
-_OF_PACKS = ("uncached",)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
@@ -89,10 +87,10 @@ def _arm(name: str) -> Arm:
 
 
 def _require_possible(arm: Arm, config: Config) -> None:
-    if config.plan is not None and config.plan.kind == "pack" and arm.name not in _OF_PACKS:
+    if config.plan is not None and config.plan.kind == "pack" and arm.name != "uncached":
         raise ConfigError(
             f"--against names {arm.name}, but {config.path} makes packs, whose samples have no length of a batch; "
-            f"for packs give --against {', '.join(_OF_PACKS)}"
+            "for packs give --against uncached"
         )
     if (arm.is_plain or arm.is_unbucketed) and config.mixture.source:
         raise ConfigError(

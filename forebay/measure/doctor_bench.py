@@ -96,7 +96,10 @@ class Bench:
     @cached_property
     def manifest(self) -> Manifest:
         """The rows of the raw data. Raises Skip where there is none that can be measured here."""
-        self._require_raw()
+        if self.config.mixture.source:
+            raise Skip("a mixture of caches has no raw data of its own: ask the doctor about each of its configs")
+        if any(map(is_url, self.config.source.manifests)):
+            raise Skip("source.manifest is a URL: what would be measured is its download")
         _linked(self.config.cache_root / "tar_index", self.root / "raw/tar_index")
         with naming_urls():
             found = listed(self.limited(self.task.limit), Groups.of(self.raw_config, self.recipe))
@@ -110,24 +113,17 @@ class Bench:
         most = min((number for number in (rows, own) if number is not None), default=None)
         return dataclasses.replace(self.raw_config, source=dataclasses.replace(source, max_samples=most))
 
-    def _require_raw(self) -> None:
-        if self.config.mixture.source:
-            raise Skip("a mixture of caches has no raw data of its own: ask the doctor about each of its configs")
-        if any(map(is_url, self.config.source.manifests)):
-            raise Skip("source.manifest is a URL: what would be measured is its download")
-
     @cached_property
     def picked(self) -> Manifest:
         """Some rows of the manifest, drawn at random."""
         rows, count = self.manifest.rows, min(len(self.manifest.rows), _MOST_ROWS)
-        places = self.random.permutation(len(rows))[:count]
+        places, index = self.random.permutation(len(rows))[:count], rows.column_names.index("group")
         if self.groups.text.listed:  # items that rows list are stored once a source file, and texts name it
-            places = places[np.argsort(rows["group"].to_numpy()[places], kind="stable")]
-            return dataclasses.replace(self.manifest, rows=rows.take(pa.array(places)))
-        taken = rows.take(pa.array(places))
-        index = taken.column_names.index("group")
-        one = taken.set_column(index, taken.schema.field(index), pa.array(np.zeros(count, np.int32)))
-        return dataclasses.replace(self.manifest, rows=one)
+            taken = rows.take(pa.array(places[np.argsort(rows["group"].to_numpy()[places], kind="stable")]))
+        else:
+            one = pa.array(np.zeros(count, np.int32))
+            taken = rows.take(pa.array(places)).set_column(index, rows.schema.field(index), one)
+        return dataclasses.replace(self.manifest, rows=taken)
 
     def listed(self, seconds: float) -> Listed:
         """Returns what is known of the raw data."""

@@ -203,16 +203,19 @@ class FakeSteps:
 
     def step(self, inputs: Mapping[str, Any]) -> None:
         """Does an optimizer step on arguments of these shapes."""
-        dtype = _AUTOCAST.get(self._config.train.mixed_precision)
         for _ in range(self._times):
-            fakes = {name: self._fake(value) for name, value in inputs.items()}
-            with contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype):
-                loss = self._objective(self.model, fakes, units=1).loss
-            loss.backward()
+            self._backward({name: self._fake(value) for name, value in inputs.items()})
         limit = self._config.train.max_grad_norm
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit if limit > 0 else math.inf)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def _backward(self, inputs: dict[str, Any]) -> None:
+        # A function of its own: neither inputs nor loss are there while the optimizer moves the weights.
+        dtype = _AUTOCAST.get(self._config.train.mixed_precision)
+        with contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype):
+            loss = self._objective(self.model, inputs, units=1).loss
+        loss.backward()
 
     def _fake(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

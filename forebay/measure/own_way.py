@@ -41,12 +41,9 @@ class _OwnArm:
         self._loader = make_loader(config, dp_rank=0, dp_world_size=1)
         self._places = places_in(self._loader.source, task.ids)
         data_s = time.perf_counter() - began
-        self._runner, model_s = timed(
-            lambda: StepRunner(
-                config, model_facts(Path(str(config.train.model)), config), self._loader.source, loader=self._loader
-            )
-        )
-        self.setup = Setup(data_s=data_s, model_s=model_s, device=device_name())
+        facts, facts_s = timed(partial(model_facts, Path(str(config.train.model)), config))
+        self._runner, model_s = timed(partial(StepRunner, config, facts, self._loader.source))
+        self.setup = Setup(data_s=data_s, model_s=facts_s + model_s, device=device_name())
         self.seen: dict[Shapes, tuple[int, ...]] = {}
 
     def turn(self, number: int) -> ArmTurn:

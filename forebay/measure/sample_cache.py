@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -122,20 +123,9 @@ def _tasks(bench: Bench, listing: Listing, folder: Path) -> Iterator[list[ShardT
             last = max(listing.items[name].of_rows(text.start, text.stop)[1], default=-1)
             while cuts and cuts[0].start <= last:
                 wanted.append(cuts.popleft())
-        yield [_task(bench, listing, cut, folder) for cut in (*wanted, text)]
-
-
-def _task(bench: Bench, listing: Listing, cut: Cut, folder: Path) -> ShardTask:
-    files, rows = listing.groups.task_rows(listing, cut)
-    return ShardTask(
-        group=cut.group,
-        key=cut.key,
-        folder=folder,
-        rows=rows,
-        files=files,
-        groups=listing.groups,
-        max_open_tars=bench.config.run.max_open_tars,
-    )
+        same: dict[str, Any] = {"folder": folder, "groups": groups, "max_open_tars": bench.config.run.max_open_tars}
+        parts = [(cut, *groups.task_rows(listing, cut)) for cut in (*wanted, text)]
+        yield [ShardTask(group=cut.group, key=cut.key, rows=rows, files=files, **same) for cut, files, rows in parts]
 
 
 def _rows_of(tasks: list[ShardTask]) -> int:

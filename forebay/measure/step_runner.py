@@ -7,7 +7,7 @@ import dataclasses
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from forebay.train.device import Batch
 from forebay.train.loader import Loader
 from forebay.train.loop.launch import make_accelerator
 from forebay.train.loop.learner import Learner, Outcome
-from forebay.train.loop.micro_batches import BatchLoader, Group, count_samples
+from forebay.train.loop.micro_batches import Group, count_samples
 from forebay.train.models.families import ModelFacts
 from forebay.train.models.model_folder import check_config, check_constants, check_weights, model_facts
 from forebay.train.models.objective import Objective
@@ -64,37 +64,14 @@ def for_trials(config: Config) -> Config:
     return as_stored(dataclasses.replace(config, train=train))
 
 
-class _NoLoader:
-    """Stands where the loop has a loader: the caller makes the batches."""
-
-    weight = 1
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(())
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """There is nothing to go on from."""
-
-    def report(self) -> Mapping[str, Any]:
-        return {}
-
-
 class StepRunner:
     """The loop's learner, its model and its optimizer, on a loader's batches or on batches of the caller's."""
 
     def __init__(
-        self,
-        config: Config,
-        facts: ModelFacts,
-        source: SampleSource | None,
-        *,
-        loader: BatchLoader | None = None,
-        accumulates: bool = False,
+        self, config: Config, facts: ModelFacts, source: SampleSource | None, *, accumulates: bool = False
     ) -> None:
-        """Loads the model. source: of the batches; its constants say how patches are expanded. None: it has none.
+        """Loads the model. config: without `train.epochs`. source: of the batches; its constants say how patches are
+        expanded. None: there is none.
 
         accumulates: `step` takes the same micro-batch twice, so that gradients are there.
         Raises CacheMismatchError where the model cannot train on the source.
@@ -105,7 +82,8 @@ class StepRunner:
         accelerator = make_accelerator(config, has_text_alone=has_text_alone, may_rest=facts.own_loss is not None)
         constants = {} if source is None else source.constants
         self._learner = Learner(config, facts=facts, accelerator=accelerator, constants=constants)
-        self._learner.start(None, loader=loader or _NoLoader())
+        no_loader: Any = None  # by which the steps of epochs would be counted
+        self._learner.start(None, loader=no_loader)
         self._objective, self._times, self._count = Objective(facts), 2 if accumulates else 1, 0
         self.device: torch.device = accelerator.device
 

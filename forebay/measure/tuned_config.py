@@ -100,7 +100,8 @@ def edited(text: str, settings: Mapping[str, Any]) -> str:
 
 
 def _with_setting(lines: list[str], section: str, key: str, value: Any) -> list[str]:
-    start = next((n for n, line in enumerate(lines) if _header(line) == section), None)
+    heads = ((number, _HEADER.match(line)) for number, line in enumerate(lines))
+    start = next((number for number, head in heads if head and head["name"].strip("\"'") == section), None)
     own = None if value is None else f"{key} = {toml(value)}"
     if start is None:
         return lines if own is None else [*lines, "", f"[{section}]", f"{own}  {_MARK}"]
@@ -115,11 +116,6 @@ def _with_setting(lines: list[str], section: str, key: str, value: Any) -> list[
         new = [] if own is None else [f"{own}{f'  {comment}' if comment else ''}"]
         return [*lines[:place], *old, *new, *lines[last + 1 :]]
     return lines if own is None else [*lines[: start + 1], f"{own}  {_MARK}", *lines[start + 1 :]]
-
-
-def _header(line: str) -> str | None:
-    found = _HEADER.match(line)
-    return None if found is None else found["name"].strip("\"'")
 
 
 def _last_line(lines: Sequence[str], first: int) -> int:
