@@ -31,8 +31,8 @@ class Advice:
     line: str
     """The line of the config, or the command."""
     gain: str
-    sure: Sure
-    rank: float
+    sure: Sure = "extrapolated"
+    rank: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     needs: Needs = "nothing"
 
@@ -54,7 +54,6 @@ def _step(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         line=f"forebay train {from_here(config.path)} --profile 5",
         gain=f"the device waits {percent(now.idle)} of the time",
         sure="measured" if now.sure == "measured" else "extrapolated",
-        rank=0.0,
     )
 
 
@@ -73,7 +72,6 @@ def _build(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         text="build the cache",
         line=f"forebay preprocess {from_here(config.path)}",
         gain=", ".join([_change(now, then), *cost]),
-        sure="extrapolated",
         rank=saved,
     )
 
@@ -86,7 +84,7 @@ def _threads(found: MeasuredArms, _config: Config) -> Iterator[Advice]:
     best_s = min(each.epoch_s for each in others)
     # The fewest that are as good: a thread more takes a core from somebody else.
     enough = min((each for each in others if each.epoch_s <= best_s * (1 + _POINT)), key=lambda each: each.workers)
-    saved, epoch_s = 1 - enough.epoch_s / now.epoch_s if now.epoch_s else 0.0, found.now.epoch_s if found.now else 0.0
+    saved = 1 - enough.epoch_s / now.epoch_s if now.epoch_s else 0.0
     if saved < 5 * _POINT:
         return
     yield Advice(
@@ -94,7 +92,7 @@ def _threads(found: MeasuredArms, _config: Config) -> Iterator[Advice]:
         line=f"loader.num_threads = {enough.workers}",
         gain=_change(now, enough),
         sure="measured" if found.is_sealed else "extrapolated",
-        rank=saved if found.is_sealed else saved * now.epoch_s / max(epoch_s, now.epoch_s),
+        rank=saved * now.epoch_s / max((found.now or now).epoch_s, now.epoch_s) if now.epoch_s else saved,
         settings={"loader.num_threads": enough.workers},
     )
 
@@ -115,7 +113,6 @@ def _prefetch(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         text="fill more batches ahead: some batches take longer to fill than others",
         line=f"loader.prefetch = {more}",
         gain=f"idle {percent(before.idle)} -> {percent(after.idle)}",
-        sure="extrapolated",
         rank=saved,
         settings={"loader.prefetch": more},
     )
@@ -173,7 +170,6 @@ def _codec(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         text=f"codec {best} pays on this set",
         line=f'vision.codec = "{best}"',
         gain=f"{sizes}; {ms_text(own_ms)} -> {ms_text(codecs.read_ms[best])} to read a pack{against}",
-        sure="extrapolated",
         rank=_POINT * (1 - share),
         settings={"vision.codec": best},
         needs="build",
@@ -204,7 +200,6 @@ def _storage(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         line=fix[1],
         gain=f"a sample takes {ms_text(cold)} from the disk and {ms_text(warm)} from memory; an epoch that does not "
         f"fit into memory waits {percent(slower)} of its time for the disk",
-        sure="extrapolated",
         rank=slower / 2,
     )
 
@@ -219,8 +214,6 @@ def _workers(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         text="build with all cores",
         line=f"run.num_workers = {found.cores}",
         gain=f"the build {duration(found.build_s)} -> {duration(faster)}",
-        sure="extrapolated",
-        rank=0.0,
         settings={"run.num_workers": found.cores},
     )
 
@@ -239,7 +232,6 @@ def _shards(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         line=f"layout.rows_per_shard = {wanted}",
         gain=f"a build of up to {hands} times the speed",
         sure="rule",
-        rank=0.0,
         settings={"layout.rows_per_shard": wanted},
         needs="build",
     )

@@ -14,8 +14,8 @@ import numpy as np
 
 from forebay.config.plan import bucket_names
 from forebay.measure.compared_ways import OWN, Block, Setup
+from forebay.measure.drawn_figures import draw_arms
 from forebay.measure.machine import peak_flops
-from forebay.measure.pictures import draw_arms
 from forebay.measure.shown_figures import TableRow, cells, draw_or_tell, markdown_table, write_report, written_line
 from forebay.measure.step_clock import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements
 from forebay.plan.bucket.bucket_plan import BucketPlan

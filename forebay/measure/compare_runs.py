@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import ConfigError
-from forebay.measure.pictures import draw_runs
+from forebay.measure.drawn_figures import draw_runs
 from forebay.measure.shown_figures import TableRow, cells, draw_or_tell, markdown_table, write_report, written_line
 from forebay.train.evaluation.evaluate import HIGHER_IS_BETTER
 from forebay.train.loop.meter import FILE_NAME, VERSION, read_lines

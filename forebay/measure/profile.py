@@ -16,8 +16,8 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.measure.drawn_figures import draw_shares
 from forebay.measure.machine import device_name
-from forebay.measure.pictures import draw_shares
 from forebay.measure.profile_shares import Shares, read_trace, shares_of
 from forebay.measure.shown_figures import draw_or_tell, write_report, written_line
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder

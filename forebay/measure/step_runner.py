@@ -70,9 +70,9 @@ class StepRunner:
     def __init__(
         self, config: Config, facts: ModelFacts, source: SampleSource | None, *, accumulates: bool = False
     ) -> None:
-        """Loads the model. config: without `train.epochs`. source: of the batches; its constants say how patches are
-        expanded. None: there is none.
+        """Loads the model. config: without `train.epochs`, which only a loader can count.
 
+        source: of the batches; its constants say how patches are expanded. None: there is none.
         accumulates: `step` takes the same micro-batch twice, so that gradients are there.
         Raises CacheMismatchError where the model cannot train on the source.
         """

@@ -12,8 +12,8 @@ import pytest
 from forebay.config import BucketConfig
 from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels, flops_of, largest_difference
 from forebay.measure.compared_ways import Block, BlockStep, Setup
+from forebay.measure.drawn_figures import draw_arms
 from forebay.measure.machine import peak_flops
-from forebay.measure.pictures import draw_arms
 from forebay.measure.step_clock import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements, spread_out
 from forebay.plan.bucket.make_buckets import bucket_plan
 
