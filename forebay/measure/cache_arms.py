@@ -21,9 +21,9 @@ import torch
 from forebay.config.plan import CLASSIC_EDGES_S, BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.errors import PlanError
 from forebay.measure.doctor_bench import Bench, dropped
-from forebay.measure.loader_arms import collated, makers
+from forebay.measure.loader_arms import collated, makers, touch
 from forebay.measure.predict import Codecs, Listed, OpeningTimes, OtherPlan, PlanFacts, PlannedBatch, Reads, Skip
-from forebay.measure.step_clock import timed
+from forebay.measure.step_clock import timed, within
 from forebay.plan.interface import Plan
 from forebay.plan.make import Samples, make_plan, plan_statistics, samples_of
 from forebay.plan.pack.pack_plan import PackPlan
@@ -67,9 +67,8 @@ def reads(bench: Bench, seconds: float) -> Reads:
     if group is None or not places:
         raise Skip("no sample has media to read")
     cold, warm, sizes, why = [], [], [], ""
-    ends = time.perf_counter() + seconds
     with bench.reader(group) as read:
-        for file, offset, size in places:
+        for file, offset, size in within(seconds, places):
             path = os.fspath(bench.manifest.files[file].path)
             problem = dropped(path, 0 if size == WHOLE_FILE else offset, 0 if size == WHOLE_FILE else size)
             first_s = timed(partial(read, file, offset, size))[1]
@@ -79,8 +78,6 @@ def reads(bench: Bench, seconds: float) -> Reads:
             data, again_s = timed(partial(read, file, offset, size))
             warm.append(again_s)
             sizes.append(len(data))
-            if time.perf_counter() > ends:
-                break
     return Reads(
         warm_ms=1e3 * statistics.median(warm),
         cold_ms=1e3 * statistics.median(cold) if cold else None,
@@ -115,9 +112,8 @@ def codecs(bench: Bench, seconds: float) -> Codecs:
     sizes: dict[str, list[int]] = {codec: [] for codec in _CODECS}
     stored = [group.under(codec) for codec in _CODECS]
     rows = group.task_rows(items.table, bench.picked.files)
-    ends = time.perf_counter() + seconds
     with bench.reader(group) as read:
-        for place in bench.random.permutation(len(rows))[:_ITEMS].tolist():
+        for place in within(seconds, bench.random.permutation(len(rows))[:_ITEMS].tolist()):
             for each in stored:
                 values = next(iter(each.samples(rows.slice(place, 1), read)))
                 if "failure" in values:
@@ -125,8 +121,6 @@ def codecs(bench: Bench, seconds: float) -> Codecs:
                 size, taken_s = timed(partial(_read, each, values))
                 sizes[str(each.codec)].append(size)
                 read_s[str(each.codec)].append(taken_s)
-            if time.perf_counter() > ends:
-                break
     if not sizes["raw"]:
         raise Skip("no image could be read")
     offsets, _ = items.of_rows(0, len(bench.picked.rows))
@@ -144,9 +138,7 @@ def codecs(bench: Bench, seconds: float) -> Codecs:
 
 def _read(group: ItemGroup, values: dict[str, Any]) -> int:
     """Returns the bytes of an item's fields, whose values are made of them."""
-    for value in group.joined({}, [values]).values():
-        for part in value if isinstance(value, tuple) else (value,):
-            np.ascontiguousarray(part).sum()  # `raw` is a mapping whose bytes are copied when they are used
+    touch(group.joined({}, [values]))  # `raw` is a mapping whose bytes are copied when they are used
     return sum(value.nbytes for value in values.values() if isinstance(value, np.ndarray))
 
 
@@ -182,7 +174,7 @@ def plans(bench: Bench, seconds: float) -> PlanFacts:
         padding=_padding(plan, samples),
         is_exact=is_exact,
         room_is_fixed=_room_is_fixed(bench, source),
-        others=tuple(_others(settings, samples, ends=ends)),
+        others=tuple(within(ends - time.perf_counter(), _others(settings, samples))),
     )
 
 
@@ -241,7 +233,7 @@ def _local(settings: PlanConfig) -> PlanConfig:
     return dataclasses.replace(settings, locality="global") if isinstance(settings, BucketConfig) else settings
 
 
-def _others(settings: PlanConfig, samples: Samples, *, ends: float) -> Iterator[OtherPlan]:
+def _others(settings: PlanConfig, samples: Samples) -> Iterator[OtherPlan]:
     for changed in _candidates(settings):
         try:
             # `k` stands instead of edges.
@@ -251,8 +243,6 @@ def _others(settings: PlanConfig, samples: Samples, *, ends: float) -> Iterator[
         except (PlanError, ValueError):
             continue  # too few samples for so many buckets
         yield OtherPlan(settings=changed, padding=padding, num_batches=len(plan.order(0, 0)))
-        if time.perf_counter() > ends:
-            return
 
 
 def _candidates(settings: PlanConfig) -> Iterator[dict[str, Any]]:

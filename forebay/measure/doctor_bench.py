@@ -32,11 +32,13 @@ from forebay.store.cache import open_cache
 from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.store.source import SampleSource
 from forebay.train.select import select
+from forebay.train.uncached.source import uncached_source
 
 logger = logging.getLogger(__name__)
 
 SAMPLE = "sample"
 """Folder of the temporary cache, below the temporary root."""
+_UNCACHED_ROWS = 512
 _MOST_ROWS = 4096
 """Rows that the arms draw from."""
 
@@ -68,8 +70,6 @@ class Bench:
         self.random = np.random.default_rng(0)
         self.pace_s = 0.0
         """Seconds of a step for each of its samples; 0: nobody knows it."""
-        self.on_the_fly: SampleSource | None = None
-        """The first rows of the raw data, made when they are asked for; set by the first arm that does."""
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -112,6 +112,17 @@ class Bench:
         source, own = self.raw_config.source, self.raw_config.source.max_samples
         most = min((number for number in (rows, own) if number is not None), default=None)
         return dataclasses.replace(self.raw_config, source=dataclasses.replace(source, max_samples=most))
+
+    @property
+    def first_rows(self) -> Config:
+        """The config of some rows, which are enough to see how fast they are made."""
+        return self.limited(min(_UNCACHED_ROWS, self.task.limit or _UNCACHED_ROWS))
+
+    @cached_property
+    def on_the_fly(self) -> SampleSource:
+        """The first rows of the raw data, made when they are asked for. Raises Skip where there is none."""
+        self.manifest  # noqa: B018  raises Skip
+        return uncached_source(self.first_rows)
 
     @cached_property
     def picked(self) -> Manifest:

@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.measure.doctor_bench import Bench, dropped
 from forebay.measure.predict import Pieces, Rate, Rates, Skip, StageCost, Timed, costs
-from forebay.measure.step_clock import timed
+from forebay.measure.step_clock import timed, within
 from forebay.plan.make import Planned, plan_of
 from forebay.steps.batch import fresh
 from forebay.store.cache import Cache, open_cache
@@ -31,13 +30,11 @@ from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.patches import PatchBatch, moved
 from forebay.train.loader import Loader
 from forebay.train.select import loader_settings, pack_forms
-from forebay.train.uncached.source import uncached_source
 
 _CACHED_THREADS = (0, 1, 2, 4)
 _WORKERS = (2, 8)
 _ROUND_S = 0.4
 """Of one loader, before the next one has its turn: a busy neighbour meets all of them."""
-_UNCACHED_ROWS = 512
 _LONGEST_REST = 3.0
 """Of the loop between two batches, times what a batch takes: whoever rests longer never waits."""
 
@@ -133,13 +130,9 @@ class Batches(Dataset[Any]):
 
 def _uncached(bench: Bench) -> tuple[SampleSource, Planned]:
     """Returns the first rows of the raw data as a source, and a plan of small batches over them."""
-    bench.manifest  # noqa: B018  raises Skip where there is no raw data
-    limit = min(_UNCACHED_ROWS, bench.task.limit or _UNCACHED_ROWS)
-    if bench.on_the_fly is None:
-        bench.on_the_fly = uncached_source(bench.limited(limit))
-    longest = int(bench.on_the_fly.lengths["num_tokens"].max(initial=1))
-    config = dataclasses.replace(bench.limited(limit), plan=small(bench.config.plan, longest=longest))
-    return bench.on_the_fly, plan_of(config, bench.on_the_fly, keep=False)
+    config, source = bench.first_rows, bench.on_the_fly
+    longest = int(source.lengths["num_tokens"].max(initial=1))
+    return source, plan_of(dataclasses.replace(config, plan=small(config.plan, longest=longest)), source, keep=False)
 
 
 def small(settings: PlanConfig | None, *, longest: int) -> PlanConfig:
@@ -266,7 +259,7 @@ _BATCHES, _WARM = 64, 16
 
 def pieces(bench: Bench, seconds: float) -> Pieces:
     """Returns what reading, collating and copying take, a sample each; and reading from the disk."""
-    cold_ms, why = _cold(bench, ends=time.perf_counter() + seconds / 4)
+    cold_ms, why = _cold(bench, seconds / 4)
     source, makers_ = bench.cached, makers(bench, bench.cached)
     order = bench.planned.plan.order(bench.config.loader.seed, 0)
     batches = [batch.tolist() for batch in order.batches(range(min(len(order), _BATCHES)))]
@@ -312,19 +305,17 @@ def _copying() -> Callable[[Any], None] | None:
     return copy
 
 
-def _cold(bench: Bench, *, ends: float) -> tuple[float | None, str]:
+def _cold(bench: Bench, seconds: float) -> tuple[float | None, str]:
     """Returns milliseconds of a sample that lies on the disk alone, or why there is none."""
     caches = [part for part in parts_of(bench.cached) if isinstance(part, Cache)]
     times, why = [], "the cache is a view of samples"
     for cache in caches[:1]:
         again = open_cache(str(cache.folder), verify="never")
-        for index in bench.random.permutation(len(again))[:_COLD_READS].tolist():
-            why = _dropped(again, int(index)) or ""
-            _, seconds = timed(partial(_touch, again, int(index)))
+        for index in within(seconds, bench.random.permutation(len(again))[:_COLD_READS].tolist()):
+            why = _dropped(again, index) or ""
+            _, taken_s = timed(lambda: touch(again.read(index)))  # noqa: B023  called here
             if not why:
-                times.append(1e3 * seconds)
-            if time.perf_counter() > ends:
-                break
+                times.append(1e3 * taken_s)
     return (statistics.median(times), "") if times else (None, why)
 
 
@@ -336,8 +327,8 @@ def _dropped(cache: Cache, index: int) -> str | None:
     return next((problem for file in dict.fromkeys(files) if (problem := dropped(str(file), 0, 0))), None)
 
 
-def _touch(source: SampleSource, index: int) -> None:
+def touch(sample: Sample) -> None:
     """All bytes of a sample have been in memory then."""
-    for value in source.read(index).values():
+    for value in sample.values():
         for part in value if isinstance(value, tuple) else (value,):
-            np.asarray(part).sum()
+            np.ascontiguousarray(part).sum()

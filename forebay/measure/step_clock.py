@@ -34,6 +34,15 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
     return work(), time.perf_counter() - began
 
 
+def within(seconds: float, items: Iterable[T]) -> Iterator[T]:
+    """Yields items, the first one always, until so many seconds have passed."""
+    ends = time.perf_counter() + seconds
+    for item in items:
+        yield item
+        if time.perf_counter() > ends:
+            return
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedStep:
     """One optimizer step, from the end of the step before it."""
