@@ -15,7 +15,7 @@ import statistics
 from typing import Any
 
 from benchmarks import report
-from forebay.measure.batch_search import MAX_TRIALS, Bounds, Line, Search, TrialOutcome, granule, grid_up
+from forebay.measure.batch_search import MAX_TRIALS, Line, Search, TrialOutcome, granule, grid_up
 
 MOST = 4096
 DEVICES = (
@@ -39,7 +39,7 @@ def one(draw: random.Random, *, error: float, fragments: float) -> tuple[int, in
         taken = base + factor * slope * size * (1 + noise[size // granule(size) % 16])
         return TrialOutcome(fits=True, peak_bytes=int(taken)) if fits(size) else TrialOutcome(fits=False)
 
-    search = Search(Bounds(limit_bytes=limit, least=1, most=MOST), line=Line(base=base, slope=slope))
+    search = Search(limit_bytes=limit, least=1, most=MOST, line=Line(base=base, slope=slope))
     found = search.run(trial) or 0
     below = 0
     while found and grid_up(found) <= MOST and fits(grid_up(found)):

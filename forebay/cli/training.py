@@ -41,8 +41,14 @@ def add_train(commands: Any) -> None:
     )
 
 
+def _tell(options: argparse.Namespace) -> None:
+    """Makes what a run says of itself be printed."""
+    for room in ("forebay.train", "forebay.measure"):
+        logging.getLogger(room).setLevel(min(logging.INFO, level(options)))
+
+
 def _train(options: argparse.Namespace) -> int:
-    logging.getLogger("forebay.train").setLevel(min(logging.INFO, level(options)))
+    _tell(options)
     if options.dry_run:
         return _dry_run(options)
     config = load(options)
@@ -101,9 +107,8 @@ def add_calibrate(commands: Any) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from forebay.measure.calibrate import calibrate
+    from forebay.measure.calibrate import calibrate, verify
     from forebay.measure.calibrate_bench import CalibrateOptions
-    from forebay.measure.verify_ranks import verify
 
     names = ("start_bs", "min_bs", "max_memory_gb", "steps", "target_samples", "out")
     asked = CalibrateOptions(buckets=tuple(options.bucket), **{name: getattr(options, name) for name in names})
@@ -134,7 +139,7 @@ def add_compare(commands: Any) -> None:
 def _compare(options: argparse.Namespace) -> int:
     from forebay.measure.compare import CompareOptions, show
 
-    logging.getLogger("forebay.train").setLevel(min(logging.INFO, level(options)))
+    _tell(options)
     asked = {name: getattr(options, name) for name in ("other", "against", "steps", "out")}
     first = Path(options.config)
     return printed(options, show(first if first.is_dir() else load(options), CompareOptions(**asked)))

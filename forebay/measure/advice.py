@@ -10,10 +10,10 @@ from typing import Any, Literal
 from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.measure.diagnosis import FED, MeasuredArms
-from forebay.measure.predict import Prediction
+from forebay.measure.predict import Prediction, Sure
+from forebay.measure.shown_figures import duration, ms_text, percent
 from forebay.visible import from_here, human_bytes
 
-Sure = Literal["measured", "extrapolated", "rule"]
 Needs = Literal["nothing", "build"]
 """What a setting needs to be of use: nothing, or a new build of the cache."""
 
@@ -31,8 +31,8 @@ class Advice:
     line: str
     """The line of the config, or the command."""
     gain: str
-    sure: Sure
-    rank: float
+    sure: Sure = "extrapolated"
+    rank: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     needs: Needs = "nothing"
 
@@ -45,21 +45,15 @@ def advice(found: MeasuredArms, config: Config) -> list[Advice]:
     return [*_step(found, config), *ranked]
 
 
-def _is_fed(found: MeasuredArms) -> bool:
-    now = found.now
-    return now is not None and now.idle is not None and now.idle < FED
-
-
 def _step(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     now = found.now
-    if now is None or now.idle is None or not _is_fed(found):
+    if now is None or now.idle is None or now.idle >= FED:
         return
     yield Advice(
         text="the step is the bottleneck: data can be no faster",
         line=f"forebay train {from_here(config.path)} --profile 5",
         gain=f"the device waits {percent(now.idle)} of the time",
         sure="measured" if now.sure == "measured" else "extrapolated",
-        rank=0.0,
     )
 
 
@@ -69,11 +63,8 @@ def _build(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     now, then = found.predicted(is_cached=False), found.predicted(is_cached=True)
     if now is None or then is None:
         return
-    cost = []
-    if found.build_s is not None:
-        cost.append(f"{duration(found.build_s)} once")
-    if found.size_bytes is not None:
-        cost.append(human_bytes(found.size_bytes))
+    cost = [] if found.build_s is None else [f"{duration(found.build_s)} once"]
+    cost += [] if found.size_bytes is None else [human_bytes(found.size_bytes)]
     saved = 1 - then.epoch_s / now.epoch_s if now.epoch_s else 0.0
     if saved < _POINT:
         return
@@ -81,7 +72,6 @@ def _build(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         text="build the cache",
         line=f"forebay preprocess {from_here(config.path)}",
         gain=", ".join([_change(now, then), *cost]),
-        sure="extrapolated",
         rank=saved,
     )
 
@@ -102,21 +92,20 @@ def _threads(found: MeasuredArms, _config: Config) -> Iterator[Advice]:
         line=f"loader.num_threads = {enough.workers}",
         gain=_change(now, enough),
         sure="measured" if found.is_sealed else "extrapolated",
-        rank=saved if found.is_sealed else saved * now.epoch_s / max(_epoch_now(found), now.epoch_s),
+        rank=saved * now.epoch_s / max((found.now or now).epoch_s, now.epoch_s) if now.epoch_s else saved,
         settings={"loader.num_threads": enough.workers},
     )
 
 
 def _prefetch(found: MeasuredArms, config: Config) -> Iterator[Advice]:
-    training, now = found.training, found.predicted(is_cached=found.is_sealed)
     rates = found.cached if found.is_sealed else found.uncached
-    if training is None or training.steps is None or now is None or rates is None:
+    if found.step is None or found.now is None or rates is None:
         return
     rate = rates.rates.get(found.num_threads)
     if rate is None or not rate.workers:
         return
     more = 4 * config.loader.prefetch
-    before, after = training.timeline(rate), training.timeline(rate, prefetch=more)
+    before, after = found.timeline(rate), found.timeline(rate, prefetch=more)
     saved = 1 - after.total_s / before.total_s
     if saved < 2 * _POINT:
         return
@@ -124,7 +113,6 @@ def _prefetch(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         text="fill more batches ahead: some batches take longer to fill than others",
         line=f"loader.prefetch = {more}",
         gain=f"idle {percent(before.idle)} -> {percent(after.idle)}",
-        sure="extrapolated",
         rank=saved,
         settings={"loader.prefetch": more},
     )
@@ -145,6 +133,7 @@ def _plan(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     is_pack = isinstance(config.plan, PackConfig)
     what = "empty room" if is_pack else "padding"
     settings = {f"plan.{name}": value for name, value in enough.settings.items()}
+    edges = "plan.edges" if getattr(config.plan, "edges", None) else "plan.edges_s"  # of tokens, or of seconds
     yield Advice(
         text="fill the packs better" if is_pack else "cut buckets where the lengths are",
         line=", ".join(f"{name} = {value}" for name, value in settings.items()),
@@ -153,26 +142,18 @@ def _plan(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         # A step takes what its room takes; a device that waits gains less.
         rank=saved * (1 - (found.now.idle or 0.0)) if found.now is not None and found.now.idle is not None else saved,
         # `k` stands instead of edges.
-        settings={**settings, _edges(config): None} if "plan.k" in settings else settings,
+        settings={**settings, edges: None} if "plan.k" in settings else settings,
     )
 
 
-def _edges(config: Config) -> str:
-    """Returns the setting of the edges that a config has: of tokens, or of seconds."""
-    return "plan.edges" if getattr(config.plan, "edges", None) else "plan.edges_s"
-
-
 def _codec(found: MeasuredArms, config: Config) -> Iterator[Advice]:
-    codecs, training = found.codecs, found.training
+    codecs = found.codecs
     if codecs is None or not isinstance(config.plan, PackConfig):
         return
     own_bytes, own_ms = codecs.bytes_a_sample[codecs.own], codecs.read_ms[codecs.own]
-    step_ms = None
-    if training is not None and training.steps is not None and training.batches:
-        step_ms = 1e3 * sum(training.steps_s) / len(training.batches)
     hands = max(found.num_threads, 1)
     # A codec pays if a cache of it is smaller and the loader still keeps up with half of its hands' time to spare.
-    budget_ms = max(2 * own_ms, step_ms * hands / 2 if step_ms is not None else 0.0)
+    budget_ms = max(2 * own_ms, 1e3 * sum(found.steps_s) / max(len(found.batches), 1) * hands / 2)
     pays = [
         codec
         for codec in codecs.read_ms
@@ -181,18 +162,14 @@ def _codec(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     if not pays:
         return
     best = min(pays, key=lambda codec: codecs.bytes_a_sample[codec])
-    slow = [codec for codec in codecs.read_ms if codec not in (*pays, codecs.own)]
-    against = (
-        f"; {', '.join(slow)} would take {', '.join(ms_text(codecs.read_ms[codec]) for codec in slow)}" if slow else ""
-    )
-    share = codecs.bytes_a_sample[best] / own_bytes
-    size = found.size_bytes
+    slow = {codec: ms_text(ms) for codec, ms in codecs.read_ms.items() if codec not in (*pays, codecs.own)}
+    against = f"; {', '.join(slow)} would take {', '.join(slow.values())}" if slow else ""
+    share, size = codecs.bytes_a_sample[best] / own_bytes, found.size_bytes
     sizes = f"{human_bytes(size)} -> {human_bytes(size * share)}" if size else f"{share:.2f} of the bytes"
     yield Advice(
         text=f"codec {best} pays on this set",
         line=f'vision.codec = "{best}"',
         gain=f"{sizes}; {ms_text(own_ms)} -> {ms_text(codecs.read_ms[best])} to read a pack{against}",
-        sure="extrapolated",
         rank=_POINT * (1 - share),
         settings={"vision.codec": best},
         needs="build",
@@ -202,7 +179,7 @@ def _codec(found: MeasuredArms, config: Config) -> Iterator[Advice]:
 def _storage(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     path = from_here(config.path)
     now = found.now
-    if now is None or found.training is None:
+    if now is None:
         return
     if found.is_sealed and found.pieces is not None and found.pieces.cold_ms is not None:
         warm = next((stage.ms for stage in found.pieces.stages if stage.name == "cached read"), 0.0)
@@ -223,7 +200,6 @@ def _storage(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         line=fix[1],
         gain=f"a sample takes {ms_text(cold)} from the disk and {ms_text(warm)} from memory; an epoch that does not "
         f"fit into memory waits {percent(slower)} of its time for the disk",
-        sure="extrapolated",
         rank=slower / 2,
     )
 
@@ -238,8 +214,6 @@ def _workers(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         text="build with all cores",
         line=f"run.num_workers = {found.cores}",
         gain=f"the build {duration(found.build_s)} -> {duration(faster)}",
-        sure="extrapolated",
-        rank=0.0,
         settings={"run.num_workers": found.cores},
     )
 
@@ -258,14 +232,9 @@ def _shards(found: MeasuredArms, config: Config) -> Iterator[Advice]:
         line=f"layout.rows_per_shard = {wanted}",
         gain=f"a build of up to {hands} times the speed",
         sure="rule",
-        rank=0.0,
         settings={"layout.rows_per_shard": wanted},
         needs="build",
     )
-
-
-def _epoch_now(found: MeasuredArms) -> float:
-    return found.now.epoch_s if found.now is not None else 0.0
 
 
 def _change(now: Prediction, then: Prediction) -> str:
@@ -273,24 +242,3 @@ def _change(now: Prediction, then: Prediction) -> str:
     if now.idle is None or then.idle is None:
         return epochs
     return f"idle {percent(now.idle)} -> {percent(then.idle)}, {epochs}"
-
-
-def percent(share: float) -> str:
-    """Returns a share as a person reads it."""
-    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
-
-
-def ms_text(ms: float) -> str:
-    """Returns milliseconds with their unit."""
-    return f"{ms:.3g} ms" if ms < 1000 else f"{ms:.0f} ms"
-
-
-def duration(seconds: float) -> str:
-    """Returns a time in the unit that suits it."""
-    if seconds < 1:
-        return f"{1e3 * seconds:.3g} ms"
-    if seconds < 99.5:
-        return f"{seconds:.3g} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.0f} days"

@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 import numpy as np
+import torch
 
 from forebay.config.plan import BucketConfig, PackConfig, bucket_names
 from forebay.config.tree import Config
@@ -28,40 +29,12 @@ PACK_UNIT = 128
 """Tokens that packs grow by: the size of a pack is counted in these."""
 
 
-class Case(Protocol):
-    """Batches of one shape class at its longest, of any size."""
-
-    @property
-    def name(self) -> str:
-        """What the result is called."""
-        ...
-
-    @property
-    def fake_sizes(self) -> tuple[int, int]:
-        """Two sizes that a line is laid through, where a size costs nothing."""
-        ...
-
-    @property
-    def real_sizes(self) -> tuple[int, int]:
-        """Two sizes that a line is laid through, where a size costs memory and time."""
-        ...
-
-    @property
-    def longest(self) -> Mapping[str, float]:
-        """What the shapes come from, as JSON values: with the model and its settings it decides about the memory."""
-        ...
-
-    def batch(self, config: Config, source: SampleSource, size: int) -> Batch:
-        """Returns a batch of `size`, as the loader hands it out on the host; its fields and dtypes are the real ones.
-
-        source: of the config. Equal on every rank.
-        """
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketCase:
-    """A bucket's longest audio beside its longest labels, as often as the batch has samples."""
+    """A bucket's longest audio beside its longest labels, as often as the batch has samples.
+
+    A line is laid through two sizes: fake_sizes, where a size costs nothing, else real_sizes.
+    """
 
     name: str
     index: int
@@ -73,12 +46,35 @@ class BucketCase:
     real_sizes: tuple[int, int] = (2, 4)
 
     @property
-    def longest(self) -> Mapping[str, float]:
-        """Seconds of audio and tokens of text."""
+    def longest(self) -> dict[str, float]:
+        """Seconds of audio and tokens of text: with the model and its settings they decide about the memory."""
         return {"seconds": round(self.seconds, 4), "tokens": self.tokens}
 
+    def least(self, min_bs: int) -> int:
+        """Returns the smallest size that counts: `--min-bs`."""
+        return min_bs
+
+    def entry(self, size: int) -> dict[str, Any]:
+        """Returns what the entry of a size says of it."""
+        return {"batch_size": size}
+
+    def amount(self, size: int) -> str:
+        """Returns a size for a message."""
+        return f"{size} samples" if size != 1 else "1 sample"
+
+    def told(self, entry: Mapping[str, Any]) -> str:
+        """Returns the size of an entry for its line."""
+        return f"{entry['batch_size']} samples a batch, grad_acc {entry['grad_acc']}"
+
+    def size_of(self, labels: torch.Tensor) -> int:
+        """Returns the samples of a batch with such labels."""
+        return len(labels)
+
     def batch(self, config: Config, source: SampleSource, size: int) -> Batch:
-        """See `Case`: the longest clip `size` times, its text as long as the longest of the bucket."""
+        """Returns the longest clip `size` times, its text as long as the longest of the bucket.
+
+        It is as the loader hands it out on the host, with the real fields and dtypes; equal on every rank.
+        """
         sample = self._sample(source)
         part = source.sources[source.part(self.index)] if isinstance(source, SourceUnion) else source
         settings = loader_settings(config)
@@ -97,7 +93,7 @@ class BucketCase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackCase:
-    """A full pack of `size` times `PACK_UNIT` tokens, with as many patches as such a pack may have."""
+    """A full pack of `size` times `PACK_UNIT` tokens, with as many patches as it may have; see `BucketCase`."""
 
     index: int
     """The sample with the most patches a token."""
@@ -105,37 +101,55 @@ class PackCase:
     """Of a whole pack: `max_patches / seq_len` of the plan, else that of the sample."""
     merged: int
     """Patches of one image token."""
-    least: int
-    """Units of the longest sample."""
+    units: int
+    """Of the longest sample."""
     name: str = "pack"
 
     @property
-    def fake_sizes(self) -> tuple[int, int]:
-        """See `Case`."""
-        return self.real_sizes
-
-    @property
     def real_sizes(self) -> tuple[int, int]:
-        """See `Case`."""
-        return self.least, 2 * self.least
+        """Packs of the longest sample, and of twice as much."""
+        return self.units, 2 * self.units
+
+    fake_sizes = real_sizes
 
     @property
-    def longest(self) -> Mapping[str, float]:
-        """Patches a token, and tokens of the longest sample."""
-        return {"patches_per_token": round(self.patches_per_token, 6), "units": self.least}
+    def longest(self) -> dict[str, float]:
+        """Patches a token, and units of the longest sample."""
+        return {"patches_per_token": round(self.patches_per_token, 6), "units": self.units}
+
+    def least(self, min_bs: int) -> int:  # noqa: ARG002  a pack holds any sample
+        """Returns the smallest size that counts: the longest sample's."""
+        return self.units
+
+    def entry(self, size: int) -> dict[str, Any]:
+        """Returns what the entry of a size says of it."""
+        return {"seq_len": size * PACK_UNIT, "max_patches": self.max_patches(size)}
+
+    def amount(self, size: int) -> str:
+        """Returns a size for a message."""
+        return self.told(self.entry(size))
+
+    def told(self, entry: Mapping[str, Any]) -> str:
+        """Returns the size of an entry for its line."""
+        return f"seq_len {entry['seq_len']}, max_patches {entry['max_patches']}"
+
+    def size_of(self, labels: torch.Tensor) -> int:
+        """Returns the tokens of a pack with such labels."""
+        return labels.numel()
 
     def max_patches(self, size: int) -> int:
         """Returns the patches of a pack of `size`: whole image tokens."""
         return int(self.patches_per_token * size * PACK_UNIT) // self.merged * self.merged
 
     def batch(self, config: Config, source: SampleSource, size: int) -> Batch:
-        """See `Case`: the sample with the most patches again and again, and text where no more of it fits."""
+        """Returns the sample with the most patches again and again, and text where no more of it fits."""
         sample, seq_len = source.read(self.index), size * PACK_UNIT
         tokens, patches = len(sample["input_ids"]), int(source.lengths["num_patches"][self.index])
         times = min(seq_len // tokens, self.max_patches(size) // max(patches, 1))
         rest = seq_len - times * tokens
         fill = [_text(sample, min(tokens, rest - start)) for start in range(0, rest, tokens)]
-        plan = dataclasses.replace(_packs(config), seq_len=seq_len, max_patches=self.max_patches(size) or None)
+        assert isinstance(config.plan, PackConfig)  # the case is of its plan
+        plan = dataclasses.replace(config.plan, seq_len=seq_len, max_patches=self.max_patches(size) or None)
         return pack_collator(config.loader, plan, source).collate([sample] * times + fill, allocate=fresh)
 
 
@@ -146,10 +160,8 @@ def _text(sample: Sample, length: int) -> Sample:
     return {name: made.get(name, value[:0]) for name, value in sample.items()}
 
 
-def _packs(config: Config) -> PackConfig:
-    if not isinstance(config.plan, PackConfig):
-        raise TypeError("the config has no plan of packs")
-    return config.plan
+Case = BucketCase | PackCase
+"""Batches of one shape class at its longest, of any size."""
 
 
 def bucket_cases(source: SampleSource, settings: BucketConfig) -> dict[str, BucketCase | None]:
@@ -168,13 +180,7 @@ def bucket_cases(source: SampleSource, settings: BucketConfig) -> dict[str, Buck
 def _of_one_sample(settings: BucketConfig) -> BucketConfig:
     """Returns settings of the same buckets: which file or budget sizes their batches is what is being found out."""
     return dataclasses.replace(
-        settings,
-        batch_size=1,
-        batch_seconds=None,
-        batch_tokens=None,
-        calibration=None,
-        locality="global",
-        tail="short",
+        settings, batch_size=1, batch_seconds=None, batch_tokens=None, calibration=None, locality="global", tail="short"
     )
 
 
@@ -203,7 +209,7 @@ def pack_case(source: SampleSource, settings: PackConfig) -> PackCase:
         index=index,
         patches_per_token=min(float(shares[index]), float(wanted)),
         merged=int(source.constants["merge_size"]) ** 2,
-        least=int(-(-tokens.max() // PACK_UNIT)),
+        units=int(-(-tokens.max() // PACK_UNIT)),
     )
 
 
@@ -264,26 +270,16 @@ class TrialOutcome:
     """What it took; None where it ran out of memory first."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bounds:
-    """Where a search looks."""
-
-    limit_bytes: int
-    least: int
-    """Nothing smaller is tried."""
-    most: int
-    """Nothing larger is tried."""
-    max_trials: int = MAX_TRIALS
-
-
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
 class Search:
-    """A search and what it knows: the last fit, the first failure, and the points between which to guess.
+    """A search from `least` to `most`, and what it knows: the last fit, the first failure, points to guess by.
 
     line: the expectation before the first trial; None: nothing is expected, and `start` is the first size.
     """
 
-    bounds: Bounds
+    limit_bytes: int
+    least: int
+    most: int
     line: Line | None = None
     start: int | None = None
     trials: int = 0
@@ -300,8 +296,8 @@ class Search:
     def run(self, trial: Callable[[int], TrialOutcome]) -> int | None:
         """Returns the largest size that fits, within one step of the grid where the trials were enough; None: none.
 
-        At most `bounds.max_trials` calls of `trial`. The last of them is spent on `bounds.least` where nothing has fit
-        until then, so that None means that `least` does not fit.
+        At most `MAX_TRIALS` calls of `trial`. The last of them is spent on `least` where nothing has fit until then, so
+        that None means that `least` does not fit.
         """
         size: int | None = self._first()
         while size is not None:
@@ -312,10 +308,8 @@ class Search:
     def _first(self) -> int:
         guess = self.start
         if guess is None:
-            guess = (
-                self.line.largest(self.bounds.limit_bytes, most=self.bounds.most) if self.line else self.bounds.least
-            )
-        return min(max(grid_down(guess), self.bounds.least), self.bounds.most)
+            guess = self.line.largest(self.limit_bytes, most=self.most) if self.line else self.least
+        return min(max(grid_down(guess), self.least), self.most)
 
     def _learn(self, size: int, outcome: TrialOutcome) -> None:
         self.trials += 1
@@ -329,13 +323,13 @@ class Search:
 
     def _next(self) -> int | None:
         """Returns the next size to try; None where the search is over."""
-        bounds, left = self.bounds, self.bounds.max_trials - self.trials
-        if left <= 0 or self.fit == bounds.most or self.failure == bounds.least:
+        left = MAX_TRIALS - self.trials
+        if left <= 0 or self.fit == self.most or self.failure == self.least:
             return None
-        low = bounds.least if self.fit is None else grid_up(self.fit)
-        high = bounds.most if self.failure is None else grid_down(self.failure - 1)
+        low = self.least if self.fit is None else grid_up(self.fit)
+        high = self.most if self.failure is None else grid_down(self.failure - 1)
         if self.fit is None and (left == 1 or low >= high):
-            return bounds.least
+            return self.least
         return None if low > high else min(max(grid_down(int(self._guess(low, high))), low), high)
 
     def _guess(self, low: int, high: int) -> float:
@@ -346,8 +340,8 @@ class Search:
             failed = float(self.failure or high)
             return (low + high) / 2 if self.fit is not None else failed * share ** max(self._blind, 1)
         slope = self._slope()
-        size, peak = min(self._points, key=lambda point: abs(point[1] - self.bounds.limit_bytes))
-        return size + (self.bounds.limit_bytes - peak) / slope if slope > 0 else high
+        size, peak = min(self._points, key=lambda point: abs(point[1] - self.limit_bytes))
+        return size + (self.limit_bytes - peak) / slope if slope > 0 else high
 
     def _slope(self) -> float:
         """Returns bytes a sample as measured: between the two largest sizes, or from the line's base to the one."""

@@ -12,6 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,20 +21,19 @@ import torch
 from forebay.config.plan import CLASSIC_EDGES_S, BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.errors import PlanError
 from forebay.measure.doctor_bench import Bench, dropped
-from forebay.measure.loader_arms import makers
-from forebay.measure.predict import Codecs, Listed, Made, OpeningTimes, OtherPlan, PlanFacts, PlannedBatch, Reads, Skip
-from forebay.measure.sample_cache import make_sample
+from forebay.measure.loader_arms import collated, makers, touch
+from forebay.measure.predict import Codecs, Listed, OpeningTimes, OtherPlan, PlanFacts, PlannedBatch, Reads, Skip
+from forebay.measure.step_clock import timed, within
 from forebay.plan.interface import Plan
 from forebay.plan.make import Samples, make_plan, plan_statistics, samples_of
 from forebay.plan.pack.pack_plan import PackPlan
 from forebay.preprocess.group import ItemGroup
 from forebay.rows.manifest import WHOLE_FILE
-from forebay.steps.batch import fresh
 from forebay.store.cache import Cache
 from forebay.store.image.codec import Codec
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import is_here
-from forebay.store.source import SampleSource, SourceUnion, parts_of
+from forebay.store.source import SampleSource, parts_of
 
 _READS = 64
 
@@ -57,9 +57,7 @@ def find(bench: Bench, seconds: float) -> OpeningTimes:  # noqa: ARG001  it take
 
 def listing(bench: Bench, seconds: float) -> Listed:  # noqa: ARG001  its parent ends it
     """Returns what is known of the raw data."""
-    began = time.perf_counter()
-    bench.manifest  # noqa: B018  is listed now
-    return bench.listed(time.perf_counter() - began)
+    return bench.listed(timed(lambda: bench.manifest)[1])
 
 
 def reads(bench: Bench, seconds: float) -> Reads:
@@ -69,20 +67,17 @@ def reads(bench: Bench, seconds: float) -> Reads:
     if group is None or not places:
         raise Skip("no sample has media to read")
     cold, warm, sizes, why = [], [], [], ""
-    ends = time.perf_counter() + seconds
     with bench.reader(group) as read:
-        for file, offset, size in places:
+        for file, offset, size in within(seconds, places):
             path = os.fspath(bench.manifest.files[file].path)
             problem = dropped(path, 0 if size == WHOLE_FILE else offset, 0 if size == WHOLE_FILE else size)
-            first = _timed(read, file, offset, size)
+            first_s = timed(partial(read, file, offset, size))[1]
             if problem is None:
-                cold.append(first[0])
+                cold.append(first_s)
             why = problem or why
-            again = _timed(read, file, offset, size)
-            warm.append(again[0])
-            sizes.append(again[1])
-            if time.perf_counter() > ends:
-                break
+            data, again_s = timed(partial(read, file, offset, size))
+            warm.append(again_s)
+            sizes.append(len(data))
     return Reads(
         warm_ms=1e3 * statistics.median(warm),
         cold_ms=1e3 * statistics.median(cold) if cold else None,
@@ -92,23 +87,12 @@ def reads(bench: Bench, seconds: float) -> Reads:
     )
 
 
-def _timed(read: Any, file: int, offset: int, size: int) -> tuple[float, int]:
-    began = time.perf_counter()
-    data = read(file, offset, size)
-    return time.perf_counter() - began, len(data)
-
-
 def _places(bench: Bench, group: ItemGroup) -> list[tuple[int, int, int]]:
     """Returns file, offset and size of some encoded items, those that the listing could place."""
     items, files = group.table(bench.picked), bench.picked.files
     order = bench.random.permutation(len(items))[: 4 * _READS]
     taken = items.select(["file", "offset", "size"]).take(order).to_pylist()
     return [(row["file"], row["offset"], row["size"]) for row in taken if is_here(files[row["file"]].path)][:_READS]
-
-
-def made(bench: Bench, seconds: float) -> Made:
-    """Returns what the steps of a build take on some rows; the temporary cache is made of these."""
-    return make_sample(bench, seconds)
 
 
 _CODECS: tuple[Codec, ...] = ("raw", "zstd", "webp", "source")
@@ -128,18 +112,15 @@ def codecs(bench: Bench, seconds: float) -> Codecs:
     sizes: dict[str, list[int]] = {codec: [] for codec in _CODECS}
     stored = [group.under(codec) for codec in _CODECS]
     rows = group.task_rows(items.table, bench.picked.files)
-    ends = time.perf_counter() + seconds
     with bench.reader(group) as read:
-        for place in bench.random.permutation(len(rows))[:_ITEMS].tolist():
+        for place in within(seconds, bench.random.permutation(len(rows))[:_ITEMS].tolist()):
             for each in stored:
                 values = next(iter(each.samples(rows.slice(place, 1), read)))
                 if "failure" in values:
                     break
-                began = time.perf_counter()
-                sizes[str(each.codec)].append(_read(each, values))
-                read_s[str(each.codec)].append(time.perf_counter() - began)
-            if time.perf_counter() > ends:
-                break
+                size, taken_s = timed(partial(_read, each, values))
+                sizes[str(each.codec)].append(size)
+                read_s[str(each.codec)].append(taken_s)
     if not sizes["raw"]:
         raise Skip("no image could be read")
     offsets, _ = items.of_rows(0, len(bench.picked.rows))
@@ -157,9 +138,7 @@ def codecs(bench: Bench, seconds: float) -> Codecs:
 
 def _read(group: ItemGroup, values: dict[str, Any]) -> int:
     """Returns the bytes of an item's fields, whose values are made of them."""
-    for value in group.joined({}, [values]).values():
-        for part in value if isinstance(value, tuple) else (value,):
-            np.ascontiguousarray(part).sum()  # `raw` is a mapping whose bytes are copied when they are used
+    touch(group.joined({}, [values]))  # `raw` is a mapping whose bytes are copied when they are used
     return sum(value.nbytes for value in values.values() if isinstance(value, np.ndarray))
 
 
@@ -179,12 +158,12 @@ def plans(bench: Bench, seconds: float) -> PlanFacts:
     samples, plan = samples_of(source), bench.planned.plan
     if not is_exact:
         count = max(len(bench.manifest.rows), len(source))
-        samples = drawn(source, min(count, _MOST_DRAWN), bench.random)
+        samples = _drawn(source, min(count, _MOST_DRAWN), bench.random)
         plan = make_plan(samples, _local(settings))
     order = plan.order(bench.config.loader.seed, 0)
     batches = [np.asarray(batch) for batch in order.batches(range(min(len(order), _FIRST)))]
     buckets = order.buckets(np.arange(len(batches)))
-    frames = frames_of(samples)
+    frames = _frames_of(samples)
     return PlanFacts(
         num_batches=len(order),
         num_samples=len(samples),
@@ -195,11 +174,11 @@ def plans(bench: Bench, seconds: float) -> PlanFacts:
         padding=_padding(plan, samples),
         is_exact=is_exact,
         room_is_fixed=_room_is_fixed(bench, source),
-        others=tuple(_others(settings, samples, ends=ends)),
+        others=tuple(within(ends - time.perf_counter(), _others(settings, samples))),
     )
 
 
-def drawn(source: SampleSource, count: int, random: np.random.Generator) -> Samples:
+def _drawn(source: SampleSource, count: int, random: np.random.Generator) -> Samples:
     """Returns what a plan of so many samples is made of, whose lengths are those of a few, drawn again and again."""
     known = samples_of(source)
     places = random.integers(0, len(source), count) if count > len(source) else np.arange(len(source))
@@ -219,14 +198,12 @@ def drawn(source: SampleSource, count: int, random: np.random.Generator) -> Samp
     )
 
 
-def frames_of(samples: Samples) -> Array:
+def _frames_of(samples: Samples) -> Array:
     """Returns what batches are padded by: stored frames, of packs and texts tokens."""
-    if samples.durations is None:
+    if samples.durations is None or samples.frames is None:
         return samples.lengths
-    frames = np.asarray(samples.frames()) if samples.frames is not None else samples.lengths
-    if not frames.any() and samples.tokens is not None:
-        return np.asarray(samples.tokens())
-    return frames
+    frames = np.asarray(samples.frames())
+    return frames if frames.any() or samples.tokens is None else np.asarray(samples.tokens())
 
 
 def _room_is_fixed(bench: Bench, source: SampleSource) -> bool:
@@ -236,15 +213,10 @@ def _room_is_fixed(bench: Bench, source: SampleSource) -> bool:
         return False
     rooms = []
     for index in (int(lengths.argmin()), int(lengths.argmax())):
-        part = source.part(index) if isinstance(source, SourceUnion) else 0
-        batch = makers(bench, source)[part].collate([source.read(index)], allocate=fresh)
-        rooms.append(sum(value.numel() for value in batch.values() if is_floating(value)))
+        batch = collated(source, makers(bench, source), [source.read(index)], index=index)
+        features = [each for each in batch.values() if isinstance(each, torch.Tensor) and each.is_floating_point()]
+        rooms.append(sum(each.numel() for each in features))
     return bool(rooms[0] == rooms[1])
-
-
-def is_floating(value: Any) -> bool:
-    """Returns whether a value of a batch is a tensor of features."""
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _room(plan: Plan, frames: Array, batch: Array) -> int:
@@ -258,39 +230,27 @@ def _padding(plan: Plan, samples: Samples) -> float:
 
 def _local(settings: PlanConfig) -> PlanConfig:
     """Returns settings that need no shards."""
-    if isinstance(settings, BucketConfig):
-        return dataclasses.replace(settings, locality="global")
-    return settings
+    return dataclasses.replace(settings, locality="global") if isinstance(settings, BucketConfig) else settings
 
 
-def _others(settings: PlanConfig, samples: Samples, *, ends: float) -> Iterator[OtherPlan]:
-    for changed in candidates(settings):
+def _others(settings: PlanConfig, samples: Samples) -> Iterator[OtherPlan]:
+    for changed in _candidates(settings):
         try:
-            plan = make_plan(samples, _local(dataclasses.replace(settings, **_instead(changed))))
+            # `k` stands instead of edges.
+            more: dict[str, Any] = {"edges_s": CLASSIC_EDGES_S} if "k" in changed else {}
+            plan = make_plan(samples, _local(dataclasses.replace(settings, **changed, **more)))
             padding = _padding(plan, samples)
         except (PlanError, ValueError):
             continue  # too few samples for so many buckets
         yield OtherPlan(settings=changed, padding=padding, num_batches=len(plan.order(0, 0)))
-        if time.perf_counter() > ends:
-            return
 
 
-def _instead(changed: dict[str, Any]) -> dict[str, Any]:
-    """Returns the changes with those that these demand: `k` stands instead of edges."""
-    return {**changed, "edges_s": CLASSIC_EDGES_S} if "k" in changed else changed
-
-
-def candidates(settings: PlanConfig) -> Iterator[dict[str, Any]]:
+def _candidates(settings: PlanConfig) -> Iterator[dict[str, Any]]:
     """Yields settings that may pad less, as changes of those that are given."""
     if isinstance(settings, BucketConfig) and settings.calibration is None:
-        if isinstance(settings.batch_size, tuple):
-            return
-        for k in _KS:
-            if k > (settings.k or len(settings.edges_s)):
-                yield {"k": k}
+        least = len(settings.edges_s) if not settings.k else settings.k
+        yield from ({"k": k} for k in _KS if k > least and not isinstance(settings.batch_size, tuple))
     elif isinstance(settings, WindowConfig):
-        for window in (settings.window * 2, settings.window * 4):
-            yield {"window": window}
+        yield from ({"window": factor * settings.window} for factor in (2, 4))
     elif isinstance(settings, PackConfig) and settings.buffer_size:
-        yield {"buffer_size": 0}
-        yield {"buffer_size": 4 * settings.buffer_size}
+        yield from ({"buffer_size": size} for size in (0, 4 * settings.buffer_size))

@@ -1,30 +1,45 @@
-"""`forebay calibrate`: an entry of `calibrated_bs.json` for every bucket, or for packs, written as each is found."""
+"""`forebay calibrate`: an entry of `calibrated_bs.json` for every bucket, or for packs, written as each is found.
+
+`--mode verify-all` under torchrun: a few steps of every bucket on all ranks, compared.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from forebay.config.plan import BucketConfig, PackConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ForebayError
-from forebay.measure.batch_search import Case, PackCase, bucket_cases, pack_case
-from forebay.measure.calibrate_bench import FILE_NAME, CalibrateOptions, CalibrationBench, Entries
+from forebay.measure.batch_search import PACK_UNIT, Case, bucket_cases, pack_case
+from forebay.measure.calibrate_bench import FILE_NAME, CalibrateOptions, CalibrationBench, Entries, is_out_of_memory
+from forebay.measure.child_process import Isolated
 from forebay.measure.fake_tensors import ProbedStep
-from forebay.measure.isolated_calls import Isolated
-from forebay.measure.step_runner import for_trials, opened
+from forebay.measure.machine import reset_peaks
+from forebay.measure.step_runner import StepRunner, checked_model, for_trials, opened
+from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.make import make_plan, samples_of
 from forebay.steps.recipe import plan_example
 from forebay.store.source import SampleSource, parts_of
+from forebay.train.collate.patches import fields_of
+from forebay.train.device import Batch
+from forebay.train.loop.launch import process_state
 from forebay.train.models.families import FAMILIES, ModelFacts
-from forebay.train.models.model_folder import check_config, check_constants, check_weights, model_facts
+from forebay.train.models.model_folder import check_constants
 from forebay.visible import from_here, human_bytes
 
 Tell = Callable[[str], None]
+_PEAK_TOLERANCE = 0.05
+"""How far the peaks of ranks on CUDA may lie apart, as a share of the largest. Peaks of hosts are not compared."""
+_HEAD = f"{'bucket':<12}{'rank':>5}{'size':>8}{'steps':>7}{'peak':>10}{'s a step':>10}"
 _SIZES = ("batch_seconds", "batch_tokens", "batch_size", "calibration", "seq_len", "max_patches")
 
 
@@ -65,17 +80,17 @@ def calibrate(config: Config, options: CalibrateOptions, *, tell: Tell) -> Calib
     tell: called with a line for each bucket as it ends. Raises ConfigError for settings that cannot be calibrated,
     CacheNotFoundError where the cache is not there, and at the end ForebayError for buckets that do not fit.
     """
-    facts = checked(config)
+    facts = _checked(config)
     if int(os.environ.get("RANK", "0")):
         return None
     source = opened(config)
     for part in parts_of(source):
         check_constants(facts, part.constants)
-    cases = cases_of(config, source)
-    asked = chosen(options.buckets, list(cases))
+    cases = _cases_of(config, source)
+    asked = _chosen(options.buckets, list(cases))
     entries = Entries.of(options.out or Path(config.path).parent / FILE_NAME)
     with Isolated() as processes:
-        bench = CalibrationBench.of(for_trials(config), facts, options, processes)
+        bench = CalibrationBench(for_trials(config), facts, options, processes)
         failed = _run(bench, cases, asked=asked, entries=entries, tell=tell)
     if failed:
         raise ForebayError(_failure(bench, failed), code="FB706")
@@ -92,7 +107,7 @@ def calibrate(config: Config, options: CalibrateOptions, *, tell: Tell) -> Calib
     )
 
 
-def checked(config: Config) -> ModelFacts:
+def _checked(config: Config) -> ModelFacts:
     """Returns the facts of the config's model. Raises ConfigError where there is nothing to calibrate."""
     if config.plan is None:
         raise ConfigError(
@@ -110,13 +125,10 @@ def checked(config: Config) -> ModelFacts:
             f"{', '.join(FAMILIES)}, or of any other of transformers that returns a loss",
             code="FB108",
         )
-    facts = model_facts(Path(config.train.model), config)
-    check_config(facts, config)
-    check_weights(facts.folder, init=config.train.init)
-    return facts
+    return checked_model(config)
 
 
-def cases_of(config: Config, source: SampleSource) -> dict[str, Case | None]:
+def _cases_of(config: Config, source: SampleSource) -> dict[str, Case | None]:
     """Returns what is calibrated of a config's plan by its name; None for a bucket without samples."""
     if isinstance(config.plan, PackConfig):
         return {"pack": pack_case(source, config.plan)}
@@ -125,7 +137,7 @@ def cases_of(config: Config, source: SampleSource) -> dict[str, Case | None]:
     return dict(bucket_cases(source, config.plan))
 
 
-def chosen(asked: Sequence[str], names: Sequence[str]) -> list[str]:
+def _chosen(asked: Sequence[str], names: Sequence[str]) -> list[str]:
     """Returns the buckets of these names or indices, in the plan's order; all where none is asked for.
 
     Raises ConfigError for a bucket that is not there, with the nearest.
@@ -163,7 +175,7 @@ def _run(
         if entry is None:
             failed.append((case, probed[name]))
             entries.drop(name)
-            tell(f"{name}: does not fit at {bench.amount(case, bench.least(case))}")
+            tell(f"{name}: does not fit at {case.amount(bench.least(case))}")
             continue
         entries.put(name, bench.with_grad_acc(entry), order=list(cases))
         tell(bench.line(case, entries.entries[name]) + (" (kept, of the same settings)" if name in kept else ""))
@@ -190,14 +202,15 @@ def _failure(bench: CalibrationBench, failed: Sequence[tuple[Case, ProbedStep | 
     for case, probed in failed:
         least = bench.least(case)
         takes = "more" if probed is None else f"about {human_bytes(probed.at(least))}"
-        found.append(f"{case.name} at {bench.amount(case, least)} (takes {takes})")
+        found.append(f"{case.name} at {case.amount(least)} (takes {takes})")
     advice = [
         *(["train.gradient_checkpointing = true"] if not train.gradient_checkpointing else []),
         *(['train.mixed_precision = "bf16"'] if train.mixed_precision == "no" else []),
         *(["[train.lora]"] if train.lora is None else []),
     ]
-    is_pack = any(isinstance(case, PackCase) for case, _ in failed)
-    shorter = "a smaller plan.max_patches" if is_pack else "a lower --min-bs, or shorter clips (source.max_duration_s)"
+    shorter = "a lower --min-bs, or shorter clips (source.max_duration_s)"
+    if isinstance(bench.config.plan, PackConfig):
+        shorter = "a smaller plan.max_patches"
     return (
         f"does not fit into {human_bytes(bench.limit_bytes)}: {'; '.join(found)}; set {', '.join([*advice, shorter])}; "
         "the entries of what does fit are kept"
@@ -212,3 +225,146 @@ def _settings(entries: Entries, cases: Mapping[str, Case | None]) -> list[str]:
     lines = [f'calibration = "{entries.path.name}"']
     missing = [name for name in cases if name not in entries.entries]
     return lines if not missing else [*lines, f"# still missing, and wanted by a plan: {', '.join(missing)}"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankRow:
+    """What one rank did with one bucket."""
+
+    bucket: str
+    rank: int
+    size: int
+    """Samples of the batch, or tokens of the pack."""
+    shapes: Mapping[str, list[int]]
+    """Shape of every tensor of the batch, by field."""
+    steps: int
+    peak_bytes: int
+    """On CUDA what the allocator had reserved at most, else the peak of the process's resident memory."""
+    step_s: float
+
+    def line(self) -> str:
+        """Returns the row for a terminal."""
+        return (
+            f"{self.bucket:<12}{self.rank:>5}{self.size:>8}{self.steps:>7}{human_bytes(self.peak_bytes):>10}"
+            f"{self.step_s:>10.3g}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RanksReport:
+    """What `forebay calibrate --mode verify-all --json` prints; its fields are an interface."""
+
+    world_size: int
+    rows: list[RankRow]
+    problems: list[str]
+    """How ranks differ; empty where they do not."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON values."""
+        return dataclasses.asdict(self)
+
+    def lines(self) -> list[str]:
+        """Returns what is printed at the end; the rows were printed before."""
+        return self.problems or [f"all buckets train on {self.world_size} ranks, and the ranks agree"]
+
+
+def verify(config: Config, options: CalibrateOptions, *, tell: Tell) -> RanksReport | None:
+    """Returns what `--steps` steps on the longest shapes of every bucket took on each rank; None on ranks but 0.
+
+    Batches are as large as `--out` says, or `calibrated_bs.json` beside the config; where there is no such file, as
+    the plan of the config says. tell: called with the lines of a table. Raises as `calibrate`, and ForebayError on a
+    rank that runs out of memory: torchrun then ends the others.
+    """
+    facts, config = _checked(config), for_trials(config)
+    state = process_state()
+    rows, on_cuda = _rows(config, facts, options, state=state, tell=tell)
+    if torch.distributed.is_initialized():
+        # DDP holds the process group: one that lives on until the interpreter ends can wait there for its threads.
+        gc.collect()
+        state.destroy_process_group()
+    if not state.is_main_process:
+        return None
+    return RanksReport(world_size=state.num_processes, rows=rows, problems=differences(rows, on_cuda=on_cuda))
+
+
+def _rows(
+    config: Config, facts: ModelFacts, options: CalibrateOptions, *, state: Any, tell: Tell
+) -> tuple[list[RankRow], bool]:
+    """Returns the rows of all buckets and ranks, and whether the device is a CUDA device."""
+    source = opened(config)
+    cases = _cases_of(config, source)
+    sizes = _sizes(config, source, options, names=list(cases))
+    runner = StepRunner(config, facts, source, accumulates=config.train.grad_acc > 1)
+    rows: list[RankRow] = []
+    if state.is_main_process:
+        tell(_HEAD)
+    for name in _chosen(options.buckets, list(cases)):
+        if (case := cases[name]) is None:
+            continue
+        own = _row(case, case.batch(config, source, sizes[name]), runner, options.steps, rank=state.process_index)
+        of_all = [own] * state.num_processes
+        if state.num_processes > 1:
+            torch.distributed.all_gather_object(of_all, own)
+        rows += of_all
+        if state.is_main_process:
+            tell("\n".join(row.line() for row in of_all))
+    return rows, runner.device.type == "cuda"
+
+
+def differences(rows: Sequence[RankRow], *, on_cuda: bool) -> list[str]:
+    """Returns a line for each way in which ranks differ: batch, shapes, steps, and on CUDA peaks far apart."""
+    found = []
+    for bucket in dict.fromkeys(row.bucket for row in rows):
+        own = [row for row in rows if row.bucket == bucket]
+        for name in ("size", "shapes", "steps"):
+            for row in own[1:]:
+                if (value := getattr(row, name)) != (first := getattr(own[0], name)):
+                    found.append(f"{bucket}: {name} is {first} on rank {own[0].rank} and {value} on rank {row.rank}")
+        low, high = (pick(own, key=lambda row: row.peak_bytes) for pick in (min, max))
+        if on_cuda and high.peak_bytes - low.peak_bytes > _PEAK_TOLERANCE * high.peak_bytes:
+            found.append(
+                f"{bucket}: the peak is {human_bytes(low.peak_bytes)} on rank {low.rank} and "
+                f"{human_bytes(high.peak_bytes)} on rank {high.rank}, more than {100 * _PEAK_TOLERANCE:.0f} % apart"
+            )
+    return found
+
+
+def _sizes(config: Config, source: SampleSource, options: CalibrateOptions, *, names: list[str]) -> dict[str, int]:
+    """Returns the size of each bucket's batches, or of the packs."""
+    settings = config.plan
+    if isinstance(settings, PackConfig):
+        return {"pack": max(settings.seq_len // PACK_UNIT, 1)}
+    file = options.out or Path(config.path).parent / FILE_NAME
+    if options.buckets and file.is_file():  # whose other buckets need not be calibrated yet
+        entries = Entries.of(file).entries
+        names = _chosen(options.buckets, names)
+        if missing := [name for name in names if not isinstance(entries.get(name, {}).get("batch_size"), int)]:
+            raise ConfigError(
+                f"--bucket {missing[0]}: {file} has no batch_size of it; run: forebay calibrate {config.path} "
+                f"--bucket {missing[0]}"
+            )
+        return {name: entries[name]["batch_size"] for name in names}
+    if isinstance(settings, BucketConfig) and file.is_file():
+        settings = dataclasses.replace(
+            settings, calibration=str(file), batch_size=None, batch_seconds=None, batch_tokens=None
+        )
+    plan = make_plan(samples_of(source), settings) if settings is not None else None
+    if not isinstance(plan, BucketPlan):
+        raise TypeError("only buckets and packs are verified")
+    return dict(zip(names, plan.batch_sizes.tolist(), strict=True))
+
+
+def _row(case: Case, batch: Batch, runner: StepRunner, steps: int, *, rank: int) -> RankRow:
+    fields = fields_of(batch)
+    shapes = {name: list(value.shape) for name, value in fields.items() if isinstance(value, torch.Tensor)}
+    reset_peaks()
+    try:
+        peak, _, step_s = runner.measured(batch, steps)
+    except RuntimeError as err:
+        if not is_out_of_memory(err):
+            raise
+        raise ForebayError(
+            f"rank {rank}: {case.name} does not fit: {shapes}; calibrate it again: {err}", code="FB706"
+        ) from err
+    size = case.size_of(fields["labels"])
+    return RankRow(bucket=case.name, rank=rank, size=size, shapes=shapes, steps=steps, peak_bytes=peak, step_s=step_s)

@@ -9,9 +9,9 @@ import dataclasses
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ import transformers
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ForebayError
-from forebay.measure.batch_search import PACK_UNIT, Bounds, Case, PackCase, Search, TrialOutcome
+from forebay.measure.batch_search import Case, Search, TrialOutcome
+from forebay.measure.child_process import Died, Isolated
 from forebay.measure.fake_tensors import ProbedStep, probe
-from forebay.measure.isolated_calls import Died, Isolated
-from forebay.measure.step_runner import Device, MeasuredStep, device, trial
+from forebay.measure.machine import Device, device, resident_bytes
+from forebay.measure.step_runner import StepRunner, opened
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.key import digest
 from forebay.train.models.families import ModelFacts
@@ -34,22 +35,6 @@ _VERSION = 1
 """Raised when the same facts give another entry: entries of before are made again."""
 _OF_MEMORY = ("lora", "freeze", "embed_lr_mult", "gradient_checkpointing", "compile", "mixed_precision", "text_encoder")
 """Settings of [train] that memory depends on."""
-
-
-def made_by(config: Config, facts: ModelFacts, case: Case, **others: Any) -> str:
-    """Returns the digest of all that the entry of a case depends on, `others` among it; its first 16 hex digits."""
-    train = dataclasses.asdict(config.train)
-    document = {
-        "version": _VERSION,
-        "model": hash_file(facts.folder / "config.json"),
-        "train": json.loads(json.dumps({name: train[name] for name in _OF_MEMORY})),
-        "has_norm": config.train.max_grad_norm > 0,
-        "dtype": [config.loader.dtype, config.loader.pack_shapes, config.loader.varlen],
-        "longest": [case.name, dict(case.longest)],
-        "torch": [torch.__version__, transformers.__version__],
-        **others,
-    }
-    return digest(document)[:16]
 
 
 @dataclass(slots=True)
@@ -101,11 +86,11 @@ class Entries:
 
 _logger = logging.getLogger(__name__)
 
-DEVICE_SHARE = 0.91
+_DEVICE_SHARE = 0.91
 """Share of the device that a batch may take where no limit is given; the rest is the driver's, and for fragments."""
-DEFAULT_START = 128
+_DEFAULT_START = 128
 """First batch that is tried where nothing says how much a batch takes."""
-MAX_SIZE = 4096
+_MAX_SIZE = 4096
 """Samples of a batch, or units of a pack, at most."""
 _HOST_SIZE = 4
 """Samples of the trial on the CPU at most: it shows that the steps work, and what they take here."""
@@ -122,10 +107,10 @@ class CalibrateOptions:
     buckets: tuple[str, ...] = ()
     """Names or indices of buckets; empty: all."""
     start_bs: int | None = None
-    """Batch of the first trial. None: that of the line; without a line `DEFAULT_START`."""
+    """Batch of the first trial. None: that of the line; without a line `_DEFAULT_START`."""
     min_bs: int = 8
     max_memory_gb: float | None = None
-    """GB of 10^9 bytes. None: `DEVICE_SHARE` of the device."""
+    """GB of 10^9 bytes. None: `_DEVICE_SHARE` of the device."""
     steps: int = 5
     target_samples: int | None = None
     """Samples of an optimizer step, over all ranks. None: `train.grad_acc` micro-batches a step."""
@@ -143,65 +128,57 @@ class CalibrateOptions:
             raise ConfigError(f"--start-bs is {self.start_bs} and --min-bs {self.min_bs}; start at the least or above")
 
 
-@dataclass(frozen=True, slots=True)
 class CalibrationBench:
-    """Where trials are made: a config, its device, and processes of their own."""
+    """Where trials are made: a config, its device, what a batch may take there, and processes of their own."""
 
-    config: Config
-    facts: ModelFacts
-    options: CalibrateOptions
-    processes: Isolated
-    device: Device
-    world_size: int
-    limit_bytes: int
-
-    @classmethod
-    def of(cls, config: Config, facts: ModelFacts, options: CalibrateOptions, processes: Isolated) -> CalibrationBench:
-        """Returns the bench of this machine. Raises ConfigError where nothing says what the limit is."""
+    def __init__(self, config: Config, facts: ModelFacts, options: CalibrateOptions, processes: Isolated) -> None:
+        """Looks at this machine. Raises ConfigError where nothing says what the limit is."""
+        self.config, self.options = config, options
+        self._facts, self._processes = facts, processes
         found = processes.call(device)
         if isinstance(found, Died):
             raise ForebayError(f"the look at the device was {found}")
-        if options.max_memory_gb is not None:
-            limit = round(options.max_memory_gb * 1e9)
-        elif found.is_cuda:
-            limit = int(DEVICE_SHARE * found.total_bytes)
-        else:
+        if options.max_memory_gb is None and not found.is_cuda:
             raise ConfigError(
                 "there is no CUDA device here whose memory could be the limit; give the memory of the device that is "
                 "to train, in GB of 10^9 bytes: --max-memory-gb G"
             )
-        _warn(found, limit)
-        world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        return cls(config, facts, options, processes, found, world_size, limit)
-
-    @property
-    def accumulates(self) -> bool:
+        given = options.max_memory_gb
+        self.limit_bytes = int(_DEVICE_SHARE * found.total_bytes) if given is None else round(given * 1e9)
+        self.device, self.world_size = found, int(os.environ.get("WORLD_SIZE", "1"))
+        self._accumulates = options.target_samples is not None or config.train.grad_acc > 1
         """Whether an optimizer step may take several micro-batches, so that gradients lie beside activations."""
-        return self.options.target_samples is not None or self.config.train.grad_acc > 1
+        _warn(found, self.limit_bytes)
 
     def least(self, case: Case) -> int:
         """Returns the smallest size that counts: `--min-bs` samples, or the units of the longest sample of packs."""
-        return case.least if isinstance(case, PackCase) else self.options.min_bs
+        return case.least(self.options.min_bs)
 
     def made_by(self, case: Case) -> str:
-        """Returns what an entry of a case is made by, see `document.made_by`."""
-        return made_by(
-            self.config,
-            self.facts,
-            case,
-            device=self.device.name,
-            limit_bytes=self.limit_bytes,
-            is_shared=self.world_size > 1,
-            accumulates=self.accumulates,
-            least=self.least(case),
-            start=self.options.start_bs,
-        )
+        """Returns the digest of all that the entry of a case depends on; its first 16 hex digits."""
+        config, train = self.config, dataclasses.asdict(self.config.train)
+        document = {
+            "version": _VERSION,
+            "model": hash_file(self._facts.folder / "config.json"),
+            "train": json.loads(json.dumps({name: train[name] for name in _OF_MEMORY})),
+            "has_norm": config.train.max_grad_norm > 0,
+            "dtype": [config.loader.dtype, config.loader.pack_shapes, config.loader.varlen],
+            "longest": [case.name, case.longest],
+            "torch": [torch.__version__, transformers.__version__],
+            "device": self.device.name,
+            "limit_bytes": self.limit_bytes,
+            "is_shared": self.world_size > 1,
+            "accumulates": self._accumulates,
+            "least": self.least(case),
+            "start": self.options.start_bs,
+        }
+        return digest(document)[:16]
 
     def probe(self, cases: Sequence[Case]) -> list[ProbedStep | None]:
         """Returns the memory of a step of each case as a line; None where no line could be had."""
         if not cases:
             return []
-        found = self.processes.call(probe, self.config, self.facts, list(cases), accumulates=self.accumulates)
+        found = self._processes.call(probe, self.config, self._facts, list(cases), accumulates=self._accumulates)
         return [None] * len(cases) if isinstance(found, Died) else found
 
     def entry(self, case: Case, probed: ProbedStep | None) -> dict[str, Any] | None:
@@ -210,19 +187,19 @@ class CalibrationBench:
         found = self._measured(case, probed, limit) if self.device.is_cuda else self._by_line(case, probed, limit)
         if found is None:
             return None
-        size = found.pop("size")
-        shape: dict[str, Any] = {"batch_size": size}
-        if isinstance(case, PackCase):
-            shape = {"seq_len": size * PACK_UNIT, "max_patches": case.max_patches(size)}
+        size, memory = found.pop("size"), {}
+        if probed is not None:
+            memory = {**probed.breakdown(size), "ranks": self._of_ranks(probed)}  # `ranks` are DDP's copies
+        other = max(found["peak_bytes"] - sum(memory.values()) + memory.get("ranks", 0), 0)  # the allocator's
         return {
-            **shape,
+            **case.entry(size),
             **found,
             "limit_bytes": self.limit_bytes,
             "world_size": self.world_size,
             "device": self.device.name,
-            "model": self.facts.folder.name,
-            "longest": dict(case.longest),
-            "memory": self._breakdown(probed, size, found["peak_bytes"]),
+            "model": self._facts.folder.name,
+            "longest": case.longest,
+            "memory": {**memory, "other": other},
             "made_by": self.made_by(case),
         }
 
@@ -252,28 +229,23 @@ class CalibrationBench:
             return TrialOutcome(fits=found.peak_bytes <= limit, peak_bytes=found.used_bytes)
 
         line = None if probed is None else probed.line
-        start = self.options.start_bs or (DEFAULT_START if line is None else None)
-        search = Search(Bounds(limit_bytes=limit, least=self.least(case), most=MAX_SIZE), line=line, start=start)
+        start = self.options.start_bs or (_DEFAULT_START if line is None else None)
+        search = Search(limit_bytes=limit, least=self.least(case), most=_MAX_SIZE, line=line, start=start)
         size = search.run(attempt)
         if size is None:
             return None
         best = seen[size]
-        return {
-            "size": size,
-            "peak_bytes": best.peak_bytes,
-            "step_s": best.step_s,
-            "trials": search.trials,
-            "measured": True,
-        }
+        taken = {"peak_bytes": best.peak_bytes, "step_s": best.step_s}
+        return {"size": size, **taken, "trials": search.trials, "measured": True}
 
     def _by_line(self, case: Case, probed: ProbedStep | None, limit: int) -> dict[str, Any] | None:
         """Returns size and peak by the line, and what a small trial on the CPU took."""
         least = self.least(case)
-        size = 0 if probed is None else probed.largest(limit, most=MAX_SIZE)
+        size = 0 if probed is None else probed.largest(limit, most=_MAX_SIZE)
         if probed is None or size < least:
             return None
         found: dict[str, Any] = {"size": size, "peak_bytes": probed.at(size), "step_s": None}
-        small = least if isinstance(case, PackCase) else min(least, _HOST_SIZE)
+        small = case.least(min(least, _HOST_SIZE))
         if probed.at(small) > _HOST_SHARE * self.device.free_bytes:
             _logger.warning("%s: no trial on the CPU, whose free memory is too small for one", case.name)
             return {**found, "trials": 0, "measured": False}
@@ -282,41 +254,23 @@ class CalibrationBench:
         return {**found, "trials": 1, "measured": False, "cpu": here}
 
     def _trial(self, case: Case, size: int, *, limit: int, steps: int) -> MeasuredStep | None:
-        ask = partial(self.processes.call, trial, self.config, self.facts, case, size)
-        found = ask(steps=steps, limit_bytes=limit, accumulates=self.accumulates)
+        named = {"steps": steps, "limit_bytes": limit, "accumulates": self._accumulates}
+        found = self._processes.call(trial, self.config, self._facts, case, size, **named)
         if isinstance(found, Died):
-            _logger.info("%s: the trial of %s was %s", case.name, self.amount(case, size), found)
+            _logger.info("%s: the trial of %s was %s", case.name, case.amount(size), found)
             return None
         return found
 
-    def _breakdown(self, probed: ProbedStep | None, size: int, peak_bytes: int) -> dict[str, int]:
-        """Returns what the bytes at the peak are for; `ranks` are DDP's copies, `other` is the allocator's."""
-        if probed is None:
-            return {"other": peak_bytes}
-        parts = {**probed.breakdown(size), "ranks": self._of_ranks(probed)}
-        return {**parts, "other": max(peak_bytes - sum(probed.breakdown(size).values()), 0)}
-
-    def amount(self, case: Case, size: int) -> str:
-        """Returns a size for a message."""
-        if isinstance(case, PackCase):
-            return f"seq_len {size * PACK_UNIT}, max_patches {case.max_patches(size)}"
-        return f"{size} samples" if size != 1 else "1 sample"
-
     def line(self, case: Case, entry: Mapping[str, Any]) -> str:
         """Returns one line for a terminal."""
-        if isinstance(case, PackCase):
-            what = f"seq_len {entry['seq_len']}, max_patches {entry['max_patches']}"
-        else:
-            what = f"{entry['batch_size']} samples a batch, grad_acc {entry['grad_acc']}"
         took = f", {entry['step_s']:.3g} s a step" if entry["step_s"] is not None else ""
         how = f"measured in {entry['trials']} trials" if entry["measured"] else "by its line"
         parts = ", ".join(f"{name} {human_bytes(size)}" for name, size in entry["memory"].items() if size)
-        cpu = entry.get("cpu")
         on_cpu = ""
-        if cpu:
-            small = self.amount(case, cpu["size"])
+        if cpu := entry.get("cpu"):
+            small = case.amount(cpu["size"])
             on_cpu = f"; on the CPU {small} took {human_bytes(cpu['peak_bytes'])}, {cpu['step_s']:.3g} s a step"
-        return f"{case.name}: {what}, {human_bytes(entry['peak_bytes'])} {how} ({parts}){took}{on_cpu}"
+        return f"{case.name}: {case.told(entry)}, {human_bytes(entry['peak_bytes'])} {how} ({parts}){took}{on_cpu}"
 
 
 def _warn(found: Device, limit: int) -> None:
@@ -333,3 +287,49 @@ def _warn(found: Device, limit: int) -> None:
             found.name,
             human_bytes(limit),
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredStep:
+    """What the steps of a trial took.
+
+    On CUDA `peak_bytes` is what the allocator has reserved at most, `used_bytes` what tensors had of it at most. On the
+    CPU both are the peak of the process's resident memory, less what it had before batch and model were made.
+    """
+
+    peak_bytes: int
+    used_bytes: int
+    step_s: float
+    """Median of the steps behind the first."""
+
+
+def trial(
+    config: Config, facts: ModelFacts, case: Case, size: int, *, steps: int, limit_bytes: int, accumulates: bool
+) -> MeasuredStep | None:
+    """Returns what `steps` optimizer steps on a batch of the case took; None where memory did not suffice.
+
+    limit_bytes: on CUDA, the allocator gives no more than this. accumulates: see `StepRunner`.
+    Call it in a process of its own: a process that ran out of memory is of no use for another trial.
+    """
+    source, with_cuda = opened(config), torch.cuda.is_available()
+    if with_cuda:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0), 0)
+    before = 0 if with_cuda else resident_bytes()
+    try:
+        batch = case.batch(config, source, size)
+        reserved, used, step_s = StepRunner(config, facts, source, accumulates=accumulates).measured(batch, steps)
+    except (RuntimeError, MemoryError) as err:
+        if is_out_of_memory(err):
+            return None
+        raise
+    return MeasuredStep(peak_bytes=reserved - before, used_bytes=used - before, step_s=step_s)
+
+
+_NO_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory|_ALLOC_FAILED")
+"""What a RuntimeError of torch, cuBLAS or cuDNN says where an allocation failed."""
+
+
+def is_out_of_memory(err: Exception) -> bool:
+    """Returns whether an error says that an allocation failed, on a device or on the host."""
+    return isinstance(err, (torch.OutOfMemoryError, MemoryError)) or _NO_MEMORY.search(str(err)) is not None

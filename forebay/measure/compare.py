@@ -15,38 +15,74 @@ import itertools
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError, MissingExtraError
 from forebay.extras import install_line
-from forebay.measure import own_way
 from forebay.measure.child_process import Child
-from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels, draw, draw_runs
+from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels
 from forebay.measure.compare_runs import RunComparison, compare_runs
-from forebay.measure.compared_ways import PARTS, Arm, Block, arms_of, dealt, num_blocks, planned_steps
+from forebay.measure.compared_ways import PARTS, Arm, ArmTask, Block, Setup, arms_of, dealt, num_blocks, planned_steps
 from forebay.measure.machine import machine
-from forebay.measure.step_clock import ArmFinish, ArmTask, ArmTurn, Setup
+from forebay.measure.own_way import sample_key
+from forebay.measure.step_clock import ArmTurn
+from forebay.measure.step_runner import checked_model
 from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import find_cache, not_found_message
 from forebay.store.source import without_audio
 from forebay.train.loader import Loader
 from forebay.train.loop.checkpoint import run_folder
 from forebay.train.loop.schedule import run_steps
-from forebay.train.models.model_folder import check_config, check_weights, model_facts
 from forebay.train.select import make_loader
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
+_DEFAULT_STEPS = 200
 
 
-def compare(config: Config, *, against: str, steps: int = 200, out: Path | None = None) -> ArmComparison:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareOptions:
+    """What the command line says beside the config, or beside the first run's folder."""
+
+    other: str | None = None
+    against: str | None = None
+    steps: int | None = None
+    out: Path | None = None
+
+
+def show(first: Config | Path, options: CompareOptions) -> ArmComparison | RunComparison:
+    """Returns the comparison of a config's arms, or of the runs in two folders; its files are written."""
+    found = _runs(first, options) if isinstance(first, Path) else _arms(first, options)
+    found.write()
+    return found
+
+
+def _runs(first: Path, options: CompareOptions) -> RunComparison:
+    if options.other is None:
+        raise ConfigError(f"{first} is a folder; name another run's folder behind it, or a config file instead")
+    if options.against is not None or options.steps is not None:
+        raise ConfigError("--against and --steps go with a config; two runs are compared by what their folders tell")
+    return compare_runs(first, Path(options.other), out=options.out)
+
+
+def _arms(config: Config, options: CompareOptions) -> ArmComparison:
+    if options.other is not None:
+        raise ConfigError(
+            f"{config.path} is a config and {options.other} stands behind it; give a config alone, or two run folders"
+        )
+    if options.against is None:
+        raise ConfigError(f"compare CONFIG needs --against, one or more of {', '.join(PARTS)} separated by commas")
+    steps = _DEFAULT_STEPS if options.steps is None else options.steps
+    return compare(config, against=options.against, steps=steps, out=options.out)
+
+
+def compare(config: Config, *, against: str, steps: int = _DEFAULT_STEPS, out: Path | None = None) -> ArmComparison:
     """Returns how the config's own way and the arms `against` trained on the samples of `steps` steps of its plan.
 
     against: for example `uncached,uncached+unbucketed,hf`. out: where tables and logs go; left out,
@@ -60,14 +96,13 @@ def compare(config: Config, *, against: str, steps: int = 200, out: Path | None 
     _check(config, arms)
     folder = out or run_folder(config) / "compare"
     loader = make_loader(arms[0].config(config, folder=str(folder)), dp_rank=0, dp_world_size=1)
-    _check_batches(config, arms, loader)
-    _check_steps(arms, loader, steps=steps)
-    about = {"machine": machine(), **_about(config, loader)}
+    _check_batches(config, arms, loader, steps=steps)
+    about = {"machine": machine(), "name": config.name, "config": config.path, "model": config.train.model}
     with tempfile.TemporaryDirectory(prefix="forebay-compare-") as scratch:
         tasks = tasks_of(config, loader, arms, steps=steps, folder=scratch)
         found = _run(tasks, logs=folder / "logs")
     return ArmComparison(
-        about=about,
+        about={**about, "source_key": loader.source.key},
         folder=folder,
         blocks=tasks[0].blocks,
         seconds=_seconds(loader, tasks[0].blocks),
@@ -80,12 +115,19 @@ def compare(config: Config, *, against: str, steps: int = 200, out: Path | None 
 def tasks_of(config: Config, loader: Loader, arms: Sequence[Arm], *, steps: int, folder: str) -> list[ArmTask]:
     """Returns the task of each arm: the same samples, dealt to the same blocks.
 
-    loader: of the config's own way. folder: where arms may write what nobody keeps.
+    loader: of the config's own way. folder: where arms may write what nobody keeps. Learning rates are those of the
+    beginning of the config's run; one that is shorter than `steps` would end at a learning rate of 0 before them.
     """
-    config = _with_steps(config, loader, least=steps)
+    most, source = max(run_steps(config.train, loader, steps_done=0), steps), loader.source
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_steps=most, epochs=None))
     endless = planned_steps(loader.plan, seed=config.loader.seed, grad_acc=config.train.grad_acc)
     blocks = tuple(dealt(list(itertools.islice(endless, steps)), num_blocks(steps)))
-    table = _sample_table(loader, blocks)
+    used = sorted({index for block in blocks for index in block.samples})
+    frames = source.lengths["num_frames" if "num_frames" in source.lengths else "num_tokens"]
+    table: dict[str, Any] = {
+        "ids": {i: sample_key(source, i) for i in used},
+        "frames": {i: int(frames[i]) for i in used},
+    }
     return [ArmTask(config=config, arm=arm, blocks=blocks, folder=folder, **table) for arm in arms]
 
 
@@ -96,9 +138,7 @@ def _check(config: Config, arms: Sequence[Arm]) -> None:
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("compare runs on one rank, and WORLD_SIZE is above 1; start it without torchrun")
-    facts = model_facts(Path(config.train.model), config)
-    check_config(facts, config)
-    check_weights(facts.folder, init=config.train.init)
+    checked_model(config)
     try:
         import accelerate  # noqa: F401
     except ImportError as err:
@@ -116,7 +156,8 @@ def _check(config: Config, arms: Sequence[Arm]) -> None:
         )
 
 
-def _check_batches(config: Config, arms: Sequence[Arm], loader: Loader) -> None:
+def _check_batches(config: Config, arms: Sequence[Arm], loader: Loader, *, steps: int) -> None:
+    """Raises ConfigError for too few steps: random batches of a block of one bucket have next to no padding."""
     texts = without_audio(loader.source)
     random = [arm.name for arm in arms if arm.is_unbucketed]
     if random and texts is not None and not texts.all():
@@ -124,10 +165,6 @@ def _check_batches(config: Config, arms: Sequence[Arm], loader: Loader) -> None:
             f"--against names {', '.join(random)}, but {config.path} has samples with audio and without, which stand "
             "in no batch together; give --against uncached"
         )
-
-
-def _check_steps(arms: Sequence[Arm], loader: Loader, *, steps: int) -> None:
-    """Raises ConfigError for too few: random batches of a block of one bucket have next to no padding."""
     random = [arm.name for arm in arms if arm.is_unbucketed or arm.is_plain]
     order = loader.plan.order(loader.settings.seed, 0)
     least = 2 * len(np.unique(order.buckets(range(len(order)))))
@@ -139,26 +176,6 @@ def _check_steps(arms: Sequence[Arm], loader: Loader, *, steps: int) -> None:
         )
 
 
-def _with_steps(config: Config, loader: Loader, *, least: int) -> Config:
-    """Returns a config that names the steps of its run: learning rates are those of the beginning of that run.
-
-    least: the steps of the comparison. A shorter run would end at a learning rate of 0 before it.
-    """
-    steps = max(run_steps(config.train, loader, steps_done=0), least)
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, max_steps=steps, epochs=None))
-
-
-def _sample_table(loader: Loader, blocks: Sequence[Block]) -> dict[str, dict[int, Any]]:
-    """Returns what a task says of the samples of the blocks."""
-    used = sorted({index for block in blocks for index in block.samples})
-    lengths, source = loader.source.lengths, loader.source
-    frames = lengths["num_frames"] if "num_frames" in lengths else lengths["num_tokens"]
-    return {
-        "ids": {index: own_way.sample_key(source, index) for index in used},
-        "frames": {index: int(frames[index]) for index in used},
-    }
-
-
 def _seconds(loader: Loader, blocks: Sequence[Block]) -> list[float] | None:
     """Returns the seconds of audio of each block, None where samples have none."""
     lengths, rate = loader.source.lengths, loader.source.constants.get("sample_rate_hz")
@@ -167,12 +184,9 @@ def _seconds(loader: Loader, blocks: Sequence[Block]) -> list[float] | None:
     return [float(np.asarray(lengths["num_audio_samples"])[block.samples].sum() / rate) for block in blocks]
 
 
-def _about(config: Config, loader: Loader) -> dict[str, Any]:
-    return {"name": config.name, "config": config.path, "model": config.train.model, "source_key": loader.source.key}
-
-
 def _run(tasks: Sequence[ArmTask], *, logs: Path) -> list[ArmFigures]:
     """Returns the figures of each task's arm; no process is left, whatever happens."""
+    count, blocks = len(tasks), tasks[0].blocks
     with contextlib.ExitStack() as stack:
         children = []
         for task in tasks:
@@ -180,109 +194,38 @@ def _run(tasks: Sequence[ArmTask], *, logs: Path) -> list[ArmFigures]:
             stack.callback(children[-1].kill)
         for child in children:
             child.receive()  # it has imported what it needs
-        setups = []
+        setups: list[Setup] = []
         for task, child in zip(tasks, children, strict=True):  # one at a time: how long it takes is a figure
             child.send(task)
-            setups.append(_received(child, Setup))
+            setups.append(child.receive())
             logger.info("arm %s: data %.2f s, model %.2f s", task.arm.name, setups[-1].data_s, setups[-1].model_s)
         turns: list[list[ArmTurn]] = [[] for _ in tasks]
-        for number in range(len(tasks[0].blocks)):
-            for place in _rotated(len(tasks), number):
+        for number in range(len(blocks)):
+            for place in ((number + each) % count for each in range(count)):  # another arm begins in each block
                 children[place].send(number)
-                turns[place].append(_received(children[place], ArmTurn))
-            _require_same_samples(tasks, [own[-1] for own in turns], block=number)
-            logger.info("block %d of %d: %s", number + 1, len(tasks[0].blocks), _told(tasks, turns))
+                turns[place].append(children[place].receive())
+            _tell_block(tasks, [own[-1] for own in turns], number=number)
         figures = []
         for task, child, setup, own_turns in zip(tasks, children, setups, turns, strict=True):
             child.send(None)
-            finish = _received(child, ArmFinish)
-            figures.append(ArmFigures(arm=task.arm.name, setup=setup, turns=tuple(own_turns), finish=finish))
+            figures.append(ArmFigures(arm=task.arm.name, setup=setup, turns=tuple(own_turns), finish=child.receive()))
         return figures
 
 
 def _started(task: ArmTask, *, logs: Path) -> Child:
-    name = "forebay.measure.plain_loop:work" if task.arm.is_plain else "forebay.measure.own_way:work"
-    return Child(task.arm.name, name, log=logs / f"{task.arm.name}.log")
+    work = "forebay.measure.plain_loop:work" if task.arm.is_plain else "forebay.measure.own_way:work"
+    log = logs / f"{task.arm.name}.log"
+    return Child(f"the arm {task.arm.name}", work, log=log, advice="leave it out of --against")
 
 
-def _received(child: Child, kind: type[T]) -> T:
-    message = child.receive()
-    if not isinstance(message, kind):
-        raise ForebayError(f"the arm {child.name} sent a {type(message).__name__}, wanted a {kind.__name__}")
-    return message
-
-
-def _rotated(count: int, first: int) -> Iterator[int]:
-    """Yields 0 to count - 1, beginning at another place for each `first`."""
-    return ((first + place) % count for place in range(count))
-
-
-def _require_same_samples(tasks: Sequence[ArmTask], turns: Sequence[ArmTurn], *, block: int) -> None:
+def _tell_block(tasks: Sequence[ArmTask], turns: Sequence[ArmTurn], *, number: int) -> None:
+    """Logs how fast the arms were in a block. Raises ForebayError where they did not train on the same samples."""
+    rates = []
     for task, turn in zip(tasks, turns, strict=True):
         if turn.ids != turns[0].ids:
             raise ForebayError(
-                f"block {block + 1}: the arm {task.arm.name} trained on {len(turn.ids)} samples and the arm "
+                f"block {number + 1}: the arm {task.arm.name} trained on {len(turn.ids)} samples and the arm "
                 f"{tasks[0].arm.name} on {len(turns[0].ids)} others; the figures would not compare"
             )
-
-
-def _told(tasks: Sequence[ArmTask], turns: Sequence[Sequence[ArmTurn]]) -> str:
-    rates = (
-        f"{task.arm.name} {len(own[-1].ids) / own[-1].seconds:.1f}" for task, own in zip(tasks, turns, strict=True)
-    )
-    return ", ".join(rates) + " samples/s"
-
-
-DEFAULT_STEPS = 200
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompareOptions:
-    """What the command line says beside the config, or beside the first run's folder."""
-
-    other: str | None = None
-    against: str | None = None
-    steps: int | None = None
-    out: Path | None = None
-
-
-def show(first: Config | Path, options: CompareOptions) -> ArmComparison | RunComparison:
-    """Returns the comparison of a config's arms, or of the runs in two folders; its files are written."""
-    return _runs(first, options) if isinstance(first, Path) else _arms(first, options)
-
-
-def _runs(first: Path, options: CompareOptions) -> RunComparison:
-    if options.other is None:
-        raise ConfigError(f"{first} is a folder; name another run's folder behind it, or a config file instead")
-    if options.against is not None or options.steps is not None:
-        raise ConfigError("--against and --steps go with a config; two runs are compared by what their folders tell")
-    comparison = compare_runs(first, Path(options.other), out=options.out)
-    comparison.write()
-    if comparison.out is not None:
-        with _without_matplotlib():
-            draw_runs(comparison.to_json(), comparison.out / "compare.png")
-    return comparison
-
-
-def _arms(config: Config, options: CompareOptions) -> ArmComparison:
-    if options.other is not None:
-        raise ConfigError(
-            f"{config.path} is a config and {options.other} stands behind it; give a config alone, or two run folders"
-        )
-    if options.against is None:
-        raise ConfigError(f"compare CONFIG needs --against, one or more of {', '.join(PARTS)} separated by commas")
-    steps = DEFAULT_STEPS if options.steps is None else options.steps
-    comparison = compare(config, against=options.against, steps=steps, out=options.out)
-    comparison.write()
-    with _without_matplotlib():
-        draw(comparison.to_json(), comparison.folder / "compare.png")
-    return comparison
-
-
-@contextlib.contextmanager
-def _without_matplotlib() -> Iterator[None]:
-    """Makes a picture that cannot be drawn a line of the log, which names the extra."""
-    try:
-        yield
-    except MissingExtraError as err:
-        logger.warning("%s", err)
+        rates.append(f"{task.arm.name} {len(turn.ids) / turn.seconds:.1f}")
+    logger.info("block %d of %d: %s samples/s", number + 1, len(tasks[0].blocks), ", ".join(rates))

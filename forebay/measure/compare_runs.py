@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forebay.errors import ConfigError
-from forebay.measure.compare_report import table
-from forebay.store.files import write_bytes
+from forebay.measure.drawn_figures import draw_runs
+from forebay.measure.shown_figures import TableRow, cells, draw_or_tell, markdown_table, write_report, written_line
 from forebay.train.evaluation.evaluate import HIGHER_IS_BETTER
 from forebay.train.loop.meter import FILE_NAME, VERSION, read_lines
-from forebay.visible import from_here, json_text, printable
+from forebay.visible import from_here, printable
+
+_logger = logging.getLogger(__name__)
 
 _EVALUATIONS = "eval.jsonl"
 _MAX_LISTED = 8
@@ -70,13 +73,8 @@ class RunLog:
             **middle,
             "padding": last.get("padding"),
             "skipped_steps": last.get("skipped_steps"),
-            "evaluations": {name: self._evaluation(name) for name in self.evaluation_names},
+            "evaluations": {name: self._evaluation(name) for name in (str(line["name"]) for line in self.evaluations)},
         }
-
-    @property
-    def evaluation_names(self) -> list[str]:
-        """The sets that were evaluated."""
-        return list(dict.fromkeys(str(line["name"]) for line in self.evaluations))
 
     def _evaluation(self, name: str) -> dict[str, Any]:
         own = [line for line in self.evaluations if str(line["name"]) == name]
@@ -120,17 +118,15 @@ class RunComparison:
         """Yields what `forebay compare RUN_A RUN_B` prints, which is Markdown."""
         yield from _markdown(self.to_json())
         if self.out is not None:
-            names = [path.name for path in sorted(self.out.glob("compare.*"))]
-            yield f"\nwritten to {from_here(self.out)}: {', '.join(names)}"
+            yield "\n" + written_line(self.out, [path.name for path in sorted(self.out.glob("compare.*"))])
 
     def write(self) -> None:
-        """Makes the folder `out`, if there is one, hold compare.md and compare.json."""
-        if self.out is None:
+        """Makes the folder `out`, if there is one, hold compare.md, compare.json, and compare.png with matplotlib."""
+        if (out := self.out) is None:
             return
         document = self.to_json()
-        self.out.mkdir(parents=True, exist_ok=True)
-        write_bytes(self.out / "compare.json", json_text(document).encode())
-        write_bytes(self.out / "compare.md", ("\n".join(_markdown(document)) + "\n").encode())
+        write_report(out, "compare", document, _markdown(document))
+        draw_or_tell(lambda: draw_runs(document, out / "compare.png"), _logger.warning)
 
 
 def compare_runs(first: Path, other: Path, *, out: Path | None = None) -> RunComparison:
@@ -168,14 +164,14 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def _markdown(document: dict[str, Any]) -> Iterator[str]:
     names = [printable(from_here(path)) for path in document["runs"]]
     yield f"# {names[0]} and {names[1]}\n"
-    rows = [[label, *(show(final) for final in document["final"])] for label, show in _ROWS]
+    rows = cells(_ROWS, document["final"])
     sets = dict.fromkeys(name for final in document["final"] for name in final["evaluations"])
     for name in sets:
         own = [final["evaluations"].get(name) for final in document["final"]]
         for what, label in _RATES.items():
             if any(each is not None and each[what] is not None for each in own):
                 rows.append([f"{printable(name)} {label}, last (best)", *(_evaluation(each, what) for each in own)])
-    yield from table(["", *names], rows)
+    yield from markdown_table(["", *names], rows)
     found = document["loss_difference"]
     if found["difference"] is None:
         yield "\nNo log line of one run stands at a step of the other's: set train.log_every alike."
@@ -192,7 +188,9 @@ def _settings(found: dict[str, list[Any]], names: Sequence[str]) -> Iterator[str
         yield "\nTheir settings are the same."
         return
     yield "\nSettings that differ:\n"
-    yield from table(["", *names], [[name, *(_short(value) for value in pair)] for name, pair in found.items()])
+    yield from markdown_table(
+        ["", *names], [[name, *(_short(value) for value in pair)] for name, pair in found.items()]
+    )
 
 
 def _evaluation(found: dict[str, Any] | None, what: str) -> str:
@@ -207,16 +205,12 @@ def _short(value: Any) -> str:
     return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
-def _figure(name: str, form: str, *, factor: float = 1.0) -> Callable[[dict[str, Any]], str]:
-    return lambda final: "-" if final[name] is None else form.format(factor * final[name])
-
-
-_ROWS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
-    ("steps", _figure("steps", "{:.0f}")),
-    ("loss, first line", _figure("loss_first", "{:.4f}")),
-    ("loss, last line", _figure("loss_last", "{:.4f}")),
-    ("samples/s, median of lines", _figure("samples_per_s", "{:.1f}")),
-    ("waiting for data, median of lines", _figure("data_wait_share", "{:.1f} %", factor=100)),
-    ("padding", _figure("padding", "{:.1f} %", factor=100)),
-    ("skipped steps", _figure("skipped_steps", "{:.0f}")),
+_ROWS: tuple[TableRow, ...] = (
+    ("steps", "steps"),
+    ("loss, first line", "loss_first", "{:.4f}"),
+    ("loss, last line", "loss_last", "{:.4f}"),
+    ("samples/s, median of lines", "samples_per_s", "{:.1f}"),
+    ("waiting for data, median of lines", "data_wait_share", "{:.1f} %", 100),
+    ("padding", "padding", "{:.1f} %", 100),
+    ("skipped steps", "skipped_steps"),
 )

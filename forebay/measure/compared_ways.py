@@ -1,4 +1,4 @@
-"""The arms of a comparison: the config's own way, and the ways that it is held against.
+"""The arms of a comparison: the config's own way, and the ways that it is held against; and what each of them gets.
 
 Blocks of a comparison: samples that every arm trains on in its turn, and the batches that an arm makes of them.
 """
@@ -9,26 +9,24 @@ import dataclasses
 import difflib
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.plan.interface import EpochOrder, Plan, Tail, checked_positions
+from forebay.plan.in_order import InOrderPlan
+from forebay.plan.interface import Plan
 from forebay.steps.audio.audio_section import audio_step_of
 from forebay.steps.image.image_section import image_step_of
 from forebay.steps.table import is_own
-from forebay.store.layout import Array, Ints
 from forebay.train.select import as_stored
 
 OWN = "config"
 """What tables call the config's own way: its cache and its plan."""
 
 PARTS = ("uncached", "unbucketed", "hf")
-
-_OF_PACKS = ("uncached",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,18 +83,15 @@ def _arm(name: str) -> Arm:
         raise ConfigError(f"--against names {name!r}, but hf reads raw data in random batches anyway; name hf alone")
     kept = [part for part in PARTS if part in parts]
     return Arm(
-        name="+".join(kept),
-        is_uncached="uncached" in kept,
-        is_unbucketed="unbucketed" in kept,
-        is_plain="hf" in kept,
+        name="+".join(kept), is_uncached="uncached" in kept, is_unbucketed="unbucketed" in kept, is_plain="hf" in kept
     )
 
 
 def _require_possible(arm: Arm, config: Config) -> None:
-    if config.plan is not None and config.plan.kind == "pack" and arm.name not in _OF_PACKS:
+    if config.plan is not None and config.plan.kind == "pack" and arm.name != "uncached":
         raise ConfigError(
             f"--against names {arm.name}, but {config.path} makes packs, whose samples have no length of a batch; "
-            f"for packs give --against {', '.join(_OF_PACKS)}"
+            "for packs give --against uncached"
         )
     if (arm.is_plain or arm.is_unbucketed) and config.mixture.source:
         raise ConfigError(
@@ -130,7 +125,7 @@ def _require_of_transformers(config: Config) -> None:
         )
 
 
-STEPS_A_BLOCK = 10
+_STEPS_A_BLOCK = 10
 """Optimizer steps of a block: random batches are drawn from a block, so a block has to hold samples of all lengths."""
 
 
@@ -198,55 +193,59 @@ def dealt(steps: Sequence[BlockStep], num_blocks: int) -> list[Block]:
 
 def num_blocks(steps: int) -> int:
     """Returns into how many blocks so many steps are dealt: three at least, if there are steps, since one warms up."""
-    return max(steps // STEPS_A_BLOCK, min(3, steps))
+    return max(steps // _STEPS_A_BLOCK, min(3, steps))
 
 
-class BlockPlan(Plan):
-    """A plan whose one epoch is a block; its shape classes are the steps, so that `grad_accs` says the step's size."""
+def block_plan(block: Block) -> InOrderPlan:
+    """Returns a plan whose one epoch is a block; its shape classes are the steps, so `grad_accs` has a step's size."""
+    batches, counts = (
+        [batch for step in block.steps for batch in step.batches],
+        [len(step.batches) for step in block.steps],
+    )
+    return InOrderPlan(
+        members=np.array(block.samples, np.int64),
+        offsets=np.cumsum([0, *map(len, batches)]),
+        classes=np.repeat(np.arange(len(counts)), counts),
+        tail="short",
+        grad_accs=tuple(counts),
+    )
 
-    tail: Tail = "short"
-    lockstep = 1
 
-    def __init__(self, block: Block) -> None:
-        self._block = block
-        self._batches = [np.asarray(batch, np.int64) for step in block.steps for batch in step.batches]
-        self._steps = np.repeat(np.arange(len(block.steps)), [len(step.batches) for step in block.steps])
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmTask:
+    """What a child gets. The tables hold the samples of the blocks, by their index in the config's own source."""
+
+    config: Config
+    arm: Arm
+    blocks: tuple[Block, ...]
+    ids: dict[int, str]
+    frames: dict[int, int]
+    """Stored frames, or tokens where there is no audio."""
+    folder: str
+    """Where the arm may write."""
 
     @property
-    def num_batches(self) -> int:
-        """Micro-batches of the block."""
-        return len(self._batches)
+    def arm_config(self) -> Config:
+        """The config that the arm trains by."""
+        return self.arm.config(self.config, folder=f"{self.folder}/{self.arm.name}")
 
-    @property
-    def grad_accs(self) -> tuple[int, ...]:
-        """Micro-batches of each step."""
-        return tuple(len(step.batches) for step in self._block.steps)
-
-    def order(self, seed: int, epoch: int) -> EpochOrder:  # noqa: ARG002  the order is the block's, whatever the seed
-        """Returns the block's order."""
-        return _BlockOrder(self._batches, self._steps)
-
-    def described(self) -> str:
-        """See `Plan`."""
-        return f"{self.num_batches} batches of a block"
+    def random_blocks(self, *, grad_acc: int | None = None) -> list[Block]:
+        """Returns the blocks in random batches, the same in every arm. grad_acc: see `Block.shuffled`."""
+        seed = self.config.loader.seed & (2**63 - 1)
+        return [block.shuffled([seed, number], grad_acc=grad_acc) for number, block in enumerate(self.blocks)]
 
 
-class _BlockOrder(EpochOrder):
-    """The micro-batches of a block, one after the other."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What an arm tells when it is ready for its first turn."""
 
-    __slots__ = ("_batches", "_steps")
-
-    def __init__(self, batches: list[Ints], steps: Ints) -> None:
-        self._batches, self._steps = batches, steps
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
-        """See `EpochOrder`."""
-        return [self._batches[place] for place in checked_positions(positions, len(self))]
-
-    def buckets(self, positions: Sequence[int] | Array) -> Ints:
-        """See `EpochOrder`."""
-        found: Ints = self._steps[checked_positions(positions, len(self))]
-        return found
+    data_s: float
+    """Seconds until its samples were listed and a batch could be asked for."""
+    model_s: float
+    """Seconds until the model and its optimizer were there; of `hf` the model alone, on the host."""
+    device: str | None = None
+    """Name of the device; None: the CPU."""
+    workers: dict[int, float] = field(default_factory=dict)
+    """Samples/s of the numbers of DataLoader workers that were tried; empty for arms without such workers."""
+    agreement: dict[str, Any] | None = None
+    """Of `hf` over images: how batches of the cache compare with the processor's own. None for other arms."""

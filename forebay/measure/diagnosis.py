@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,26 +15,28 @@ from forebay.measure.predict import (
     OpeningTimes,
     Pieces,
     PlanFacts,
+    PlannedBatch,
     Prediction,
+    Rate,
     Rates,
     Reads,
     StageCost,
     StepTimes,
-    Training,
+    Sure,
+    Timeline,
     build_seconds,
     more_workers,
+    run,
+    seconds_of,
 )
 
 FED = 0.05
 """The idle share below which data is no bottleneck: the step is."""
 STEP = "step"
-WORKERS = (0, 2, 8)
+_WORKERS = (0, 2, 8)
 """Of the DataLoader whose runs without a cache are predicted."""
-
-
-def plural(number: int) -> str:
-    """Returns what a number of things ends with."""
-    return "" if number == 1 else "s"
+_AHEAD_A_WORKER = 2
+"""torch's DataLoader asks each worker for two batches ahead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,69 +85,82 @@ class MeasuredArms:
     @cached_property
     def step(self) -> StageCost | None:
         """A sample's share of a step."""
-        training = self.training
-        if training is None or training.steps is None:
+        if self.steps is None or not self.batches:
             return None
-        samples = sum(batch.samples for batch in training.batches)
-        ms = 1e3 * sum(training.steps_s) / max(samples, 1)
-        return StageCost(name=STEP, kind="step", ms=ms, samples=samples, note=training.steps.device)
+        samples = sum(batch.samples for batch in self.batches)
+        ms = 1e3 * sum(self.steps_s) / max(samples, 1)
+        return StageCost(name=STEP, kind="step", ms=ms, samples=samples, note=self.steps.device)
+
+    @property
+    def batches(self) -> tuple[PlannedBatch, ...]:
+        """Those of an epoch's beginning; none where there is no plan."""
+        return () if self.plan is None else self.plan.batches
 
     @cached_property
-    def training(self) -> Training | None:
-        """The consumer; None where there is no plan."""
-        if self.plan is None or not self.plan.batches:
-            return None
-        return Training(
-            batches=self.plan.batches,
-            num_batches=self.plan.num_batches,
-            steps=self.steps,
-            cores=self.cores,
-            prefetch=self.prefetch,
-        )
+    def steps_s(self) -> list[float]:
+        """Seconds of each batch's step; zeros where nothing is known."""
+        if self.steps is None:
+            return [0.0] * len(self.batches)
+        return seconds_of(self.steps.times, [batch.room for batch in self.batches])
+
+    def timeline(self, rate: Rate, *, prefetch: int | None = None) -> Timeline:
+        """Returns how these batches go where a loader gives them. prefetch: None: that of the config."""
+        fills, cores, step_cores = [rate.fill_s(batch) for batch in self.batches], 0, 0.0
+        if self.steps is not None and self.steps.device == "cpu":
+            busy = [time.cpu_s / time.seconds for time in self.steps.times if time.seconds > 0]
+            cores, step_cores = self.cores, statistics.fmean(busy) if busy else 0.0
+        ahead = self.prefetch if prefetch is None else prefetch
+        return run(fills, self.steps_s, hands=rate.workers, ahead=ahead, cores=cores, step_cores=step_cores)
 
     @cached_property
     def predictions(self) -> list[Prediction]:
-        """What runs would do, those without a cache first."""
-        if self.training is None:
+        """What runs would do, those without a cache first; none where there is no plan."""
+        if not self.batches:
             return []
-        return [*self._of_uncached(self.training), *self._of_cached(self.training)]
-
-    def _of_uncached(self, training: Training) -> list[Prediction]:
-        found = []
-        rates = dict(self.uncached.rates) if self.uncached else {}
-        for number, rate in rates.items():
-            if number == self.num_threads:
-                name = f"uncached, loader, {number} thread{plural(number)}"
-                found.append(training.of_loader(rate, name=name, is_cached=False))
+        found, uncached = [], dict(self.uncached.rates) if self.uncached else {}
+        if self.num_threads in uncached:
+            found.append(self._of_loader(uncached[self.num_threads], is_cached=False, sure="measured"))
         of_workers = dict(self.workers.rates) if self.workers else {}
-        if 0 in rates:
-            of_workers[0] = rates[0]
-        for number in WORKERS:
+        if 0 in uncached:
+            of_workers[0] = uncached[0]
+        for number in _WORKERS:
             if number in of_workers:
-                found.append(training.of_workers(of_workers[number], sure="measured"))
-            elif (rate_of := more_workers(list(of_workers.values()), number, cores=self.cores)) is not None:
-                found.append(training.of_workers(rate_of, sure="extrapolated"))
-        return found
+                found.append(self._of_workers(of_workers[number], sure="measured"))
+            elif (rate := more_workers(list(of_workers.values()), number, cores=self.cores)) is not None:
+                found.append(self._of_workers(rate, sure="extrapolated"))
+        sure: Sure = "measured" if self.is_sealed else "extrapolated"
+        rates = sorted(self.cached.rates.items()) if self.cached else []
+        return [*found, *(self._of_loader(rate, is_cached=True, sure=sure) for _, rate in rates)]
 
-    def _of_cached(self, training: Training) -> list[Prediction]:
-        sure = "measured" if self.is_sealed else "extrapolated"
-        rates = self.cached.rates if self.cached else {}
-        return [
-            training.of_loader(rate, name=f"cached, loader, {number} thread{plural(number)}", is_cached=True, sure=sure)
-            for number, rate in sorted(rates.items())
-        ]
+    def _of_loader(self, rate: Rate, *, is_cached: bool, sure: Sure) -> Prediction:
+        way, number = "cached" if is_cached else "uncached", rate.workers
+        name = f"{way}, loader, {number} thread{'' if number == 1 else 's'}"
+        return self._prediction(self.timeline(rate), rate, name=name, is_cached=is_cached, sure=sure)
+
+    def _of_workers(self, rate: Rate, *, sure: Sure) -> Prediction:
+        """Returns what torch's DataLoader with worker processes would do."""
+        found = self.timeline(rate, prefetch=max(_AHEAD_A_WORKER * rate.workers, 1))
+        name = f"uncached, DataLoader, {rate.workers} workers"
+        return self._prediction(found, rate, name=name, is_cached=False, sure=sure)
+
+    def _prediction(self, found: Timeline, rate: Rate, *, name: str, is_cached: bool, sure: Sure) -> Prediction:
+        assert self.plan is not None  # it gave the batches
+        samples = sum(batch.samples for batch in self.batches)
+        return Prediction(
+            name=name,
+            is_cached=is_cached,
+            workers=rate.workers,
+            idle=None if self.steps is None else found.idle,
+            epoch_s=found.total_s * self.plan.num_batches / len(self.batches),
+            samples_per_s=samples / found.total_s if found.total_s else rate.samples_per_s,
+            sure=sure,
+        )
 
     def predicted(self, *, is_cached: bool, workers: int | None = None) -> Prediction | None:
         """Returns what forebay's loader would do, with the config's threads or others."""
         number = self.num_threads if workers is None else workers
-        return next(
-            (
-                each
-                for each in self.predictions
-                if each.is_cached == is_cached and each.workers == number and "loader" in each.name
-            ),
-            None,
-        )
+        loaders = [each for each in self.predictions if each.is_cached == is_cached and "loader" in each.name]
+        return next((each for each in loaders if each.workers == number), None)
 
     @property
     def now(self) -> Prediction | None:

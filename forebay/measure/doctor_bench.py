@@ -28,15 +28,17 @@ from forebay.preprocess.listing import listed
 from forebay.rows.manifest import Manifest
 from forebay.rows.media_reader import MediaReader
 from forebay.steps.recipe import Recipe, recipe_of
-from forebay.store.cache import Cache, open_cache
+from forebay.store.cache import open_cache
 from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.store.source import SampleSource
 from forebay.train.select import select
+from forebay.train.uncached.source import uncached_source
 
 logger = logging.getLogger(__name__)
 
 SAMPLE = "sample"
 """Folder of the temporary cache, below the temporary root."""
+_UNCACHED_ROWS = 512
 _MOST_ROWS = 4096
 """Rows that the arms draw from."""
 
@@ -47,7 +49,6 @@ class DoctorTask:
 
     config: Config
     root: str
-    parent: int
     cores: int
     limit: int | None = None
     prepare: str | None = None
@@ -69,8 +70,6 @@ class Bench:
         self.random = np.random.default_rng(0)
         self.pace_s = 0.0
         """Seconds of a step for each of its samples; 0: nobody knows it."""
-        self.on_the_fly: SampleSource | None = None
-        """The first rows of the raw data, made when they are asked for; set by the first arm that does."""
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -97,9 +96,11 @@ class Bench:
     @cached_property
     def manifest(self) -> Manifest:
         """The rows of the raw data. Raises Skip where there is none that can be measured here."""
-        self._require_raw()
-        for folder in ("raw/tar_index",):
-            _linked(self.config.cache_root / "tar_index", self.root / folder)
+        if self.config.mixture.source:
+            raise Skip("a mixture of caches has no raw data of its own: ask the doctor about each of its configs")
+        if any(map(is_url, self.config.source.manifests)):
+            raise Skip("source.manifest is a URL: what would be measured is its download")
+        _linked(self.config.cache_root / "tar_index", self.root / "raw/tar_index")
         with naming_urls():
             found = listed(self.limited(self.task.limit), Groups.of(self.raw_config, self.recipe))
         if not len(found.rows):
@@ -112,24 +113,28 @@ class Bench:
         most = min((number for number in (rows, own) if number is not None), default=None)
         return dataclasses.replace(self.raw_config, source=dataclasses.replace(source, max_samples=most))
 
-    def _require_raw(self) -> None:
-        if self.config.mixture.source:
-            raise Skip("a mixture of caches has no raw data of its own: ask the doctor about each of its configs")
-        if any(map(is_url, self.config.source.manifests)):
-            raise Skip("source.manifest is a URL: what would be measured is its download")
+    @property
+    def first_rows(self) -> Config:
+        """The config of some rows, which are enough to see how fast they are made."""
+        return self.limited(min(_UNCACHED_ROWS, self.task.limit or _UNCACHED_ROWS))
+
+    @cached_property
+    def on_the_fly(self) -> SampleSource:
+        """The first rows of the raw data, made when they are asked for. Raises Skip where there is none."""
+        self.manifest  # noqa: B018  raises Skip
+        return uncached_source(self.first_rows)
 
     @cached_property
     def picked(self) -> Manifest:
         """Some rows of the manifest, drawn at random."""
         rows, count = self.manifest.rows, min(len(self.manifest.rows), _MOST_ROWS)
-        places = self.random.permutation(len(rows))[:count]
+        places, index = self.random.permutation(len(rows))[:count], rows.column_names.index("group")
         if self.groups.text.listed:  # items that rows list are stored once a source file, and texts name it
-            places = places[np.argsort(rows["group"].to_numpy()[places], kind="stable")]
-            return dataclasses.replace(self.manifest, rows=rows.take(pa.array(places)))
-        taken = rows.take(pa.array(places))
-        index = taken.column_names.index("group")
-        one = taken.set_column(index, taken.schema.field(index), pa.array(np.zeros(count, np.int32)))
-        return dataclasses.replace(self.manifest, rows=one)
+            taken = rows.take(pa.array(places[np.argsort(rows["group"].to_numpy()[places], kind="stable")]))
+        else:
+            one = pa.array(np.zeros(count, np.int32))
+            taken = rows.take(pa.array(places)).set_column(index, rows.schema.field(index), one)
+        return dataclasses.replace(self.manifest, rows=taken)
 
     def listed(self, seconds: float) -> Listed:
         """Returns what is known of the raw data."""
@@ -163,7 +168,7 @@ class Bench:
             return self.sealed
         if not self.sample_folder.is_dir():
             raise Skip("no cache is sealed, and no sample of one could be made")
-        cache: Cache = open_cache(str(self.sample_folder))
+        cache = open_cache(str(self.sample_folder))
         if not len(cache):
             raise Skip("no cache is sealed, and no row of the sample could be used")
         return cache

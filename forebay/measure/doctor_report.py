@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.measure.advice import Advice, duration, ms_text, percent
+from forebay.measure.advice import Advice
 from forebay.measure.diagnosis import MeasuredArms
-from forebay.measure.predict import StageCost
+from forebay.measure.shown_figures import duration, ms_text, percent, short_number
 from forebay.terminal import human_number, paragraph, table
 from forebay.visible import from_here, human_bytes
 
@@ -73,10 +73,10 @@ class DoctorReport:
         for kind, title in _TITLES.items():
             own = [stage for stage in self.found.stages if stage.kind == kind]
             total = sum(stage.ms for stage in own)
-            rows = [
-                [stage.name, _number(stage.ms), percent(stage.ms / total if total else 0.0), _rate(stage)]
-                for stage in own
-            ]
+            rows = []
+            for stage in own:
+                rate = human_number(1e3 / stage.ms) if stage.ms else ""
+                rows.append([stage.name, short_number(stage.ms), percent(stage.ms / total if total else 0.0), rate])
             if rows:
                 yield ""
                 yield from table([title, "ms a sample", "share", "samples/s"], rows, left=1)
@@ -84,14 +84,11 @@ class DoctorReport:
 
     def _cold(self) -> Iterator[str]:
         reads, pieces = self.found.raw_read, self.found.pieces
-        told: list[tuple[str, float | None, str]] = []
-        if reads is not None:
-            told.append(("raw read", reads.cold_ms, reads.why_not_cold))
-        if pieces is not None:
-            told.append(("cached read", pieces.cold_ms, pieces.why_not_cold))
-        for what, cold, why in told:
-            found = f"not measured, {why}" if cold is None else f"{ms_text(cold)} a sample"
-            yield from paragraph("  ", f"{what} from the disk: {found}")
+        for what, told in (("raw read", reads), ("cached read", pieces)):
+            if told is not None:
+                cold, why = told.cold_ms, told.why_not_cold
+                found = f"not measured, {why}" if cold is None else f"{ms_text(cold)} a sample"
+                yield from paragraph("  ", f"{what} from the disk: {found}")
 
     def _not_measured(self) -> Iterator[str]:
         if self.found.not_measured:
@@ -103,16 +100,10 @@ class DoctorReport:
         found = self.found
         yield ""
         if found.predictions:
-            rows = [
-                [
-                    each.name,
-                    "?" if each.idle is None else percent(each.idle),
-                    duration(each.epoch_s),
-                    human_number(each.samples_per_s),
-                    each.sure,
-                ]
-                for each in found.predictions
-            ]
+            rows = []
+            for each in found.predictions:
+                idle = "?" if each.idle is None else percent(each.idle)
+                rows.append([each.name, idle, duration(each.epoch_s), human_number(each.samples_per_s), each.sure])
             yield from table(["a run", "idle", "an epoch", "samples/s", "how sure"], rows, left=1, last_left=True)
             if found.steps is None:
                 yield from paragraph("  ", "idle needs a step: a [train] model in the config, or --step-s")
@@ -132,11 +123,3 @@ class DoctorReport:
             yield from paragraph("written: ", from_here(self.applied))
         elif self.wants_file:
             yield from paragraph("", "nothing is written: no setting that --apply may change would be better")
-
-
-def _number(ms: float) -> str:
-    return f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}"
-
-
-def _rate(stage: StageCost) -> str:
-    return human_number(1e3 / stage.ms) if stage.ms else ""

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError
 from forebay.measure.batch_search import Case, Line
-from forebay.measure.step_runner import Steps, opened
+from forebay.measure.step_runner import StepRunner, opened
 from forebay.pretrained import from_folder
 from forebay.train.collate.device_codes import to_model_inputs
 from forebay.train.collate.patches import pixel_dtype
@@ -63,8 +63,6 @@ class ProbedStep:
     """Memory at the peak of the passes of a step, each part as a line in the size of the batch."""
 
     parts: Mapping[str, Line]
-    is_fake: bool
-    """Whether the steps were on fake tensors. Else they were real."""
     update_bytes: int
     """What the optimizer takes at most while it moves the weights, whatever the batch is."""
     gradient_bytes: int
@@ -100,50 +98,42 @@ def probe(config: Config, facts: ModelFacts, cases: list[Case], *, accumulates: 
     try:
         steps = FakeSteps(config, facts, source.constants, accumulates=accumulates)
         for case in cases:
-            found.append(_through(case.fake_sizes, steps, _tracked(steps, case, config, source), is_fake=True))
+            found.append(_probed(steps, case, config, source, sizes=case.fake_sizes))
         return found
     # What fake tensors raise where a value is asked for, and what comes of that in a model of no family.
     except (RuntimeError, CacheMismatchError) as err:
         _logger.info("the model cannot run on fake tensors (%s); probing with small real steps", err)
-    real = Steps(config, facts, source.constants, accumulates=accumulates)
-    return [_real(real, case, config, source) for case in cases]
+    real = StepRunner(config, facts, source, accumulates=accumulates)
+    found = []
+    for case in cases:
+        try:
+            found.append(_probed(real, case, config, source, sizes=case.real_sizes))
+        except torch.OutOfMemoryError:
+            found.append(None)
+    return found
 
 
-def _real(steps: Steps, case: Case, config: Config, source: Any) -> ProbedStep | None:
-    try:
-        return _through(case.real_sizes, steps, _tracked(steps, case, config, source), is_fake=False)
-    except torch.OutOfMemoryError:
-        return None
-
-
-def _tracked(steps: Any, case: Case, config: Config, source: Any) -> Callable[[int], Tracked]:
-    """Returns what gives the memory of a step on a batch of the case, by the batch's size."""
-
-    def measure(size: int) -> Tracked:
-        return tracked_step(steps, case.batch(config, source, size))
-
-    return measure
-
-
-def tracked_step(steps: FakeSteps | Steps, batch: Batch) -> Tracked:
+def tracked_step(steps: FakeSteps | StepRunner, batch: Batch) -> Tracked:
     """Returns the memory of a step on `batch`, on the steps' device."""
     inputs: Any = steps.prepared(batch)
     tracker = _PeakTracker()
     with warnings.catch_warnings(), steps.mode:
         warnings.filterwarnings("ignore", message="Module is None")  # of an output that nobody kept
-        steps.warm(inputs)
+        if not steps.optimizer.state:  # which the first step makes, with a lower peak than the others
+            steps.step(inputs)
         tracker.track_external(steps.model, steps.optimizer)
         with tracker:  # inside the mode: it leaves out what is done in another one
             steps.step(inputs)
     return Tracked(parts=tracker.parts(steps.device), update_bytes=tracker.of_update.get(steps.device, 0))
 
 
-def _through(sizes: tuple[int, int], steps: Any, measure: Callable[[int], Tracked], *, is_fake: bool) -> ProbedStep:
+def _probed(steps: Any, case: Case, config: Config, source: Any, *, sizes: tuple[int, int]) -> ProbedStep:
+    """Returns the memory of a step on batches of the case, on a line through two sizes."""
     learning = [parameter for parameter in steps.model.parameters() if parameter.requires_grad]
     gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in learning)
-    (first, low), (second, high) = ((size, measure(size)) for size in sizes)
+    (first, low), (second, high) = ((s, tracked_step(steps, case.batch(config, source, s))) for s in sizes)
     parts = {name: Line.through((first, low.parts[name]), (second, high.parts[name])) for name in PARTS}
-    return ProbedStep(parts=parts, is_fake=is_fake, update_bytes=high.update_bytes, gradient_bytes=gradient_bytes)
+    return ProbedStep(parts=parts, update_bytes=high.update_bytes, gradient_bytes=gradient_bytes)
 
 
 class _PeakTracker(MemTracker):
@@ -193,7 +183,7 @@ class _PeakTracker(MemTracker):
 class FakeSteps:
     """Training steps of the config's model on fake tensors: what `Learner.update` does, without a value.
 
-    mode: what `warm` and `step` are to be called under.
+    mode: what `step` is to be called under.
     """
 
     def __init__(self, config: Config, facts: ModelFacts, constants: Mapping[str, Any], *, accumulates: bool) -> None:
@@ -206,17 +196,10 @@ class FakeSteps:
         self.optimizer = adamw(self.model, config.train)
         for group in self.optimizer.param_groups:
             group["foreach"] = True  # the default on CUDA, with its temporaries, and a tenth of the operations
-        self._is_warm = False
 
     def prepared(self, batch: Batch) -> Mapping[str, Any]:
         """Returns the model's arguments for a batch, on the host."""
         return to_model_inputs(batch, self._constants, dtype=pixel_dtype(self._config.loader.pixels))
-
-    def warm(self, inputs: Mapping[str, Any]) -> None:
-        """The optimizer has its state from now on: the first step has a lower peak than the others."""
-        if not self._is_warm:
-            self.step(inputs)
-            self._is_warm = True
 
     def step(self, inputs: Mapping[str, Any]) -> None:
         """Does an optimizer step on arguments of these shapes."""
@@ -228,7 +211,9 @@ class FakeSteps:
         self.optimizer.zero_grad()
 
     def _backward(self, inputs: dict[str, Any]) -> None:
-        with self._autocast():
+        # A function of its own: neither inputs nor loss are there while the optimizer moves the weights.
+        dtype = _AUTOCAST.get(self._config.train.mixed_precision)
+        with contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype):
             loss = self._objective(self.model, inputs, units=1).loss
         loss.backward()
 
@@ -236,12 +221,6 @@ class FakeSteps:
         if not isinstance(value, torch.Tensor):
             return value
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=self.device)
-
-    @contextlib.contextmanager
-    def _autocast(self) -> Iterator[None]:
-        dtype = _AUTOCAST.get(self._config.train.mixed_precision)
-        with contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype):
-            yield
 
 
 def fake_model(config: Config, facts: ModelFacts, *, mode: FakeTensorMode, device: torch.device) -> Any:

@@ -6,9 +6,10 @@ The arms of one thread over a cache: reading samples, collating them, copying ba
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,22 +20,21 @@ from torch.utils.data import DataLoader, Dataset
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.measure.doctor_bench import Bench, dropped
 from forebay.measure.predict import Pieces, Rate, Rates, Skip, StageCost, Timed, costs
+from forebay.measure.step_clock import timed, within
 from forebay.plan.make import Planned, plan_of
 from forebay.steps.batch import fresh
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import ROW_BITS, TEXT
-from forebay.store.source import SampleSource, SourceUnion, parts_of
+from forebay.store.source import Sample, SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.patches import PatchBatch, moved
 from forebay.train.loader import Loader
 from forebay.train.select import loader_settings, pack_forms
-from forebay.train.uncached.source import uncached_source
 
-CACHED_THREADS = (0, 1, 2, 4)
-WORKERS = (2, 8)
+_CACHED_THREADS = (0, 1, 2, 4)
+_WORKERS = (2, 8)
 _ROUND_S = 0.4
 """Of one loader, before the next one has its turn: a busy neighbour meets all of them."""
-_UNCACHED_ROWS = 512
 _LONGEST_REST = 3.0
 """Of the loop between two batches, times what a batch takes: whoever rests longer never waits."""
 
@@ -49,36 +49,25 @@ class _Turn:
 
 def cached(bench: Bench, seconds: float) -> Rates:
     """Returns the loader over the cache with 0, 1, 2 and 4 threads, and with those of the config."""
-    own = bench.config.loader.num_threads
-    numbers = sorted({*CACHED_THREADS, own})
-    fit, skipped = _fit(numbers, bench.task.cores, "threads")
-    loaders = {number: loader_over(bench, bench.cached, bench.planned, num_threads=number) for number in fit}
-    return Rates(
-        rates=_in_turns(
-            {n: _loader_round(loader, pace_s=bench.pace_s) for n, loader in loaders.items()}, seconds, own=own
-        ),
-        skipped=skipped,
-    )
+    return _by_threads(bench, bench.cached, bench.planned, _CACHED_THREADS, seconds)
 
 
 def uncached(bench: Bench, seconds: float) -> Rates:
     """Returns the loader without a cache, with 0 threads and with those of the config."""
-    source, planned = _uncached(bench)
+    return _by_threads(bench, *_uncached(bench), (0,), seconds)
+
+
+def _by_threads(bench: Bench, source: SampleSource, planned: Planned, threads: Sequence[int], seconds: float) -> Rates:
     own = bench.config.loader.num_threads
-    numbers = sorted({0, own})
-    fit, skipped = _fit(numbers, bench.task.cores, "threads")
+    fit, skipped = _fit(sorted({*threads, own}), bench.task.cores, "threads")
     loaders = {number: loader_over(bench, source, planned, num_threads=number) for number in fit}
-    return Rates(
-        rates=_in_turns(
-            {n: _loader_round(loader, pace_s=bench.pace_s) for n, loader in loaders.items()}, seconds, own=own
-        ),
-        skipped=skipped,
-    )
+    rounds = {number: _loader_round(loader, pace_s=bench.pace_s) for number, loader in loaders.items()}
+    return Rates(rates=_in_turns(rounds, seconds, own=own), skipped=skipped)
 
 
 def workers(bench: Bench, seconds: float) -> Rates:
     """Returns torch's DataLoader without a cache, with 2 and 8 worker processes that collate."""
-    fit, skipped = _fit(WORKERS, bench.task.cores, "worker processes")
+    fit, skipped = _fit(_WORKERS, bench.task.cores, "worker processes")
     if not fit:
         return Rates(rates={}, skipped=skipped)
     source, planned = _uncached(bench)
@@ -110,6 +99,15 @@ def makers(bench: Bench, source: SampleSource) -> list[BatchMaker]:
     return [Collator(part, dtype=settings.dtype, padding_side=settings.padding_side) for part in parts_of(source)]
 
 
+def collated(source: SampleSource, makers: Sequence[BatchMaker], samples: list[Sample], *, index: int) -> Any:
+    """Returns a batch of samples. index: of one of them, whose part of the source says which maker it is."""
+    return _maker(source, makers, index).collate(samples, allocate=fresh)
+
+
+def _maker(source: SampleSource, makers: Sequence[BatchMaker], index: int) -> BatchMaker:
+    return makers[source.part(index) if isinstance(source, SourceUnion) else 0]
+
+
 class Batches(Dataset[Any]):
     """The batches of an epoch by their number, whole: what worker processes make and send."""
 
@@ -125,21 +123,16 @@ class Batches(Dataset[Any]):
         """Returns a batch, its samples, the frames that they hold, and the seconds in which it was filled."""
         indices, began = self.indices[number], time.perf_counter()
         samples = [self._source.read(index) for index in indices]
-        part = self._source.part(indices[0]) if isinstance(self._source, SourceUnion) else 0
-        maker = self._makers[part]
-        batch = maker.collate(samples, allocate=fresh)
-        return batch, len(indices), maker.count_frames(samples)[0], time.perf_counter() - began
+        batch = collated(self._source, self._makers, samples, index=indices[0])
+        frames, _ = _maker(self._source, self._makers, indices[0]).count_frames(samples)
+        return batch, len(indices), frames, time.perf_counter() - began
 
 
 def _uncached(bench: Bench) -> tuple[SampleSource, Planned]:
     """Returns the first rows of the raw data as a source, and a plan of small batches over them."""
-    bench.manifest  # noqa: B018  raises Skip where there is no raw data
-    limit = min(_UNCACHED_ROWS, bench.task.limit or _UNCACHED_ROWS)
-    if bench.on_the_fly is None:
-        bench.on_the_fly = uncached_source(bench.limited(limit))
-    longest = int(bench.on_the_fly.lengths["num_tokens"].max(initial=1))
-    config = dataclasses.replace(bench.limited(limit), plan=small(bench.config.plan, longest=longest))
-    return bench.on_the_fly, plan_of(config, bench.on_the_fly, keep=False)
+    config, source = bench.first_rows, bench.on_the_fly
+    longest = int(source.lengths["num_tokens"].max(initial=1))
+    return source, plan_of(dataclasses.replace(config, plan=small(config.plan, longest=longest)), source, keep=False)
 
 
 def small(settings: PlanConfig | None, *, longest: int) -> PlanConfig:
@@ -153,15 +146,8 @@ def small(settings: PlanConfig | None, *, longest: int) -> PlanConfig:
     if isinstance(settings, WindowConfig):
         return dataclasses.replace(settings, batch_seconds=None, batch_size=4, lockstep=1)
     if isinstance(settings, BucketConfig):
-        return dataclasses.replace(
-            settings,
-            batch_seconds=None,
-            batch_tokens=None,
-            calibration=None,
-            batch_size=4,
-            lockstep=1,
-            locality="global",
-        )
+        sizes: dict[str, Any] = {"batch_seconds": None, "batch_tokens": None, "calibration": None, "batch_size": 4}
+        return dataclasses.replace(settings, **sizes, lockstep=1, locality="global")
     raise Skip("the config has no [plan]")
 
 
@@ -251,7 +237,7 @@ def _rate(workers: int, turns: Sequence[_Turn], *, shape: tuple[float, float]) -
 
 def _of_workers(data: Batches, number: int, seconds: float) -> Rate:
     """Returns the rate of a DataLoader behind its first batches, which wait for its processes to start."""
-    loader: Any = DataLoader(data, batch_size=None, sampler=_Endless(len(data)), num_workers=number)
+    loader: Any = DataLoader(data, batch_size=None, sampler=itertools.cycle(range(len(data))), num_workers=number)
     batches = iter(loader)
     for _ in range(number):
         next(batches)
@@ -267,26 +253,13 @@ def _of_workers(data: Batches, number: int, seconds: float) -> Rate:
     return _rates({number: [found]})[number]
 
 
-class _Endless(torch.utils.data.Sampler[int]):
-    """The numbers of an epoch's batches again and again."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __iter__(self) -> Iterator[int]:
-        while True:
-            yield from range(self._count)
-
-
-CACHED_READ, COLLATE, COPY = "cached read", "collate", "copy to device"
-
 _COLD_READS = 32
 _BATCHES, _WARM = 64, 16
 
 
 def pieces(bench: Bench, seconds: float) -> Pieces:
     """Returns what reading, collating and copying take, a sample each; and reading from the disk."""
-    cold_ms, why = _cold(bench, ends=time.perf_counter() + seconds / 4)
+    cold_ms, why = _cold(bench, seconds / 4)
     source, makers_ = bench.cached, makers(bench, bench.cached)
     order = bench.planned.plan.order(bench.config.loader.seed, 0)
     batches = [batch.tolist() for batch in order.batches(range(min(len(order), _BATCHES)))]
@@ -296,30 +269,24 @@ def pieces(bench: Bench, seconds: float) -> Pieces:
     copy = _copying()
     for number in range(10**9):
         indices = batches[number % len(batches)]
-        part = source.part(indices[0]) if isinstance(source, SourceUnion) else 0
-        samples, read_s = _timed(lambda: [source.read(index) for index in indices])  # noqa: B023  called here
-        batch, collate_s = _timed(lambda: makers_[part].collate(samples, allocate=fresh))  # noqa: B023  likewise
+        samples, read_s = timed(lambda: [source.read(index) for index in indices])  # noqa: B023  called here
+        batch, collate_s = timed(lambda: collated(source, makers_, samples, index=indices[0]))  # noqa: B023  likewise
         # The first ones check their bytes and load libraries.
         if number >= warm or (number and time.perf_counter() > began + seconds / 4):
             read_ms.append(1e3 * read_s / len(indices))
             collate_ms.append(1e3 * collate_s / len(indices))
             if copy is not None:
-                copy_ms.append(1e3 * _timed(lambda: copy(batch))[1] / len(indices))  # noqa: B023  likewise
+                copy_ms.append(1e3 * timed(lambda: copy(batch))[1] / len(indices))  # noqa: B023  likewise
             count += len(indices)
         if count and time.perf_counter() > ends:
             break
-    found = {CACHED_READ: read_ms, COLLATE: collate_ms, COPY: copy_ms}
+    found = {"cached read": read_ms, "collate": collate_ms, "copy to device": copy_ms}
     stages = tuple(
         StageCost(name=name, kind="cache", ms=statistics.median(each), samples=count)
         for name, each in found.items()
         if each
     )
     return Pieces(stages=stages, cold_ms=cold_ms, why_not_cold=why)
-
-
-def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    began = time.perf_counter()
-    return work(), time.perf_counter() - began
 
 
 def _copying() -> Callable[[Any], None] | None:
@@ -338,19 +305,17 @@ def _copying() -> Callable[[Any], None] | None:
     return copy
 
 
-def _cold(bench: Bench, *, ends: float) -> tuple[float | None, str]:
+def _cold(bench: Bench, seconds: float) -> tuple[float | None, str]:
     """Returns milliseconds of a sample that lies on the disk alone, or why there is none."""
     caches = [part for part in parts_of(bench.cached) if isinstance(part, Cache)]
     times, why = [], "the cache is a view of samples"
     for cache in caches[:1]:
         again = open_cache(str(cache.folder), verify="never")
-        for index in bench.random.permutation(len(again))[:_COLD_READS].tolist():
-            why = _dropped(again, int(index)) or ""
-            seconds = _touched(again, int(index))
+        for index in within(seconds, bench.random.permutation(len(again))[:_COLD_READS].tolist()):
+            why = _dropped(again, index) or ""
+            _, taken_s = timed(lambda: touch(again.read(index)))  # noqa: B023  called here
             if not why:
-                times.append(1e3 * seconds)
-            if time.perf_counter() > ends:
-                break
+                times.append(1e3 * taken_s)
     return (statistics.median(times), "") if times else (None, why)
 
 
@@ -362,10 +327,8 @@ def _dropped(cache: Cache, index: int) -> str | None:
     return next((problem for file in dict.fromkeys(files) if (problem := dropped(str(file), 0, 0))), None)
 
 
-def _touched(source: SampleSource, index: int) -> float:
-    """Returns the seconds until all bytes of a sample have been in memory."""
-    began = time.perf_counter()
-    for value in source.read(index).values():
+def touch(sample: Sample) -> None:
+    """All bytes of a sample have been in memory then."""
+    for value in sample.values():
         for part in value if isinstance(value, tuple) else (value,):
-            np.asarray(part).sum()
-    return time.perf_counter() - began
+            np.ascontiguousarray(part).sum()

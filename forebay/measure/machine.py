@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from forebay.train.loop.hardware import DeviceLoad
 
 _PEAKS: tuple[tuple[str, float, float], ...] = (
     ("B200", 2250.0, 80.0),
@@ -80,87 +84,113 @@ def _cpu_name() -> str:
 def cpu_seconds() -> float:
     """Returns the CPU seconds of this process and its children, those that ended and those that live."""
     own, ended = os.times(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    living = sum(_ticks(pid) for pid in _descendants(os.getpid())) / _TICKS_A_SECOND
+    fields = (_told(pid, "stat").rpartition(")")[2].split() for pid in _descendants(os.getpid()))
+    living = sum(int(ticks) for found in fields for ticks in found[11:13]) / _TICKS_A_SECOND
     return own.user + own.system + ended.ru_utime + ended.ru_stime + living
 
 
 def host_bytes() -> int:
     """Returns the most memory that this process has had, and what its children have now, shared pages shared out."""
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return own + sum(_proportional_bytes(pid) for pid in _descendants(os.getpid()))
+    lines = (line for pid in _descendants(os.getpid()) for line in _told(pid, "smaps_rollup").splitlines())
+    return own + sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def _descendants(pid: int) -> list[int]:
     found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = [int(child) for child in path.read_text().split()]
-        except OSError:  # the thread has ended
-            continue
-        for child in children:
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        for child in map(int, _told(pid, f"task/{task.name}/children").split()):
             found += [child, *_descendants(child)]
     return found
 
 
-def _ticks(pid: int) -> int:
+def _told(pid: int, file: str) -> str:
+    """Returns a file of a process, an empty text where it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/{file}").read_text()
     except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
-
-
-def _proportional_bytes(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        return ""
 
 
 class Utilisation:
     """Asks the driver ten times a second how busy the device is while a block runs. Without CUDA: no samples.
 
-    bucket: that of the step at hand, to be set by the arm; the host may be a little ahead of the device.
+    bucket: that of the step at hand, to be set by the arm; the host may be a little ahead of the device. samples:
+    bucket and share of time in which the device computed, of each look.
     """
 
     def __init__(self) -> None:
         self.bucket = -1
-        self._is_possible = torch.cuda.is_available() and _has_driver_figures()
+        self.samples: list[tuple[int, float]] = []
+        self._load = DeviceLoad(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._samples: list[tuple[int, float]] = []
+        self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> Utilisation:
-        self._samples, self._stop = [], threading.Event()
-        if self._is_possible:
-            self._thread = threading.Thread(target=self._sample, daemon=True)
+        if self._load.share() is not None:
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        if self._thread is not None:
+        if self._thread.ident is not None:
             self._thread.join()
-            self._thread = None
-
-    @property
-    def samples(self) -> list[tuple[int, float]]:
-        """Bucket and share of time in which the device computed, of each look."""
-        return self._samples
 
     def _sample(self) -> None:
-        while not self._stop.wait(0.1):
-            self._samples.append((self.bucket, torch.cuda.utilization() / 100))
+        while not self._stop.wait(0.1) and (share := self._load.share()) is not None:
+            self.samples.append((self.bucket, share))
 
 
-def _has_driver_figures() -> bool:
-    try:
-        import pynvml
-    except ImportError:
-        return False
-    try:
-        torch.cuda.utilization()
-    except pynvml.NVMLError:  # a part of a GPU (MIG) has none
-        return False
-    return True
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """What the config's model is trained on here. is_cuda: its memory is calibrated; the memory of a host is not."""
+
+    is_cuda: bool
+    name: str
+    total_bytes: int
+    free_bytes: int
+    """What other processes leave of it."""
+
+
+def device() -> Device:
+    """Returns the device that accelerate would take: the first of CUDA, else the CPU."""
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info(0)
+        return Device(is_cuda=True, name=torch.cuda.get_device_name(0), total_bytes=total, free_bytes=free)
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Device(is_cuda=False, name="CPU", total_bytes=pages, free_bytes=_field_bytes("meminfo", "MemAvailable"))
+
+
+def release_memory() -> None:
+    """Gives the device memory that no tensor holds back to other processes."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def resident_bytes() -> int:
+    """Returns the resident memory of this process."""
+    return _field_bytes("self/status", "VmRSS")
+
+
+def reset_peaks() -> None:
+    """Makes the peaks what is taken now."""
+    release_memory()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peaks() -> tuple[int, int]:
+    """Returns the most bytes since this process began, or since `reset_peaks`: reserved, and held by tensors.
+
+    On the CPU both are the resident memory of this process.
+    """
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
+    return (_field_bytes("self/status", "VmHWM"),) * 2
+
+
+def _field_bytes(file: str, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+)", Path("/proc", file).read_text(encoding="ascii"), re.MULTILINE)
+    return 1024 * int(found[1]) if found else 0

@@ -1,15 +1,10 @@
-"""What measured rates say about a run: the idle share of its device, the time of an epoch and of a build. Pure.
+"""What measured rates say about a run, in plain values, which the child that measured sends its parent. Pure.
 
-How long a step waits for its batch: a queue between hands that fill batches and a loop that takes them. Pure.
-
-The model: `hands` threads or processes take batches in their order, at most `ahead` of these are asked for before the
-loop wants them, and a batch takes what its frames take. The loop takes a batch, then steps. Without hands the loop
-fills each batch itself. On a CPU that trains, step and hands share the cores: where they want more cores than there
-are, both become slower in proportion.
-
-What a batch takes by its samples and their frames, from batches that were timed. Pure.
-
-What the arms of `forebay doctor` tell: plain values, which cross from the child that measured to its parent.
+How long a step waits for its batch: a queue between hands that fill batches and a loop that takes them. `hands` threads
+or processes take batches in their order, at most `ahead` of these are asked for before the loop wants them, and a batch
+takes what its frames take. The loop takes a batch, then steps. Without hands the loop fills each batch itself. On a CPU
+that trains, step and hands share the cores: where they want more cores than there are, both become slower in
+proportion.
 """
 
 from __future__ import annotations
@@ -37,27 +32,18 @@ class Timeline:
         return self.wait_s / self.total_s if self.total_s else 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharedCost:
-    """The cores that the loop's steps and the hands share. step_cores: that a step keeps busy."""
-
-    cores: int
-    step_cores: float
-
-
 def run(
-    fills_s: Sequence[float], steps_s: Sequence[float], *, hands: int, ahead: int, shared: SharedCost | None = None
+    fills_s: Sequence[float], steps_s: Sequence[float], *, hands: int, ahead: int, cores: int = 0, step_cores: float = 0
 ) -> Timeline:
     """Returns what a loop over some batches takes. fills_s, steps_s: of each batch in its order, as many of both.
 
-    shared: None: a step needs no core.
+    cores: that the steps and the hands share, of which a step keeps `step_cores` busy; 0: a step needs no core.
     """
     found = _run(fills_s, steps_s, hands=hands, ahead=ahead)
-    if shared is None or not hands or not found.total_s:
+    if not cores or not hands or not found.total_s:
         return found
-    wanted = (found.fill_s + shared.step_cores * sum(steps_s)) / found.total_s
-    slower = max(wanted / shared.cores, 1.0)
-    if slower == 1.0:
+    slower = (found.fill_s + step_cores * sum(steps_s)) / found.total_s / cores
+    if slower <= 1:
         return found
     return _run([slower * s for s in fills_s], [slower * s for s in steps_s], hands=hands, ahead=ahead)
 
@@ -249,11 +235,7 @@ class Codecs:
     samples_a_pack: float
 
 
-Sure = str
-"""`measured`, `extrapolated` or `rule`."""
-
-_AHEAD_A_WORKER = 2
-"""torch's DataLoader asks each worker for two batches ahead."""
+Sure = Literal["measured", "extrapolated", "rule"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,61 +250,6 @@ class Prediction:
     epoch_s: float
     samples_per_s: float
     sure: Sure
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
-    """What is known of the consumer: the batches of an epoch's beginning, their steps, the cores."""
-
-    batches: tuple[PlannedBatch, ...]
-    num_batches: int
-    steps: StepTimes | None
-    cores: int
-    prefetch: int
-
-    @property
-    def steps_s(self) -> list[float]:
-        """Seconds of each batch's step; zeros where nothing is known."""
-        if self.steps is None:
-            return [0.0] * len(self.batches)
-        return seconds_of(self.steps.times, [batch.room for batch in self.batches])
-
-    @property
-    def shared(self) -> SharedCost | None:
-        """The cores, where the steps need them too."""
-        if self.steps is None or self.steps.device != "cpu":
-            return None
-        busy = [time.cpu_s / time.seconds for time in self.steps.times if time.seconds > 0]
-        return SharedCost(cores=self.cores, step_cores=float(np.mean(busy)) if busy else 0.0)
-
-    def timeline(self, rate: Rate, *, prefetch: int | None = None) -> Timeline:
-        """Returns how these batches go where a loader gives them. prefetch: None: that of the config."""
-        fills = [rate.fill_s(batch) for batch in self.batches]
-        ahead = self.prefetch if prefetch is None else prefetch
-        return run(fills, self.steps_s, hands=rate.workers, ahead=ahead, shared=self.shared)
-
-    def of_loader(self, rate: Rate, *, name: str, is_cached: bool, sure: Sure = "measured") -> Prediction:
-        """Returns what forebay's loader would do."""
-        return self._prediction(self.timeline(rate), rate, name=name, is_cached=is_cached, sure=sure)
-
-    def of_workers(self, rate: Rate, *, sure: Sure) -> Prediction:
-        """Returns what torch's DataLoader with worker processes would do."""
-        found = self.timeline(rate, prefetch=max(_AHEAD_A_WORKER * rate.workers, 1))
-        name = f"uncached, DataLoader, {rate.workers} workers"
-        return self._prediction(found, rate, name=name, is_cached=False, sure=sure)
-
-    def _prediction(self, found: Timeline, rate: Rate, *, name: str, is_cached: bool, sure: Sure) -> Prediction:
-        share = self.num_batches / max(len(self.batches), 1)
-        samples = sum(batch.samples for batch in self.batches)
-        return Prediction(
-            name=name,
-            is_cached=is_cached,
-            workers=rate.workers,
-            idle=None if self.steps is None else found.idle,
-            epoch_s=found.total_s * share,
-            samples_per_s=samples / found.total_s if found.total_s else rate.samples_per_s,
-            sure=sure,
-        )
 
 
 def seconds_of(times: Sequence[StepTime], rooms: Sequence[int]) -> list[float]:

@@ -1,6 +1,6 @@
 """`forebay train --profile`: a short look at where a run's time goes, which leaves the run as it is.
 
-What `forebay train --profile` hands out: profile.json, the lines of a table, and a picture.
+What it hands out: profile.json, the lines of a table, and a picture.
 """
 
 from __future__ import annotations
@@ -12,28 +12,26 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from forebay.config.tree import Config
-from forebay.errors import ConfigError, MissingExtraError
-from forebay.extras import install_line
-from forebay.measure.profile_shares import UNCLAIMED, Shares, read_trace, shares_of
-from forebay.store.files import write_bytes
+from forebay.errors import ConfigError
+from forebay.measure.drawn_figures import draw_shares
+from forebay.measure.machine import device_name
+from forebay.measure.profile_shares import Shares, read_trace, shares_of
+from forebay.measure.shown_figures import draw_or_tell, write_report, written_line
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
 from forebay.train.loop.meter import Phases, StepLog
 from forebay.train.loop.recorder import Recorder
 from forebay.train.loop.run import run
-from forebay.visible import from_here, json_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 _logger = logging.getLogger(__name__)
 
-DOCUMENT, TRACE, PICTURE = "profile.json", "trace.json", "profile.png"
+_DOCUMENT, _TRACE, _PICTURE = "profile.json", "trace.json", "profile.png"
+_FOLDER = "profile"
+"""Under the run's folder."""
+_NEVER = 10**9
+"""Steps: more than any run has, so nothing of a run's end happens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,94 +62,29 @@ class ProfileReport:
         shares = self.shares
         each_ms = 1e3 * shares.wall_s / shares.num_steps
         yield f"{shares.num_steps} steps of {each_ms:.1f} ms on {self.device}, rank 0 of {self.num_ranks}"
-        yield f"{'main thread':<28} {'share':>7} {'ms a step':>10}"
-        yield from _rows(shares.main, shares)
-        if shares.threads:
-            title = f"{shares.num_threads} other thread{'s' * (shares.num_threads > 1)}"
-            yield f"{title:<28} {'beside':>7} {'ms a step':>10}"
-            for name, found in shares.threads.items():
-                each_ms = 1e3 * found.seconds / shares.num_steps
-                yield f"  {name:<26} {100 * found.beside:>5.1f} % {each_ms:>10.2f}"
-        if shares.device:
-            yield f"{'device':<28} {'share':>7} {'ms a step':>10}"
-            yield from _rows(shares.device, shares)
-        if shares.hidden:
-            yield f"{'device, under its kernels':<28} {'share':>7} {'ms a step':>10}"
-            yield from _rows(shares.hidden, shares)
-        yield f"written to {from_here(self.folder)}: {DOCUMENT}, {TRACE} (ui.perfetto.dev), {PICTURE}"
+        yield from self._rows("main thread", shares.main)
+        title = f"{shares.num_threads} other thread{'s' * (shares.num_threads > 1)}"
+        beside = {name: found.beside for name, found in shares.threads.items()}
+        yield from self._rows(title, {name: found.seconds for name, found in shares.threads.items()}, beside)
+        yield from self._rows("device", shares.device)
+        yield from self._rows("device, under its kernels", shares.hidden)
+        yield written_line(self.folder, [_DOCUMENT, f"{_TRACE} (ui.perfetto.dev)", _PICTURE])
+
+    def _rows(
+        self, title: str, seconds: Mapping[str, float], beside: Mapping[str, float] | None = None
+    ) -> Iterator[str]:
+        """Yields a table, nothing where there are no rows. beside: the shares that it shows; None: of the wall time."""
+        if seconds:
+            yield f"{title:<28} {'share' if beside is None else 'beside':>7} {'ms a step':>10}"
+        for name, taken in seconds.items():
+            share = taken / self.shares.wall_s if beside is None else beside[name]
+            yield f"  {name:<26} {100 * share:>5.1f} % {1e3 * taken / self.shares.num_steps:>10.2f}"
 
     def write(self) -> None:
         """Makes profile.json, and profile.png if matplotlib is installed; a line names the extra if it is not."""
         folder = Path(self.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / DOCUMENT, json_text(self.to_json()).encode())
-        try:
-            draw(self, folder / PICTURE)
-        except MissingExtraError as err:
-            _logger.info("%s", err)
-
-
-def _rows(parts: Mapping[str, float], shares: Shares) -> Iterator[str]:
-    for name, seconds in parts.items():
-        each_ms = 1e3 * seconds / shares.num_steps
-        yield f"  {name:<26} {100 * seconds / shares.wall_s:>5.1f} % {each_ms:>10.2f}"
-
-
-def draw(report: ProfileReport, path: Path) -> None:
-    """Makes `path` a PNG: a bar for the main thread, one for the other threads, one for the device if there is one.
-
-    Raises MissingExtraError where matplotlib is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as err:
-        raise MissingExtraError(
-            f"the profile goes without its picture, which needs matplotlib ({err}); run: {install_line('report')}"
-        ) from err
-    shares = report.shares
-    bars = {"main thread": shares.main, "device": shares.device}
-    bars = {title: parts for title, parts in bars.items() if parts}
-    panels = len(bars) + bool(shares.threads)
-    rows = [len(parts) for parts in bars.values()] + [len(shares.threads)] * bool(shares.threads)
-    figure = Figure(figsize=(9, 0.9 * panels + 0.28 * sum(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = list(figure.subplots(panels, 1, squeeze=False, sharex=True, height_ratios=[row + 1 for row in rows])[:, 0])
-    for title, parts in bars.items():
-        _draw_parts(axes.pop(0), title, {name: seconds / shares.wall_s for name, seconds in parts.items()})
-    if axes:
-        _draw_threads(axes[0], shares)
-    figure.suptitle(f"{shares.num_steps} steps of {1e3 * shares.wall_s / shares.num_steps:.1f} ms on {report.device}")
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, format="png", dpi=120)
-    temporary.replace(path)
-
-
-def _draw_parts(axes: Axes, title: str, shares: Mapping[str, float]) -> None:
-    names = list(shares)[::-1]
-    colours = ["tab:gray" if name.startswith("idle") or name == UNCLAIMED else "tab:blue" for name in names]
-    bars = axes.barh(names, [100 * shares[name] for name in names], color=colours)
-    axes.bar_label(bars, labels=[f"{100 * shares[name]:.1f} %" for name in names], padding=3, fontsize=8)
-    axes.set_title(f"{title}, % of the wall time", loc="left", fontsize=9)
-    axes.margins(x=0.12)
-
-
-def _draw_threads(axes: Axes, shares: Shares) -> None:
-    names = list(shares.threads)[::-1]
-    found = [shares.threads[name] for name in names]
-    beside = [100 * each.seconds * each.beside / shares.wall_s for each in found]
-    alone = [100 * each.seconds * (1 - each.beside) / shares.wall_s for each in found]
-    axes.barh(names, beside, color="tab:green", label="while the main thread works")
-    axes.barh(names, alone, left=beside, color="tab:orange", label="while the main thread waits")
-    axes.set_title("other threads, % of the wall time", loc="left", fontsize=9)
-    axes.legend(fontsize=8)
-
-
-FOLDER = "profile"
-"""Under the run's folder."""
-
-_NEVER = 10**9
-"""Steps: more than any run has, so nothing of a run's end happens."""
+        write_report(folder, "profile", self.to_json())
+        draw_or_tell(lambda: draw_shares(self.shares, self.device, folder / _PICTURE), _logger.info)
 
 
 def profile(
@@ -182,13 +115,13 @@ def profile(
     )
     if report is None:
         return None
-    trace = folder / FOLDER / TRACE
+    trace = folder / _FOLDER / _TRACE
     recorder.write(trace)
     with open(trace, encoding="utf-8") as file:
         shares = shares_of(read_trace(json.load(file)["traceEvents"]))
     made = ProfileReport(
         shares=shares,
-        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        device=device_name() or "cpu",
         num_ranks=int(os.environ.get("WORLD_SIZE", "1")),
         folder=str(trace.parent),
     )
@@ -206,6 +139,6 @@ def _short(config: Config, folder: Path) -> Config:
         usage_every=0,
         save_best=None,
         trackers=(),
-        output_dir=str(folder / FOLDER),
+        output_dir=str(folder / _FOLDER),
     )
     return dataclasses.replace(config, train=settings)

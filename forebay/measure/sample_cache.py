@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +37,7 @@ _LEAST_MEASURED = 8
 Done = dict[Group, list[tuple[Path, Receipt]]]
 
 
-def make_sample(bench: Bench, seconds: float) -> Made:
+def made(bench: Bench, seconds: float) -> Made:
     """Returns what the stages of a build take on some rows, which are then the temporary cache.
 
     The first shard is made without a clock: libraries and the tokenizer are loaded there. A data set of a few rows is
@@ -61,13 +63,12 @@ def _make(bench: Bench, seconds: float) -> Made:
         folder = bench.root / SAMPLE / f"shards-{passes}"
         for tasks in _tasks(bench, listing, folder):
             began = time.perf_counter(), time.process_time()
+            with clock.running() if rows or passes else contextlib.nullcontext():
+                receipts = [make_shard(task)[0] for task in tasks]
             if rows or passes:
-                with clock.running():
-                    receipts = [make_shard(task)[0] for task in tasks]
                 wall_s, cpu_s = wall_s + time.perf_counter() - began[0], cpu_s + time.process_time() - began[1]
                 counted += _rows_of(tasks)
             else:
-                receipts = [make_shard(task)[0] for task in tasks]
                 ends = time.perf_counter() + seconds  # loading libraries is not what is measured
             if not passes:
                 rows += _rows_of(tasks)
@@ -122,20 +123,9 @@ def _tasks(bench: Bench, listing: Listing, folder: Path) -> Iterator[list[ShardT
             last = max(listing.items[name].of_rows(text.start, text.stop)[1], default=-1)
             while cuts and cuts[0].start <= last:
                 wanted.append(cuts.popleft())
-        yield [_task(bench, listing, cut, folder) for cut in (*wanted, text)]
-
-
-def _task(bench: Bench, listing: Listing, cut: Cut, folder: Path) -> ShardTask:
-    files, rows = listing.groups.task_rows(listing, cut)
-    return ShardTask(
-        group=cut.group,
-        key=cut.key,
-        folder=folder,
-        rows=rows,
-        files=files,
-        groups=listing.groups,
-        max_open_tars=bench.config.run.max_open_tars,
-    )
+        same: dict[str, Any] = {"folder": folder, "groups": groups, "max_open_tars": bench.config.run.max_open_tars}
+        parts = [(cut, *groups.task_rows(listing, cut)) for cut in (*wanted, text)]
+        yield [ShardTask(group=cut.group, key=cut.key, rows=rows, files=files, **same) for cut, files, rows in parts]
 
 
 def _rows_of(tasks: list[ShardTask]) -> int:

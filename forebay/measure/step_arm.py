@@ -6,7 +6,6 @@ import os
 import statistics
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,12 @@ import torch
 
 from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
-from forebay.measure import step_runner
-from forebay.measure.batch_search import PACK_UNIT, pack_case
+from forebay.measure.batch_search import PACK_UNIT, BucketCase, pack_case
 from forebay.measure.cache_arms import plans
 from forebay.measure.doctor_bench import Bench
-from forebay.measure.loader_arms import makers
 from forebay.measure.predict import PlannedBatch, Skip, StepTime, StepTimes
-from forebay.steps.batch import fresh
-from forebay.store.source import SourceUnion, length_of, parts_of, without_audio
-from forebay.train.models.model_folder import check_config, check_constants, check_weights, model_facts
+from forebay.measure.step_runner import StepRunner, checked_model, for_trials
+from forebay.store.source import length_of
 
 _SHAPES = 3
 _MOST_STEPS = 20
@@ -30,30 +26,22 @@ _MOST_STEPS = 20
 
 def step(bench: Bench, seconds: float) -> StepTimes:
     """Returns what steps of up to three shapes take; the first step of each is not counted."""
-    ends, config = time.perf_counter() + seconds, step_runner.for_trials(bench.config)
+    ends, config = time.perf_counter() + seconds, for_trials(bench.config)
     if config.train.model is None:
         raise Skip("the config has no train.model; say what a step of your model takes by --step-s")
-    facts = model_facts(Path(config.train.model), config)
-    check_config(facts, config)
-    check_weights(facts.folder, init=config.train.init)
-    source = bench.cached
-    for part in parts_of(source):
-        check_constants(facts, part.constants)
-    loop = step_runner.Steps(
-        config, facts, source.constants, accumulates=False, has_text_alone=without_audio(source) is not None
-    )
-    shapes = chosen(plans(bench, 0.0).batches)
+    runner = StepRunner(config, checked_model(config), bench.cached)
+    shapes = _chosen(plans(bench, 0.0).batches)
     times: list[StepTime] = []
     for left, shape in zip(range(len(shapes), 0, -1), shapes, strict=True):
         now = time.perf_counter()
         if times and now > ends:
             break
-        times.append(_timed(loop, _batch(bench, config, shape), shape, ends=now + max(ends - now, 0.0) / left))
-    name = torch.cuda.get_device_name(loop.device) if loop.device.type == "cuda" else "cpu"
+        times.append(_timed(runner, _batch(bench, config, shape), shape, ends=now + max(ends - now, 0.0) / left))
+    name = torch.cuda.get_device_name(runner.device) if runner.device.type == "cuda" else "cpu"
     return StepTimes(device=name, times=tuple(times))
 
 
-def chosen(batches: tuple[PlannedBatch, ...]) -> list[PlannedBatch]:
+def _chosen(batches: tuple[PlannedBatch, ...]) -> list[PlannedBatch]:
     """Returns a batch of up to three buckets: of that with the most batches, then of the smallest and the largest."""
     by_bucket: dict[int, list[PlannedBatch]] = {}
     for batch in batches:
@@ -74,17 +62,16 @@ def _batch(bench: Bench, config: Config, shape: PlannedBatch) -> Any:
     if not lengths.any():
         lengths = np.asarray(source.lengths["num_tokens"])
     index = int(np.argmin(np.abs(lengths - shape.room / shape.samples)))
-    part = source.part(index) if isinstance(source, SourceUnion) else 0
-    return makers(bench, source)[part].collate([source.read(index)] * shape.samples, allocate=fresh)
+    return BucketCase(name="", index=index, seconds=0.0, tokens=0).batch(config, source, shape.samples)
 
 
-def _timed(loop: step_runner.Steps, batch: Any, shape: PlannedBatch, *, ends: float) -> StepTime:
-    first_s = loop.step(batch)
+def _timed(runner: StepRunner, batch: Any, shape: PlannedBatch, *, ends: float) -> StepTime:
+    first_s = runner.step(batch)
     wall: list[float] = []
     cpu: list[float] = []
     while not wall or (time.perf_counter() + first_s < ends and len(wall) < _MOST_STEPS):
         before = os.times()
-        wall.append(loop.step(batch))
+        wall.append(runner.step(batch))
         after = os.times()
         cpu.append(after.user + after.system - before.user - before.system)
         if time.perf_counter() > ends:

@@ -1,7 +1,4 @@
-"""What an arm tells of its turns: times of blocks and steps, losses, counts; and the clock that takes them.
-
-Seconds by stage: a listener to the stretches of `forebay.spans`.
-"""
+"""The clocks: of a call, of the steps of a block, and of stages by the stretches of `forebay.spans`."""
 
 from __future__ import annotations
 
@@ -11,15 +8,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from forebay.config.tree import Config
-from forebay.measure.compared_ways import Arm, Block
 from forebay.measure.machine import Utilisation, cpu_seconds, host_bytes
 from forebay.spans import listening
 from forebay.train.loop.trainable import num_compilations
@@ -27,52 +22,25 @@ from forebay.train.loop.trainable import num_compilations
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of a micro-batch."""
 
-MAX_COUNTED = 8
+T = TypeVar("T")
+
+_MAX_COUNTED = 8
 """Shapes whose FLOPs an arm counts: each costs a training step at its end. Those between them are interpolated."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArmTask:
-    """What a child gets. The tables hold the samples of the blocks, by their index in the config's own source."""
-
-    config: Config
-    arm: Arm
-    blocks: tuple[Block, ...]
-    ids: dict[int, str]
-    frames: dict[int, int]
-    """Stored frames, or tokens where there is no audio."""
-    folder: str
-    """Where the arm may write."""
-
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps of all blocks."""
-        return sum(len(block.steps) for block in self.blocks)
-
-    @property
-    def arm_config(self) -> Config:
-        """The config that the arm trains by."""
-        return self.arm.config(self.config, folder=f"{self.folder}/{self.arm.name}")
-
-    def seed_of(self, block: int) -> list[int]:
-        """Returns the seed of a block's random batches, the same in every arm."""
-        return [self.config.loader.seed & (2**63 - 1), block]
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """Returns what a call gives, and its seconds."""
+    began = time.perf_counter()
+    return work(), time.perf_counter() - began
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
-    """What an arm tells when it is ready for its first turn."""
-
-    data_s: float
-    """Seconds until its samples were listed and a batch could be asked for."""
-    model_s: float
-    """Seconds until the model and its optimizer were there; of `hf` the model alone, on the host."""
-    device: str | None = None
-    """Name of the device; None: the CPU."""
-    workers: dict[int, float] = field(default_factory=dict)
-    """Samples/s of the numbers of DataLoader workers that were tried; empty for arms without such workers."""
-    agreement: dict[str, Any] | None = None
-    """Of `hf` over images: how batches of the cache compare with the processor's own. None for other arms."""
+def within(seconds: float, items: Iterable[T]) -> Iterator[T]:
+    """Yields items, the first one always, until so many seconds have passed."""
+    ends = time.perf_counter() + seconds
+    for item in items:
+        yield item
+        if time.perf_counter() > ends:
+            return
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,21 +53,21 @@ class TimedStep:
     """Most memory that torch had on the device during the step."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class ArmTurn:
     """One block, from the first request for data to the end of the last step on the device."""
 
-    seconds: float
-    wait_s: float
-    first_batch_s: float
-    cpu_s: float
-    frames: int
-    room: int
+    seconds: float = 0.0
+    wait_s: float = 0.0
+    first_batch_s: float = 0.0
+    cpu_s: float = 0.0
+    frames: int = 0
+    room: int = 0
     """Frames that the batches had room for."""
-    losses: list[float]
-    steps: list[TimedStep]
-    skipped: int
-    ids: list[str]
+    losses: list[float] = field(default_factory=list)
+    steps: list[TimedStep] = field(default_factory=list)
+    skipped: int = 0
+    ids: list[str] = field(default_factory=list)
     """Of the samples that were trained on, sorted."""
     shapes: list[Shapes] = field(default_factory=list)
     """Of each micro-batch."""
@@ -118,15 +86,13 @@ class ArmFinish:
 
 
 class BlockClock:
-    """Takes the times of one block. A context; `turn` is there when it ends. Nothing waits for the device before."""
+    """Takes the times of one block. A context; `turn` is whole when it ends. Nothing waits for the device before."""
 
     def __init__(self) -> None:
+        self.turn = ArmTurn()
         self._utilisation = Utilisation()
         self._marks: list[tuple[int, Any, int | None]] = []
         self._losses: list[torch.Tensor] = []
-        self.shapes: list[Shapes] = []
-        self.wait_s = self.first_batch_s = 0.0
-        self.skipped = 0
 
     def __enter__(self) -> BlockClock:
         _wait_for_device()
@@ -134,16 +100,15 @@ class BlockClock:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         self._utilisation.__enter__()
-        self._start_s = time.perf_counter()
-        self._begin = _mark()
+        self._start_s, self._begin = time.perf_counter(), _mark()
         return self
 
     def got_batches(self, batches: Iterable[Any], *, wait_s: float, bucket: int) -> None:
         """Counts the micro-batches of the next step, and the wait for them."""
         if not self._marks:
-            self.first_batch_s = wait_s
-        self.wait_s += wait_s
-        self.shapes += map(shapes_of, batches)
+            self.turn.first_batch_s = wait_s
+        self.turn.wait_s += wait_s
+        self.turn.shapes += map(_shapes_of, batches)
         self._utilisation.bucket = bucket
 
     def step_done(self, loss: torch.Tensor, *, bucket: int, is_skipped: bool = False) -> None:
@@ -155,46 +120,32 @@ class BlockClock:
             torch.cuda.reset_peak_memory_stats()
         self._marks.append((bucket, _mark(), peak))
         self._losses.append(loss.detach().float())
-        self.skipped += is_skipped
+        self.turn.skipped += is_skipped
 
     def __exit__(self, *error: object) -> None:
         _wait_for_device()
-        self.seconds = time.perf_counter() - self._start_s
+        self.turn.seconds = time.perf_counter() - self._start_s
         self._utilisation.__exit__()
-        self.cpu_s = cpu_seconds() - self._cpu_s
-
-    def turn(self, *, frames: int, room: int, ids: Sequence[str]) -> ArmTurn:
-        """Returns what was taken. frames, room: of the block's batches. ids: of its samples."""
-        steps, before = [], self._begin
+        self.turn.cpu_s = cpu_seconds() - self._cpu_s
+        self.turn.utilisation = self._utilisation.samples
+        self.turn.losses = torch.stack(self._losses).tolist() if self._losses else []
+        before = self._begin
         for bucket, mark, peak in self._marks:
-            steps.append(TimedStep(bucket=bucket, seconds=_between(before, mark), device_bytes=peak))
+            seconds = mark - before if isinstance(mark, float) else before.elapsed_time(mark) / 1000
+            self.turn.steps.append(TimedStep(bucket=bucket, seconds=seconds, device_bytes=peak))
             before = mark
-        return ArmTurn(
-            seconds=self.seconds,
-            wait_s=self.wait_s,
-            first_batch_s=self.first_batch_s,
-            cpu_s=self.cpu_s,
-            frames=frames,
-            room=room,
-            losses=torch.stack(self._losses).tolist() if self._losses else [],
-            steps=steps,
-            skipped=self.skipped,
-            ids=sorted(ids),
-            shapes=self.shapes,
-            utilisation=self._utilisation.samples,
-        )
 
 
-def finish(flops: dict[Shapes, float]) -> ArmFinish:
-    """Returns what an arm tells at its end."""
+def finish(seen: Mapping[Shapes, T], ready: Callable[[T], Callable[[], Any]]) -> ArmFinish:
+    """Returns what an arm tells at its end. seen: a micro-batch of each shape; ready: gives a step on one of them."""
     return ArmFinish(
-        flops=flops,
+        flops={shapes: count_flops(ready(seen[shapes])) for shapes in spread_out(seen)},
         compilations=num_compilations(),
         host_bytes=host_bytes(),
     )
 
 
-def shapes_of(batch: Any) -> Shapes:
+def _shapes_of(batch: Any) -> Shapes:
     """Returns names and shapes of the tensors of a batch."""
     return tuple(sorted((name, tuple(value.shape)) for name, value in batch.items() if hasattr(value, "shape")))
 
@@ -205,9 +156,9 @@ def num_elements(shapes: Shapes) -> int:
 
 
 def spread_out(seen: Iterable[Shapes]) -> list[Shapes]:
-    """Returns up to `MAX_COUNTED` of some shapes, from the smallest to the largest, evenly."""
+    """Returns up to `_MAX_COUNTED` of some shapes, from the smallest to the largest, evenly."""
     ordered = sorted(seen, key=lambda shapes: (num_elements(shapes), shapes))
-    places = np.linspace(0, len(ordered) - 1, min(MAX_COUNTED, len(ordered))).round().astype(int)
+    places = np.linspace(0, len(ordered) - 1, min(_MAX_COUNTED, len(ordered))).round().astype(int)
     return [ordered[place] for place in places.tolist()]
 
 
@@ -237,11 +188,6 @@ def _mark() -> Any:
     return event
 
 
-def _between(before: Any, after: Any) -> float:
-    seconds: float = after - before if isinstance(before, float) else before.elapsed_time(after) / 1000
-    return seconds
-
-
 class StageClock:
     """Adds up the seconds of stretches by name, in all threads. Of nested ones a moment falls to the innermost."""
 
@@ -260,7 +206,7 @@ class StageClock:
     @contextlib.contextmanager
     def stretch(self, name: str) -> Iterator[None]:
         """Counts the block as `name`, but what inside of it has a name of its own."""
-        stack = self._stack()
+        stack: list[str] = self._local.__dict__.setdefault("stack", [])
         self._put_down(stack)
         stack.append(name)
         try:
@@ -268,12 +214,6 @@ class StageClock:
         finally:
             self._put_down(stack)
             stack.pop()
-
-    def _stack(self) -> list[str]:
-        if not hasattr(self._local, "stack"):
-            self._local.stack, self._local.since = [], (0.0, 0.0)
-        stack: list[str] = self._local.stack
-        return stack
 
     def _put_down(self, stack: list[str]) -> None:
         now = time.perf_counter(), time.thread_time()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from forebay.measure import doctor as child
 from forebay.measure import doctor_bench as bench
-from forebay.measure import doctor_child as child
 
 
 def hang() -> None:
@@ -22,11 +23,9 @@ def hang() -> None:
         time.sleep(600)
         raise AssertionError
 
-    arms: dict[str, Any] = child.ARMS
-    arms["find"] = stuck
+    child.ARMS["find"] = dataclasses.replace(child.ARMS["find"], work=stuck)
 
 
 def die() -> None:
     """The first arm ends its process."""
-    arms: dict[str, Any] = child.ARMS
-    arms["find"] = lambda *_: os._exit(7)
+    child.ARMS["find"] = dataclasses.replace(child.ARMS["find"], work=lambda *_: os._exit(7))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from forebay.measure import cache_arms as raw
 from forebay.measure import doctor_bench as benches
 from forebay.measure import loader_arms as loaders
 from forebay.measure import loader_arms as pieces
+from forebay.measure import sample_cache as samples
 from forebay.measure.doctor_bench import Bench, DoctorTask
 from forebay.measure.predict import Made, Skip
 from forebay.preprocess.build_report import Options
@@ -33,7 +33,7 @@ SPEECH, VISION = "configs/demo_speech.toml", "configs/demo_vision.toml"
 def bench_of(root: Path, config: str, *settings: str, limit: int | None = None) -> Bench:
     own = load_config(config, overrides=[f'run.cache_root="{root / "caches"}"', "run.num_workers=1", *settings])
     (root / "work").mkdir(parents=True, exist_ok=True)
-    return Bench(DoctorTask(config=own, root=str(root / "work"), parent=os.getpid(), cores=2, limit=limit))
+    return Bench(DoctorTask(config=own, root=str(root / "work"), cores=2, limit=limit))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,14 +48,14 @@ def one_thread() -> Iterator[None]:
 def speech(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench, Made]:
     """The demo's recordings, no cache, and the sample that was made of them."""
     bench = bench_of(tmp_path_factory.mktemp("speech"), SPEECH)
-    return bench, raw.made(bench, 0.5)
+    return bench, samples.made(bench, 0.5)
 
 
 @pytest.fixture(scope="module")
 def vision(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench, Made]:
     """The demo's photos."""
     bench = bench_of(tmp_path_factory.mktemp("vision"), VISION)
-    return bench, raw.made(bench, 0.5)
+    return bench, samples.made(bench, 0.5)
 
 
 def names(stages: Any) -> list[str]:
@@ -130,7 +130,7 @@ def test_the_data_loader_makes_the_same_batches(speech: tuple[Bench, Made]) -> N
 
 def test_worker_processes_are_only_as_many_as_there_are_cores(speech: tuple[Bench, Made]) -> None:
     bench = speech[0]
-    task = DoctorTask(config=bench.config, root=str(bench.root), parent=os.getpid(), cores=1)
+    task = DoctorTask(config=bench.config, root=str(bench.root), cores=1)
     found = loaders.workers(Bench(task), 1.0)
     assert found.rates == {}
     assert found.skipped == {2: "2 worker processes on 1 core", 8: "8 worker processes on 1 core"}
@@ -163,7 +163,7 @@ def test_a_slow_decoder_is_the_longest_stage(tmp_path: Path, monkeypatch: pytest
         return decode_audio(*args, **named)
 
     monkeypatch.setattr("forebay.preprocess.audio_group.decode_audio", slow)
-    made = raw.made(bench_of(tmp_path, SPEECH, "source.max_samples=16"), 0.5)
+    made = samples.made(bench_of(tmp_path, SPEECH, "source.max_samples=16"), 0.5)
     ms = {stage.name: stage.ms for stage in made.stages if stage.kind == "raw"}
     assert max(ms, key=lambda name: ms[name]) == "decode"
     assert ms["decode"] > 100

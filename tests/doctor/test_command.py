@@ -16,25 +16,10 @@ import pytest
 from forebay.errors import ConfigError
 from forebay.measure import doctor as command
 from forebay.measure.diagnosis import MeasuredArms
-from forebay.measure.doctor import DoctorOptions, doctor, given_step
-from forebay.measure.doctor_child import Answer
+from forebay.measure.doctor import ARMS, Answer, DoctorOptions, doctor, given_step
 from forebay.steps.recipe import load_config
 from tests.commands import run
 from tests.doctor.figures import demo, measured, sealed
-
-TOLD = {
-    "find": "opened",
-    "listing": "listed",
-    "raw read": "raw_read",
-    "steps of a build": "made",
-    "cache": "pieces",
-} | {
-    "plan": "plan",
-    "cached loader": "cached",
-    "uncached loader": "uncached",
-    "uncached DataLoader": "workers",
-    "step": "steps",
-}
 
 
 class Scripted:
@@ -52,7 +37,7 @@ class Scripted:
         answer = self._answers.get(arm.replace(" ", "_"))
         if isinstance(answer, list):
             answer = answer.pop(0)
-        value = getattr(self._found, TOLD[arm])
+        value = getattr(self._found, ARMS[arm].field)
         return answer or (Answer(skipped="nothing is said of it") if value is None else Answer(value=value))
 
     def limit(self, rows: int) -> None:
@@ -70,7 +55,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
         def session(*_: Any, **__: Any) -> Iterator[Scripted]:
             yield made
 
-        monkeypatch.setattr(command, "session", session)
+        monkeypatch.setattr(command, "DoctorSession", session)
         return made
 
     return use
@@ -83,9 +68,9 @@ HUNG = Answer(failed="it did not end in 6 s and was stopped")
 def test_all_arms_are_asked_for_and_the_temporary_folder_is_gone(scripted: Any, tmp_path: Path) -> None:
     bench = scripted(measured())
     report = doctor(demo(), QUIET)
-    assert bench.asked == [arm for arm in command._SHARES if arm != "codecs"]
+    assert bench.asked == [arm for arm in ARMS if arm != "codecs"]
     assert report.advice[0].line == "forebay preprocess configs/demo_speech.toml"
-    assert sum(command._SHARES.values()) <= 1.11
+    assert sum(arm.share for arm in ARMS.values()) <= 1.11
 
 
 def test_a_step_that_is_given_is_not_measured(scripted: Any) -> None:

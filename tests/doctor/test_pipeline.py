@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.measure.predict import SharedCost, run
+from forebay.measure.predict import run
 
 SECONDS = st.floats(0.001, 1.0)
 BATCHES = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=60)
@@ -65,7 +65,7 @@ def test_another_batch_ahead_never_makes_it_slower_with_equal_batches(
 
 def test_a_step_on_the_cpu_shares_the_cores() -> None:
     alone = run([0.1] * 50, [0.1] * 50, hands=2, ahead=4)
-    shared = run([0.1] * 50, [0.1] * 50, hands=2, ahead=4, shared=SharedCost(cores=1, step_cores=1.0))
-    enough = run([0.1] * 50, [0.1] * 50, hands=2, ahead=4, shared=SharedCost(cores=4, step_cores=1.0))
+    shared = run([0.1] * 50, [0.1] * 50, hands=2, ahead=4, cores=1, step_cores=1.0)
+    enough = run([0.1] * 50, [0.1] * 50, hands=2, ahead=4, cores=4, step_cores=1.0)
     assert shared.total_s > 1.8 * alone.total_s
     assert enough.total_s == alone.total_s

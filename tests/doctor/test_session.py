@@ -1,21 +1,20 @@
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import pytest
 
-from forebay.measure import doctor_child as sessions
+from forebay.measure import doctor as sessions
+from forebay.measure.doctor import DoctorSession
 from forebay.measure.doctor_bench import DoctorTask
-from forebay.measure.doctor_child import session
 from forebay.measure.predict import OpeningTimes
 from tests.doctor.figures import demo
 
 
 def task(root: Path, *, prepare: str | None = None) -> DoctorTask:
     config = demo(f'run.cache_root="{root / "caches"}"')
-    return DoctorTask(config=config, root=str(root), parent=os.getpid(), cores=2, prepare=prepare)
+    return DoctorTask(config=config, root=str(root), cores=2, prepare=prepare)
 
 
 def is_running(pid: int) -> bool:
@@ -27,7 +26,7 @@ def is_running(pid: int) -> bool:
 
 def test_an_arm_that_hangs_is_killed_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "_SET_UP_S", 1.0)
-    with session(task(tmp_path, prepare="tests.doctor.plants:hang"), deadline_s=time.monotonic() + 100) as bench:
+    with DoctorSession(task(tmp_path, prepare="tests.doctor.plants:hang"), deadline_s=time.monotonic() + 100) as bench:
         answer = bench.ask("find", 0.5)
         assert answer.failed is not None
         assert "did not end in 2 s and was stopped" in answer.failed
@@ -40,7 +39,7 @@ def test_an_arm_that_hangs_is_killed_with_what_it_started(tmp_path: Path, monkey
 
 
 def test_another_process_goes_on_where_one_died(tmp_path: Path) -> None:
-    with session(task(tmp_path, prepare="tests.doctor.plants:die"), deadline_s=time.monotonic() + 100) as bench:
+    with DoctorSession(task(tmp_path, prepare="tests.doctor.plants:die"), deadline_s=time.monotonic() + 100) as bench:
         answer = bench.ask("find", 1.0)
         assert answer.failed is not None
         assert "died (exit status 7)" in answer.failed
@@ -50,5 +49,5 @@ def test_another_process_goes_on_where_one_died(tmp_path: Path) -> None:
 
 
 def test_nothing_is_waited_for_behind_the_deadline(tmp_path: Path) -> None:
-    with session(task(tmp_path), deadline_s=time.monotonic() - 1) as bench:
+    with DoctorSession(task(tmp_path), deadline_s=time.monotonic() - 1) as bench:
         assert bench.ask("find", 1.0).skipped == "no time was left for it"

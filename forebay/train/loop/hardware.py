@@ -20,7 +20,7 @@ class Hardware:
     def __init__(self, device: torch.device) -> None:
         """Begins to count; logs, once, if the device's utilisation cannot be told for want of a package."""
         self._device = device if device.type == "cuda" else None
-        self._has_utilization = self._device is not None and _has_nvml()
+        self._load = DeviceLoad(device)
         self._wall_s, self._cpu_s = time.perf_counter(), time.process_time()
 
     def look(self) -> dict[str, Any]:
@@ -36,13 +36,22 @@ class Hardware:
         free, total = torch.cuda.mem_get_info(self._device)
         return {
             "cpu_share": share,
-            "device_utilization": self._utilization(),
+            "device_utilization": self._load.share(),
             "device_memory_bytes": total - free,
             "device_total_bytes": total,
         }
 
-    def _utilization(self) -> float | None:
-        if not self._has_utilization:
+
+class DeviceLoad:
+    """How busy a device is, as its driver saw it last."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Logs, once, if that cannot be told for want of a package."""
+        self._device = device if device.type == "cuda" and _has_nvml() else None
+
+    def share(self) -> float | None:
+        """Returns the share of time in which the device computed; None where nobody tells."""
+        if self._device is None:
             return None
         import pynvml
 
@@ -50,7 +59,7 @@ class Hardware:
             return torch.cuda.utilization(self._device) / 100
         except pynvml.NVMLError as err:  # a part of a GPU (MIG) has none
             _logger.info("the device does not tell its utilisation: %s", err)
-            self._has_utilization = False
+            self._device = None
             return None
 
 

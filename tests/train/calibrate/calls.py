@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from forebay.errors import ConfigError
-from forebay.measure.step_runner import peak_resident_bytes, resident_bytes
+from forebay.measure.machine import peaks, resident_bytes
 
 
 def double(number: int, *, plus: int = 0) -> int:
@@ -31,4 +31,4 @@ def fail() -> None:
 def peak_of(size: int) -> int:
     before = resident_bytes()
     held = bytearray(b"x") * size
-    return peak_resident_bytes() - before + 0 * len(held)
+    return peaks()[0] - before + 0 * len(held)

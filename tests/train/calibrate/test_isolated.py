@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from forebay.errors import ConfigError, ForebayError
-from forebay.measure.isolated_calls import Died, Isolated
+from forebay.measure.child_process import Died, Isolated
 from tests.train.calibrate import calls
 
 

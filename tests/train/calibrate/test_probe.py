@@ -10,7 +10,7 @@ import pytest
 from forebay.config import Config
 from forebay.config.train import LoraConfig
 from forebay.measure.fake_tensors import PARTS, FakeSteps, tracked_step
-from forebay.measure.step_runner import Steps, for_trials
+from forebay.measure.step_runner import StepRunner, for_trials
 from forebay.train.models.model_folder import model_facts
 from tests.train.tiny import config_of, whisper_batch, whisper_folder
 
@@ -18,7 +18,8 @@ from tests.train.tiny import config_of, whisper_batch, whisper_folder
 def steps_of(kind: Any, folder: Path, *, accumulates: bool = False, **train: Any) -> tuple[Any, Config]:
     model = whisper_folder(folder / "model", d_model=128, encoder_ffn_dim=256, decoder_ffn_dim=256)
     config = for_trials(config_of(folder, model=model, **train))
-    return kind(config, model_facts(model), {}, accumulates=accumulates), config
+    source: Any = {} if kind is FakeSteps else None
+    return kind(config, model_facts(model), source, accumulates=accumulates), config
 
 
 def batch_of(size: int) -> Any:
@@ -32,7 +33,7 @@ def test_the_peak_is_a_line_in_the_batch_and_that_of_real_tensors(tmp_path: Path
     assert found[64].total == pytest.approx(expected, rel=0.02)
     assert set(found[8].parts) == set(PARTS)
     assert found[8].update_bytes == found[64].update_bytes > found[8].parts["weights"]
-    real, _ = steps_of(Steps, tmp_path)
+    real, _ = steps_of(StepRunner, tmp_path)
     measured = tracked_step(real, batch_of(32))
     assert measured.total == pytest.approx(found[32].total, rel=0.02)
     for part in ("weights", "optimizer"):

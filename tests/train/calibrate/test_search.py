@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.measure.batch_search import MAX_TRIALS, Bounds, Line, Search, TrialOutcome, granule, grid_down, grid_up
+from forebay.measure.batch_search import MAX_TRIALS, Line, Search, TrialOutcome, granule, grid_down, grid_up
 
 MOST = 4096
 
@@ -62,7 +62,7 @@ def test_the_largest_batch_is_found_within_a_step_in_six_trials(
         fits = peak(size) <= limit
         return TrialOutcome(fits=fits, peak_bytes=int(peak(size)) if fits or has_figure else None)
 
-    found = Search(Bounds(limit_bytes=limit, least=1, most=MOST), line=Line(base=base, slope=slope)).run(trial)
+    found = Search(limit_bytes=limit, least=1, most=MOST, line=Line(base=base, slope=slope)).run(trial)
     assert len(asked) <= MAX_TRIALS
     assert len(asked) == len(set(asked))
     if found is None:
@@ -91,7 +91,7 @@ def test_whatever_the_line_says_the_trials_are_six_and_the_answer_was_tried(
         return TrialOutcome(fits=asked[size])
 
     line = Line(base=0.0, slope=slope) if has_line else None
-    found = Search(Bounds(limit_bytes=limits, least=least, most=MOST), line=line, start=start).run(trial)
+    found = Search(limit_bytes=limits, least=least, most=MOST, line=line, start=start).run(trial)
     assert len(asked) <= MAX_TRIALS
     assert min(asked) >= least
     if found is None:
@@ -106,6 +106,6 @@ def test_a_start_without_a_line_doubles_back_to_what_fits(fits_from: int) -> Non
     def trial(size: int) -> TrialOutcome:
         return TrialOutcome(fits=size <= fits_from, peak_bytes=size * 1000)
 
-    search = Search(Bounds(limit_bytes=fits_from * 1000, least=8, most=MOST), start=128)
+    search = Search(limit_bytes=fits_from * 1000, least=8, most=MOST, start=128)
     assert search.run(trial) == grid_down(fits_from)
     assert search.trials <= 4

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.measure.verify_ranks import RanksReport, Row, differences
+from forebay.measure.calibrate import RankRow, RanksReport, differences
 
 
-def row(rank: int, **changes: Any) -> Row:
+def row(rank: int, **changes: Any) -> RankRow:
     values = {"bucket": "b_0_3", "rank": rank, "size": 8, "shapes": {"labels": [8, 20]}, "steps": 5, "step_s": 0.1}
-    return Row(**{**values, "peak_bytes": 1000, **changes})
+    return RankRow(**{**values, "peak_bytes": 1000, **changes})
 
 
 def test_ranks_that_agree_differ_in_nothing() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import BucketConfig
-from forebay.measure.compared_ways import Block, BlockPlan, BlockStep, dealt, num_blocks, planned_steps
+from forebay.measure.compared_ways import Block, BlockStep, block_plan, dealt, num_blocks, planned_steps
 from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.cursor import Cursor
 
@@ -82,9 +82,9 @@ def test_a_block_has_about_ten_steps(steps: int, blocks: int) -> None:
 
 def test_a_cursor_walks_a_block_in_its_order_and_says_the_size_of_its_steps() -> None:
     block = Block((BlockStep(bucket=2, batches=((5, 1), (3,))), BlockStep(bucket=0, batches=((9,),))))
-    plan = BlockPlan(block)
+    plan = block_plan(block)
     cursor = Cursor(plan, "0" * 64, seed=3)
     assert [step.samples.tolist() for step in cursor.walk()] == [[5, 1], [3], [9]]
     order = plan.order(3, 0)
+    assert plan.grad_accs is not None
     assert [plan.grad_accs[order.bucket(position)] for position in (0, 2)] == [2, 1]
-    assert plan.described() == "3 batches of a block"

@@ -21,7 +21,7 @@ def children(tmp_path: Path) -> Iterator[list[Child]]:
 
 
 def started(children: list[Child], work: str, task: object, *, log: Path) -> Child:
-    child = Child("uncached", f"tests.train.compare.works:{work}", log=log)
+    child = Child("the arm uncached", f"tests.train.compare.works:{work}", log=log, advice="leave it out of --against")
     children.append(child)
     assert child.receive() is None
     child.send(task)

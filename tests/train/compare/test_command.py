@@ -18,7 +18,7 @@ import forebay
 from forebay import cli
 from forebay.errors import ConfigError, MissingExtraError
 from forebay.measure.compare import compare
-from forebay.measure.compare_report import draw
+from forebay.measure.drawn_figures import draw_arms
 from tests.commands import run, run_json
 from tests.processes import ROOT, python
 
@@ -100,7 +100,7 @@ def test_the_run_s_folder_has_no_checkpoint_of_a_comparison(root: Path, printed:
 def test_without_matplotlib_a_line_names_the_extra(root: Path, printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match=r"the picture needs matplotlib .*pip install 'forebay\[report\]'"):
-        draw({}, root / "no.png")
+        draw_arms({}, root / "no.png")
 
 
 @pytest.mark.parametrize(

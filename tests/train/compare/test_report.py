@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from forebay.config import BucketConfig
-from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels, draw, flops_of, largest_difference
-from forebay.measure.compared_ways import Block, BlockStep
+from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels, flops_of, largest_difference
+from forebay.measure.compared_ways import Block, BlockStep, Setup
+from forebay.measure.drawn_figures import draw_arms
 from forebay.measure.machine import peak_flops
-from forebay.measure.step_clock import ArmFinish, ArmTurn, Setup, Shapes, TimedStep, num_elements, spread_out
+from forebay.measure.step_clock import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements, spread_out
 from forebay.plan.bucket.make_buckets import bucket_plan
 
 
@@ -173,7 +174,7 @@ def test_tables_have_a_column_an_arm_and_rows_where_another_arm_is_better_stay(t
 
 def test_a_picture_is_drawn_of_the_document(tmp_path: Path) -> None:
     own, other = figures("config", [turn(2.0), turn(2.0)]), figures("hf", [turn(1.0), turn(1.0)])
-    draw(comparison(own, other).to_json(), tmp_path / "compare.png")
+    draw_arms(comparison(own, other).to_json(), tmp_path / "compare.png")
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 

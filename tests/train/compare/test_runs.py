@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.measure.compare_report import draw_runs
 from forebay.measure.compare_runs import compare_runs
 
 Line = dict[str, Any]
@@ -76,7 +75,6 @@ def test_out_gets_the_table_and_the_document(tmp_path: Path) -> None:
     found.write()
     assert json.loads((tmp_path / "out/compare.json").read_text()) == found.to_json()
     assert "| loss, last line | 3.0000 | 3.5000 |" in (tmp_path / "out/compare.md").read_text()
-    draw_runs(found.to_json(), tmp_path / "out/compare.png")
     assert (tmp_path / "out/compare.png").read_bytes().startswith(b"\x89PNG")
     assert list(found.lines())[-1].endswith("compare.json, compare.md, compare.png")
 

@@ -19,8 +19,8 @@ from forebay.measure import own_way as own
 from forebay.measure import plain_collators
 from forebay.measure import plain_loop as plain
 from forebay.measure.compare import tasks_of
-from forebay.measure.compared_ways import Block, BlockStep, arms_of
-from forebay.measure.step_clock import ArmFinish, ArmTask, ArmTurn, Setup
+from forebay.measure.compared_ways import ArmTask, Block, BlockStep, Setup, arms_of
+from forebay.measure.step_clock import ArmFinish, ArmTurn
 from forebay.train.select import make_loader
 from forebay.train.uncached.plain import PlainSamples
 from tests.processes import ROOT

@@ -1,0 +1,110 @@
+"""Figures of this machine as people read them: shares, times, cells of tables, and the frame of a picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import MissingExtraError
+from forebay.extras import install_line
+from forebay.store.files import write_bytes
+from forebay.visible import from_here, human_bytes, json_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_DPI = 120
+
+TableRow = tuple[str, str] | tuple[str, str, str] | tuple[str, str, str, float]
+"""A row of a table: label, name of the figure, its form (`bytes`, or one of `str.format`), and a factor."""
+
+
+def percent(share: float) -> str:
+    """Returns a share as a person reads it."""
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
+
+
+def ms_text(ms: float) -> str:
+    """Returns milliseconds with their unit."""
+    return f"{short_number(ms)} ms"
+
+
+def short_number(value: float) -> str:
+    """Returns a number in three digits, from 1000 on whole."""
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Returns a time in the unit that suits it."""
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    if seconds < 99.5:
+        return f"{seconds:.3g} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.0f} days"
+
+
+def cells(rows: Sequence[TableRow], columns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Returns the cells of rows, one a column behind the label: `-` for None, quartiles in brackets."""
+    return [[row[0], *(_cell(column[row[1]], *row[2:]) for column in columns)] for row in rows]
+
+
+def _cell(value: Any, form: str = "{:.0f}", factor: float = 1.0) -> str:
+    if value is None:
+        return "-"
+    if form == "bytes":
+        return human_bytes(value)
+    if isinstance(value, dict):
+        return f"{form} ({form} to {form})".format(value["median"], value["low"], value["high"])
+    return form.format(factor * value)
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yields the lines of a Markdown table."""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def write_report(folder: Path, stem: str, document: Mapping[str, Any], lines: Iterator[str] | None = None) -> None:
+    """Makes a folder hold a document as `STEM.json`, and its lines, if there are any, as `STEM.md`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / f"{stem}.json", json_text(document).encode())
+    if lines is not None:
+        write_bytes(folder / f"{stem}.md", ("\n".join(lines) + "\n").encode())
+
+
+def draw_or_tell(draw: Callable[[], None], log: Callable[[str], None]) -> None:
+    """Draws a picture; one that cannot be drawn is a line of a log, which names the extra."""
+    try:
+        draw()
+    except MissingExtraError as err:
+        log(str(err))
+
+
+def written_line(folder: str | Path, names: Sequence[str]) -> str:
+    """Returns the line that says which files are in a folder now."""
+    return f"written to {from_here(folder)}: {', '.join(names)}"
+
+
+def new_figure(width_in: float, height_in: float, *, why: str = "the picture needs matplotlib") -> Figure:
+    """Returns an empty picture. Raises MissingExtraError, which says why, where matplotlib is not installed."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as err:
+        raise MissingExtraError(f"{why} ({err}); run: {install_line('report')}") from err
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Makes `path` a PNG of a picture."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=_DPI)
+    write_bytes(path, buffer.getbuffer())
