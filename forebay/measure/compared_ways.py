@@ -114,6 +114,11 @@ def _require_of_transformers(config: Config) -> None:
             "of transformers makes; give --against uncached,unbucketed"
         )
     audio, image = audio_step_of(config), image_step_of(config)
+    if image is not None and audio is not None:
+        raise ConfigError(
+            f"--against names hf, but rows of {config.path} are recordings with images, and that way is one of either; "
+            "give --against uncached,unbucketed"
+        )
     if image is not None and not image.is_of_transformers:
         raise ConfigError(
             f"--against names hf, but {config.path} stores patches, and that way is one of recordings and of images as "

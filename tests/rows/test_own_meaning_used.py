@@ -13,6 +13,8 @@ import torch
 
 from forebay import load_config
 from forebay.config import Config
+from forebay.errors import ConfigError
+from forebay.measure.compared_ways import arms_of
 from forebay.store.cache import open_cache
 from forebay.train import make_loader
 from forebay.train.select import select
@@ -163,3 +165,10 @@ def test_it_is_inspected_linted_and_exported(tmp_path: Path, capsys: pytest.Capt
     assert sorted(pq.read_table(file, columns=["sample_id"])["sample_id"].to_pylist()) == sorted(
         f"s{number}" for number in range(12)
     )
+
+
+def test_the_way_of_transformers_is_of_recordings_or_of_images(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    assert [arm.name for arm in arms_of("uncached,unbucketed", config)] == ["config", "uncached", "unbucketed"]
+    with pytest.raises(ConfigError, match=r"--against names hf, but rows of .* are recordings with images"):
+        arms_of("hf", config)
