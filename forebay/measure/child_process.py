@@ -44,7 +44,7 @@ class Child:
         work: `module:function`, which gets the task and the connection to its parent. log: where its output goes; None:
         where that of its parent goes. advice, code: what to do where it dies, and the code of that error.
         """
-        self.name, self._log, self._advice, self._code = name, log, advice, code
+        self.name, self._log, self._advice, self.code = name, log, advice, code
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as stack:
             output = None
@@ -79,7 +79,7 @@ class Child:
                 raise TimeoutError(f"{self.name} sent nothing in {timeout_s:.0f} s")
             message = self._connection.recv()
         except (EOFError, ConnectionResetError):
-            raise ForebayError(self._death(), code=self._code) from None
+            raise ForebayError(self._death(), code=self.code) from None
         if isinstance(message, ForebayError):
             message.add_note(f"in {self.name}, whose log is {self._log}")
             raise message

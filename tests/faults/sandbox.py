@@ -9,6 +9,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from tests.faults.children import limit
 
 _FORBIDDEN = (
@@ -54,6 +56,7 @@ def confine(folder: Path, outside: Path) -> list[str]:
 
     os.open = open_at
     sys.addaudithook(hook)
+    pa.array([0])  # its pool takes addresses for a gigabyte at the first use, of which it needs a page
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE") + _MEMORY_BYTES)
     return seen
