@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lint.planted import Planted
+from tests.inspect.checks.planted import Planted
 from tests.preprocess.here_pool import build_here
 from tests.processes import ROOT
 

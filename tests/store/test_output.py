@@ -14,7 +14,7 @@ from forebay import cli
 from forebay.errors import ConfigError
 from forebay.steps.recipe import load_config
 from forebay.store.output import check_output
-from tests.lint.planted import DEMO
+from tests.inspect.checks.planted import DEMO
 from tests.preprocess.here_pool import build_here
 from tests.store_factory import make_cache
 

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from forebay.version import __version__
-from tests.lint.planted import Planted
+from tests.inspect.checks.planted import Planted
 from tests.test_extras import MISSING, NOT_OF_USERS, extras
 from tests.wide_install.environments import (
     VERSIONS,
