@@ -35,10 +35,7 @@ from forebay.rows.manifest import CONVERSATION_SCHEMA, SPAN, Manifest, merged, r
 from forebay.rows.meanings.own import meaning_of
 from forebay.rows.meanings.recording_pieces import refuse_differing, to_judge
 from forebay.rows.named_files import require_folder, stamped
-from forebay.rows.reader import (
-    FilePiece,
-    Located,
-)
+from forebay.rows.reader import FilePiece, Located
 from forebay.rows.record import Meaning
 from forebay.rows.row_listing import RowListing
 from forebay.rows.row_pieces import TEXT_AT, RowPart, candidate_rows, first_places, listed_rows

@@ -3,59 +3,28 @@
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from forebay.config.data import SourceConfig
-from forebay.errors import DecodeError, SampleError, TextError
-from forebay.rows.audio_facts import header_duration_s, no_duration
-from forebay.rows.kept_columns import parts_of_rows, with_kept
-from forebay.rows.manifest import ROW_SCHEMA, Manifest, Unused, columns_of, storable
+from forebay.errors import SampleError, TextError
+from forebay.rows.manifest import storable
 from forebay.rows.meanings.canonical_chat import IMAGES, image_names, text_error
 from forebay.rows.meanings.image_class import Untyped
 from forebay.rows.media_reader import opened
-from forebay.rows.named_files import manifest_files
-from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, RecordingLister, RowReader, Sink
+from forebay.rows.reader import FilePiece, RecordingLister, RowReader, Sink
+from forebay.rows.readers import tar_members
 from forebay.rows.readers.json_lines import JsonError, parse_object
-from forebay.rows.readers.tar_members import (
-    AUDIO,
-    IMAGE_EXTENSIONS,
-    NAMELESS,
-    ClipMembers,
-    UnreadableTar,
-    members_of,
-    read_sidecar,
-    refusal,
-    sidecar_of,
-    split_name,
-    tar_index,
-)
+from forebay.rows.readers.tar_clips import first_dot, list_webdataset, locate_webdataset
+from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS, UnreadableTar, split_name
 from forebay.rows.record import MediaPlace, Record
-from forebay.store.remote.raw.raw_sources import files_in, is_folder, shown
-from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.header import RefusedHeader, TarIndex
-
-logger = logging.getLogger(__name__)
 
 MEMBERS_PER_RUN = 256
 """Members whose images one task looks at."""
 
 _BESIDE = (".json", ".cls", ".txt")
 _NO_OWNER = "(members without an image)"
-_LISTED = (
-    *("row", "sample_id", "explicit_id", "member", "offset", "size", "language", "prompt", "text"),
-    *("stated_s", "duration_s", "group", "file"),
-)
-_POSITION_BITS = 32
-"""`row` is `file number << _POSITION_BITS | position in the tar`."""
-_EXACT = frozenset((".wav", ".flac"))
-"""Formats whose header gives the exact number of samples, read from a few bytes."""
 
 
 def read_tar(piece: FilePiece, rows: Sink) -> None:
@@ -63,7 +32,7 @@ def read_tar(piece: FilePiece, rows: Sink) -> None:
 
     Rows that cannot be used beside those of their meaning: `image_count_mismatch`, what the tar's index refuses.
     """
-    index = tar_index(piece.path, cache_root=piece.cache_root)
+    index = tar_members.tar_index(piece.path, cache_root=piece.cache_root)
     if isinstance(index, UnreadableTar):
         rows.reject(piece.name, index.reason, index.message)
         rows.is_absent = index.absent
@@ -98,7 +67,7 @@ class _Members:
                 found.beside[stem, extension] = row
         for refused in index.refused:
             stem, extension = split_name(refused.name)
-            if extension in {*IMAGE_EXTENSIONS, *beside} or refused.reason in NAMELESS:
+            if extension in {*IMAGE_EXTENSIONS, *beside} or refused.reason in tar_members.NAMELESS:
                 is_owned = extension in IMAGE_EXTENSIONS and len(beside) == 1
                 found.refused[(found.owner(stem) or stem) if is_owned else stem] = refused
         return found
@@ -130,7 +99,7 @@ class _Tar:
     def read_row(self, row: int) -> bytes:
         """Returns the bytes of a member that describes another one."""
         try:
-            return read_sidecar(self.descriptor, self.index, row)
+            return tar_members.read_sidecar(self.descriptor, self.index, row)
         except JsonError as err:
             raise text_error(err) from err
 
@@ -143,7 +112,9 @@ class _Tar:
         """Rejects refused members that are of no row: of which nothing else is left, or which have no name."""
         for stem, refused in self.members.refused.items():
             if stem not in stems:
-                rows.reject(storable(stem) or f"{name}@{refused.offset}", refused.reason, refusal(refused, name))
+                rows.reject(
+                    storable(stem) or f"{name}@{refused.offset}", refused.reason, tar_members.refusal(refused, name)
+                )
 
 
 def _read_conversations(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
@@ -205,7 +176,9 @@ def _read_images(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
 def _image(tar: _Tar, row: int, stem: str, columns: Sequence[str]) -> Record:
     tar.require(stem)
     fields: dict[str, Any] = {}
-    for extension, data in _beside(tar, stem):
+    for extension in _BESIDE:
+        if (data := tar.read(stem, extension)) is None:
+            continue
         if extension == ".json":
             fields |= {name: value for name, value in _json(data).items() if name not in IMAGES}
             continue
@@ -224,7 +197,7 @@ def _read_samples(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
     samples: dict[str, dict[str, int]] = {}
     for row, name in enumerate(tar.index.names):
         if tar.index.rows[name] == row:
-            stem = _first_dot(name)
+            stem = first_dot(name)
             samples.setdefault(stem, {})[name[len(stem) :].lower()] = row
     for stem, members in samples.items():
         record = functools.partial(_sample, tar, stem, members)
@@ -244,12 +217,6 @@ def _sample(tar: _Tar, stem: str, members: Mapping[str, int]) -> Record:
     return Record(fields)
 
 
-def _beside(tar: _Tar, stem: str) -> Iterator[tuple[str, bytes]]:
-    for extension in _BESIDE:
-        if (data := tar.read(stem, extension)) is not None:
-            yield extension, data
-
-
 def _json(data: bytes) -> dict[str, Any]:
     try:
         return parse_object(data)
@@ -262,139 +229,6 @@ def _text(data: bytes, name: str) -> str:
         return data.decode("utf-8-sig").strip()
     except UnicodeDecodeError as err:
         raise TextError("bad_text", f"{name} is not UTF-8: {err}; write the tar again") from err
-
-
-def list_webdataset(source: SourceConfig) -> Manifest:
-    """Returns the tars that a config names; which samples they hold is only known when they are read.
-
-    Compressed tars in a folder of tars are left out, and named in a warning.
-    """
-    for folder in map(Path, source.manifests):
-        found = files_in(folder, "*") if is_folder(folder) else []
-        packed = [path for path in found if path.name.endswith(COMPRESSED_TARS)]
-        if packed:
-            logger.warning(
-                "%d compressed tars are left out, %s first; decompress them", len(packed), shown(str(packed[0]))
-            )
-    return Manifest(files=tuple(manifest_files(source)), rows=ROW_SCHEMA.empty_table())
-
-
-def locate_webdataset(task: LocateTask) -> Located:
-    """Returns the samples of a tar in archive order, every column known.
-
-    A sample's members share a key, the name up to the first dot of its last part; where several clips share one, each
-    is a sample by its name without extension. Clips: wav, flac, ogg, mp3, opus in any case. The id is that of the JSON,
-    else the key. The duration of WAV and FLAC is the header's, whatever the JSON says; what that says is compared with
-    the audio. Left out, each with its reason: `extra_audio` (a second clip of one name), `no_audio` (JSON alone),
-    `bad_metadata`, `repeated_field`, `unknown_duration` (or why, see `duration_of`), what the tar's index refuses.
-    """
-    index = task.tar_index()
-    if isinstance(index, UnreadableTar):
-        return _tar_failed(task, index)
-    members = members_of(index)
-    rows: list[tuple[Any, ...]] = []
-    failures, unused = Failures(), Unused()
-    with opened(index.path) as descriptor:
-        keys = _sample_keys(members)
-        for stem in members.audio:
-            try:
-                values = _values(descriptor, index, members, stem, keys[stem], unused, keep=task.keep)
-            except JsonError as err:
-                position = _row(task, members.audio[stem][0])
-                reason = err.reason or "bad_metadata"
-                failures.add(position, keys[stem], reason, f"{task.name}: {err}; write the tar again")
-                continue
-            clip = members.audio[stem]
-            try:
-                rows.append((*values, clip_duration_s(descriptor, index, clip, stated_s=values[-1])))
-            except DecodeError as err:
-                failures.add(_row(task, values[0]), values[1], *no_duration(task.name, values[1], err))
-    _add_left_out(task, index, members, failures)
-    return Located(rows=_table(task, rows), failed=failures.table(), unused=unused.counts)
-
-
-def _tar_failed(task: LocateTask, result: UnreadableTar) -> Located:
-    """A tar that cannot be read at all: one failure in its name, for nobody knows its samples."""
-    failures = Failures()
-    failures.add(_row(task, 0), task.name, result.reason, result.message)
-    return Located(rows=_table(task, []), failed=failures.table(), absent=(task.group,) if result.absent else ())
-
-
-def _sample_keys(members: ClipMembers) -> dict[str, str]:
-    """Sample id by stem: the name up to the first dot where only one clip has it."""
-    keys = {stem: _first_dot(stem) for stem in members.audio}
-    shared: dict[str, int] = {}
-    for key in keys.values():
-        shared[key] = shared.get(key, 0) + 1
-    return {stem: key if shared[key] == 1 else stem for stem, key in keys.items()}
-
-
-def _first_dot(stem: str) -> str:
-    folder, slash, name = stem.rpartition("/")
-    return folder + slash + (name[:1] + name[1:].partition(".")[0])
-
-
-def _values(
-    descriptor: int, index: TarIndex, members: ClipMembers, stem: str, key: str, unused: Unused, *, keep: Sequence[str]
-) -> tuple[Any, ...]:
-    """Every value of a clip but its duration, the one that its metadata states last; the kept ones before that."""
-    row = members.audio[stem][0]
-    sidecar = sidecar_of(descriptor, index, members, (stem, _first_dot(stem)), keep=keep)
-    unused.add(sidecar.unused)
-    sample_id = storable(key) if sidecar.sample_id is None else sidecar.sample_id
-    explicit = sidecar.sample_id is not None
-    name = storable(index.names[row])
-    place = (int(index.offsets[row]), int(index.sizes[row]))
-    texts = (sidecar.language, sidecar.prompt, sidecar.text)
-    return row, sample_id, explicit, name, *place, *texts, sidecar.kept or (None,) * len(keep), sidecar.duration_s
-
-
-def _table(task: LocateTask, rows: list[tuple[Any, ...]]) -> pa.Table:
-    """ROW_SCHEMA of values as `_values` has them, the duration last; `row` is the one in the tar."""
-    kept = parts_of_rows([row[9] for row in rows], task.keep)
-    numbered = [(_row(task, row[0]), *row[1:9], *row[10:], task.group, task.group) for row in rows]
-    columns = columns_of(numbered, {name: ROW_SCHEMA.field(name).type for name in _LISTED})
-    return with_kept(pa.table([columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA), kept)
-
-
-def _add_left_out(task: LocateTask, index: TarIndex, members: ClipMembers, failures: Failures) -> None:
-    for row, name in members.extra:
-        message = f"{task.name}: member {name} shares its name with another clip; give it another name"
-        failures.add(_row(task, row), name, "extra_audio", message, kind="excluded")
-    used = {*members.audio, *map(_first_dot, members.audio)}
-    for stem, row in members.json.items():
-        if stem not in used and not any(stem + extension in members.refused for extension in AUDIO):
-            message = f"{task.name}: member {stem}.json has no clip beside it"
-            failures.add(_row(task, row), stem, "no_audio", message, kind="excluded")
-    for refused in index.refused:
-        stem, extension = split_name(refused.name)
-        if extension not in AUDIO and (extension in {".json", ".txt"} or refused.reason not in NAMELESS):
-            continue
-        sample_id = stem if extension in AUDIO else f"{task.name}@{refused.offset}"
-        message = refusal(refused, task.name)
-        row = int(np.searchsorted(index.offsets, refused.offset))
-        failures.add(_row(task, row), sample_id, refused.reason, message)
-
-
-def _row(task: LocateTask, position: int) -> int:
-    return task.group << _POSITION_BITS | position
-
-
-def clip_duration_s(descriptor: int, index: TarIndex, clip: tuple[int, str], *, stated_s: float | None) -> float:
-    """Returns a clip's duration. stated_s: by the metadata, None where it says none.
-
-    The header of WAV and FLAC is exact and cheap, so it goes before what the metadata states; the others are asked
-    last. Raises DecodeError where nothing gives one.
-    """
-    row, extension = clip
-    if extension not in _EXACT and stated_s is not None:
-        return stated_s
-    try:
-        return header_duration_s(descriptor, offset=int(index.offsets[row]), size=int(index.sizes[row]))
-    except DecodeError:
-        if stated_s is None:
-            raise
-        return stated_s
 
 
 READER = RowReader(
