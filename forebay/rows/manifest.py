@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -243,12 +242,6 @@ def reduced(task: DataclassInstance) -> tuple[Any, ...]:
 
 def _restored(kind: type[Any], state: dict[str, Any]) -> Any:
     return kind(**{**state, "rows": pa.ipc.open_stream(state["rows"]).read_all()})
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Returns the end of a message with the nearest of some names; empty where none is near."""
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 @dataclass(slots=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.audio_facts import duration_of, fill_durations, locate_files, located
-from forebay.rows.kept_columns import require_columns
+from forebay.rows.kept_columns import no_column, require_columns
 from forebay.rows.manifest import joined, rejections, row_table
 from forebay.rows.meanings.recording_pieces import SPANS, spans_of
 from forebay.rows.named_files import NamedFiles, path_stem
@@ -30,13 +29,11 @@ from forebay.rows.readers.arrow_files import (
     is_list,
     is_text,
 )
+from forebay.rows.readers.csv_tables import TextTable
 from forebay.rows.readers.tar_members import member_stems
 from forebay.steps.audio.given import HOP_S, matrix_of, num_valid
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
-
-Problems = dict[int, tuple[str, str]]
-"""Reason and message by row, of rows that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +69,8 @@ class TypedColumns:
         column = self._column(name)
         if column is None:
             return None
-        kind = column.type
-        if not (
-            pa.types.is_integer(kind)
-            or pa.types.is_floating(kind)
-            or pa.types.is_decimal(kind)
-            or pa.types.is_null(kind)
-        ):
+        kind, types = column.type, pa.types
+        if not any(is_one(kind) for is_one in (types.is_integer, types.is_floating, types.is_decimal, types.is_null)):
             raise self.wrong(name, f"is {kind}, wanted seconds as a number")
         return pc.fill_null(pc.cast(column, pa.float64(), safe=False), float("nan"))
 
@@ -90,6 +82,13 @@ class TypedColumns:
         column = pc.cast(column, pa.large_list(column.type.value_type))
         column = pc.cast(column, pa.large_list(pa.large_string()))
         return pc.binary_join(column, pa.scalar(" ", pa.large_string()))
+
+    def given_ids(self, names: Sequence[str]) -> tuple[str, pa.ChunkedArray | None]:
+        """Returns the first of several columns that is there, and its ids; numbers are their digits."""
+        name = next((name for name in names if name in self.table.column_names), "")
+        if name and pa.types.is_integer(self.table[name].type):
+            return name, pc.cast(self.table[name], pa.large_string())
+        return name, self.strings(name, nullable=True) if name else None
 
     def wrong(self, name: str, problem: str, *, row: int | None = None) -> ManifestError:
         """Returns the error that names file, column and, counted from 1, row."""
@@ -109,29 +108,6 @@ def first(mask: Any) -> int:
     return int(np.argmax(np.asarray(mask)))
 
 
-class ColumnTable(Protocol):
-    """One table whose columns are read by name. `HfFile` is one."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The names and types of all columns."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def columns(self, names: list[str]) -> pa.Table:
-        """Returns whole columns by name; `media.path` is a field of a struct, returned as column `path`."""
-        ...
-
-    def has_values(self, name: str) -> Array:
-        """Returns bool [rows], whether a column has a value."""
-        ...
-
-    def part(self, name: str) -> pa.ChunkedArray:
-        """Returns a column as it may be kept, see `kept.part_of`."""
-        ...
-
-
 class TableRows:
     """The rows of one table."""
 
@@ -140,7 +116,7 @@ class TableRows:
         manifest: SourceFile,
         number: int,
         source: SourceConfig,
-        table: ColumnTable,
+        table: HfFile | TextTable,
         *,
         durations: tuple[str, ...] = (),
         problems: Mapping[int, tuple[str, str]] | None = None,
@@ -153,17 +129,19 @@ class TableRows:
         self._manifest, self._number = manifest, number
         self._source, self._columns = source, source.columns
         self._table = table
-        self._bad: Problems = dict(problems or {})
+        self.problems: Mapping[int, tuple[str, str]] = problems or {}
+        """Reason and message of the rows that are known to be bad."""
         self._names: list[str] = table.schema.names
         named = self._columns.duration
         self._durations = () if self._columns.features is not None else durations if named is None else (named,)
+        self._taken = taken_columns(source, durations=self._durations)
         self._audio_kind = self._checked_audio_kind()
         require_columns(source.keep_columns, self._names, where=str(manifest.path))
 
     @property
     def unused(self) -> set[str]:
         """The columns that nothing takes."""
-        return set(self._names) - taken_columns(self._source, durations=self._durations)
+        return set(self._names) - self._taken
 
     def rows(self, files: NamedFiles, start: int) -> tuple[pa.Table, pa.Table]:
         """Returns the rows, numbered from `start`, and those that cannot be used."""
@@ -199,31 +177,27 @@ class TableRows:
         """Returns the paths of the audio column, null where a row has none."""
         return self._audio()[1]
 
-    @property
-    def problems(self) -> Mapping[int, tuple[str, str]]:
-        """Reason and message of the rows that are known to be bad."""
-        return self._bad
-
     def values(self) -> tuple[dict[str, Any], dict[str, pa.ChunkedArray]]:
         """Returns what the table says of its rows beside the places of the audio, and the columns that are kept."""
         return self._values(self.paths()), self._kept()
 
     def _values(self, paths: Any) -> dict[str, Any]:
-        columns = TypedColumns(self._plain_columns(), self._manifest.path)
+        columns = self._typed([n for n in self._names if n in self._taken and n != self._columns.media])
         ids, explicit = self._ids(columns, paths)
+        spans = [name for name in self._names if name in SPANS and self._names.count(name) == 1]
+        text, labels = self._columns.text, self._columns.labels
         return {
             "sample_id": ids,
             "explicit_id": explicit,
             "duration_s": next((c for n in self._durations if (c := columns.seconds(n)) is not None), None),
             "language": self._language(columns),
             "prompt": columns.strings("prompt", nullable=True),
-            "text": self._text(columns),
-            **self._spans(),
+            "text": columns.strings(text, nullable=True) if labels is None else columns.ids(labels),
+            **({} if self._columns.features is not None or not spans else spans_of(self._table.columns(spans))),
         }
 
-    def _spans(self) -> dict[str, Any]:
-        names = [name for name in self._names if name in SPANS and self._names.count(name) == 1]
-        return {} if self._columns.features is not None or not names else spans_of(self._table.columns(names))
+    def _typed(self, names: list[str]) -> TypedColumns:
+        return TypedColumns(self._table.columns(names), self._manifest.path)
 
     def _kept(self) -> dict[str, pa.ChunkedArray]:
         return {name: self._table.part(name) for name in self._source.keep_columns}
@@ -234,12 +208,8 @@ class TableRows:
         for setting in ("features" if is_given else "audio", "text", "language", "id", "duration", "labels"):
             column, is_needed = getattr(named, setting), setting in ("audio", "features")
             if column not in self._names and (is_needed or column != getattr(DEFAULTS, setting)):
-                near = difflib.get_close_matches(column, self._names, n=1)
-                raise ManifestError(
-                    f"{self._manifest.path}: no column {column} (source.columns.{setting}); "
-                    f"it has {', '.join(self._names)}{f'; did you mean {near[0]}?' if near else ''}",
-                    code="FB202",
-                )
+                where = str(self._manifest.path)
+                raise ManifestError(no_column(column, f"columns.{setting}", self._names, where=where), code="FB202")
         kind = self._table.schema.field(name).type
         if is_given and not holds_numbers(kind):
             raise ManifestError(
@@ -260,20 +230,17 @@ class TableRows:
         if is_bytes(kind) or holds_numbers(kind):
             return self._table.has_values(name), no_paths
         if is_text(kind):
-            return np.zeros(count, bool), TypedColumns(self._table.columns([name]), self._manifest.path).strings(
-                name, nullable=True
-            )
+            return np.zeros(count, bool), self._typed([name]).strings(name, nullable=True)
         children = {field.name for field in kind}
         inside = self._table.has_values(f"{name}.bytes") if "bytes" in children else np.zeros(count, bool)
         if "path" not in children:
             return inside, no_paths
-        paths = TypedColumns(self._table.columns([f"{name}.path"]), self._manifest.path)
-        return inside, paths.strings("path", nullable=True)
+        return inside, self._typed([f"{name}.path"]).strings("path", nullable=True)
 
-    def _numbers(self, files: NamedFiles, inside: Array, paths: Any) -> tuple[Array, Problems]:
+    def _numbers(self, files: NamedFiles, inside: Array, paths: Any) -> tuple[Array, dict[int, tuple[str, str]]]:
         """The file of each row; why a row cannot be used, by row."""
         numbers = np.full(len(self._table), self._number, np.int32)
-        problems = dict(self._bad)
+        problems = dict(self.problems)
         reason = "missing_file" if self._columns.features is None else "missing_features"
         outside = np.flatnonzero(~inside)
         for row, written in zip(outside.tolist(), paths.take(pa.array(outside)).to_pylist(), strict=True):
@@ -288,29 +255,12 @@ class TableRows:
                 numbers[row] = files.number(written, manifest=self._manifest)
         return numbers, problems
 
-    def _taken(self) -> frozenset[str]:
-        return taken_columns(self._source, durations=self._durations) - {self._columns.media}
-
-    def _text(self, columns: TypedColumns) -> Any:
-        labels = self._columns.labels
-        return columns.strings(self._columns.text, nullable=True) if labels is None else columns.ids(labels)
-
-    def _plain_columns(self) -> pa.Table:
-        wanted = self._taken()
-        return self._table.columns([name for name in self._names if name in wanted])
-
     def _ids(self, columns: TypedColumns, paths: Any) -> tuple[Any, Any]:
         derived = joined(path_stem(self._manifest.path.name), "/", pa.array(np.arange(len(self._table))))
         named = member_stems(paths)
         derived = pc.coalesce(pc.if_else(pc.equal(named, ""), pa.scalar(None, pa.large_string()), named), derived)
-        name = next((name for name in _id_names(self._columns) if name in columns.table.column_names), None)
-        if name is None:
-            return derived, None
-        if pa.types.is_integer(columns.table[name].type):
-            given = pc.cast(columns.table[name], pa.large_string())
-        else:
-            given = columns.strings(name, nullable=True)
-        return pc.coalesce(given, derived), pc.is_valid(given)
+        _, given = columns.given_ids(_id_names(self._columns))
+        return (derived, None) if given is None else (pc.coalesce(given, derived), pc.is_valid(given))
 
     def _language(self, columns: TypedColumns) -> Any:
         name = self._columns.language

@@ -82,16 +82,14 @@ def _renamed(fields: Mapping[str, Any], columns: SourceColumns, names: Sequence[
 
 
 def _read_csv(piece: FilePiece, rows: Sink) -> None:
-    source, columns = piece.source, piece.source.columns
-    named = {name: getattr(columns, name) or name for name in piece.meaning.columns}
-    named |= {name: name for name in piece.meaning.beside}
-    if columns.id is None:
-        named |= {name: name for name in IDS}
-    table = read_csv(Path(piece.path), WantedColumns(frozenset((*named.values(), *source.keep_columns)), columns.image))
+    source, columns, beside = piece.source, piece.source.columns, piece.meaning.beside
+    own = {getattr(columns, name) or name for name in piece.meaning.columns}.union(IDS if columns.id is None else ())
+    wanted = WantedColumns(frozenset((*own, *beside, *source.keep_columns)), columns.image)
+    table = read_csv(Path(piece.path), wanted)
     names: list[str] = table.schema.names
-    _require_named(piece, names)
+    named = {name: name for name in beside if name in names} | _named_columns(piece, names)
     require_columns(source.keep_columns, names, where=piece.path)
-    found = {name: table.values[column].to_pylist() for name, column in named.items() if column in names}
+    found = {name: table.values[column].to_pylist() for name, column in named.items()}
     kept = {name: table.part(name).to_pylist() for name in source.keep_columns}
     for row in range(len(table)):
         if (problem := table.problems.get(row)) is not None:
@@ -111,16 +109,24 @@ def _said(text: str) -> bool | str:
     return {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}.get(text.lower(), text)
 
 
-def _require_named(piece: FilePiece, names: Sequence[str]) -> None:
-    """Raises ManifestError where a table lacks what is read of it, or a column by another name than its default."""
+def _named_columns(piece: FilePiece, names: Sequence[str], *, messages: str = MESSAGES[0]) -> dict[str, str]:
+    """Returns the columns that are read of a table, by the names that rows have. messages: its other name.
+
+    Raises ManifestError where it lacks what is read, or a column by another name than its default.
+    """
     columns, meaning = piece.source.columns, piece.meaning
-    for name in meaning.columns:
-        column = getattr(columns, name)
-        if column is not None and column not in names and column != getattr(DEFAULTS, name):
+    given = {name: getattr(columns, name) for name in (*meaning.columns, "id")}
+    for name, column in given.items():
+        if column not in names and column != getattr(DEFAULTS, name):
             raise _no_column(piece, f"{column} (source.columns.{name})", names)
-    found = {name for name in meaning.columns if getattr(columns, name) in names}
+    found = {name: column for name in given if (column := given[name] or name) in names}
+    if columns.id is None:
+        found |= {name: name for name in _IDS if name in names}
+    if "messages" in given and "messages" not in found and columns.messages == MESSAGES[0] and messages in names:
+        found["messages"] = messages
     if (lacking := meaning.lacking(found, columns)) is not None:
         raise _no_column(piece, lacking, names)
+    return found
 
 
 def file_runs(path: Path) -> Iterator[tuple[int, int, int]]:
@@ -149,8 +155,9 @@ def read_typed(
     """
     file = HfFile(Path(piece.path))
     images = _media_columns(file, piece, media)
-    text = _text_columns(file, piece)
+    named = _named_columns(piece, file.schema.names, messages=MESSAGES[1])
     require_columns(piece.source.keep_columns, file.schema.names, where=piece.path)
+    text = {name: column for name, column in named.items() if name not in piece.meaning.facts.groups}
     text |= {name: name for name in piece.source.keep_columns}
     taken = {*text.values(), *(name for each in images.values() for name in each.names)}
     held = _held(file, piece.meaning, taken)
@@ -228,24 +235,6 @@ def _holds_bytes(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return any(_holds_bytes(child.type) for child in kind)
     return is_bytes(kind)
-
-
-def _text_columns(file: HfFile, piece: FilePiece) -> dict[str, str]:
-    """The columns of texts and ids by their names in a row. Raises ManifestError where there are none."""
-    columns, names = piece.source.columns, file.schema.names
-    meaning = piece.meaning
-    others = (name for name in meaning.columns if name not in (*meaning.facts.groups, "id"))
-    wanted = {name: column for name in others if (column := getattr(columns, name)) is not None}
-    found = {name: column for name, column in wanted.items() if column in names}
-    if "messages" in wanted and "messages" not in found and columns.messages == MESSAGES[0]:
-        found |= {"messages": MESSAGES[1]} if MESSAGES[1] in names else {}
-    ids = {name: name for name in _IDS if name in names} if columns.id is None else {"id": columns.id}
-    for name, column in {**wanted, **ids}.items():
-        if column not in names and column != getattr(DEFAULTS, name):
-            raise _no_column(piece, f"{column} (source.columns.{name})", names)
-    if (lacking := meaning.lacking(found, columns)) is not None:
-        raise _no_column(piece, lacking, names)
-    return found | ids
 
 
 def _no_column(piece: FilePiece, what: str, names: Sequence[str]) -> ManifestError:

@@ -15,19 +15,19 @@ import pyarrow.compute as pc
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.errors import ConfigError, ManifestError, TextError
 from forebay.rows.audio_facts import as_listed
-from forebay.rows.kept_columns import parts_of_rows, values_in
-from forebay.rows.manifest import Manifest, did_you_mean, joined, require_rows, storable
+from forebay.rows.kept_columns import did_you_mean, parts_of_rows, values_in
+from forebay.rows.manifest import ROW_SCHEMA, Manifest, columns_of, joined, require_rows, storable
+from forebay.rows.meanings.recordings import said
 from forebay.rows.named_files import manifest_files, path_stem
 from forebay.rows.reader import IDS, RecordingLister, RowReader
 from forebay.rows.readers.arrow_files import HfFile
-from forebay.rows.readers.json_lines import JsonError, not_lines, not_text, parse_object, refuse_constant, string_of
+from forebay.rows.readers.json_lines import JsonError, not_lines, not_text, parse_object, refuse_constant
 from forebay.rows.readers.line_blocks import LineBlock, codec_of, head_of, line_blocks, plain_name
 from forebay.rows.readers.line_index import LINES, count_rows, find_row
 from forebay.rows.readers.text_rows import (
     BAD_TEXT,
     ENDING,
     LineFile,
-    TextRecord,
     TextRows,
     WantedRows,
     good_texts,
@@ -44,6 +44,12 @@ PLAIN = ".txt"
 """How names of plain text end."""
 
 _STRINGS = {str, type(None)}
+
+_FOUND = {
+    name: ROW_SCHEMA.field(name).type for name in ("row", "sample_id", "explicit_id", "language", "prompt", "text")
+}
+_Said = tuple[tuple[str | None, ...], tuple[Any, ...]]
+"""Id, language, prompt and text of a line, and the values of `source.keep_columns`."""
 
 _decoder = json.JSONDecoder(parse_constant=refuse_constant)
 logger = logging.getLogger(__name__)
@@ -87,12 +93,16 @@ class JsonLines:
             number = block.place.line + line
             if (made := self._made(block.data[start:stop], row, number)) is None:
                 continue
-            found.append((row, number, *made[:4]))
-            kept.append(made.kept)
-            self.file.rows.note(made.sample_id or f"{self.file.stem}/{number}")
+            (given, *rest), of_line = made
+            sample_id = given or f"{self.file.stem}/{number}"
+            found.append((row, sample_id, given is not None, *rest))
+            kept.append(of_line)
+            self.file.rows.note(sample_id)
             if self.file.rows.is_enough:
                 break
-        self._add(found, kept)
+        if found:
+            parts = parts_of_rows(kept, self.file.rows.source.keep_columns)
+            self.file.rows.add_columns(columns_of(found, _FOUND), group=self.file.group, kept=parts)
 
     def finish(self) -> None:
         """Raises ConfigError where a field that the config names was in no line."""
@@ -105,7 +115,7 @@ class JsonLines:
                     code="FB202",
                 )
 
-    def _made(self, data: bytes, row: int, number: int) -> TextRecord | None:
+    def _made(self, data: bytes, row: int, number: int) -> _Said | None:
         """Returns what a line says; None where it costs its sample, which is noted."""
         most = self.file.rows.source.max_sample_bytes
         try:
@@ -120,7 +130,7 @@ class JsonLines:
             self.file.fail(row, number, err.reason, str(err))
             return None
 
-    def _quickly(self, data: bytes) -> TextRecord | None:
+    def _quickly(self, data: bytes) -> _Said | None:
         """Returns what a plain line says; None for a line that has to be looked at more closely.
 
         An object has a colon a field, so one with as many colons as it has different fields has none of them twice and
@@ -144,7 +154,7 @@ class JsonLines:
             return None
         return self._counted(fields, values)
 
-    def _line(self, data: bytes) -> TextRecord:
+    def _line(self, data: bytes) -> _Said:
         try:
             fields = parse_object(data)
         except JsonError as err:
@@ -152,44 +162,19 @@ class JsonLines:
                 raise TextError(BAD_TEXT, f"is not UTF-8: {err.__cause__}") from err
             raise
         names = self._names
-        if names.text not in fields:
-            raise JsonError(f"has no field {names.text}, wanted a string or null")
-        text = fields[names.text]
+        text = fields.get(names.text)
         if isinstance(text, str) and not _is_storable(text):  # which costs the sample
             raise TextError(BAD_TEXT, f"field {names.text} holds half of a surrogate pair, wanted text")
-        given = string_of(fields, names.ids)
-        if given == "":
-            raise JsonError(f"field {names.ids[0]} is empty, wanted an id")
-        others = (string_of(fields, (name,)) for name in (names.language, names.prompt, names.text))
-        return self._counted(fields, (given, *others))
+        return self._counted(fields, said(fields, (names.language, names.prompt, names.text), names.ids))
 
-    def _counted(self, fields: dict[str, Any], values: tuple[Any, ...]) -> TextRecord:
+    def _counted(self, fields: dict[str, Any], values: tuple[str | None, ...]) -> _Said:
         """Returns what a line says, its other fields counted."""
         rows = self.file.rows
         kept = values_in(fields, rows.source.keep_columns) if rows.source.keep_columns else ()
         rows.unused.add_of(fields, self._names.taken)
         if self._unseen:
             self._unseen -= fields.keys()
-        given, language, prompt, text = values
-        return TextRecord(given, language, prompt, text, kept)
-
-    def _add(self, found: list[tuple[Any, ...]], kept: list[tuple[Any, ...]]) -> None:
-        if not found:
-            return
-        rows, numbers, given, languages, prompts, texts = zip(*found, strict=True)
-        stem, names = self.file.stem, self.file.rows.source.keep_columns
-        strings = {
-            "sample_id": [own or f"{stem}/{number}" for own, number in zip(given, numbers, strict=True)],
-            "language": languages,
-            "prompt": prompts,
-            "text": texts,
-        }
-        columns = {
-            "row": pa.array(rows, pa.int64()),
-            "explicit_id": pa.array([own is not None for own in given], pa.bool_()),
-            **{name: pa.array(values, pa.large_string()) for name, values in strings.items()},
-        }
-        self.file.rows.add_columns(columns, group=self.file.group, kept=parts_of_rows(kept, names) if names else None)
+        return values, kept
 
 
 def _is_storable(value: str | None) -> bool:

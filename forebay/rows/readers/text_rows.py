@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 
 from forebay.config.data import SourceColumns, SourceConfig, row_slice
 from forebay.errors import ConfigError, ManifestError
-from forebay.rows.kept_columns import concatenated, part_of, parts_of_rows, require_columns, require_values
-from forebay.rows.manifest import Unused, did_you_mean, joined, row_table
+from forebay.rows.kept_columns import concatenated, no_column, part_of, parts_of_rows, require_columns, require_values
+from forebay.rows.manifest import Unused, joined, row_table
 from forebay.rows.reader import IDS, Failures
 from forebay.rows.readers.arrow_files import HfFile, damaged, is_text
-from forebay.rows.readers.table_rows import TypedColumns
+from forebay.rows.readers.table_rows import TypedColumns, first
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
@@ -55,16 +55,6 @@ def good_texts(texts: pa.ChunkedArray, max_bytes: int, refuse: Callable[[int, st
             is_good[at] = False
             refuse(at, *problem)
     return is_good
-
-
-class TextRecord(NamedTuple):
-    """What a line says. kept: the values of `source.keep_columns`."""
-
-    sample_id: str | None
-    language: str | None
-    prompt: str | None
-    text: str | None
-    kept: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +218,7 @@ def _columns(schema: pa.Schema, path: Path, source: SourceConfig) -> list[str]:
     names = schema.names
     for setting, name in {"text": source.columns.text, **named_columns(source)}.items():
         if name not in names:
-            raise ConfigError(
-                f"{path}: no column {name} (source.columns.{setting}); it has {', '.join(names) or 'none'}"
-                f"{did_you_mean(name, names)}",
-                code="FB202",
-            )
+            raise ConfigError(no_column(name, f"columns.{setting}", names, where=str(path)), code="FB202")
     require_columns(source.keep_columns, names, where=str(path))
     if source.languages is not None and source.columns.language not in names:
         raise ManifestError(
@@ -285,18 +271,10 @@ class _Batch:
 
     def _given_ids(self, columns: TypedColumns) -> Any:
         named = self.file.rows.source.columns.id
-        name = next((n for n in (IDS if named is None else (named,)) if n in self.table.column_names), None)
-        if name is None:
-            return None
-        if pa.types.is_integer(self.table[name].type):
-            return pc.cast(self.table[name], pa.large_string())
-        given = columns.strings(name, nullable=True)
-        if pc.any(pc.equal(given, "")).as_py():
-            raise columns.wrong(name, "is empty, wanted an id", row=self._row_of(pc.equal(given, "")))
+        name, given = columns.given_ids(IDS if named is None else (named,))
+        if given is not None and pc.any(is_empty := pc.fill_null(pc.equal(given, ""), fill_value=False)).as_py():
+            raise columns.wrong(name, "is empty, wanted an id", row=int(self.rows[first(is_empty)] - self.base))
         return given
-
-    def _row_of(self, mask: Any) -> int:
-        return int(self.rows[int(np.argmax(np.asarray(pc.fill_null(mask, fill_value=False))))] - self.base)
 
     def _binary(self, name: str) -> pa.ChunkedArray:
         """Returns the texts as bytes: what a file says is text need not be."""
