@@ -16,7 +16,17 @@ import xxhash
 from forebay.config.data import SourceConfig
 from forebay.errors import BuildError, SampleError
 from forebay.rows.audio_facts import NamedMembers
-from forebay.rows.manifest import IMAGE_SCHEMA, LISTS, UNLOCATED, WHOLE_FILE, Manifest, rejections, storable, table_of
+from forebay.rows.manifest import (
+    IMAGE_SCHEMA,
+    LISTS,
+    UNLOCATED,
+    WHOLE_FILE,
+    Manifest,
+    rejections,
+    schema_of,
+    storable,
+    table_of,
+)
 from forebay.rows.media_reader import MediaReader, is_gone
 from forebay.rows.named_files import NamedFiles, shown_name
 from forebay.rows.reader import RowReader
@@ -33,17 +43,7 @@ IMAGES_PER_TASK = 512
 
 _MAX_OPEN = 4
 
-_FACTS = pa.schema(
-    [
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("size", pa.int64(), nullable=False),
-        pa.field("hash", pa.string(), nullable=False),
-        pa.field("width", pa.int32(), nullable=False),
-        pa.field("height", pa.int32(), nullable=False),
-        pa.field("reason", pa.string()),
-        pa.field("message", pa.large_string()),
-    ]
-)
+_FACTS = schema_of("offset:int64 size:int64 hash:string width:int32 height:int32 reason:string? message:large_string?")
 
 _PLACE = ("file", "member", "offset", "size")
 

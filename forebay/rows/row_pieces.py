@@ -24,6 +24,7 @@ from forebay.rows.manifest import (
     joined,
     rejections,
     row_table,
+    schema_of,
     storable,
     table_of,
 )
@@ -40,37 +41,16 @@ from forebay.store.source_files import SourceFile
 
 _ROWS_PER_BATCH = 4096
 
-PART_ROWS = pa.schema(
-    [
-        pa.field("sample_id", pa.large_string()),
-        pa.field("explicit_id", pa.bool_(), nullable=False),
-        pa.field("text", pa.large_string()),
-        pa.field("kind", pa.string()),
-        pa.field("reason", pa.string()),
-        pa.field("message", pa.large_string()),
-    ]
+PART_ROWS = schema_of(
+    "sample_id:large_string? explicit_id:bool text:large_string? kind:string? reason:string? message:large_string?"
 )
 """One entry a row of the manifest, in order: `sample_id` null where it is `<file>/<row>`; `kind`, `reason` and
 `message` of a row that cannot be used, else null. Behind them stand _SPOKEN where rows may be items themselves, and by
 group lists of places in the part's table of items."""
 
-_SPOKEN = pa.schema(
-    [
-        pa.field("language", pa.large_string()),
-        pa.field("prompt", pa.large_string()),
-        pa.field("duration_s", pa.float64(), nullable=False),
-    ]
-)
+_SPOKEN = schema_of("language:large_string? prompt:large_string? duration_s:float64")
 
-PART_ITEMS = pa.schema(
-    [
-        pa.field("path", pa.large_string()),
-        pa.field("member", pa.large_string(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("size", pa.int64(), nullable=False),
-        pa.field("run", pa.int64(), nullable=False),
-    ]
-)
+PART_ITEMS = schema_of("path:large_string? member:large_string offset:int64 size:int64 run:int64")
 """Places of items: `path`, as written, of a file of its own, else null and a place in the part's file."""
 
 TEXT_AT = "text_at"
