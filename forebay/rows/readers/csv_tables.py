@@ -27,6 +27,8 @@ from forebay.rows.kept_columns import TEXT, UNTYPED, parts_of_rows, unified, val
 from forebay.rows.manifest import columns_of
 from forebay.rows.meanings.recording_pieces import span_columns
 from forebay.rows.readers.json_lines import (
+    BAD_ROW,
+    BAD_TEXT,
     BOM,
     JsonError,
     id_of,
@@ -41,9 +43,6 @@ from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import at_hand
 
 logger = logging.getLogger(__name__)
-
-BAD_ROW, BAD_TEXT = "bad_row", "bad_text"
-"""Reasons of rows: of another form than the others, or with bytes that are no UTF-8."""
 
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _HEAD_BYTES = 1024 * 1024

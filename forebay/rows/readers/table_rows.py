@@ -15,7 +15,7 @@ from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.audio_facts import duration_of, fill_durations, locate_files, located
 from forebay.rows.kept_columns import no_column, require_columns
-from forebay.rows.manifest import joined, rejections, row_table
+from forebay.rows.manifest import joined, row_table
 from forebay.rows.meanings.recording_pieces import SPANS, spans_of
 from forebay.rows.named_files import NamedFiles, path_stem
 from forebay.rows.reader import IDS, Failures, Located, LocateTask
@@ -160,18 +160,10 @@ class TableRows:
             num_rows=count,
             kept=self._kept(),
         )
-        bad = np.zeros(count, bool)
-        bad[list(problems)] = True
-        gone = table.filter(pa.array(bad))
-        found = [problems[row] for row in sorted(problems)]
-        failed = rejections(
-            gone["row"],
-            gone["sample_id"],
-            kind="failed",
-            reason=[reason for reason, _ in found],
-            message=pa.array([message for _, message in found], pa.large_string()),
-        )
-        return table.filter(pa.array(~bad)), failed
+        bad, failures = sorted(problems), Failures()
+        for row, sample_id in zip(bad, table["sample_id"].take(pa.array(bad, pa.int64())).to_pylist(), strict=True):
+            failures.add(start + row, sample_id, *problems[row])
+        return table.filter(pa.array(~np.isin(np.arange(count), bad))), failures.table()
 
     def paths(self) -> Any:
         """Returns the paths of the audio column, null where a row has none."""

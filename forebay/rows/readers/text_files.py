@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from dataclasses import dataclass, field
@@ -19,23 +20,12 @@ from forebay.rows.kept_columns import did_you_mean, parts_of_rows, values_in
 from forebay.rows.manifest import ROW_SCHEMA, Manifest, columns_of, joined, require_rows, storable
 from forebay.rows.meanings.recordings import said
 from forebay.rows.named_files import manifest_files, path_stem
-from forebay.rows.reader import IDS, RecordingLister, RowReader
+from forebay.rows.reader import RecordingLister, RowReader
 from forebay.rows.readers.arrow_files import HfFile
-from forebay.rows.readers.json_lines import JsonError, not_lines, not_text, parse_object, refuse_constant
+from forebay.rows.readers.json_lines import BAD_TEXT, JsonError, not_lines, not_text, parse_object, refuse_constant
 from forebay.rows.readers.line_blocks import LineBlock, codec_of, head_of, line_blocks, plain_name
 from forebay.rows.readers.line_index import LINES, count_rows, find_row
-from forebay.rows.readers.text_rows import (
-    BAD_TEXT,
-    ENDING,
-    LineFile,
-    TextRows,
-    WantedRows,
-    good_texts,
-    list_parquet,
-    named_columns,
-    problem_of,
-    wanted_early,
-)
+from forebay.rows.readers.text_rows import LineFile, TextRows, WantedRows, good_texts, list_parquet, problem_of
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import files_in, is_folder
 from forebay.store.source_files import SourceFile
@@ -74,12 +64,10 @@ class JsonLines:
     _unseen: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        source = self.file.rows.source
-        own = source.columns
-        ids = IDS if own.id is None else (own.id,)
+        rows, own = self.file.rows, self.file.rows.source.columns
         named = (own.text, own.language, own.prompt or "prompt")
-        self._unseen = set(named_columns(source).values())
-        self._names = _Names(*named, ids, frozenset((*named, *ids, *source.keep_columns)))
+        self._unseen = set(rows.named_columns.values())
+        self._names = _Names(*named, rows.ids, frozenset((*named, *rows.ids, *rows.source.keep_columns)))
 
     def take(self, block: LineBlock, lines: Array, rows: Array) -> None:
         """Adds lines as rows; where only the first samples are wanted, no more than these.
@@ -107,7 +95,7 @@ class JsonLines:
     def finish(self) -> None:
         """Raises ConfigError where a field that the config names was in no line."""
         rows = self.file.rows
-        for setting, name in named_columns(rows.source).items():
+        for setting, name in rows.named_columns.items():
             if name in self._unseen and rows.num_taken:
                 raise ConfigError(
                     f"{self.file.path}: no line has a field {name} (source.columns.{setting})"
@@ -213,19 +201,19 @@ def list_lines(file: LineFile, wanted: WantedRows, *, cache_root: Path | None) -
 
 
 def _taker(file: LineFile) -> JsonLines | PlainLines:
-    path, source = file.path, file.rows.source
-    if Path(plain_name(path.name)).suffix != PLAIN or _begins_with_object(path, source):
+    path = file.path
+    if Path(plain_name(path.name)).suffix != PLAIN or _begins_with_object(path, file.rows.source):
         return JsonLines(file)
-    _require_no_fields(path, source)
+    _require_no_fields(path, file.rows)
     head = None if codec_of(path) is None else head_of(path)
     if (problem := not_text(path, head=head)) is not None:
         raise problem
     return PlainLines(file)
 
 
-def _require_no_fields(path: Path, source: SourceConfig) -> None:
+def _require_no_fields(path: Path, rows: TextRows) -> None:
     """Raises ConfigError or ManifestError where settings ask for what lines of plain text do not have."""
-    named = named_columns(source)
+    named, source = rows.named_columns, rows.source
     if named or source.keep_columns:
         setting, value = ("columns", named) if named else ("keep_columns", list(source.keep_columns))
         raise ConfigError(
@@ -306,13 +294,13 @@ def list_text(source: SourceConfig, cache_root: Path | None = None) -> Manifest:
     """
     manifests = manifest_files(source)
     _tell_what_is_beside(source, manifests)
-    wanted = wanted_early(source.rows)
+    wanted = WantedRows.early(source.rows)
     if wanted is None:
         wanted = WantedRows.of(source.rows or ":", _num_rows(source, manifests, cache_root))
     rows = TextRows(source)
     for group, manifest in enumerate(manifests):
         file = LineFile(manifest, group, storable(path_stem(plain_name(manifest.name))), rows)
-        if manifest.path.suffix == ENDING:
+        if manifest.path.suffix == ".parquet":
             list_parquet(file, wanted)
         else:
             list_lines(file, wanted, cache_root=cache_root)
@@ -329,7 +317,7 @@ def _num_rows(source: SourceConfig, manifests: list[SourceFile], cache_root: Pat
     most = source.max_sample_bytes
     count = 0
     for path in (manifest.path for manifest in manifests):
-        if path.suffix == ENDING:
+        if path.suffix == ".parquet":
             count += len(HfFile(path))
         elif codec_of(path) is None:
             count += count_rows(path, max_bytes=most, cache_root=cache_root)
@@ -358,8 +346,8 @@ def _tell_what_is_beside(source: SourceConfig, manifests: list[SourceFile]) -> N
     for entry in map(Path, source.manifests):
         if not is_folder(entry):
             continue
-        patterns = [*kind.files, *(pattern for tier in kind.else_files for pattern in tier)]
-        beside = [path.name for pattern in patterns[1:] for path in files_in(entry, pattern) if path not in read]
+        patterns = itertools.chain(kind.files[1:], *kind.else_files)
+        beside = [path.name for pattern in patterns for path in files_in(entry, pattern) if path not in read]
         beside = [name for name in beside if not name.endswith(".txt")]
         if beside:
             names = ", ".join(path.name for path in sorted(read)[:3])
