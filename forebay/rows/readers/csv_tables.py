@@ -26,19 +26,8 @@ from forebay.errors import ManifestError
 from forebay.rows.kept_columns import TEXT, UNTYPED, parts_of_rows, unified, values_in
 from forebay.rows.manifest import columns_of
 from forebay.rows.meanings.recording_pieces import span_columns
-from forebay.rows.readers.json_lines import (
-    BAD_ROW,
-    BAD_TEXT,
-    BOM,
-    JsonError,
-    id_of,
-    manifest_objects,
-    not_lines,
-    not_text,
-    parse_object,
-    reading,
-    seconds_of,
-)
+from forebay.rows.readers import json_lines
+from forebay.rows.readers.json_lines import BAD_ROW, BAD_TEXT, BOM, JsonError, not_text, reading
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import at_hand
 
@@ -322,18 +311,18 @@ def _objects(
     """
     texts, kept = fields
     nothing = (None,) * (len(texts) + len(wanted.numbers)), (None,) * len(kept), dict[str, Any]()
-    for row, (where, line) in enumerate(manifest_objects(path)):
+    for row, (where, line) in enumerate(json_lines.manifest_objects(path)):
         try:
-            found = parse_object(line)
+            found = json_lines.parse_object(line)
             if len(names) < _MOST_NAMES:
                 names |= dict.fromkeys(found)
-            said = [_text_of(found.get(name)) if name in kept else id_of(found, (name,)) for name in texts]
-            seconds = [seconds_of(found, (name,)) for name in wanted.numbers]
+            said = [_text_of(found.get(name)) if name in kept else json_lines.id_of(found, (name,)) for name in texts]
+            seconds = [json_lines.seconds_of(found, (name,)) for name in wanted.numbers]
             spans = {name: found[name] for name in found.keys() & wanted.spans}
             yield (*said, *seconds), values_in(found, kept), spans
         except JsonError as err:
             if not row and err.reason is None and not line.lstrip().startswith(b"{"):
-                raise not_lines(path, where, str(err)) from err
+                raise json_lines.not_lines(path, where, str(err)) from err
             problems[row] = (err.reason or BAD_ROW, f"{path}, {where}: {err}; correct it")
             yield nothing
 

@@ -19,8 +19,8 @@ from forebay.rows.readers.arrow_files import HfFile, data_files
 from forebay.rows.readers.csv_tables import TextTable, WantedColumns, read_csv, read_json_lines
 from forebay.rows.readers.json_lines import decoded
 from forebay.rows.readers.jsonl import line_runs, piece_lines
+from forebay.rows.readers.table_records import file_runs, read_table, read_typed, table_runs
 from forebay.rows.readers.table_rows import TableRows, locate_rows, taken_columns
-from forebay.rows.readers.tables_of_images import file_runs, read_table, read_typed, table_runs
 from forebay.rows.record import Record
 from forebay.store.remote.raw.raw_sources import folders_in, names_in, place_of
 from forebay.store.source_files import SourceFile

@@ -23,10 +23,9 @@ from forebay.rows.meanings.recording_pieces import BOUNDS, spans_of
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import NamedFiles, manifest_files, usable_name
 from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, RecordingLister, RowReader, Sink
-from forebay.rows.readers.arrow_files import HfFile
+from forebay.rows.readers.arrow_files import HfFile, TypedColumns, first
 from forebay.rows.readers.json_lines import decoded
-from forebay.rows.readers.table_rows import TypedColumns, first
-from forebay.rows.readers.tables_of_images import file_runs, read_typed
+from forebay.rows.readers.table_records import ImageColumn, file_runs, read_typed
 from forebay.rows.readers.tar_clips import locate_filelist
 from forebay.rows.readers.tar_members import NOT_FOUND, UnreadableTar, find_rows, member_stems, missing_reason
 from forebay.rows.record import MediaPlace
@@ -172,12 +171,10 @@ def read_images(piece: FilePiece, rows: Sink) -> None:
     read_typed(piece, rows, media=_TarColumns)
 
 
-class _TarColumns:
+class _TarColumns(ImageColumn):
     """The columns that name members of tars."""
 
-    names: Sequence[str] = REQUIRED[:2]
-    leaves: Sequence[str] = REQUIRED[:2]
-    batch_rows = 4096
+    names = leaves = REQUIRED[:2]
 
     def __init__(self, file: HfFile, piece: FilePiece) -> None:
         _require_columns(Path(piece.path), file.schema.names, self.names)

@@ -17,9 +17,8 @@ from forebay.errors import ConfigError, ManifestError
 from forebay.rows.kept_columns import concatenated, no_column, part_of, parts_of_rows, require_columns, require_values
 from forebay.rows.manifest import Unused, joined, row_table
 from forebay.rows.reader import IDS, Failures
-from forebay.rows.readers.arrow_files import DEFAULTS, HfFile, damaged, is_text
+from forebay.rows.readers.arrow_files import DEFAULTS, HfFile, TypedColumns, damaged, first, is_text
 from forebay.rows.readers.json_lines import BAD_TEXT
-from forebay.rows.readers.table_rows import TypedColumns, first
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 

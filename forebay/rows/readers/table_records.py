@@ -1,10 +1,10 @@
-"""Images in tables, typed or of text, with a row a conversation, or an image with a class, with a text or alone."""
+"""Rows of tables one by one, whatever they mean: typed ones by row group, those of text as a whole or in runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,8 @@ from forebay.rows.readers.arrow_files import (
     holds_media,
     is_bytes,
     is_list,
-    is_text,
     list_place,
+    media_part,
 )
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv
 from forebay.rows.readers.jsonl import line_runs, read_lines
@@ -140,9 +140,7 @@ def file_runs(path: Path) -> Iterator[tuple[int, int, int]]:
         start = stop
 
 
-def read_typed(
-    piece: FilePiece, rows: Sink, *, media: Callable[[HfFile, FilePiece], MediaColumns] | None = None
-) -> None:
+def read_typed(piece: FilePiece, rows: Sink, *, media: type[ImageColumn] | None = None) -> None:
     """Gives the rows of some row groups or record batches of a data file.
 
     The image column is `Image()` (bytes, path or both), binary, strings (paths relative to the data file), or a list of
@@ -188,15 +186,13 @@ def read_typed(
     rows.classes = classes
 
 
-def _media_columns(
-    file: HfFile, piece: FilePiece, media: Callable[[HfFile, FilePiece], MediaColumns] | None
-) -> dict[str, MediaColumns]:
+def _media_columns(file: HfFile, piece: FilePiece, media: type[ImageColumn] | None) -> dict[str, ImageColumn]:
     """The columns that say which items rows have, by the field that each becomes where items are fields."""
     if media is not None or not piece.meaning.in_fields:
-        return {"image": (media or _ImageColumn)(file, piece)}
+        return {"image": (media or ImageColumn)(file, piece)}
     named = {group: getattr(piece.source.columns, group) for group in piece.meaning.facts.groups}
     return {
-        group: _ImageColumn(file, piece, column)
+        group: ImageColumn(file, piece, column)
         for group, column in named.items()
         if group in piece.meaning.columns and column in file.schema.names
     }
@@ -249,27 +245,19 @@ def _no_column(piece: FilePiece, what: str, names: Sequence[str]) -> ManifestErr
 Places = Sequence[MediaPlace | str | None]
 
 
-class MediaColumns(Protocol):
-    """The columns of a data file that say which images a row has.
+class ImageColumn:
+    """The image column of a data file: what of it has to be read to know which rows have how many images, and where.
 
-    names: of the columns. leaves: what of them is read. batch_rows: rows that are held at once.
+    names: of the columns that say so. leaves: what of them is read. batch_rows: rows that are held at once.
     """
 
     names: Sequence[str]
     leaves: Sequence[str]
-    batch_rows: int
-
-    def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Places]:
-        """Yields the images of each row: a place in the file, a path, or None if there are neither bytes nor a path."""
-        ...
-
-
-class _ImageColumn:
-    """The image column of a data file: what of it has to be read to know which rows have how many images, and where."""
+    batch_rows = _ROWS_PER_BATCH
 
     def __init__(self, file: HfFile, piece: FilePiece, column: str | None = None) -> None:
         self._name = name = column or piece.source.columns.image
-        self.names: Sequence[str] = [name]
+        self.names = [name]
         if name not in file.schema.names:
             raise _no_column(piece, f"{name} (source.columns.image)", file.schema.names)
         kind = file.schema.field(name).type
@@ -281,7 +269,7 @@ class _ImageColumn:
                 code="FB203",
             )
         children = {field.name for field in element} if pa.types.is_struct(element) else set()
-        self.leaves: Sequence[str] = [name]
+        self.leaves = [name]
         self._all_inside = False
         has_bytes = "bytes" in children or is_bytes(element)
         inside = next((p for p in file.leaves(name) if is_bytes(element) or p.endswith(".bytes")), name)
@@ -289,11 +277,11 @@ class _ImageColumn:
             paths = [path for path in file.leaves(name) if children and path.endswith(".path")]
             if paths or not self._is_list:
                 self.leaves, self._all_inside = paths, True
-        reads_images = has_bytes and not self._all_inside
-        self.batch_rows = _IMAGES_PER_BATCH if reads_images else _ROWS_PER_BATCH
+        if has_bytes and not self._all_inside:
+            self.batch_rows = _IMAGES_PER_BATCH
 
     def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Places]:
-        """See `MediaColumns`."""
+        """Yields the images of each row: a place in the file, a path, or None if there are neither bytes nor a path."""
         if not self.leaves:
             yield from ([_inside(first + row, 0, run)] for row, run in enumerate(runs))
             return
@@ -313,21 +301,11 @@ class _ImageColumn:
 
     def _contents(self, elements: pa.Array) -> tuple[list[bool], list[str | None]]:
         """Whether each image has its bytes in the file, and its path."""
+        data, paths = media_part(elements, "bytes"), media_part(elements, "path")
         nothing: list[str | None] = [None] * len(elements)
-        if is_text(elements.type):
-            return [False] * len(elements), elements.to_pylist()
-        if is_bytes(elements.type):
-            return elements.is_valid().to_pylist(), nothing
-        children = {field.name for field in elements.type}
-        paths = pc.struct_field(elements, "path").to_pylist() if "path" in children else nothing
-        if self._all_inside:
-            return [True] * len(elements), paths
-        inside = (
-            pc.struct_field(elements, "bytes").is_valid().to_pylist()
-            if "bytes" in children
-            else [False] * len(elements)
-        )
-        return inside, paths
+        is_there = nothing if data is None else data.is_valid().to_pylist()
+        inside = [self._all_inside or bool(each) for each in is_there]
+        return inside, nothing if paths is None else paths.to_pylist()
 
 
 def _inside(row: int, position: int, run: int) -> MediaPlace:
