@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,12 @@ class _Stream:
 
 
 class HfFile:
-    """Rows of one file; a column of encoded media is read by row, nothing is decoded, nothing is copied to a cache."""
+    """Rows of one file; a column of encoded media is read by row, nothing is decoded, nothing is copied to a cache.
+
+    problems: of its rows none are known, unlike those of a table that is text.
+    """
+
+    problems: Mapping[int, tuple[str, str]] = {}
 
     def __init__(self, path: Path) -> None:
         """Opens a file. Raises ManifestError where it is neither parquet nor an arrow stream."""

@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,7 +58,7 @@ class TextTable:
     num_rows: int
     values: dict[str, pa.ChunkedArray]
     parts: dict[str, pa.ChunkedArray]
-    problems: dict[int, tuple[str, str]]
+    problems: Mapping[int, tuple[str, str]]
 
     def __len__(self) -> int:
         return self.num_rows

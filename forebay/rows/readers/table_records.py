@@ -31,7 +31,11 @@ from forebay.rows.readers.csv_tables import WantedColumns, read_csv
 from forebay.rows.readers.jsonl import line_runs, read_lines
 from forebay.rows.record import Meaning, MediaPlace, Record
 
-_TEXTS, _LINES, _TYPED = (".csv", ".tsv"), (".jsonl", ".json"), (".parquet", ".arrow")
+_FORMS = {
+    **dict.fromkeys((".csv", ".tsv"), "text"),
+    **dict.fromkeys((".jsonl", ".json"), "lines"),
+    **dict.fromkeys((".parquet", ".arrow"), "typed"),
+}
 
 _ROWS_PER_PART = 16_384
 
@@ -43,17 +47,21 @@ _IMAGES_PER_BATCH = 32
 _IDS = tuple(sorted(IDS, reverse=True))
 
 
+def form_of(path: Path) -> str:
+    """Returns whether a table is "text", JSON "lines" or "typed". Raises ManifestError for other names."""
+    if (form := _FORMS.get(path.suffix.lower())) is None:
+        wanted = ", ".join(name[1:] for name in TABLE_FILES)
+        raise ManifestError(f"{path}: the name of a table ends in {wanted}; rename it", code="FB205")
+    return form
+
+
 def table_runs(path: Path) -> Iterator[tuple[int, int, int]]:
     """Yields the runs of a table: a CSV as a whole, JSON lines and row groups in runs.
 
     Raises ManifestError for other names.
     """
-    ending = path.suffix.lower()
-    if ending not in (*_TEXTS, *_LINES, *_TYPED):
-        wanted = ", ".join(name[1:] for name in TABLE_FILES)
-        raise ManifestError(f"{path}: the name of a table ends in {wanted}; rename it", code="FB205")
-    runs = line_runs if ending in _LINES else file_runs if ending in _TYPED else one_a_file
-    yield from runs(path)
+    runs = {"text": one_a_file, "lines": line_runs, "typed": file_runs}
+    yield from runs[form_of(path)](path)
 
 
 def read_table(piece: FilePiece, rows: Sink) -> None:
@@ -65,10 +73,10 @@ def read_table(piece: FilePiece, rows: Sink) -> None:
     `source.columns.text`, by what is read. An empty value of a CSV is none. Rows that cannot be used have their
     reasons, `bad_row` and `bad_text` of a CSV among them. Raises ManifestError for a file that is no such table.
     """
-    ending = Path(piece.path).suffix.lower()
-    if ending in _TYPED:
+    form = form_of(Path(piece.path))
+    if form == "typed":
         read_typed(piece, rows)
-    elif ending in _LINES:
+    elif form == "lines":
         read_lines(piece, rows, renamed=lambda fields: _renamed(fields, piece.source.columns, piece.meaning.columns))
     else:
         _read_csv(piece, rows)

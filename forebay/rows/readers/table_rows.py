@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +45,15 @@ class TableRows:
         table: HfFile | TextTable,
         *,
         durations: tuple[str, ...] = (),
-        problems: Mapping[int, tuple[str, str]] | None = None,
     ) -> None:
         """number: of the file. durations: columns that hold durations where `source.columns` names none.
 
-        problems: rows that are known to be bad. Raises ManifestError for columns that are missing or of other types,
-        ConfigError for a missing one of `source.keep_columns`.
+        Raises ManifestError for columns that are missing or of other types, ConfigError for a missing one of
+        `source.keep_columns`.
         """
         self._manifest, self._number = manifest, number
         self._source, self._columns = source, source.columns
-        self._table = table
-        self.problems: Mapping[int, tuple[str, str]] = problems or {}
-        """Reason and message of the rows that are known to be bad."""
+        self._table, self.problems = table, table.problems
         self._names: list[str] = table.schema.names
         named = self._columns.duration
         self._durations = () if self._columns.features is not None else durations if named is None else (named,)

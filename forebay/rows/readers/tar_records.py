@@ -38,54 +38,46 @@ def read_tar(piece: FilePiece, rows: Sink) -> None:
         rows.is_absent = index.absent
         return
     meaning = piece.meaning
-    members = _Members.of(index, _BESIDE[:1] if meaning.lists_any else _BESIDE)
     read = _read_samples if meaning.in_fields else _read_conversations if meaning.lists_any else _read_images
     with opened(index.path) as descriptor:
-        read(_Tar(descriptor, index, members), piece, rows)
+        read(_Tar(descriptor, index, _BESIDE[:1] if meaning.lists_any else _BESIDE), piece, rows)
 
 
 @dataclass(slots=True)
-class _Members:
-    """Members by what they are. images: (row in the index, stem). beside: rows by stem and extension.
+class _Tar:
+    """An open tar, its members by what they are. extensions: of those beside images. images: (row in the index, stem).
 
-    refused: by the stem of what they belong to.
+    beside: rows by stem and extension; of equal names the last counts, as when tar extracts them. refused: by the stem
+    of what they belong to.
     """
 
+    descriptor: int
+    index: TarIndex
+    extensions: tuple[str, ...]
     images: list[tuple[int, str]] = field(default_factory=list)
     beside: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, RefusedHeader] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, index: TarIndex, beside: tuple[str, ...]) -> _Members:
-        """Returns the members of a tar; of equal names the last counts, as when tar extracts them."""
-        found = cls()
-        for row, name in enumerate(index.names):
+    def __post_init__(self) -> None:
+        for row, name in enumerate(self.index.names):
             stem, extension = split_name(name)
-            if extension in IMAGE_EXTENSIONS and index.rows[name] == row:
-                found.images.append((row, stem))
-            elif extension in beside:
-                found.beside[stem, extension] = row
-        for refused in index.refused:
+            if extension in IMAGE_EXTENSIONS and self.index.rows[name] == row:
+                self.images.append((row, stem))
+            elif extension in self.extensions:
+                self.beside[stem, extension] = row
+        for refused in self.index.refused:
             stem, extension = split_name(refused.name)
-            if extension in {*IMAGE_EXTENSIONS, *beside} or refused.reason in tar_members.NAMELESS:
-                is_owned = extension in IMAGE_EXTENSIONS and len(beside) == 1
-                found.refused[(found.owner(stem) or stem) if is_owned else stem] = refused
-        return found
+            if extension in {*IMAGE_EXTENSIONS, *self.extensions} or refused.reason in tar_members.NAMELESS:
+                is_owned = extension in IMAGE_EXTENSIONS and len(self.extensions) == 1
+                self.refused[(self.owner(stem) or stem) if is_owned else stem] = refused
 
     def owner(self, stem: str) -> str | None:
-        """The stem of the JSON that an image belongs to: its own, or without its last number."""
+        """Returns the stem of the JSON that an image belongs to: its own, or without its last number."""
         return next((name for name in (stem, stem.rpartition(".")[0]) if (name, ".json") in self.beside), None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tar:
-    descriptor: int
-    index: TarIndex
-    members: _Members
 
     def require(self, stem: str) -> None:
         """Raises SampleError where the tar's index refuses a member of a row."""
-        if (refused := self.members.refused.get(stem)) is not None:
+        if (refused := self.refused.get(stem)) is not None:
             raise SampleError(
                 refused.reason,
                 f"{refused.name} at offset {refused.offset} is refused: {refused.reason}; write the tar again",
@@ -93,7 +85,7 @@ class _Tar:
 
     def read(self, stem: str, extension: str) -> bytes | None:
         """Returns the bytes of what lies beside an image, None where there is none."""
-        row = self.members.beside.get((stem, extension))
+        row = self.beside.get((stem, extension))
         return None if row is None else self.read_row(row)
 
     def read_row(self, row: int) -> bytes:
@@ -110,7 +102,7 @@ class _Tar:
 
     def reject_refused(self, rows: Sink, name: str, stems: Mapping[str, Any] | set[str]) -> None:
         """Rejects refused members that are of no row: of which nothing else is left, or which have no name."""
-        for stem, refused in self.members.refused.items():
+        for stem, refused in self.refused.items():
             if stem not in stems:
                 rows.reject(
                     storable(stem) or f"{name}@{refused.offset}", refused.reason, tar_members.refusal(refused, name)
@@ -124,11 +116,11 @@ def _read_conversations(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
     their numbers; names of images in the JSON only say how many there are. The id is that of the JSON, else the name.
     Images without a JSON are excluded as `no_conversation`.
     """
-    entries = {row: stem for (stem, _), row in tar.members.beside.items()}
+    entries = {row: stem for (stem, _), row in tar.beside.items()}
     images: dict[str, list[int]] = {stem: [] for stem in entries.values()}
     lonely = {}
-    for row, stem in tar.members.images:
-        if (owner := tar.members.owner(stem)) is None:
+    for row, stem in tar.images:
+        if (owner := tar.owner(stem)) is None:
             lonely[row] = stem
         else:
             images[owner].append(row)
@@ -164,12 +156,12 @@ def _read_images(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
     Its class is `label` of its JSON, else the text of `{id}.cls`; its text is `text` of its JSON, else that of
     `{id}.txt`. The id is that of the JSON, else the name. Members beside no image are counted.
     """
-    stems = {stem for _, stem in tar.members.images}
-    for row, stem in tar.members.images:
+    stems = {stem for _, stem in tar.images}
+    for row, stem in tar.images:
         where = f"{piece.name}: member {tar.index.names[row]}"
         rows.take(functools.partial(_image, tar, row, stem, piece.meaning.columns), where=where, stem=storable(stem))
     tar.reject_refused(rows, piece.name, stems)
-    lonely = sum(stem not in stems and stem not in tar.members.refused for stem, _ in tar.members.beside)
+    lonely = sum(stem not in stems and stem not in tar.refused for stem, _ in tar.beside)
     rows.unused.merge({_NO_OWNER: lonely})
 
 
