@@ -22,7 +22,6 @@ from forebay.rows.manifest import (
     Manifest,
     Unused,
     joined,
-    rejections,
     row_table,
     schema_of,
     storable,
@@ -205,9 +204,6 @@ class ReadPiece:
         return rows.part(piece.group, cache_root=piece.cache_root)
 
 
-_KINDS: tuple[Kind, ...] = ("excluded", "failed")
-
-
 def listed_rows(parts: Sequence[RowPart]) -> pa.Table:
     """Returns all rows: those of parts with `row`, `group` and `offset`, the place in its file.
 
@@ -239,21 +235,14 @@ def candidate_rows(
     derived = joined(stems.take(rows["group"].combine_chunks()), "/", rows["offset"])
     place = rows.schema.get_field_index("sample_id")
     rows = rows.set_column(place, "sample_id", pc.coalesce(rows["sample_id"], derived))
-    unusable = rows.filter(rows["reason"].is_valid())
-    rows = rows.filter(rows["reason"].is_null()) if len(unusable) else rows
-    rejected = [
-        rejections(part["row"], part["sample_id"], kind=kind, reason=part["reason"], message=part["message"])
-        for kind in _KINDS
-        if len(part := unusable.filter(pc.equal(unusable["kind"], kind)))
-    ]
+    rejected = rows.filter(rows["reason"].is_valid()).select(REJECTED_SCHEMA.names).cast(REJECTED_SCHEMA)
+    rows = rows.filter(rows["reason"].is_null()) if len(rejected) else rows
     names = [name for name in rows.column_names if name in ROW_SCHEMA.names or name.startswith(SPAN)]
     kept = {name: column_of(rows, name) for name in names_of(rows)}
     table = row_table({name: rows[name] for name in names} | {**places(rows)}, num_rows=len(rows))
     for name, column in {TEXT_AT: TEXT_AT, **LISTS}.items():
         table = table.append_column(column, rows[name]) if name in rows.column_names else table
-    table = with_kept(table, kept)
-    rejected = [REJECTED_SCHEMA.empty_table(), *rejected]
-    return Manifest(files=tuple(files), rows=table, rejected=pa.concat_tables(rejected))
+    return Manifest(files=tuple(files), rows=with_kept(table, kept), rejected=rejected)
 
 
 def first_places(

@@ -87,6 +87,11 @@ class WantedColumns(NamedTuple):
     numbers: tuple[str, ...] = ()
     spans: frozenset[str] = frozenset()
 
+    @property
+    def texts(self) -> list[str]:
+        """Those that are no numbers."""
+        return sorted(self.names.difference(self.numbers))
+
 
 def read_csv(path: Path, wanted: WantedColumns) -> TextTable:
     """Returns the wanted columns of a CSV or TSV with a header line.
@@ -273,12 +278,11 @@ def read_json_lines(path: Path, wanted: WantedColumns, *, kept: Collection[str])
     A line that is no object, has a field twice, or a value of another kind costs itself. Raises ManifestError where the
     first line is no object: the file is something else then.
     """
-    texts = sorted(wanted.names - {*wanted.numbers})
-    kinds = dict.fromkeys(texts, TEXT) | dict.fromkeys(wanted.numbers, pa.float64())
+    kinds = dict.fromkeys(wanted.texts, TEXT) | dict.fromkeys(wanted.numbers, pa.float64())
     names: dict[str, None] = {}
     problems: dict[int, tuple[str, str]] = {}
     kept = sorted(kept)
-    rows = _objects(path, wanted, (texts, kept), names, problems)
+    rows = _objects(path, wanted, kept, names, problems)
     blocks, parts, spans = [], [], []
     while block := [*itertools.islice(rows, _BLOCK_ROWS)]:
         values, of_kept, of_spans = zip(*block, strict=True)
@@ -299,17 +303,13 @@ def read_json_lines(path: Path, wanted: WantedColumns, *, kept: Collection[str])
 
 
 def _objects(
-    path: Path,
-    wanted: WantedColumns,
-    fields: tuple[Sequence[str], Sequence[str]],
-    names: dict[str, None],
-    problems: dict[int, tuple[str, str]],
+    path: Path, wanted: WantedColumns, kept: Sequence[str], names: dict[str, None], problems: dict[int, tuple[str, str]]
 ) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]]:
     """Yields of each line its values, those that are kept, and those of spans; nothing of one that costs itself.
 
-    fields: of texts, and those that are kept. names: gains those of all fields. problems: gains reason and message.
+    names: gains those of all fields. problems: gains reason and message.
     """
-    texts, kept = fields
+    texts = wanted.texts
     nothing = (None,) * (len(texts) + len(wanted.numbers)), (None,) * len(kept), dict[str, Any]()
     for row, (where, line) in enumerate(json_lines.manifest_objects(path)):
         try:

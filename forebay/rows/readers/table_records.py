@@ -14,9 +14,9 @@ from forebay.config.data import TABLE_FILES, SourceColumns
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
 from forebay.rows.manifest import WHOLE_FILE
-from forebay.rows.meanings.canonical_chat import IDS, LEARNT_OF_ROW, MESSAGES
+from forebay.rows.meanings.canonical_chat import LEARNT_OF_ROW, MESSAGES
 from forebay.rows.meanings.image_class import declared_classes, named_labels, written_label
-from forebay.rows.reader import FilePiece, Sink, one_a_file
+from forebay.rows.reader import IDS, FilePiece, Sink, one_a_file
 from forebay.rows.readers.arrow_files import (
     DEFAULTS,
     HfFile,
@@ -43,8 +43,6 @@ _ROWS_PER_BATCH = 4096
 
 _IMAGES_PER_BATCH = 32
 """Rows that are held at once where their images are read with them."""
-
-_IDS = tuple(sorted(IDS, reverse=True))
 
 
 def form_of(path: Path) -> str:
@@ -91,9 +89,9 @@ def _renamed(fields: Mapping[str, Any], columns: SourceColumns, names: Sequence[
 
 def _read_csv(piece: FilePiece, rows: Sink) -> None:
     source, columns, beside = piece.source, piece.source.columns, piece.meaning.beside
-    own = {getattr(columns, name) or name for name in piece.meaning.columns}.union(IDS if columns.id is None else ())
-    wanted = WantedColumns(frozenset((*own, *beside, *source.keep_columns)), columns.image)
-    table = read_csv(Path(piece.path), wanted)
+    own = [getattr(columns, name) or name for name in (*piece.meaning.columns, "id")]
+    wanted = frozenset((*own, *(IDS if columns.id is None else ()), *beside, *source.keep_columns))
+    table = read_csv(Path(piece.path), WantedColumns(wanted, columns.image))
     names: list[str] = table.schema.names
     named = {name: name for name in beside if name in names} | _named_columns(piece, names)
     require_columns(source.keep_columns, names, where=piece.path)
@@ -118,9 +116,10 @@ def _said(text: str) -> bool | str:
 
 
 def _named_columns(piece: FilePiece, names: Sequence[str], *, messages: str = MESSAGES[0]) -> dict[str, str]:
-    """Returns the columns that are read of a table, by the names that rows have. messages: its other name.
+    """Returns the columns that are read of a table, by the names that rows have.
 
-    Raises ManifestError where it lacks what is read, or a column by another name than its default.
+    messages: what the column of that name may be called too. Raises ManifestError where the table lacks what is read,
+    or a column by another name than its default.
     """
     columns, meaning = piece.source.columns, piece.meaning
     given = {name: getattr(columns, name) for name in (*meaning.columns, "id")}
@@ -129,7 +128,7 @@ def _named_columns(piece: FilePiece, names: Sequence[str], *, messages: str = ME
             raise _no_column(piece, f"{column} (source.columns.{name})", names)
     found = {name: column for name in given if (column := given[name] or name) in names}
     if columns.id is None:
-        found |= {name: name for name in _IDS if name in names}
+        found |= {name: name for name in IDS if name in names}
     if "messages" in given and "messages" not in found and columns.messages == MESSAGES[0] and messages in names:
         found["messages"] = messages
     if (lacking := meaning.lacking(found, columns)) is not None:

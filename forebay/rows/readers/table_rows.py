@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,29 +206,25 @@ def _id_names(columns: SourceColumns) -> tuple[str, ...]:
 def locate_rows(task: LocateTask) -> Located:
     """Returns the durations of a task's rows: from the header of the bytes in the row, or of the file that it names."""
     inside = pc.equal(task.rows["file"], task.group)
-    own = task.with_rows(task.rows.filter(inside))
+    own = replace(task, rows=task.rows.filter(inside))
     unknown = np.flatnonzero(np.isnan(own.rows["duration_s"].to_numpy()))
     file = HfFile(Path(task.paths[task.group])) if len(unknown) else None
 
     def duration_s(position: int) -> float:
         assert file is not None
-        return _duration_s(file, own.rows["offset"][position].as_py(), task.column)
+        data = file.encoded(own.rows["offset"][position].as_py(), task.column) or b""
+        if holds_numbers(file.schema.field(task.column).type):
+            return num_valid(matrix_of(data)) * HOP_S
+        return duration_of(lambda start, count: data[start : start + count], len(data))
 
     failures = Failures()
     durations = fill_durations(own, unknown, duration_s, failures)
     found = located(own, {"duration_s": pa.array(durations)}, failures)
     if len(own.rows) == len(task.rows):
         return found
-    named = locate_files(task.with_rows(task.rows.filter(pc.invert(inside))))
+    named = locate_files(replace(task, rows=task.rows.filter(pc.invert(inside))))
     return Located(
         rows=pa.concat_tables([found.rows, named.rows]).sort_by("row"),
         failed=pa.concat_tables([found.failed, named.failed]),
         absent=named.absent,
     )
-
-
-def _duration_s(file: HfFile, row: int, column: str) -> float:
-    data = file.encoded(row, column) or b""
-    if holds_numbers(file.schema.field(column).type):
-        return num_valid(matrix_of(data)) * HOP_S
-    return duration_of(lambda start, count: data[start : start + count], len(data))
