@@ -16,7 +16,7 @@ from forebay.rows.audio_facts import duration_of, fill_durations, locate_files, 
 from forebay.rows.kept_columns import no_column, require_columns
 from forebay.rows.manifest import joined, row_table
 from forebay.rows.meanings.recording_pieces import SPANS, spans_of
-from forebay.rows.named_files import NamedFiles, path_stem
+from forebay.rows.named_files import NamedFiles, path_stem, usable_name
 from forebay.rows.reader import IDS, Failures, Located, LocateTask
 from forebay.rows.readers.arrow_files import (
     DEFAULTS,
@@ -158,13 +158,12 @@ class TableRows:
         numbers = np.full(len(self._table), self._number, np.int32)
         problems = dict(self.problems)
         reason = "missing_file" if self._columns.features is None else "missing_features"
-        outside = np.flatnonzero(~inside)
+        nothing = "is null" if holds_numbers(self._audio_kind) else "has neither bytes nor a path"
+        home, outside = Path(self._source.media_dir or self._manifest.path), np.flatnonzero(~inside)
         for row, written in zip(outside.tolist(), paths.take(pa.array(outside)).to_pylist(), strict=True):
             if row in problems:
                 continue
-            nothing = "is null" if holds_numbers(self._audio_kind) else "has neither bytes nor a path"
-            problem = nothing if written is None else files.problem(written, manifest=self._manifest)
-            if problem:
+            if problem := nothing if written is None else usable_name(written, home):
                 where = f"{self._manifest.path}, row {row + 1}: column {self._columns.media} {problem}"
                 problems[row] = (reason, where)
             else:
