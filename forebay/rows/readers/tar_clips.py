@@ -120,7 +120,7 @@ class _Clips:
             sidecar = self._sidecar(stems)
             sample_id = given or sidecar.sample_id or storable(key)
             self.unused.add(sidecar.unused)
-            seconds = (stated_s, stated_s) if stated_s == stated_s else self._seconds(member, sidecar.duration_s)
+            seconds = (stated_s, stated_s) if not math.isnan(stated_s) else self._seconds(member, sidecar.duration_s)
         except JsonError as err:
             message = f"{self.task.name}: {err}; write the tar again"
             self.failures.add(row, sample_id, err.reason or "bad_metadata", message)
