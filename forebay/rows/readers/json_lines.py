@@ -22,8 +22,9 @@ from forebay.errors import ManifestError
 from forebay.store.remote.raw.raw_sources import at_hand
 from forebay.visible import printable
 
-REPEATED, BAD_ROW, BAD_TEXT = "repeated_field", "bad_row", "bad_text"
-"""Reasons of rows: a field twice, another form than that of other rows, bytes that are no UTF-8."""
+REPEATED = "repeated_field"
+BAD_ROW, BAD_TEXT = "bad_row", "bad_text"
+"""Reasons of rows: of another form than the others, or with bytes that are no UTF-8."""
 
 BOM = b"\xef\xbb\xbf"
 # Of bytes as Latin-1, which leaves JSON's own marks as they are: it finds where a value ends.
