@@ -88,7 +88,7 @@ class ClipMembers:
         return found
 
 
-class Clip(NamedTuple):
+class TarClip(NamedTuple):
     """A recording of a tar. place: member, offset, size. seconds: its duration, and the one that is stated of it."""
 
     sample_id: str
@@ -110,7 +110,7 @@ class _Clips:
 
     def clip(
         self, row: int, stem: str, stems: tuple[str, ...], *, key: str = "", given: str = "", stated_s: float = math.nan
-    ) -> Clip | None:
+    ) -> TarClip | None:
         """Returns a recording; None where it has failed. key, given: its id without one of its own, and in any case.
 
         stems: those of its metadata, the first that is there. stated_s: by what lists it, which goes before its header.
@@ -130,7 +130,7 @@ class _Clips:
             return None
         at = member[0]
         place = (storable(self.index.names[at]), int(self.index.offsets[at]), int(self.index.sizes[at]))
-        return Clip(sample_id, place, seconds, sidecar)
+        return TarClip(sample_id, place, seconds, sidecar)
 
     def _seconds(self, clip: tuple[int, str], stated_s: float | None) -> tuple[float, float | None]:
         """Returns a clip's duration. stated_s: by the metadata, None where it says none.

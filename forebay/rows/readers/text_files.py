@@ -81,9 +81,9 @@ class JsonLines:
             number = block.place.line + line
             if (made := self._made(block.data[start:stop], row, number)) is None:
                 continue
-            (given, *rest), of_line = made
+            (given, language, prompt, text), of_line = made
             sample_id = given or f"{self.file.stem}/{number}"
-            found.append((row, sample_id, given is not None, *rest))
+            found.append((row, sample_id, given is not None, language, prompt, text))
             kept.append(of_line)
             self.file.rows.note(sample_id)
             if self.file.rows.is_enough:
