@@ -127,7 +127,7 @@ TEXT_OF_IMAGE = (".txt",)
 SOURCE_KINDS = {
     "tar": SourceKind(reader=f"{_READERS}.tar_lists:READER", holds=BOTH, files=("*.parquet",), keeps=BOTH),
     "filelist": SourceKind(reader=f"{_READERS}.tar_lists:FILELIST_READER", files=("*.tsv",)),
-    "webdataset": SourceKind(reader=f"{_READERS}.sidecar_tars:READER", holds=BOTH, files=("*.tar",), keeps=BOTH),
+    "webdataset": SourceKind(reader=f"{_READERS}.tar_records:READER", holds=BOTH, files=("*.tar",), keeps=BOTH),
     "jsonl": SourceKind(reader=f"{_READERS}.jsonl:READER", holds=BOTH, files=("*.jsonl",), keeps=BOTH),
     "hf": SourceKind(
         reader=f"{_READERS}.table_files:HF_READER",

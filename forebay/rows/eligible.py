@@ -32,23 +32,28 @@ _MAX_LANGUAGES = 20
 def apply_filters(manifest: Manifest, source: SourceConfig) -> Manifest:
     """Returns the rows that the filters of a config leave; the others are in `rejected` as "excluded".
 
-    Reasons, the first that holds: `excluded_by_id`, `language`, `too_short`, `too_long` (with `overlong = "drop"` only:
-    `keep` and `clip` keep the row). A duration that is not known yet passes, so the same filters are applied before
+    A duration that no clip has (negative, infinite) fails its row, as `bad_metadata`. The reasons of others, the first
+    that holds: `excluded_by_id`, `language`, `too_short`, `too_long` (with `overlong = "drop"` only: `keep` and `clip`
+    keep the row). A duration that is not known yet passes, so the same filters are applied before
     and after durations are read. Languages are compared as written but for case; a row without a language is not in
     `source.languages`. Transcripts are not looked at: an edited text must not move the cut of the media.
     """
+    seconds = manifest.rows["duration_s"]
+    is_none = pc.or_(pc.less(seconds, 0), pc.is_inf(seconds))
+    named = " s is no duration; correct the manifest"
+    manifest = _reject(manifest, is_none, "bad_metadata", lambda r: joined(r["duration_s"], named), kind="failed")
     if source.exclude:
         listed = pc.is_in(manifest.rows["sample_id"], value_set=pa.array(source.exclude, pa.large_string()))
         manifest = _reject(manifest, listed, "excluded_by_id", "its id is in source.exclude")
     if source.languages is not None:
         wanted = pa.array(sorted({language.lower() for language in source.languages}), pa.large_string())
         known = pc.is_in(pc.utf8_lower(manifest.rows["language"]), value_set=wanted)
-        named = f" is not in source.languages {list(source.languages)}"
+        wrong = f" is not in source.languages {list(source.languages)}"
         manifest = _reject(
             manifest,
             pc.invert(known),
             "language",
-            lambda rows: joined("language ", pc.fill_null(rows["language"], "(none)"), named),
+            lambda rows: joined("language ", pc.fill_null(rows["language"], "(none)"), wrong),
         )
     if source.min_duration_s > 0:
         short = pc.less(manifest.rows["duration_s"], source.min_duration_s)
@@ -133,14 +138,6 @@ def _reject(
     return dataclasses.replace(
         manifest, rows=manifest.rows.filter(pc.invert(out)), rejected=pa.concat_tables([manifest.rejected, rejected])
     )
-
-
-def fail_impossible(manifest: Manifest) -> Manifest:
-    """Returns the manifest without rows whose duration no clip has (negative, infinite): they fail, `bad_metadata`."""
-    seconds = manifest.rows["duration_s"]
-    bad = pc.or_(pc.less(seconds, 0), pc.is_inf(seconds))
-    named = " s is no duration; correct the manifest"
-    return _reject(manifest, bad, "bad_metadata", lambda rows: joined(rows["duration_s"], named), kind="failed")
 
 
 def unique_ids(manifest: Manifest) -> Manifest:

@@ -16,10 +16,10 @@ import xxhash
 from forebay.config.data import SourceConfig
 from forebay.errors import BuildError, SampleError
 from forebay.rows.audio_facts import NamedMembers
-from forebay.rows.manifest import IMAGE_SCHEMA, LISTS, UNLOCATED, WHOLE_FILE, Manifest, rejections, storable, table_of
+from forebay.rows.manifest import IMAGE_SCHEMA, LISTS, UNLOCATED, WHOLE_FILE, Manifest, schema_of, storable, table_of
 from forebay.rows.media_reader import MediaReader, is_gone
 from forebay.rows.named_files import NamedFiles, shown_name
-from forebay.rows.reader import RowReader
+from forebay.rows.reader import Failures, RowReader
 from forebay.rows.readers.arrow_files import damaged, place_row
 from forebay.rows.shared_images import first_uses, flattened, share_groups
 from forebay.store.image.formats import image_size
@@ -33,17 +33,7 @@ IMAGES_PER_TASK = 512
 
 _MAX_OPEN = 4
 
-_FACTS = pa.schema(
-    [
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("size", pa.int64(), nullable=False),
-        pa.field("hash", pa.string(), nullable=False),
-        pa.field("width", pa.int32(), nullable=False),
-        pa.field("height", pa.int32(), nullable=False),
-        pa.field("reason", pa.string()),
-        pa.field("message", pa.large_string()),
-    ]
-)
+_FACTS = schema_of("offset:int64 size:int64 hash:string width:int32 height:int32 reason:string? message:large_string?")
 
 _PLACE = ("file", "member", "offset", "size")
 
@@ -286,7 +276,12 @@ def with_images(manifest: Manifest, failed: Array, images: ListedImages) -> Mani
     rows, rejected = manifest.rows.slice(0, len(failed)), manifest.rejected
     if np.count_nonzero(failed < 0) == images.source.max_samples:  # `max_samples` left out what follows
         rejected = rejected.filter(pc.less(rejected["row"], rows["row"][-1]))
-    rejected = pa.concat_tables([rejected, _failures(rows, failed, images)])
+    failures, gone = Failures(), rows.filter(pa.array(failed >= 0))
+    facts = images.facts().take(pa.array(images.fact[failed[failed >= 0]]))
+    columns = (gone["row"], gone["sample_id"], facts["reason"], facts["message"])
+    for values in zip(*(column.to_pylist() for column in columns), strict=True):
+        failures.add(*values)
+    rejected = pa.concat_tables([rejected, failures.table()])
     num_listed = len(manifest.files)
     used = np.unique(images.file[flattened(rows[column])[1]])
     absent = {*manifest.absent, *used[(used >= num_listed) & np.isin(used, images.absent())].tolist()}
@@ -299,12 +294,6 @@ def with_images(manifest: Manifest, failed: Array, images: ListedImages) -> Mani
         absent=tuple(sorted(absent)),
         images=table,
     )
-
-
-def _failures(rows: pa.Table, failed: Array, images: ListedImages) -> pa.Table:
-    gone = rows.filter(pa.array(failed >= 0))
-    facts = images.facts().take(pa.array(images.fact[failed[failed >= 0]]))
-    return rejections(gone["row"], gone["sample_id"], kind="failed", reason=facts["reason"], message=facts["message"])
 
 
 def _brought_together(rows: pa.Table, images: ListedImages) -> tuple[pa.Table, pa.Table]:

@@ -161,23 +161,28 @@ def require_columns(wanted: Collection[str], names: Collection[str], *, where: s
     """Raises ConfigError, with the nearest name, where a table does not have a column that is to be kept."""
     for name in wanted:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(
-                f"{where}: no column {name} (source.keep_columns); it has {', '.join(names) or 'none'}{hint}",
-                code="FB202",
-            )
+            raise ConfigError(no_column(name, "keep_columns", names, where=where), code="FB202")
+
+
+def no_column(name: str, setting: str, names: Collection[str], *, where: str) -> str:
+    """Returns the message for a table without a column that a setting of `[source]` names."""
+    has = ", ".join(names) or "none"
+    return f"{where}: no column {name} (source.{setting}); it has {has}{did_you_mean(name, names)}"
+
+
+def did_you_mean(name: str, names: Collection[str]) -> str:
+    """Returns the end of a message with the nearest of some names; empty where none is near."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def require_values(table: pa.Table, others: Collection[str], *, where: str) -> None:
     """Raises ConfigError, with the nearest name, for a kept field that no row has. others: fields that rows have."""
     for name in names_of(table):
         if len(table) and column_of(table, name).null_count == len(table):
-            near = difflib.get_close_matches(name, others, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(
-                f"{where}: none of {len(table)} rows has a field {name} with a value (source.keep_columns){hint}; "
-                "correct the name, or leave it out",
+                f"{where}: none of {len(table)} rows has a field {name} with a value (source.keep_columns)"
+                f"{did_you_mean(name, others)}; correct the name, or leave it out",
                 code="FB202",
             )
 

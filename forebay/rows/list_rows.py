@@ -20,14 +20,7 @@ import pyarrow as pa
 from forebay.config.data import SourceConfig, row_slice
 from forebay.config.tree import Config
 from forebay.errors import ManifestError
-from forebay.rows.eligible import (
-    apply_filters,
-    fail_impossible,
-    name_absent_languages,
-    take_first,
-    unique_ids,
-    unneeded,
-)
+from forebay.rows.eligible import apply_filters, name_absent_languages, take_first, unique_ids, unneeded
 from forebay.rows.image_facts import ListedImages, with_images
 from forebay.rows.kept_columns import column_of, names_of, require_values, typed, with_kept
 from forebay.rows.located_rows import locate_tasks, located_of, recording, refuse_pieces, with_places
@@ -35,10 +28,7 @@ from forebay.rows.manifest import CONVERSATION_SCHEMA, SPAN, Manifest, merged, r
 from forebay.rows.meanings.own import meaning_of
 from forebay.rows.meanings.recording_pieces import refuse_differing, to_judge
 from forebay.rows.named_files import require_folder, stamped
-from forebay.rows.reader import (
-    FilePiece,
-    Located,
-)
+from forebay.rows.reader import FilePiece, Located
 from forebay.rows.record import Meaning
 from forebay.rows.row_listing import RowListing
 from forebay.rows.row_pieces import TEXT_AT, RowPart, candidate_rows, first_places, listed_rows
@@ -185,7 +175,7 @@ def _named(listing: RowListing) -> NamedRows:
     manifest = unique_ids(dataclasses.replace(listed, rows=rows))
     if not lister.lists_tars:
         name_absent_languages(manifest.rows, source)
-    return dataclasses.replace(named, manifest=apply_filters(fail_impossible(manifest), source))
+    return dataclasses.replace(named, manifest=apply_filters(manifest, source))
 
 
 def _by_record(listing: RowListing) -> NamedRows:

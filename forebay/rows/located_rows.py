@@ -12,20 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.rows.eligible import (
-    apply_filters,
-    fail_impossible,
-    name_absent_languages,
-    unique_ids,
-)
+from forebay.rows.eligible import apply_filters, name_absent_languages, unique_ids
 from forebay.rows.kept_columns import concatenated, require_values
 from forebay.rows.manifest import ROW_SCHEMA, Manifest, merged
 from forebay.rows.meanings.recording_pieces import refuse_uncovered, to_judge
 from forebay.rows.named_files import shown_name
-from forebay.rows.reader import (
-    Located,
-    LocateTask,
-)
+from forebay.rows.reader import Located, LocateTask
 from forebay.rows.row_listing import RowListing
 from forebay.store.remote.raw.arriving import is_remote
 from forebay.store.remote.raw.raw_sources import shown
@@ -108,7 +100,7 @@ def with_places(listed: Manifest, results: Sequence[Located], listing: RowListin
         if is_all:  # of some of the tars, more may be in the others
             name_absent_languages(manifest.rows, source)
             require_values(manifest.rows, manifest.unused, where=", ".join(source.manifests))
-    manifest = apply_filters(fail_impossible(manifest), source)
+    manifest = apply_filters(manifest, source)
     order = np.argsort(manifest.rejected["row"].to_numpy(), kind="stable")
     return dataclasses.replace(manifest, rejected=manifest.rejected.take(pa.array(order)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,65 +21,36 @@ if TYPE_CHECKING:
 
 Kind = Literal["excluded", "failed"]
 
-ROW_SCHEMA = pa.schema(
-    [
-        pa.field("row", pa.int64(), nullable=False),
-        pa.field("sample_id", pa.large_string(), nullable=False),
-        pa.field("explicit_id", pa.bool_(), nullable=False),
-        pa.field("group", pa.int32(), nullable=False),
-        pa.field("file", pa.int32(), nullable=False),
-        pa.field("member", pa.large_string(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("size", pa.int64(), nullable=False),
-        pa.field("duration_s", pa.float64(), nullable=False),
-        pa.field("stated_s", pa.float64()),
-        pa.field("language", pa.large_string()),
-        pa.field("prompt", pa.large_string()),
-        pa.field("text", pa.large_string()),
-    ]
+
+def schema_of(columns: str) -> pa.Schema:
+    """Returns a schema of `name:type` parted by spaces; `[]` behind a type is a list of it, `?` that it may be null."""
+    fields = []
+    for name, kind in (column.split(":") for column in columns.split()):
+        plain = pa.type_for_alias(kind.removesuffix("?").removesuffix("[]"))
+        fields.append(pa.field(name, pa.list_(plain) if "[]" in kind else plain, nullable=kind.endswith("?")))
+    return pa.schema(fields)
+
+
+ROW_SCHEMA = schema_of(
+    "row:int64 sample_id:large_string explicit_id:bool group:int32 file:int32 member:large_string offset:int64 "
+    "size:int64 duration_s:float64 stated_s:float64? language:large_string? prompt:large_string? text:large_string?"
 )
 """Columns of `Manifest.rows`; those of `source.keep_columns` stand behind them, see `kept`.
 
 Strings have 64-bit offsets, so that 75 million rows fit one chunk.
 """
 
-REJECTED_SCHEMA = pa.schema(
-    [
-        pa.field("row", pa.int64(), nullable=False),
-        pa.field("sample_id", pa.large_string(), nullable=False),
-        pa.field("kind", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("message", pa.large_string(), nullable=False),
-    ]
-)
+REJECTED_SCHEMA = schema_of("row:int64 sample_id:large_string kind:string reason:string message:large_string")
 """Columns of `Manifest.rejected`."""
 
-CONVERSATION_SCHEMA = pa.schema(
-    [
-        pa.field("row", pa.int64(), nullable=False),
-        pa.field("sample_id", pa.large_string(), nullable=False),
-        pa.field("explicit_id", pa.bool_(), nullable=False),
-        pa.field("group", pa.int32(), nullable=False),
-        pa.field("text", pa.large_string(), nullable=False),
-        pa.field("images", pa.list_(pa.int32()), nullable=False),
-        pa.field("image_group", pa.int64(), nullable=False),
-    ]
+CONVERSATION_SCHEMA = schema_of(
+    "row:int64 sample_id:large_string explicit_id:bool group:int32 text:large_string images:int32[] image_group:int64"
 )
 """Columns of `Manifest.rows` of conversations: `text` in the canonical form, `images` (into `Manifest.images`, one for
 each image part, in order), `image_group` (rows of one number share images; they are consecutive, numbers rise). Because
 of that order `row`, the place in the listing, does not rise."""
 
-IMAGE_SCHEMA = pa.schema(
-    [
-        pa.field("file", pa.int32(), nullable=False),
-        pa.field("member", pa.large_string(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("size", pa.int64(), nullable=False),
-        pa.field("hash", pa.string(), nullable=False),
-        pa.field("width", pa.int32(), nullable=False),
-        pa.field("height", pa.int32(), nullable=False),
-    ]
-)
+IMAGE_SCHEMA = schema_of("file:int32 member:large_string offset:int64 size:int64 hash:string width:int32 height:int32")
 """Columns of `Manifest.images`, each content once: a place that `MediaReader` takes (that of its first use), the
 xxh3-128 of the encoded bytes as 32 hex digits, width and height in pixels as displayed."""
 
@@ -243,12 +213,6 @@ def reduced(task: DataclassInstance) -> tuple[Any, ...]:
 
 def _restored(kind: type[Any], state: dict[str, Any]) -> Any:
     return kind(**{**state, "rows": pa.ipc.open_stream(state["rows"]).read_all()})
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Returns the end of a message with the nearest of some names; empty where none is near."""
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 @dataclass(slots=True)

@@ -56,10 +56,6 @@ class NamedFiles:
             self.files.append(file)
         return known
 
-    def problem(self, written: str, *, manifest: SourceFile) -> str | None:
-        """Returns why a name in a manifest is that of no recording, or None."""
-        return usable_name(written, Path(self._source.media_dir or manifest.path))
-
     def listed(self, path: str) -> int:
         """Returns the number of a manifest, by its path."""
         return self._numbers[path]

@@ -181,10 +181,6 @@ class LocateTask:
     column: str = ""
     keep: tuple[str, ...] = ()
 
-    def with_rows(self, rows: pa.Table) -> LocateTask:
-        """Returns the task for other rows."""
-        return replace(self, rows=rows)
-
     def tar_index(self) -> TarIndex | UnreadableTar:
         """Returns the index of the task's tar, or why there is none."""
         return tar_index(self.paths[self.group], cache_root=self.cache_root)

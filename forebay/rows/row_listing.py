@@ -11,20 +11,11 @@ from typing import TypeVar
 from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.audio_facts import as_listed, locate_files
-from forebay.rows.eligible import (
-    FIRST_WAVE,
-    next_wave,
-)
+from forebay.rows.eligible import FIRST_WAVE, next_wave
 from forebay.rows.image_facts import ListedImages
 from forebay.rows.manifest import Manifest
 from forebay.rows.named_files import NamedFiles, manifest_files
-from forebay.rows.reader import (
-    FilePiece,
-    RecordingLister,
-    RowReader,
-    no_records,
-    reader_of,
-)
+from forebay.rows.reader import FilePiece, RecordingLister, RowReader, no_records, reader_of
 from forebay.rows.record import Meaning
 from forebay.rows.row_pieces import ReadPiece, RowPart
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources

@@ -22,8 +22,8 @@ from forebay.rows.manifest import (
     Manifest,
     Unused,
     joined,
-    rejections,
     row_table,
+    schema_of,
     storable,
     table_of,
 )
@@ -40,37 +40,16 @@ from forebay.store.source_files import SourceFile
 
 _ROWS_PER_BATCH = 4096
 
-PART_ROWS = pa.schema(
-    [
-        pa.field("sample_id", pa.large_string()),
-        pa.field("explicit_id", pa.bool_(), nullable=False),
-        pa.field("text", pa.large_string()),
-        pa.field("kind", pa.string()),
-        pa.field("reason", pa.string()),
-        pa.field("message", pa.large_string()),
-    ]
+PART_ROWS = schema_of(
+    "sample_id:large_string? explicit_id:bool text:large_string? kind:string? reason:string? message:large_string?"
 )
 """One entry a row of the manifest, in order: `sample_id` null where it is `<file>/<row>`; `kind`, `reason` and
 `message` of a row that cannot be used, else null. Behind them stand _SPOKEN where rows may be items themselves, and by
 group lists of places in the part's table of items."""
 
-_SPOKEN = pa.schema(
-    [
-        pa.field("language", pa.large_string()),
-        pa.field("prompt", pa.large_string()),
-        pa.field("duration_s", pa.float64(), nullable=False),
-    ]
-)
+_SPOKEN = schema_of("language:large_string? prompt:large_string? duration_s:float64")
 
-PART_ITEMS = pa.schema(
-    [
-        pa.field("path", pa.large_string()),
-        pa.field("member", pa.large_string(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("size", pa.int64(), nullable=False),
-        pa.field("run", pa.int64(), nullable=False),
-    ]
-)
+PART_ITEMS = schema_of("path:large_string? member:large_string offset:int64 size:int64 run:int64")
 """Places of items: `path`, as written, of a file of its own, else null and a place in the part's file."""
 
 TEXT_AT = "text_at"
@@ -225,9 +204,6 @@ class ReadPiece:
         return rows.part(piece.group, cache_root=piece.cache_root)
 
 
-_KINDS: tuple[Kind, ...] = ("excluded", "failed")
-
-
 def listed_rows(parts: Sequence[RowPart]) -> pa.Table:
     """Returns all rows: those of parts with `row`, `group` and `offset`, the place in its file.
 
@@ -259,21 +235,14 @@ def candidate_rows(
     derived = joined(stems.take(rows["group"].combine_chunks()), "/", rows["offset"])
     place = rows.schema.get_field_index("sample_id")
     rows = rows.set_column(place, "sample_id", pc.coalesce(rows["sample_id"], derived))
-    unusable = rows.filter(rows["reason"].is_valid())
-    rows = rows.filter(rows["reason"].is_null()) if len(unusable) else rows
-    rejected = [
-        rejections(part["row"], part["sample_id"], kind=kind, reason=part["reason"], message=part["message"])
-        for kind in _KINDS
-        if len(part := unusable.filter(pc.equal(unusable["kind"], kind)))
-    ]
+    rejected = rows.filter(rows["reason"].is_valid()).select(REJECTED_SCHEMA.names).cast(REJECTED_SCHEMA)
+    rows = rows.filter(rows["reason"].is_null()) if len(rejected) else rows
     names = [name for name in rows.column_names if name in ROW_SCHEMA.names or name.startswith(SPAN)]
     kept = {name: column_of(rows, name) for name in names_of(rows)}
     table = row_table({name: rows[name] for name in names} | {**places(rows)}, num_rows=len(rows))
     for name, column in {TEXT_AT: TEXT_AT, **LISTS}.items():
         table = table.append_column(column, rows[name]) if name in rows.column_names else table
-    table = with_kept(table, kept)
-    rejected = [REJECTED_SCHEMA.empty_table(), *rejected]
-    return Manifest(files=tuple(files), rows=table, rejected=pa.concat_tables(rejected))
+    return Manifest(files=tuple(files), rows=with_kept(table, kept), rejected=rejected)
 
 
 def first_places(

@@ -23,7 +23,7 @@ from forebay.preprocess.shard_task import ShardTask
 from forebay.rows import image_facts as conversation_images
 from forebay.rows import located_rows as locate
 from forebay.rows.readers import jsonl as json_lines
-from forebay.rows.readers import tables_of_images
+from forebay.rows.readers import table_records
 from forebay.steps.recipe import recipe_of
 from forebay.store.memo import Memo
 from tests.preprocess.vision.corpus import DEMO as VISION
@@ -170,7 +170,7 @@ def longest_tasks(folder: Path, write: Write, num_rows: int) -> dict[str, int]:
 def test_no_task_grows_with_the_listing(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locate, "ROWS_PER_TASK", PER_FILE)
     monkeypatch.setattr(conversation_images, "IMAGES_PER_TASK", PER_FILE)
-    monkeypatch.setattr(tables_of_images, "_ROWS_PER_PART", PER_FILE)
+    monkeypatch.setattr(table_records, "_ROWS_PER_PART", PER_FILE)
     monkeypatch.setattr(json_lines, "BLOCK_BYTES", 512)
     small = longest_tasks(tmp_path / "small", write, 2 * PER_FILE)
     large = longest_tasks(tmp_path / "large", write, 16 * PER_FILE)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import SourceConfig
-from forebay.rows.eligible import apply_filters, fail_impossible, take_first
+from forebay.rows.eligible import apply_filters, take_first
 from forebay.rows.manifest import Manifest, row_table
 from forebay.store.source_files import SourceFile
 from tests.rows.helpers import audio, described, ids, read, rejected, write_manifest, write_tar
@@ -71,7 +71,7 @@ def test_bounds_are_inside_and_unknown_durations_pass() -> None:
 
 def test_max_samples_is_no_rejection_and_forgets_what_lies_behind() -> None:
     rows = [("a", 1.0, None), ("b", -1.0, None), ("c", 1.0, None), ("d", -1.0, None), ("e", 1.0, None)]
-    manifest = fail_impossible(manifest_of(rows))
+    manifest = apply_filters(manifest_of(rows), config())
     assert rejected(manifest) == [("b", "failed", "bad_metadata"), ("d", "failed", "bad_metadata")]
     first = take_first(manifest, 2)
     assert ids(first) == ["a", "c"]

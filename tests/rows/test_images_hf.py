@@ -14,7 +14,7 @@ from forebay.config import SourceColumns
 from forebay.errors import ManifestError, MissingExtraError
 from forebay.rows.reader import FilePiece
 from forebay.rows.readers import arrow_files as hf_file
-from forebay.rows.readers import tables_of_images
+from forebay.rows.readers import table_records
 from forebay.rows.record import meaning_named
 from tests.rows.helpers import ids, rejected
 from tests.rows.pictures import converse, images_of, picture, source_of, write_picture
@@ -137,7 +137,7 @@ def test_where_all_images_are_there_none_is_read_to_list_them(tmp_path: Path) ->
             name=path.name,
             path=str(path),
         )
-        column = tables_of_images._ImageColumn(hf_file.HfFile(path), piece)
+        column = table_records.ImageColumn(hf_file.HfFile(path), piece)
         leaves[name] = column.leaves
     assert leaves == {"one": ["image.path"], "many": ["image.list.element.path"]}
 

@@ -14,10 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import ManifestError
-from forebay.rows.manifest import (
-    SPAN,
-    WHOLE_FILE,
-)
+from forebay.rows.manifest import SPAN, WHOLE_FILE
 from forebay.rows.reader import DURATIONS
 from forebay.store.layout import Array
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,7 +32,7 @@ class TextOnly(Meaning):
 
     def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:  # noqa: ARG002
         _note_unknown(record.fields, unknown)
-        given, language, prompt, text = _said(record.fields)
+        given, language, prompt, text = said(record.fields)
         return MeantRow(text=text, sample_id=given, language=language, prompt=prompt)
 
 
@@ -46,7 +47,7 @@ class Recorded(TextOnly):
         fields = record.fields
         _note_unknown(fields, unknown)
         place = _place_of(record, home)
-        given, language, prompt, text = _said(fields)
+        given, language, prompt, text = said(fields)
         return MeantRow(
             text=text,
             items={"audio": (place,)},
@@ -75,11 +76,13 @@ def _note_unknown(fields: dict[str, Any], unknown: set[str]) -> None:
         unknown.update(name for name in fields.keys() - _TAKEN if fields[name] is not None)
 
 
-def _said(fields: dict[str, Any]) -> tuple[str | None, ...]:
-    """Returns id, language, prompt and text of a record. Raises JsonError for one without the field `text`."""
-    if "text" not in fields:
-        raise JsonError("has no field text, wanted a string or null")
-    given = string_of(fields, IDS)
+def said(
+    fields: dict[str, Any], names: Sequence[str] = ("language", "prompt", "text"), ids: Sequence[str] = IDS
+) -> tuple[str | None, ...]:
+    """Returns id, language, prompt and text of a record. Raises JsonError for one without the field of the text."""
+    if names[-1] not in fields:
+        raise JsonError(f"has no field {names[-1]}, wanted a string or null")
+    given = string_of(fields, ids)
     if given == "":
-        raise JsonError(f"field {IDS[0]} is empty, wanted an id")
-    return given, *(string_of(fields, (name,)) for name in ("language", "prompt", "text"))
+        raise JsonError(f"field {ids[0]} is empty, wanted an id")
+    return given, *(string_of(fields, (name,)) for name in names)

@@ -1,11 +1,11 @@
-"""Data files of an `hf` source, parquet or the arrow streams that `save_to_disk` writes: values by column and row."""
+"""Data files, parquet or the arrow streams that `save_to_disk` writes: values by column and row, and their types."""
 
 from __future__ import annotations
 
 import io
 import json
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,12 @@ class _Stream:
 
 
 class HfFile:
-    """Rows of one file; a column of encoded media is read by row, nothing is decoded, nothing is copied to a cache."""
+    """Rows of one file; a column of encoded media is read by row, nothing is decoded, nothing is copied to a cache.
+
+    problems: of its rows none are known, unlike those of a table that is text.
+    """
+
+    problems: Mapping[int, tuple[str, str]] = {}
 
     def __init__(self, path: Path) -> None:
         """Opens a file. Raises ManifestError where it is neither parquet nor an arrow stream."""
@@ -94,9 +99,8 @@ class HfFile:
             table = pa.Table.from_batches(self._parts, self.schema).select(tops)
         arrays, labels = [], []
         for name in names:
-            top, _, child = name.partition(".")
-            arrays.append(pc.struct_field(table[top], child) if child else table[top])
-            labels.append(child or top)
+            arrays.append(_field(table, name))
+            labels.append(name.rpartition(".")[2])
         return pa.table(dict(zip(labels, arrays, strict=True)))
 
     def part(self, name: str) -> pa.ChunkedArray:
@@ -190,9 +194,84 @@ class HfFile:
                 if nulls in (0, metadata.num_rows):
                     return np.full(metadata.num_rows, nulls == 0)
         values = self._parquet.read_row_group(group, columns=[name])
-        top, _, child = name.partition(".")
-        column = pc.struct_field(values[top], child) if child else values[top]
-        return np.asarray(pc.is_valid(column).to_numpy())
+        return np.asarray(pc.is_valid(_field(values, name)).to_numpy())
+
+
+@dataclass(frozen=True, slots=True)
+class TypedColumns:
+    """The columns of one manifest file; `path` names it in messages. unused: the names of those that were not read."""
+
+    table: pa.Table
+    path: Path
+    unused: frozenset[str] = frozenset()
+
+    def strings(self, name: str, *, nullable: bool) -> pa.ChunkedArray | None:
+        """Returns a column as large_string, None if it is missing. Raises ManifestError for other types, bad UTF-8."""
+        column = self._column(name)
+        if column is None:
+            return None
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        if not (is_text(kind) or (pa.types.is_null(kind) and nullable)):
+            raise self.wrong(name, f"is {column.type}, wanted string")
+        if not nullable and column.null_count:
+            raise self.wrong(name, "is null, wanted a string", row=first(pc.is_null(column)))
+        try:
+            column = pc.cast(column, pa.large_string())
+            column.validate(full=True)
+        except pa.ArrowInvalid as err:
+            raise self.wrong(name, f"is not UTF-8 text: {err}") from err
+        return column
+
+    def seconds(self, name: str) -> pa.ChunkedArray | None:
+        """Returns a column of durations as float64 with NaN for null, None where it is missing.
+
+        Any integer, float or decimal type is taken; other types raise ManifestError.
+        """
+        column = self._column(name)
+        if column is None:
+            return None
+        kind, types = column.type, pa.types
+        if not any(is_one(kind) for is_one in (types.is_integer, types.is_floating, types.is_decimal, types.is_null)):
+            raise self.wrong(name, f"is {kind}, wanted seconds as a number")
+        return pc.fill_null(pc.cast(column, pa.float64(), safe=False), float("nan"))
+
+    def ids(self, name: str) -> pa.ChunkedArray:
+        """Returns a column of lists of integers as large_string: the numbers in decimal, parted by spaces."""
+        column = self.table[name]
+        if not is_list(column.type) or not pa.types.is_integer(column.type.value_type):
+            raise self.wrong(name, f"is {column.type}, wanted lists of token ids")
+        column = pc.cast(column, pa.large_list(column.type.value_type))
+        column = pc.cast(column, pa.large_list(pa.large_string()))
+        return pc.binary_join(column, pa.scalar(" ", pa.large_string()))
+
+    def given_ids(self, names: Sequence[str]) -> tuple[str, pa.ChunkedArray | None]:
+        """Returns the first of several columns that is there, and its ids; numbers are their digits."""
+        name = next((name for name in names if name in self.table.column_names), "")
+        if name and pa.types.is_integer(self.table[name].type):
+            return name, pc.cast(self.table[name], pa.large_string())
+        return name, self.strings(name, nullable=True) if name else None
+
+    def wrong(self, name: str, problem: str, *, row: int | None = None) -> ManifestError:
+        """Returns the error that names file, column and, counted from 1, row."""
+        where = f"{self.path}, row {row + 1}" if row is not None else f"{self.path}"
+        return ManifestError(f"{where}: column {name} {problem}; correct the manifest", code="FB203")
+
+    def _column(self, name: str) -> pa.ChunkedArray | None:
+        if name not in self.table.column_names:
+            return None
+        if self.table.column_names.count(name) > 1:
+            raise self.wrong(name, "occurs more than once, wanted it once")
+        return self.table[name]
+
+
+def first(mask: Any) -> int:
+    """Returns the position of the first true value."""
+    return int(np.argmax(np.asarray(mask)))
+
+
+def _field(table: pa.Table, name: str) -> pa.ChunkedArray:
+    top, _, child = name.partition(".")
+    return pc.struct_field(table[top], child) if child else table[top]
 
 
 def _batches(file: pa.MemoryMappedFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
@@ -251,6 +330,13 @@ def holds_media(kind: pa.DataType) -> bool:
     """Says whether columns of an arrow type can hold encoded media: bytes, paths, or structs of one of them or both."""
     children = {field.name for field in kind} if pa.types.is_struct(kind) else set()
     return bool(children & {"bytes", "path"}) or is_bytes(kind) or is_text(kind)
+
+
+def media_part(values: pa.Array, name: str) -> pa.Array | None:
+    """Returns the `bytes` or the `path` of values of a type that holds media, None where these have no such part."""
+    if pa.types.is_struct(values.type):
+        return pc.struct_field(values, name) if name in {field.name for field in values.type} else None
+    return values if is_bytes(values.type) == (name == "bytes") else None
 
 
 def holds_numbers(kind: pa.DataType) -> bool:

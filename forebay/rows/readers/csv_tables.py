@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import codecs
 import csv
+import itertools
 import logging
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,25 +26,12 @@ from forebay.errors import ManifestError
 from forebay.rows.kept_columns import TEXT, UNTYPED, parts_of_rows, unified, values_in
 from forebay.rows.manifest import columns_of
 from forebay.rows.meanings.recording_pieces import span_columns
-from forebay.rows.readers.json_lines import (
-    BOM,
-    JsonError,
-    LineWhere,
-    id_of,
-    manifest_objects,
-    not_lines,
-    not_text,
-    parse_object,
-    reading,
-    seconds_of,
-)
+from forebay.rows.readers import json_lines
+from forebay.rows.readers.json_lines import BAD_ROW, BAD_TEXT, BOM, JsonError, not_text, reading
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import at_hand
 
 logger = logging.getLogger(__name__)
-
-BAD_ROW, BAD_TEXT = "bad_row", "bad_text"
-"""Reasons of rows: of another form than the others, or with bytes that are no UTF-8."""
 
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _HEAD_BYTES = 1024 * 1024
@@ -70,7 +58,7 @@ class TextTable:
     num_rows: int
     values: dict[str, pa.ChunkedArray]
     parts: dict[str, pa.ChunkedArray]
-    problems: dict[int, tuple[str, str]]
+    problems: Mapping[int, tuple[str, str]]
 
     def __len__(self) -> int:
         return self.num_rows
@@ -98,6 +86,11 @@ class WantedColumns(NamedTuple):
     first: str
     numbers: tuple[str, ...] = ()
     spans: frozenset[str] = frozenset()
+
+    @property
+    def texts(self) -> list[str]:
+        """Those that are no numbers."""
+        return sorted(self.names.difference(self.numbers))
 
 
 def read_csv(path: Path, wanted: WantedColumns) -> TextTable:
@@ -285,80 +278,53 @@ def read_json_lines(path: Path, wanted: WantedColumns, *, kept: Collection[str])
     A line that is no object, has a field twice, or a value of another kind costs itself. Raises ManifestError where the
     first line is no object: the file is something else then.
     """
-    lines = _Lines(path, wanted, sorted(kept))
-    for where, line in manifest_objects(path):
-        lines.add(where, line)
-    if not lines.count:
+    kinds = dict.fromkeys(wanted.texts, TEXT) | dict.fromkeys(wanted.numbers, pa.float64())
+    names: dict[str, None] = {}
+    problems: dict[int, tuple[str, str]] = {}
+    kept = sorted(kept)
+    rows = _objects(path, wanted, kept, names, problems)
+    blocks, parts, spans = [], [], []
+    while block := [*itertools.islice(rows, _BLOCK_ROWS)]:
+        values, of_kept, of_spans = zip(*block, strict=True)
+        blocks.append(pa.table(columns_of(values, kinds)))
+        parts.append(parts_of_rows(of_kept, kept))
+        spans += of_spans
+    if not blocks:
         raise ManifestError(f"{path} is empty, wanted an object a line; add them", code="FB204")
-    return lines.table()
+    table = pa.concat_tables(blocks)
+    return TextTable(
+        schema=pa.schema([(name, TEXT) for name in names]),
+        num_rows=len(table),
+        values={name: table[name] for name in kinds}
+        | span_columns(spans, sorted(wanted.spans.intersection(names) - {*kinds})),
+        parts={name: unified([pa.chunked_array([part[name]]) for part in parts], name) for name in kept},
+        problems=problems,
+    )
 
 
-@dataclass
-class _Lines:
-    """The fields of lines, gathered block by block."""
+def _objects(
+    path: Path, wanted: WantedColumns, kept: Sequence[str], names: dict[str, None], problems: dict[int, tuple[str, str]]
+) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]]:
+    """Yields of each line its values, those that are kept, and those of spans; nothing of one that costs itself.
 
-    path: Path
-    wanted: WantedColumns
-    kept: Sequence[str]
-    count: int = 0
-    names: dict[str, None] = field(default_factory=dict)
-    problems: dict[int, tuple[str, str]] = field(default_factory=dict)
-    _kinds: dict[str, pa.DataType] = field(default_factory=dict)
-    _spans: list[dict[str, Any]] = field(default_factory=list)
-    _rows: list[tuple[Any, ...]] = field(default_factory=list)
-    _kept: list[tuple[Any, ...]] = field(default_factory=list)
-    _blocks: list[pa.Table] = field(default_factory=list)
-    _parts: list[dict[str, pa.Array]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        numbers = self.wanted.numbers
-        self._kinds = dict.fromkeys(sorted(self.wanted.names - {*numbers}), TEXT) | dict.fromkeys(numbers, pa.float64())
-
-    def add(self, where: LineWhere, line: bytes) -> None:
-        """Adds the object of a line."""
-        row, kept, spans = (None,) * len(self._kinds), (None,) * len(self.kept), {}
+    names: gains those of all fields. problems: gains reason and message.
+    """
+    texts = wanted.texts
+    nothing = (None,) * (len(texts) + len(wanted.numbers)), (None,) * len(kept), dict[str, Any]()
+    for row, (where, line) in enumerate(json_lines.manifest_objects(path)):
         try:
-            fields = parse_object(line)
-            if len(self.names) < _MOST_NAMES:
-                self.names |= dict.fromkeys(fields)
-            row, kept = tuple(self._values(fields)), values_in(fields, self.kept)
-            spans = {name: fields[name] for name in fields.keys() & self.wanted.spans}
+            found = json_lines.parse_object(line)
+            if len(names) < _MOST_NAMES:
+                names |= dict.fromkeys(found)
+            said = [_text_of(found.get(name)) if name in kept else json_lines.id_of(found, (name,)) for name in texts]
+            seconds = [json_lines.seconds_of(found, (name,)) for name in wanted.numbers]
+            spans = {name: found[name] for name in found.keys() & wanted.spans}
+            yield (*said, *seconds), values_in(found, kept), spans
         except JsonError as err:
-            if not self.count and err.reason is None and not line.lstrip().startswith(b"{"):
-                raise not_lines(self.path, where, str(err)) from err
-            self.problems[self.count] = (err.reason or BAD_ROW, f"{self.path}, {where}: {err}; correct it")
-        self._rows.append(row)
-        self._kept.append(kept)
-        self._spans.append(spans)
-        self.count += 1
-        if len(self._rows) == _BLOCK_ROWS:
-            self._flush()
-
-    def table(self) -> TextTable:
-        """Returns the columns."""
-        self._flush()
-        values = pa.concat_tables(self._blocks)
-        parts = {name: [pa.chunked_array([part[name]]) for part in self._parts] for name in self.kept}
-        spans = span_columns(self._spans, sorted(self.wanted.spans.intersection(self.names) - {*self._kinds}))
-        return TextTable(
-            schema=pa.schema([(name, TEXT) for name in self.names]),
-            num_rows=self.count,
-            values={name: values[name] for name in self._kinds} | spans,
-            parts={name: unified(of_name, name) for name, of_name in parts.items()},
-            problems=self.problems,
-        )
-
-    def _values(self, fields: dict[str, Any]) -> Iterator[Any]:
-        for name, kind in self._kinds.items():
-            if kind != TEXT:
-                yield seconds_of(fields, (name,))
-            else:
-                yield id_of(fields, (name,)) if name not in self.kept else _text_of(fields.get(name))
-
-    def _flush(self) -> None:
-        self._blocks.append(pa.table(columns_of(self._rows, self._kinds)))
-        self._parts.append(parts_of_rows(self._kept, self.kept))
-        self._rows, self._kept = [], []
+            if not row and err.reason is None and not line.lstrip().startswith(b"{"):
+                raise json_lines.not_lines(path, where, str(err)) from err
+            problems[row] = (err.reason or BAD_ROW, f"{path}, {where}: {err}; correct it")
+            yield nothing
 
 
 def _text_of(value: Any) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
 import math
 import re
@@ -22,6 +23,8 @@ from forebay.store.remote.raw.raw_sources import at_hand
 from forebay.visible import printable
 
 REPEATED = "repeated_field"
+BAD_ROW, BAD_TEXT = "bad_row", "bad_text"
+"""Reasons of rows: of another form than the others, or with bytes that are no UTF-8."""
 
 BOM = b"\xef\xbb\xbf"
 # Of bytes as Latin-1, which leaves JSON's own marks as they are: it finds where a value ends.
@@ -155,13 +158,15 @@ def reading(path: Path, *, what: str = "manifest ") -> Iterator[None]:
         ) from err
 
 
-def manifest_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def manifest_lines(path: Path, start: int = 0, stop: int = 0, first: int = 1) -> Iterator[tuple[int, bytes]]:
     """Yields (number from 1, line without its end) of every line that is not blank; a byte order mark is taken off.
 
-    Lines end with LF or CRLF. Raises ManifestError where the file cannot be read.
+    start, stop: bytes of some whole lines; left out: of all. first: the number of the first of them. Lines end with LF
+    or CRLF. Raises ManifestError where the file cannot be read.
     """
     with reading(path), at_hand(path) as local, open(local, "rb") as file:
-        for number, line in enumerate(file, 1):
+        file.seek(start)
+        for number, line in enumerate(io.BytesIO(file.read(stop - start)) if stop else file, first):
             if number == 1:
                 line = line.removeprefix(BOM)
             line = line.removesuffix(b"\n").removesuffix(b"\r")
@@ -179,15 +184,17 @@ class LineWhere(NamedTuple):
         return f"{self.word} {self.number}"
 
 
-def manifest_objects(path: Path) -> Iterator[tuple[LineWhere, bytes]]:
+def manifest_objects(path: Path, start: int = 0, stop: int = 0, first: int = 1) -> Iterator[tuple[LineWhere, bytes]]:
     """Yields the objects of a file with their places: its lines, or the members where it is one array of objects.
 
-    Raises ManifestError as `manifest_lines`, and for an array that ends too early.
+    start, stop, first: of a run of them, as `manifest_lines` has it. Raises ManifestError as that does, and for an
+    array that ends too early.
     """
     if not is_array(path):
-        yield from ((LineWhere(number), line) for number, line in manifest_lines(path))
+        yield from ((LineWhere(number), line) for number, line in manifest_lines(path, start, stop, first))
         return
-    yield from ((LineWhere(number, "object"), data) for number, (_, data) in enumerate(array_members(path), 1))
+    members = enumerate(array_members(path, start, stop), first)
+    yield from ((LineWhere(number, "object"), data) for number, (_, data) in members)
 
 
 def is_array(path: Path) -> bool:
@@ -195,16 +202,16 @@ def is_array(path: Path) -> bool:
     return _form_of(path, _head(path)) is _ARRAY
 
 
-def array_members(path: Path, start: int | None = None, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
+def array_members(path: Path, start: int = 0, stop: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yields (first byte, bytes) of the members of an array, which is in memory meanwhile.
 
     start, stop: of some whole members; left out: of all. Raises ManifestError, with the number from there, for a member
     that is no JSON, and for an array that is not closed.
     """
     with reading(path), at_hand(path) as local, open(local, "rb") as file:
-        file.seek(start or 0)
-        data = file.read(-1 if stop is None else stop - (start or 0))
-    at, end = (data.index(b"[") + 1, data.rstrip().rfind(b"]")) if stop is None else (0, len(data))
+        file.seek(start)
+        data = file.read(stop - start if stop else -1)
+    at, end = (0, len(data)) if stop else (data.index(b"[") + 1, data.rstrip().rfind(b"]"))
     if data[end + 1 :].strip() or end < 0:
         raise ManifestError(f"{path}: its array is not closed: a ] is missing at its end; write it again", code="FB203")
     text, number = data[:end].decode("latin-1"), 1  # a character is a byte then, and JSON's own marks are the same
@@ -213,7 +220,7 @@ def array_members(path: Path, start: int | None = None, stop: int | None = None)
             after = _scan.raw_decode(text, at)[1]
         except (ValueError, RecursionError) as err:
             raise ManifestError(f"{path}, object {number}: is no JSON: {err}; write it again", code="FB203") from err
-        yield (start or 0) + at, data[at:after]
+        yield start + at, data[at:after]
         at, number = after, number + 1
 
 

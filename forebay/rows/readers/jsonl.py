@@ -9,17 +9,8 @@ from typing import Any
 
 from forebay.rows.meanings.canonical_chat import text_error
 from forebay.rows.reader import FilePiece, RowReader, Sink
-from forebay.rows.readers.json_lines import (
-    BOM,
-    JsonError,
-    LineWhere,
-    array_members,
-    is_array,
-    manifest_objects,
-    not_lines,
-    parse_object,
-    reading,
-)
+from forebay.rows.readers import json_lines
+from forebay.rows.readers.json_lines import JsonError, LineWhere, array_members, is_array, not_lines, reading
 from forebay.rows.record import Record
 from forebay.store.remote.raw.raw_sources import at_hand
 
@@ -81,7 +72,7 @@ def read_lines(
 
 def _record(path: Path, renamed: Callable[[dict[str, Any]], dict[str, Any]], place: LineWhere, line: bytes) -> Record:
     try:
-        return Record(renamed(parse_object(line)))
+        return Record(renamed(json_lines.parse_object(line)))
     except JsonError as err:
         if err.reason is None:
             raise not_lines(path, place, str(err)) from err
@@ -89,22 +80,8 @@ def _record(path: Path, renamed: Callable[[dict[str, Any]], dict[str, Any]], pla
 
 
 def piece_lines(piece: FilePiece) -> Iterator[tuple[LineWhere, bytes]]:
-    """Yields the objects of some lines, or of a whole file, with their places; blank lines are none."""
-    path = Path(piece.path)
-    if not piece.stop:
-        yield from manifest_objects(path)
-        return
-    if is_array(path):
-        members = enumerate(array_members(path, piece.start, piece.stop), piece.first)
-        yield from ((LineWhere(number, "object"), data) for number, (_, data) in members)
-        return
-    with reading(path), at_hand(path) as local, open(local, "rb") as file:
-        file.seek(piece.start)
-        data = file.read(piece.stop - piece.start)
-    for number, line in enumerate(data.split(b"\n"), piece.first):
-        line = (line.removeprefix(BOM) if number == 1 else line).removesuffix(b"\r")
-        if line.strip():
-            yield LineWhere(number), line
+    """Returns the objects of some lines, or of a whole file, with their places; blank lines are none."""
+    return json_lines.manifest_objects(Path(piece.path), piece.start, piece.stop, piece.first or 1)
 
 
 READER = RowReader(read=read_lines, runs=line_runs)

@@ -111,7 +111,6 @@ def _unpacked(path: Path) -> Iterator[Any]:
             if not file.read(1):
                 _refuse(path, OSError("it is empty"))
             file.seek(0)
-        if codec is not None:
             import pyarrow as pa
 
             file = held.enter_context(pa.CompressedInputStream(file, codec))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from forebay.config.data import TABLE_FILES, SourceConfig
+from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import concatenated
 from forebay.rows.manifest import Manifest, Unused, require_rows
@@ -19,8 +19,8 @@ from forebay.rows.readers.arrow_files import HfFile, data_files
 from forebay.rows.readers.csv_tables import TextTable, WantedColumns, read_csv, read_json_lines
 from forebay.rows.readers.json_lines import decoded
 from forebay.rows.readers.jsonl import line_runs, piece_lines
+from forebay.rows.readers.table_records import file_runs, form_of, read_table, read_typed, table_runs
 from forebay.rows.readers.table_rows import TableRows, locate_rows, taken_columns
-from forebay.rows.readers.tables_of_images import file_runs, read_table, read_typed, table_runs
 from forebay.rows.record import Record
 from forebay.store.remote.raw.raw_sources import folders_in, names_in, place_of
 from forebay.store.source_files import SourceFile
@@ -86,23 +86,16 @@ def _require_place(source: SourceConfig, files: NamedFiles) -> None:
 
 def open_rows(manifest: SourceFile, number: int, source: SourceConfig) -> TableRows:
     """Returns the rows of one table. number: of the file. Raises ManifestError for a file that is none."""
-    wanted = WantedColumns(taken_columns(source), source.columns.media, _numbers(source), SPANS)
+    numbers = () if source.columns.duration is None else (source.columns.duration,)
+    wanted = WantedColumns(taken_columns(source), source.columns.media, numbers, SPANS)
     table: HfFile | TextTable
-    match manifest.path.suffix.lower():
-        case ".csv" | ".tsv":
-            table = read_csv(manifest.path, wanted)
-        case ".jsonl" | ".json":
-            table = read_json_lines(manifest.path, wanted, kept=source.keep_columns)
-        case ".parquet" | ".arrow":
-            return TableRows(manifest, number, source, HfFile(manifest.path))
-        case _:
-            endings = ", ".join(name[1:] for name in TABLE_FILES)
-            raise ManifestError(f"{manifest.path}: the name of a table ends in {endings}; rename it", code="FB205")
-    return TableRows(manifest, number, source, table, problems=table.problems)
-
-
-def _numbers(source: SourceConfig) -> tuple[str, ...]:
-    return () if source.columns.duration is None else (source.columns.duration,)
+    if (form := form_of(manifest.path)) == "typed":
+        table = HfFile(manifest.path)
+    elif form == "text":
+        table = read_csv(manifest.path, wanted)
+    else:
+        table = read_json_lines(manifest.path, wanted, kept=source.keep_columns)
+    return TableRows(manifest, number, source, table)
 
 
 def list_hf(source: SourceConfig) -> Manifest:

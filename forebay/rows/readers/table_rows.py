@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,121 +13,26 @@ import pyarrow.compute as pc
 from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.audio_facts import duration_of, fill_durations, locate_files, located
-from forebay.rows.kept_columns import require_columns
-from forebay.rows.manifest import joined, rejections, row_table
+from forebay.rows.kept_columns import no_column, require_columns
+from forebay.rows.manifest import joined, row_table
 from forebay.rows.meanings.recording_pieces import SPANS, spans_of
-from forebay.rows.named_files import NamedFiles, path_stem
+from forebay.rows.named_files import NamedFiles, path_stem, usable_name
 from forebay.rows.reader import IDS, Failures, Located, LocateTask
 from forebay.rows.readers.arrow_files import (
     DEFAULTS,
     HfFile,
+    TypedColumns,
     class_names,
     holds_media,
     holds_numbers,
     is_bytes,
-    is_list,
     is_text,
 )
+from forebay.rows.readers.csv_tables import TextTable
 from forebay.rows.readers.tar_members import member_stems
 from forebay.steps.audio.given import HOP_S, matrix_of, num_valid
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
-
-Problems = dict[int, tuple[str, str]]
-"""Reason and message by row, of rows that cannot be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class TypedColumns:
-    """The columns of one manifest file; `path` names it in messages. unused: the names of those that were not read."""
-
-    table: pa.Table
-    path: Path
-    unused: frozenset[str] = frozenset()
-
-    def strings(self, name: str, *, nullable: bool) -> pa.ChunkedArray | None:
-        """Returns a column as large_string, None if it is missing. Raises ManifestError for other types, bad UTF-8."""
-        column = self._column(name)
-        if column is None:
-            return None
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        if not (is_text(kind) or (pa.types.is_null(kind) and nullable)):
-            raise self.wrong(name, f"is {column.type}, wanted string")
-        if not nullable and column.null_count:
-            raise self.wrong(name, "is null, wanted a string", row=first(pc.is_null(column)))
-        try:
-            column = pc.cast(column, pa.large_string())
-            column.validate(full=True)
-        except pa.ArrowInvalid as err:
-            raise self.wrong(name, f"is not UTF-8 text: {err}") from err
-        return column
-
-    def seconds(self, name: str) -> pa.ChunkedArray | None:
-        """Returns a column of durations as float64 with NaN for null, None where it is missing.
-
-        Any integer, float or decimal type is taken; other types raise ManifestError.
-        """
-        column = self._column(name)
-        if column is None:
-            return None
-        kind = column.type
-        if not (
-            pa.types.is_integer(kind)
-            or pa.types.is_floating(kind)
-            or pa.types.is_decimal(kind)
-            or pa.types.is_null(kind)
-        ):
-            raise self.wrong(name, f"is {kind}, wanted seconds as a number")
-        return pc.fill_null(pc.cast(column, pa.float64(), safe=False), float("nan"))
-
-    def ids(self, name: str) -> pa.ChunkedArray:
-        """Returns a column of lists of integers as large_string: the numbers in decimal, parted by spaces."""
-        column = self.table[name]
-        if not is_list(column.type) or not pa.types.is_integer(column.type.value_type):
-            raise self.wrong(name, f"is {column.type}, wanted lists of token ids")
-        column = pc.cast(column, pa.large_list(column.type.value_type))
-        column = pc.cast(column, pa.large_list(pa.large_string()))
-        return pc.binary_join(column, pa.scalar(" ", pa.large_string()))
-
-    def wrong(self, name: str, problem: str, *, row: int | None = None) -> ManifestError:
-        """Returns the error that names file, column and, counted from 1, row."""
-        where = f"{self.path}, row {row + 1}" if row is not None else f"{self.path}"
-        return ManifestError(f"{where}: column {name} {problem}; correct the manifest", code="FB203")
-
-    def _column(self, name: str) -> pa.ChunkedArray | None:
-        if name not in self.table.column_names:
-            return None
-        if self.table.column_names.count(name) > 1:
-            raise self.wrong(name, "occurs more than once, wanted it once")
-        return self.table[name]
-
-
-def first(mask: Any) -> int:
-    """Returns the position of the first true value."""
-    return int(np.argmax(np.asarray(mask)))
-
-
-class ColumnTable(Protocol):
-    """One table whose columns are read by name. `HfFile` is one."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The names and types of all columns."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def columns(self, names: list[str]) -> pa.Table:
-        """Returns whole columns by name; `media.path` is a field of a struct, returned as column `path`."""
-        ...
-
-    def has_values(self, name: str) -> Array:
-        """Returns bool [rows], whether a column has a value."""
-        ...
-
-    def part(self, name: str) -> pa.ChunkedArray:
-        """Returns a column as it may be kept, see `kept.part_of`."""
-        ...
 
 
 class TableRows:
@@ -140,30 +43,29 @@ class TableRows:
         manifest: SourceFile,
         number: int,
         source: SourceConfig,
-        table: ColumnTable,
+        table: HfFile | TextTable,
         *,
         durations: tuple[str, ...] = (),
-        problems: Mapping[int, tuple[str, str]] | None = None,
     ) -> None:
         """number: of the file. durations: columns that hold durations where `source.columns` names none.
 
-        problems: rows that are known to be bad. Raises ManifestError for columns that are missing or of other types,
-        ConfigError for a missing one of `source.keep_columns`.
+        Raises ManifestError for columns that are missing or of other types, ConfigError for a missing one of
+        `source.keep_columns`.
         """
         self._manifest, self._number = manifest, number
         self._source, self._columns = source, source.columns
-        self._table = table
-        self._bad: Problems = dict(problems or {})
+        self._table, self.problems = table, table.problems
         self._names: list[str] = table.schema.names
         named = self._columns.duration
         self._durations = () if self._columns.features is not None else durations if named is None else (named,)
+        self._taken = taken_columns(source, durations=self._durations)
         self._audio_kind = self._checked_audio_kind()
         require_columns(source.keep_columns, self._names, where=str(manifest.path))
 
     @property
     def unused(self) -> set[str]:
         """The columns that nothing takes."""
-        return set(self._names) - taken_columns(self._source, durations=self._durations)
+        return set(self._names) - self._taken
 
     def rows(self, files: NamedFiles, start: int) -> tuple[pa.Table, pa.Table]:
         """Returns the rows, numbered from `start`, and those that cannot be used."""
@@ -182,48 +84,36 @@ class TableRows:
             num_rows=count,
             kept=self._kept(),
         )
-        bad = np.zeros(count, bool)
-        bad[list(problems)] = True
-        gone = table.filter(pa.array(bad))
-        found = [problems[row] for row in sorted(problems)]
-        failed = rejections(
-            gone["row"],
-            gone["sample_id"],
-            kind="failed",
-            reason=[reason for reason, _ in found],
-            message=pa.array([message for _, message in found], pa.large_string()),
-        )
-        return table.filter(pa.array(~bad)), failed
+        bad, failures = sorted(problems), Failures()
+        for row, sample_id in zip(bad, table["sample_id"].take(pa.array(bad, pa.int64())).to_pylist(), strict=True):
+            failures.add(start + row, sample_id, *problems[row])
+        return table.filter(pa.array(~np.isin(np.arange(count), bad))), failures.table()
 
     def paths(self) -> Any:
         """Returns the paths of the audio column, null where a row has none."""
         return self._audio()[1]
-
-    @property
-    def problems(self) -> Mapping[int, tuple[str, str]]:
-        """Reason and message of the rows that are known to be bad."""
-        return self._bad
 
     def values(self) -> tuple[dict[str, Any], dict[str, pa.ChunkedArray]]:
         """Returns what the table says of its rows beside the places of the audio, and the columns that are kept."""
         return self._values(self.paths()), self._kept()
 
     def _values(self, paths: Any) -> dict[str, Any]:
-        columns = TypedColumns(self._plain_columns(), self._manifest.path)
+        columns = self._typed([n for n in self._names if n in self._taken and n != self._columns.media])
         ids, explicit = self._ids(columns, paths)
+        spans = [name for name in self._names if name in SPANS and self._names.count(name) == 1]
+        text, labels = self._columns.text, self._columns.labels
         return {
             "sample_id": ids,
             "explicit_id": explicit,
             "duration_s": next((c for n in self._durations if (c := columns.seconds(n)) is not None), None),
             "language": self._language(columns),
             "prompt": columns.strings("prompt", nullable=True),
-            "text": self._text(columns),
-            **self._spans(),
+            "text": columns.strings(text, nullable=True) if labels is None else columns.ids(labels),
+            **({} if self._columns.features is not None or not spans else spans_of(self._table.columns(spans))),
         }
 
-    def _spans(self) -> dict[str, Any]:
-        names = [name for name in self._names if name in SPANS and self._names.count(name) == 1]
-        return {} if self._columns.features is not None or not names else spans_of(self._table.columns(names))
+    def _typed(self, names: list[str]) -> TypedColumns:
+        return TypedColumns(self._table.columns(names), self._manifest.path)
 
     def _kept(self) -> dict[str, pa.ChunkedArray]:
         return {name: self._table.part(name) for name in self._source.keep_columns}
@@ -234,12 +124,8 @@ class TableRows:
         for setting in ("features" if is_given else "audio", "text", "language", "id", "duration", "labels"):
             column, is_needed = getattr(named, setting), setting in ("audio", "features")
             if column not in self._names and (is_needed or column != getattr(DEFAULTS, setting)):
-                near = difflib.get_close_matches(column, self._names, n=1)
-                raise ManifestError(
-                    f"{self._manifest.path}: no column {column} (source.columns.{setting}); "
-                    f"it has {', '.join(self._names)}{f'; did you mean {near[0]}?' if near else ''}",
-                    code="FB202",
-                )
+                where = str(self._manifest.path)
+                raise ManifestError(no_column(column, f"columns.{setting}", self._names, where=where), code="FB202")
         kind = self._table.schema.field(name).type
         if is_given and not holds_numbers(kind):
             raise ManifestError(
@@ -260,57 +146,36 @@ class TableRows:
         if is_bytes(kind) or holds_numbers(kind):
             return self._table.has_values(name), no_paths
         if is_text(kind):
-            return np.zeros(count, bool), TypedColumns(self._table.columns([name]), self._manifest.path).strings(
-                name, nullable=True
-            )
+            return np.zeros(count, bool), self._typed([name]).strings(name, nullable=True)
         children = {field.name for field in kind}
         inside = self._table.has_values(f"{name}.bytes") if "bytes" in children else np.zeros(count, bool)
         if "path" not in children:
             return inside, no_paths
-        paths = TypedColumns(self._table.columns([f"{name}.path"]), self._manifest.path)
-        return inside, paths.strings("path", nullable=True)
+        return inside, self._typed([f"{name}.path"]).strings("path", nullable=True)
 
-    def _numbers(self, files: NamedFiles, inside: Array, paths: Any) -> tuple[Array, Problems]:
+    def _numbers(self, files: NamedFiles, inside: Array, paths: Any) -> tuple[Array, dict[int, tuple[str, str]]]:
         """The file of each row; why a row cannot be used, by row."""
         numbers = np.full(len(self._table), self._number, np.int32)
-        problems = dict(self._bad)
+        problems = dict(self.problems)
         reason = "missing_file" if self._columns.features is None else "missing_features"
-        outside = np.flatnonzero(~inside)
+        nothing = "is null" if holds_numbers(self._audio_kind) else "has neither bytes nor a path"
+        home, outside = Path(self._source.media_dir or self._manifest.path), np.flatnonzero(~inside)
         for row, written in zip(outside.tolist(), paths.take(pa.array(outside)).to_pylist(), strict=True):
             if row in problems:
                 continue
-            nothing = "is null" if holds_numbers(self._audio_kind) else "has neither bytes nor a path"
-            problem = nothing if written is None else files.problem(written, manifest=self._manifest)
-            if problem:
+            if problem := nothing if written is None else usable_name(written, home):
                 where = f"{self._manifest.path}, row {row + 1}: column {self._columns.media} {problem}"
                 problems[row] = (reason, where)
             else:
                 numbers[row] = files.number(written, manifest=self._manifest)
         return numbers, problems
 
-    def _taken(self) -> frozenset[str]:
-        return taken_columns(self._source, durations=self._durations) - {self._columns.media}
-
-    def _text(self, columns: TypedColumns) -> Any:
-        labels = self._columns.labels
-        return columns.strings(self._columns.text, nullable=True) if labels is None else columns.ids(labels)
-
-    def _plain_columns(self) -> pa.Table:
-        wanted = self._taken()
-        return self._table.columns([name for name in self._names if name in wanted])
-
     def _ids(self, columns: TypedColumns, paths: Any) -> tuple[Any, Any]:
         derived = joined(path_stem(self._manifest.path.name), "/", pa.array(np.arange(len(self._table))))
         named = member_stems(paths)
         derived = pc.coalesce(pc.if_else(pc.equal(named, ""), pa.scalar(None, pa.large_string()), named), derived)
-        name = next((name for name in _id_names(self._columns) if name in columns.table.column_names), None)
-        if name is None:
-            return derived, None
-        if pa.types.is_integer(columns.table[name].type):
-            given = pc.cast(columns.table[name], pa.large_string())
-        else:
-            given = columns.strings(name, nullable=True)
-        return pc.coalesce(given, derived), pc.is_valid(given)
+        _, given = columns.given_ids(_id_names(self._columns))
+        return (derived, None) if given is None else (pc.coalesce(given, derived), pc.is_valid(given))
 
     def _language(self, columns: TypedColumns) -> Any:
         name = self._columns.language
@@ -340,29 +205,25 @@ def _id_names(columns: SourceColumns) -> tuple[str, ...]:
 def locate_rows(task: LocateTask) -> Located:
     """Returns the durations of a task's rows: from the header of the bytes in the row, or of the file that it names."""
     inside = pc.equal(task.rows["file"], task.group)
-    own = task.with_rows(task.rows.filter(inside))
+    own = replace(task, rows=task.rows.filter(inside))
     unknown = np.flatnonzero(np.isnan(own.rows["duration_s"].to_numpy()))
     file = HfFile(Path(task.paths[task.group])) if len(unknown) else None
 
     def duration_s(position: int) -> float:
         assert file is not None
-        return _duration_s(file, own.rows["offset"][position].as_py(), task.column)
+        data = file.encoded(own.rows["offset"][position].as_py(), task.column) or b""
+        if holds_numbers(file.schema.field(task.column).type):
+            return num_valid(matrix_of(data)) * HOP_S
+        return duration_of(lambda start, count: data[start : start + count], len(data))
 
     failures = Failures()
     durations = fill_durations(own, unknown, duration_s, failures)
     found = located(own, {"duration_s": pa.array(durations)}, failures)
     if len(own.rows) == len(task.rows):
         return found
-    named = locate_files(task.with_rows(task.rows.filter(pc.invert(inside))))
+    named = locate_files(replace(task, rows=task.rows.filter(pc.invert(inside))))
     return Located(
         rows=pa.concat_tables([found.rows, named.rows]).sort_by("row"),
         failed=pa.concat_tables([found.failed, named.failed]),
         absent=named.absent,
     )
-
-
-def _duration_s(file: HfFile, row: int, column: str) -> float:
-    data = file.encoded(row, column) or b""
-    if holds_numbers(file.schema.field(column).type):
-        return num_valid(matrix_of(data)) * HOP_S
-    return duration_of(lambda start, count: data[start : start + count], len(data))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,58 +15,27 @@ import pyarrow.csv as pc_csv
 import pyarrow.parquet as pq
 
 from forebay.config.data import SourceConfig
-from forebay.errors import DecodeError, ManifestError
-from forebay.rows.audio_facts import all_failed, fill_durations, header_duration_s, located, no_duration
+from forebay.errors import ManifestError
+from forebay.rows.audio_facts import all_failed, fill_durations, header_duration_s, located
 from forebay.rows.kept_columns import concatenated, part_of, require_columns
-from forebay.rows.manifest import (
-    UNLOCATED,
-    Manifest,
-    Unused,
-    columns_of,
-    constant,
-    grouped,
-    require_rows,
-    row_table,
-    storable,
-)
+from forebay.rows.manifest import UNLOCATED, Manifest, Unused, constant, grouped, require_rows, row_table
 from forebay.rows.meanings.recording_pieces import BOUNDS, spans_of
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import NamedFiles, manifest_files, usable_name
 from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, RecordingLister, RowReader, Sink
-from forebay.rows.readers.arrow_files import HfFile
-from forebay.rows.readers.json_lines import JsonError, decoded
-from forebay.rows.readers.sidecar_tars import clip_duration_s
-from forebay.rows.readers.table_rows import TypedColumns, first
-from forebay.rows.readers.tables_of_images import file_runs, read_typed
-from forebay.rows.readers.tar_members import (
-    NOT_FOUND,
-    ClipMembers,
-    Sidecar,
-    UnreadableTar,
-    find_rows,
-    member_stems,
-    members_of,
-    missing_reason,
-    name_array,
-    sidecar_of,
-    take_or_zero,
-    without_dot,
-)
+from forebay.rows.readers.arrow_files import HfFile, TypedColumns, first
+from forebay.rows.readers.json_lines import decoded
+from forebay.rows.readers.table_records import ImageColumn, file_runs, read_typed
+from forebay.rows.readers.tar_clips import locate_filelist
+from forebay.rows.readers.tar_members import NOT_FOUND, UnreadableTar, find_rows, member_stems, missing_reason
 from forebay.rows.record import MediaPlace
 from forebay.store.remote.raw.raw_sources import at_hand
 from forebay.store.source_files import SourceFile
-from forebay.tar.header import TarIndex
 
 REQUIRED = ("tar_path", "tar_member_name", "transcript", "language", "duration_s")
 
 OPTIONAL = ("prompt", "sample_id")
 COLUMNS = ("shard path", "sample id", "language", "duration in seconds")
-_FOUND = {
-    "member": pa.large_string(),
-    **dict.fromkeys(("offset", "size"), pa.int64()),
-    **dict.fromkeys(("stated_s", "duration_s"), pa.float64()),
-    **dict.fromkeys(("language", "prompt", "text"), pa.large_string()),
-}
 
 
 def list_tar(source: SourceConfig) -> Manifest:
@@ -92,32 +59,22 @@ def locate_tar(task: LocateTask) -> Located:
     index = task.tar_index()
     if isinstance(index, UnreadableTar):
         return all_failed(task, index)
-    members = task.rows["member"].combine_chunks()
-    found = find_rows(members, name_array(index))
+    found = find_rows(task.rows["member"].combine_chunks(), index)
+    is_there, at = found != NOT_FOUND, np.maximum(found, 0)
+    offsets, sizes = (values[at] if len(values) else at for values in (index.offsets, index.sizes))
     failures = Failures()
-    fail_missing(task, index, found, members=members, failures=failures)
-    unknown = np.flatnonzero(np.isnan(task.rows["duration_s"].to_numpy()) & (found != NOT_FOUND))
+    for position in np.flatnonzero(~is_there).tolist():
+        row, sample_id, member = (task.rows[name][position].as_py() for name in ("row", "sample_id", "member"))
+        failures.add(row, sample_id, *missing_reason(index, member, task.name))
+    unknown = np.flatnonzero(np.isnan(task.rows["duration_s"].to_numpy()) & is_there)
     with opened(index.path) if len(unknown) else contextlib.nullcontext(-1) as descriptor:
 
         def duration_s(position: int) -> float:
-            row = found[position]
-            return header_duration_s(descriptor, offset=int(index.offsets[row]), size=int(index.sizes[row]))
+            return header_duration_s(descriptor, offset=int(offsets[position]), size=int(sizes[position]))
 
         durations = fill_durations(task, unknown, duration_s, failures)
-    columns = {
-        "offset": pa.array(take_or_zero(index.offsets, found)),
-        "size": pa.array(take_or_zero(index.sizes, found)),
-        "duration_s": pa.array(durations),
-    }
-    return located(task, columns, failures)
-
-
-def fail_missing(task: LocateTask, index: TarIndex, found: Any, *, members: Any, failures: Failures) -> None:
-    """Adds the rows whose member was not found to `failures`, with the reason that the tar's index gives."""
-    for position in np.flatnonzero(found == NOT_FOUND).tolist():
-        sample_id = task.rows["sample_id"][position].as_py()
-        reason, message = missing_reason(index, members[position].as_py(), task.name)
-        failures.add(task.rows["row"][position].as_py(), sample_id, reason, message)
+    columns = {"offset": offsets, "size": sizes, "duration_s": durations}
+    return located(task, {name: pa.array(values) for name, values in columns.items()}, failures)
 
 
 def read_columns(
@@ -142,7 +99,9 @@ def _read(manifest: SourceFile, files: NamedFiles, unused: Unused, *, keep: Sequ
     columns = read_columns(manifest.path, REQUIRED, (*OPTIONAL, *BOUNDS), keep)
     spans = spans_of(columns.table.drop_columns("duration_s"))
     unused.add(columns.unused | BOUNDS.intersection(columns.table.column_names) - {*keep}, rows=len(columns.table))
-    members = without_dot(columns.strings("tar_member_name", nullable=False))
+    members = columns.strings("tar_member_name", nullable=False)
+    if pc.any(pc.starts_with(members, "./")).as_py():  # a tar's index keeps names without it
+        members = pc.replace_substring_regex(members, r"^\./", "")
     ids, explicit = _sample_ids(columns, members)
     paths = columns.strings("tar_path", nullable=False)
     numbers = _tar_numbers(
@@ -212,12 +171,10 @@ def read_images(piece: FilePiece, rows: Sink) -> None:
     read_typed(piece, rows, media=_TarColumns)
 
 
-class _TarColumns:
+class _TarColumns(ImageColumn):
     """The columns that name members of tars."""
 
-    names: Sequence[str] = REQUIRED[:2]
-    leaves: Sequence[str] = REQUIRED[:2]
-    batch_rows = 4096
+    names = leaves = REQUIRED[:2]
 
     def __init__(self, file: HfFile, piece: FilePiece) -> None:
         _require_columns(Path(piece.path), file.schema.names, self.names)
@@ -247,76 +204,6 @@ def list_filelist(source: SourceConfig) -> Manifest:
     rows = grouped(pa.concat_tables([_read_list(manifest, files) for manifest in manifests]))
     require_rows(len(rows), manifests)
     return Manifest(files=tuple(files.files), rows=rows)
-
-
-def locate_filelist(task: LocateTask) -> Located:
-    """Returns place, duration, text and language of a task's rows; the text is that of `{id}.json` or `{id}.txt`.
-
-    An id without folders finds a member in a folder where only one has that name.
-    """
-    index = task.tar_index()
-    if isinstance(index, UnreadableTar):
-        return all_failed(task, index)
-    members = members_of(index)
-    finder = _Finder(members)
-    failures, unused = Failures(), Unused()
-    columns = [task.rows[name].to_pylist() for name in ("row", "sample_id", "member", "language", "duration_s")]
-    found: list[tuple[Any, ...]] = []
-    with opened(index.path) as descriptor:
-        for row, sample_id, written, language, duration_s in zip(*columns, strict=True):
-            stem = finder.stem(written)
-            values: tuple[Any, ...] = ("", 0, 0, None, math.nan, None, None, None)
-            if stem is None:
-                failures.add(row, sample_id, *_missing(index, written, task.name))
-            else:
-                try:
-                    values = _values(descriptor, index, members, stem, duration_s, unused)
-                except JsonError as err:
-                    reason = err.reason or "bad_metadata"
-                    failures.add(row, sample_id, reason, f"{task.name}: {err}; write the tar again")
-                except DecodeError as err:
-                    failures.add(row, sample_id, *no_duration(task.name, sample_id, err))
-            found.append((*values[:5], language or values[5], *values[6:]))
-    return dataclasses.replace(located(task, columns_of(found, _FOUND), failures), unused=unused.counts)
-
-
-class _Finder:
-    """Sample id to stem."""
-
-    def __init__(self, members: ClipMembers) -> None:
-        self._audio = members.audio
-        self._by_name: dict[str, str | None] | None = None
-
-    def stem(self, written: str) -> str | None:
-        written = written.removeprefix("./")
-        if written in self._audio:
-            return written
-        if self._by_name is None:
-            self._by_name = {}
-            for stem in self._audio:
-                name = stem.rpartition("/")[2]
-                self._by_name[name] = None if name in self._by_name else stem
-        return self._by_name.get(written)
-
-
-def _values(
-    descriptor: int, index: TarIndex, members: ClipMembers, stem: str, duration_s: float, unused: Unused
-) -> tuple[Any, ...]:
-    row, _ = clip = members.audio[stem]
-    sidecar: Sidecar = sidecar_of(descriptor, index, members, (stem,))
-    stated_s = sidecar.duration_s if math.isnan(duration_s) else duration_s
-    unused.add(sidecar.unused)
-    if math.isnan(duration_s):
-        duration_s = clip_duration_s(descriptor, index, clip, stated_s=stated_s)
-    place = (storable(index.names[row]), index.offsets[row], index.sizes[row])
-    return *place, stated_s, duration_s, sidecar.language, sidecar.prompt, sidecar.text
-
-
-def _missing(index: TarIndex, written: str, tar_name: str) -> tuple[str, str]:
-    for refused in index.refused:
-        if refused.name.rpartition(".")[0] == written:
-            return missing_reason(index, refused.name, tar_name)
-    return "missing_member", f"{tar_name} has no audio member {written}.*; correct the manifest or the tar"
 
 
 def _read_list(manifest: SourceFile, files: NamedFiles) -> pa.Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from dataclasses import dataclass, field
@@ -15,27 +16,16 @@ import pyarrow.compute as pc
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.errors import ConfigError, ManifestError, TextError
 from forebay.rows.audio_facts import as_listed
-from forebay.rows.kept_columns import parts_of_rows, values_in
-from forebay.rows.manifest import Manifest, did_you_mean, joined, require_rows, storable
+from forebay.rows.kept_columns import did_you_mean, parts_of_rows, values_in
+from forebay.rows.manifest import ROW_SCHEMA, Manifest, columns_of, joined, require_rows, storable
+from forebay.rows.meanings.recordings import said
 from forebay.rows.named_files import manifest_files, path_stem
-from forebay.rows.reader import IDS, RecordingLister, RowReader
+from forebay.rows.reader import RecordingLister, RowReader
 from forebay.rows.readers.arrow_files import HfFile
-from forebay.rows.readers.json_lines import JsonError, not_lines, not_text, parse_object, refuse_constant, string_of
+from forebay.rows.readers.json_lines import BAD_TEXT, JsonError, not_lines, not_text, parse_object, refuse_constant
 from forebay.rows.readers.line_blocks import LineBlock, codec_of, head_of, line_blocks, plain_name
 from forebay.rows.readers.line_index import LINES, count_rows, find_row
-from forebay.rows.readers.text_rows import (
-    BAD_TEXT,
-    ENDING,
-    LineFile,
-    TextRecord,
-    TextRows,
-    WantedRows,
-    good_texts,
-    list_parquet,
-    named_columns,
-    problem_of,
-    wanted_early,
-)
+from forebay.rows.readers.text_rows import LineFile, TextRows, WantedRows, good_texts, list_parquet, problem_of
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import files_in, is_folder
 from forebay.store.source_files import SourceFile
@@ -44,6 +34,12 @@ PLAIN = ".txt"
 """How names of plain text end."""
 
 _STRINGS = {str, type(None)}
+
+_FOUND = {
+    name: ROW_SCHEMA.field(name).type for name in ("row", "sample_id", "explicit_id", "language", "prompt", "text")
+}
+_Said = tuple[tuple[str | None, ...], tuple[Any, ...]]
+"""Id, language, prompt and text of a line, and the values of `source.keep_columns`."""
 
 _decoder = json.JSONDecoder(parse_constant=refuse_constant)
 logger = logging.getLogger(__name__)
@@ -68,12 +64,10 @@ class JsonLines:
     _unseen: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        source = self.file.rows.source
-        own = source.columns
-        ids = IDS if own.id is None else (own.id,)
+        rows, own = self.file.rows, self.file.rows.source.columns
         named = (own.text, own.language, own.prompt or "prompt")
-        self._unseen = set(named_columns(source).values())
-        self._names = _Names(*named, ids, frozenset((*named, *ids, *source.keep_columns)))
+        self._unseen = set(rows.named_columns.values())
+        self._names = _Names(*named, rows.ids, frozenset((*named, *rows.ids, *rows.source.keep_columns)))
 
     def take(self, block: LineBlock, lines: Array, rows: Array) -> None:
         """Adds lines as rows; where only the first samples are wanted, no more than these.
@@ -87,17 +81,21 @@ class JsonLines:
             number = block.place.line + line
             if (made := self._made(block.data[start:stop], row, number)) is None:
                 continue
-            found.append((row, number, *made[:4]))
-            kept.append(made.kept)
-            self.file.rows.note(made.sample_id or f"{self.file.stem}/{number}")
+            (given, language, prompt, text), of_line = made
+            sample_id = given or f"{self.file.stem}/{number}"
+            found.append((row, sample_id, given is not None, language, prompt, text))
+            kept.append(of_line)
+            self.file.rows.note(sample_id)
             if self.file.rows.is_enough:
                 break
-        self._add(found, kept)
+        if found:
+            parts = parts_of_rows(kept, self.file.rows.source.keep_columns)
+            self.file.rows.add_columns(columns_of(found, _FOUND), group=self.file.group, kept=parts)
 
     def finish(self) -> None:
         """Raises ConfigError where a field that the config names was in no line."""
         rows = self.file.rows
-        for setting, name in named_columns(rows.source).items():
+        for setting, name in rows.named_columns.items():
             if name in self._unseen and rows.num_taken:
                 raise ConfigError(
                     f"{self.file.path}: no line has a field {name} (source.columns.{setting})"
@@ -105,7 +103,7 @@ class JsonLines:
                     code="FB202",
                 )
 
-    def _made(self, data: bytes, row: int, number: int) -> TextRecord | None:
+    def _made(self, data: bytes, row: int, number: int) -> _Said | None:
         """Returns what a line says; None where it costs its sample, which is noted."""
         most = self.file.rows.source.max_sample_bytes
         try:
@@ -120,7 +118,7 @@ class JsonLines:
             self.file.fail(row, number, err.reason, str(err))
             return None
 
-    def _quickly(self, data: bytes) -> TextRecord | None:
+    def _quickly(self, data: bytes) -> _Said | None:
         """Returns what a plain line says; None for a line that has to be looked at more closely.
 
         An object has a colon a field, so one with as many colons as it has different fields has none of them twice and
@@ -144,7 +142,7 @@ class JsonLines:
             return None
         return self._counted(fields, values)
 
-    def _line(self, data: bytes) -> TextRecord:
+    def _line(self, data: bytes) -> _Said:
         try:
             fields = parse_object(data)
         except JsonError as err:
@@ -152,44 +150,19 @@ class JsonLines:
                 raise TextError(BAD_TEXT, f"is not UTF-8: {err.__cause__}") from err
             raise
         names = self._names
-        if names.text not in fields:
-            raise JsonError(f"has no field {names.text}, wanted a string or null")
-        text = fields[names.text]
+        text = fields.get(names.text)
         if isinstance(text, str) and not _is_storable(text):  # which costs the sample
             raise TextError(BAD_TEXT, f"field {names.text} holds half of a surrogate pair, wanted text")
-        given = string_of(fields, names.ids)
-        if given == "":
-            raise JsonError(f"field {names.ids[0]} is empty, wanted an id")
-        others = (string_of(fields, (name,)) for name in (names.language, names.prompt, names.text))
-        return self._counted(fields, (given, *others))
+        return self._counted(fields, said(fields, (names.language, names.prompt, names.text), names.ids))
 
-    def _counted(self, fields: dict[str, Any], values: tuple[Any, ...]) -> TextRecord:
+    def _counted(self, fields: dict[str, Any], values: tuple[str | None, ...]) -> _Said:
         """Returns what a line says, its other fields counted."""
         rows = self.file.rows
         kept = values_in(fields, rows.source.keep_columns) if rows.source.keep_columns else ()
         rows.unused.add_of(fields, self._names.taken)
         if self._unseen:
             self._unseen -= fields.keys()
-        given, language, prompt, text = values
-        return TextRecord(given, language, prompt, text, kept)
-
-    def _add(self, found: list[tuple[Any, ...]], kept: list[tuple[Any, ...]]) -> None:
-        if not found:
-            return
-        rows, numbers, given, languages, prompts, texts = zip(*found, strict=True)
-        stem, names = self.file.stem, self.file.rows.source.keep_columns
-        strings = {
-            "sample_id": [own or f"{stem}/{number}" for own, number in zip(given, numbers, strict=True)],
-            "language": languages,
-            "prompt": prompts,
-            "text": texts,
-        }
-        columns = {
-            "row": pa.array(rows, pa.int64()),
-            "explicit_id": pa.array([own is not None for own in given], pa.bool_()),
-            **{name: pa.array(values, pa.large_string()) for name, values in strings.items()},
-        }
-        self.file.rows.add_columns(columns, group=self.file.group, kept=parts_of_rows(kept, names) if names else None)
+        return values, kept
 
 
 def _is_storable(value: str | None) -> bool:
@@ -228,19 +201,19 @@ def list_lines(file: LineFile, wanted: WantedRows, *, cache_root: Path | None) -
 
 
 def _taker(file: LineFile) -> JsonLines | PlainLines:
-    path, source = file.path, file.rows.source
-    if Path(plain_name(path.name)).suffix != PLAIN or _begins_with_object(path, source):
+    path = file.path
+    if Path(plain_name(path.name)).suffix != PLAIN or _begins_with_object(path, file.rows.source):
         return JsonLines(file)
-    _require_no_fields(path, source)
+    _require_no_fields(path, file.rows)
     head = None if codec_of(path) is None else head_of(path)
     if (problem := not_text(path, head=head)) is not None:
         raise problem
     return PlainLines(file)
 
 
-def _require_no_fields(path: Path, source: SourceConfig) -> None:
+def _require_no_fields(path: Path, rows: TextRows) -> None:
     """Raises ConfigError or ManifestError where settings ask for what lines of plain text do not have."""
-    named = named_columns(source)
+    named, source = rows.named_columns, rows.source
     if named or source.keep_columns:
         setting, value = ("columns", named) if named else ("keep_columns", list(source.keep_columns))
         raise ConfigError(
@@ -321,13 +294,13 @@ def list_text(source: SourceConfig, cache_root: Path | None = None) -> Manifest:
     """
     manifests = manifest_files(source)
     _tell_what_is_beside(source, manifests)
-    wanted = wanted_early(source.rows)
+    wanted = WantedRows.early(source.rows)
     if wanted is None:
         wanted = WantedRows.of(source.rows or ":", _num_rows(source, manifests, cache_root))
     rows = TextRows(source)
     for group, manifest in enumerate(manifests):
         file = LineFile(manifest, group, storable(path_stem(plain_name(manifest.name))), rows)
-        if manifest.path.suffix == ENDING:
+        if manifest.path.suffix == ".parquet":
             list_parquet(file, wanted)
         else:
             list_lines(file, wanted, cache_root=cache_root)
@@ -344,7 +317,7 @@ def _num_rows(source: SourceConfig, manifests: list[SourceFile], cache_root: Pat
     most = source.max_sample_bytes
     count = 0
     for path in (manifest.path for manifest in manifests):
-        if path.suffix == ENDING:
+        if path.suffix == ".parquet":
             count += len(HfFile(path))
         elif codec_of(path) is None:
             count += count_rows(path, max_bytes=most, cache_root=cache_root)
@@ -373,8 +346,8 @@ def _tell_what_is_beside(source: SourceConfig, manifests: list[SourceFile]) -> N
     for entry in map(Path, source.manifests):
         if not is_folder(entry):
             continue
-        patterns = [*kind.files, *(pattern for tier in kind.else_files for pattern in tier)]
-        beside = [path.name for pattern in patterns[1:] for path in files_in(entry, pattern) if path not in read]
+        patterns = itertools.chain(kind.files[1:], *kind.else_files)
+        beside = [path.name for pattern in patterns for path in files_in(entry, pattern) if path not in read]
         beside = [name for name in beside if not name.endswith(".txt")]
         if beside:
             names = ", ".join(path.name for path in sorted(read)[:3])

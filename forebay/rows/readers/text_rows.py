@@ -6,33 +6,29 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import SourceColumns, SourceConfig, row_slice
+from forebay.config.data import SourceConfig, row_slice
 from forebay.errors import ConfigError, ManifestError
-from forebay.rows.kept_columns import concatenated, part_of, parts_of_rows, require_columns, require_values
-from forebay.rows.manifest import Unused, did_you_mean, joined, row_table
+from forebay.rows.kept_columns import concatenated, no_column, part_of, parts_of_rows, require_columns, require_values
+from forebay.rows.manifest import Unused, joined, row_table
 from forebay.rows.reader import IDS, Failures
-from forebay.rows.readers.arrow_files import HfFile, damaged, is_text
-from forebay.rows.readers.table_rows import TypedColumns
+from forebay.rows.readers.arrow_files import DEFAULTS, HfFile, TypedColumns, damaged, first, is_text
+from forebay.rows.readers.json_lines import BAD_TEXT
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
-BAD_TEXT, TOO_LARGE = "bad_text", "too_large"
-"""Reasons of texts that cannot be used."""
-_DEFAULTS = SourceColumns()
-ENDING = ".parquet"
 _BATCH_ROWS = 4096
 
 
 def problem_of(data: bytes, max_bytes: int) -> tuple[str, str] | None:
     """Returns reason and message of what costs a sample: too many bytes, or none that are UTF-8; None for a text."""
     if len(data) > max_bytes:
-        return TOO_LARGE, f"has more than {max_bytes} bytes, which is source.max_sample_bytes"
+        return "too_large", f"has more than {max_bytes} bytes, which is source.max_sample_bytes"
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as err:
@@ -57,16 +53,6 @@ def good_texts(texts: pa.ChunkedArray, max_bytes: int, refuse: Callable[[int, st
     return is_good
 
 
-class TextRecord(NamedTuple):
-    """What a line says. kept: the values of `source.keep_columns`."""
-
-    sample_id: str | None
-    language: str | None
-    prompt: str | None
-    text: str | None
-    kept: tuple[Any, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class WantedRows:
     """The rows that `source.rows` leaves: from `start` on, before `stop` if that is not None, every `step`th."""
@@ -81,6 +67,13 @@ class WantedRows:
         start, stop, step = row_slice(rows).indices(num_rows)
         return cls(start, max(start, stop), step)
 
+    @classmethod
+    def early(cls, rows: str | None) -> WantedRows | None:
+        """Returns the rows that `source.rows` selects of any number; None where that depends on their number."""
+        selected = slice(None) if rows is None else row_slice(rows)
+        start, stop = selected.start or 0, selected.stop
+        return None if start < 0 or (stop or 0) < 0 else cls(start, stop, selected.step or 1)
+
     def next_from(self, row: int) -> int | None:
         """Returns the first row that is wanted from a row on, None where there is none."""
         behind = max(0, -(-(row - self.start) // self.step))
@@ -94,15 +87,6 @@ class WantedRows:
             return rows - first
         is_in = (rows >= self.start) & ((rows - self.start) % self.step == 0)
         return np.flatnonzero(is_in if self.stop is None else is_in & (rows < self.stop))
-
-
-def wanted_early(rows: str | None) -> WantedRows | None:
-    """Returns the rows that `source.rows` selects of any number; None where that depends on their number."""
-    selected = slice(None) if rows is None else row_slice(rows)
-    start, stop = selected.start or 0, selected.stop
-    if start < 0 or (stop is not None and stop < 0):
-        return None
-    return WantedRows(start, stop, selected.step or 1)
 
 
 @dataclass(slots=True)
@@ -124,6 +108,17 @@ class TextRows:
 
     def __post_init__(self) -> None:
         self._excluded = frozenset(self.source.exclude)
+
+    @property
+    def named_columns(self) -> dict[str, str]:
+        """The columns that a config names, by what they hold."""
+        names = {name: getattr(self.source.columns, name) for name in ("text", "language", "id", "prompt")}
+        return {name: value for name, value in names.items() if value != getattr(DEFAULTS, name)}
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The columns of ids, the first of them that is there."""
+        return IDS if self.source.columns.id is None else (self.source.columns.id,)
 
     @property
     def is_enough(self) -> bool:
@@ -187,12 +182,6 @@ class LineFile:
         self.rows.fail(row, f"{self.stem}/{number}", reason, message)
 
 
-def named_columns(source: SourceConfig) -> dict[str, str]:
-    """Returns the columns that a config names, by what they hold."""
-    names = {name: getattr(source.columns, name) for name in ("text", "language", "id", "prompt")}
-    return {name: value for name, value in names.items() if value != getattr(_DEFAULTS, name)}
-
-
 def list_parquet(file: LineFile, wanted: WantedRows) -> None:
     """Adds the rows of a parquet file that are wanted. Row groups without one of them are not read.
 
@@ -201,7 +190,7 @@ def list_parquet(file: LineFile, wanted: WantedRows) -> None:
     """
     rows, base = file.rows, file.rows.count
     table = HfFile(file.path)
-    columns = _columns(table.schema, file.path, rows.source)
+    columns = _columns(table.schema, file.path, rows)
     unused = [name for name in table.schema.names if name not in columns]
     starts = table.part_starts()
     try:
@@ -223,16 +212,12 @@ def list_parquet(file: LineFile, wanted: WantedRows) -> None:
         raise damaged(str(file.path), err) from err
 
 
-def _columns(schema: pa.Schema, path: Path, source: SourceConfig) -> list[str]:
+def _columns(schema: pa.Schema, path: Path, rows: TextRows) -> list[str]:
     """Returns the columns that are read: those of texts, ids, languages and prompts, and those that are kept."""
-    names = schema.names
-    for setting, name in {"text": source.columns.text, **named_columns(source)}.items():
+    names, source, own = schema.names, rows.source, rows.source.columns
+    for setting, name in {"text": own.text, **rows.named_columns}.items():
         if name not in names:
-            raise ConfigError(
-                f"{path}: no column {name} (source.columns.{setting}); it has {', '.join(names) or 'none'}"
-                f"{did_you_mean(name, names)}",
-                code="FB202",
-            )
+            raise ConfigError(no_column(name, f"columns.{setting}", names, where=str(path)), code="FB202")
     require_columns(source.keep_columns, names, where=str(path))
     if source.languages is not None and source.columns.language not in names:
         raise ManifestError(
@@ -240,8 +225,7 @@ def _columns(schema: pa.Schema, path: Path, source: SourceConfig) -> list[str]:
             "source.languages out, or name the column in source.columns.language",
             code="FB202",
         )
-    own = source.columns
-    ids = next(((name,) for name in (IDS if own.id is None else (own.id,)) if name in names), ())
+    ids = next(((name,) for name in rows.ids if name in names), ())
     wanted = dict.fromkeys((own.text, own.language, own.prompt or "prompt", *ids, *source.keep_columns))
     return [name for name in wanted if name in names]
 
@@ -284,19 +268,10 @@ class _Batch:
         return {name: column for name, column in found.items() if column is not None}
 
     def _given_ids(self, columns: TypedColumns) -> Any:
-        named = self.file.rows.source.columns.id
-        name = next((n for n in (IDS if named is None else (named,)) if n in self.table.column_names), None)
-        if name is None:
-            return None
-        if pa.types.is_integer(self.table[name].type):
-            return pc.cast(self.table[name], pa.large_string())
-        given = columns.strings(name, nullable=True)
-        if pc.any(pc.equal(given, "")).as_py():
-            raise columns.wrong(name, "is empty, wanted an id", row=self._row_of(pc.equal(given, "")))
+        name, given = columns.given_ids(self.file.rows.ids)
+        if given is not None and pc.any(is_empty := pc.fill_null(pc.equal(given, ""), fill_value=False)).as_py():
+            raise columns.wrong(name, "is empty, wanted an id", row=int(self.rows[first(is_empty)] - self.base))
         return given
-
-    def _row_of(self, mask: Any) -> int:
-        return int(self.rows[int(np.argmax(np.asarray(pc.fill_null(mask, fill_value=False))))] - self.base)
 
     def _binary(self, name: str) -> pa.ChunkedArray:
         """Returns the texts as bytes: what a file says is text need not be."""

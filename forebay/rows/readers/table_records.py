@@ -1,10 +1,10 @@
-"""Images in tables, typed or of text, with a row a conversation, or an image with a class, with a text or alone."""
+"""Rows of tables one by one, whatever they mean: typed ones by row group, those of text as a whole or in runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +14,9 @@ from forebay.config.data import TABLE_FILES, SourceColumns
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
 from forebay.rows.manifest import WHOLE_FILE
-from forebay.rows.meanings.canonical_chat import IDS, LEARNT_OF_ROW, MESSAGES
+from forebay.rows.meanings.canonical_chat import LEARNT_OF_ROW, MESSAGES
 from forebay.rows.meanings.image_class import declared_classes, named_labels, written_label
-from forebay.rows.reader import FilePiece, Sink, one_a_file
+from forebay.rows.reader import IDS, FilePiece, Sink, one_a_file
 from forebay.rows.readers.arrow_files import (
     DEFAULTS,
     HfFile,
@@ -24,14 +24,18 @@ from forebay.rows.readers.arrow_files import (
     holds_media,
     is_bytes,
     is_list,
-    is_text,
     list_place,
+    media_part,
 )
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv
 from forebay.rows.readers.jsonl import line_runs, read_lines
 from forebay.rows.record import Meaning, MediaPlace, Record
 
-_TEXTS, _LINES, _TYPED = (".csv", ".tsv"), (".jsonl", ".json"), (".parquet", ".arrow")
+_FORMS = {
+    **dict.fromkeys((".csv", ".tsv"), "text"),
+    **dict.fromkeys((".jsonl", ".json"), "lines"),
+    **dict.fromkeys((".parquet", ".arrow"), "typed"),
+}
 
 _ROWS_PER_PART = 16_384
 
@@ -40,7 +44,13 @@ _ROWS_PER_BATCH = 4096
 _IMAGES_PER_BATCH = 32
 """Rows that are held at once where their images are read with them."""
 
-_IDS = tuple(sorted(IDS, reverse=True))
+
+def form_of(path: Path) -> str:
+    """Returns whether a table is "text", JSON "lines" or "typed". Raises ManifestError for other names."""
+    if (form := _FORMS.get(path.suffix.lower())) is None:
+        wanted = ", ".join(name[1:] for name in TABLE_FILES)
+        raise ManifestError(f"{path}: the name of a table ends in {wanted}; rename it", code="FB205")
+    return form
 
 
 def table_runs(path: Path) -> Iterator[tuple[int, int, int]]:
@@ -48,12 +58,8 @@ def table_runs(path: Path) -> Iterator[tuple[int, int, int]]:
 
     Raises ManifestError for other names.
     """
-    ending = path.suffix.lower()
-    if ending not in (*_TEXTS, *_LINES, *_TYPED):
-        wanted = ", ".join(name[1:] for name in TABLE_FILES)
-        raise ManifestError(f"{path}: the name of a table ends in {wanted}; rename it", code="FB205")
-    runs = line_runs if ending in _LINES else file_runs if ending in _TYPED else one_a_file
-    yield from runs(path)
+    runs = {"text": one_a_file, "lines": line_runs, "typed": file_runs}
+    yield from runs[form_of(path)](path)
 
 
 def read_table(piece: FilePiece, rows: Sink) -> None:
@@ -65,10 +71,10 @@ def read_table(piece: FilePiece, rows: Sink) -> None:
     `source.columns.text`, by what is read. An empty value of a CSV is none. Rows that cannot be used have their
     reasons, `bad_row` and `bad_text` of a CSV among them. Raises ManifestError for a file that is no such table.
     """
-    ending = Path(piece.path).suffix.lower()
-    if ending in _TYPED:
+    form = form_of(Path(piece.path))
+    if form == "typed":
         read_typed(piece, rows)
-    elif ending in _LINES:
+    elif form == "lines":
         read_lines(piece, rows, renamed=lambda fields: _renamed(fields, piece.source.columns, piece.meaning.columns))
     else:
         _read_csv(piece, rows)
@@ -82,16 +88,14 @@ def _renamed(fields: Mapping[str, Any], columns: SourceColumns, names: Sequence[
 
 
 def _read_csv(piece: FilePiece, rows: Sink) -> None:
-    source, columns = piece.source, piece.source.columns
-    named = {name: getattr(columns, name) or name for name in piece.meaning.columns}
-    named |= {name: name for name in piece.meaning.beside}
-    if columns.id is None:
-        named |= {name: name for name in IDS}
-    table = read_csv(Path(piece.path), WantedColumns(frozenset((*named.values(), *source.keep_columns)), columns.image))
+    source, columns, beside = piece.source, piece.source.columns, piece.meaning.beside
+    own = [getattr(columns, name) or name for name in (*piece.meaning.columns, "id")]
+    wanted = frozenset((*own, *(IDS if columns.id is None else ()), *beside, *source.keep_columns))
+    table = read_csv(Path(piece.path), WantedColumns(wanted, columns.image))
     names: list[str] = table.schema.names
-    _require_named(piece, names)
+    named = {name: name for name in beside if name in names} | _named_columns(piece, names)
     require_columns(source.keep_columns, names, where=piece.path)
-    found = {name: table.values[column].to_pylist() for name, column in named.items() if column in names}
+    found = {name: table.values[column].to_pylist() for name, column in named.items()}
     kept = {name: table.part(name).to_pylist() for name in source.keep_columns}
     for row in range(len(table)):
         if (problem := table.problems.get(row)) is not None:
@@ -111,16 +115,25 @@ def _said(text: str) -> bool | str:
     return {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}.get(text.lower(), text)
 
 
-def _require_named(piece: FilePiece, names: Sequence[str]) -> None:
-    """Raises ManifestError where a table lacks what is read of it, or a column by another name than its default."""
+def _named_columns(piece: FilePiece, names: Sequence[str], *, messages: str = MESSAGES[0]) -> dict[str, str]:
+    """Returns the columns that are read of a table, by the names that rows have.
+
+    messages: what the column of that name may be called too. Raises ManifestError where the table lacks what is read,
+    or a column by another name than its default.
+    """
     columns, meaning = piece.source.columns, piece.meaning
-    for name in meaning.columns:
-        column = getattr(columns, name)
-        if column is not None and column not in names and column != getattr(DEFAULTS, name):
+    given = {name: getattr(columns, name) for name in (*meaning.columns, "id")}
+    for name, column in given.items():
+        if column not in names and column != getattr(DEFAULTS, name):
             raise _no_column(piece, f"{column} (source.columns.{name})", names)
-    found = {name for name in meaning.columns if getattr(columns, name) in names}
+    found = {name: column for name in given if (column := given[name] or name) in names}
+    if columns.id is None:
+        found |= {name: name for name in IDS if name in names}
+    if "messages" in given and "messages" not in found and columns.messages == MESSAGES[0] and messages in names:
+        found["messages"] = messages
     if (lacking := meaning.lacking(found, columns)) is not None:
         raise _no_column(piece, lacking, names)
+    return found
 
 
 def file_runs(path: Path) -> Iterator[tuple[int, int, int]]:
@@ -134,9 +147,7 @@ def file_runs(path: Path) -> Iterator[tuple[int, int, int]]:
         start = stop
 
 
-def read_typed(
-    piece: FilePiece, rows: Sink, *, media: Callable[[HfFile, FilePiece], MediaColumns] | None = None
-) -> None:
+def read_typed(piece: FilePiece, rows: Sink, *, media: type[ImageColumn] | None = None) -> None:
     """Gives the rows of some row groups or record batches of a data file.
 
     The image column is `Image()` (bytes, path or both), binary, strings (paths relative to the data file), or a list of
@@ -149,8 +160,9 @@ def read_typed(
     """
     file = HfFile(Path(piece.path))
     images = _media_columns(file, piece, media)
-    text = _text_columns(file, piece)
+    named = _named_columns(piece, file.schema.names, messages=MESSAGES[1])
     require_columns(piece.source.keep_columns, file.schema.names, where=piece.path)
+    text = {name: column for name, column in named.items() if name not in piece.meaning.facts.groups}
     text |= {name: name for name in piece.source.keep_columns}
     taken = {*text.values(), *(name for each in images.values() for name in each.names)}
     held = _held(file, piece.meaning, taken)
@@ -181,15 +193,13 @@ def read_typed(
     rows.classes = classes
 
 
-def _media_columns(
-    file: HfFile, piece: FilePiece, media: Callable[[HfFile, FilePiece], MediaColumns] | None
-) -> dict[str, MediaColumns]:
+def _media_columns(file: HfFile, piece: FilePiece, media: type[ImageColumn] | None) -> dict[str, ImageColumn]:
     """The columns that say which items rows have, by the field that each becomes where items are fields."""
     if media is not None or not piece.meaning.in_fields:
-        return {"image": (media or _ImageColumn)(file, piece)}
+        return {"image": (media or ImageColumn)(file, piece)}
     named = {group: getattr(piece.source.columns, group) for group in piece.meaning.facts.groups}
     return {
-        group: _ImageColumn(file, piece, column)
+        group: ImageColumn(file, piece, column)
         for group, column in named.items()
         if group in piece.meaning.columns and column in file.schema.names
     }
@@ -230,24 +240,6 @@ def _holds_bytes(kind: pa.DataType) -> bool:
     return is_bytes(kind)
 
 
-def _text_columns(file: HfFile, piece: FilePiece) -> dict[str, str]:
-    """The columns of texts and ids by their names in a row. Raises ManifestError where there are none."""
-    columns, names = piece.source.columns, file.schema.names
-    meaning = piece.meaning
-    others = (name for name in meaning.columns if name not in (*meaning.facts.groups, "id"))
-    wanted = {name: column for name in others if (column := getattr(columns, name)) is not None}
-    found = {name: column for name, column in wanted.items() if column in names}
-    if "messages" in wanted and "messages" not in found and columns.messages == MESSAGES[0]:
-        found |= {"messages": MESSAGES[1]} if MESSAGES[1] in names else {}
-    ids = {name: name for name in _IDS if name in names} if columns.id is None else {"id": columns.id}
-    for name, column in {**wanted, **ids}.items():
-        if column not in names and column != getattr(DEFAULTS, name):
-            raise _no_column(piece, f"{column} (source.columns.{name})", names)
-    if (lacking := meaning.lacking(found, columns)) is not None:
-        raise _no_column(piece, lacking, names)
-    return found | ids
-
-
 def _no_column(piece: FilePiece, what: str, names: Sequence[str]) -> ManifestError:
     """Returns the error for a table without a column that is read."""
     *others, last = (name for name in piece.meaning.columns if name != "id")
@@ -260,27 +252,19 @@ def _no_column(piece: FilePiece, what: str, names: Sequence[str]) -> ManifestErr
 Places = Sequence[MediaPlace | str | None]
 
 
-class MediaColumns(Protocol):
-    """The columns of a data file that say which images a row has.
+class ImageColumn:
+    """The image column of a data file: what of it has to be read to know which rows have how many images, and where.
 
-    names: of the columns. leaves: what of them is read. batch_rows: rows that are held at once.
+    names: of the columns that say so. leaves: what of them is read. batch_rows: rows that are held at once.
     """
 
     names: Sequence[str]
     leaves: Sequence[str]
-    batch_rows: int
-
-    def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Places]:
-        """Yields the images of each row: a place in the file, a path, or None if there are neither bytes nor a path."""
-        ...
-
-
-class _ImageColumn:
-    """The image column of a data file: what of it has to be read to know which rows have how many images, and where."""
+    batch_rows = _ROWS_PER_BATCH
 
     def __init__(self, file: HfFile, piece: FilePiece, column: str | None = None) -> None:
         self._name = name = column or piece.source.columns.image
-        self.names: Sequence[str] = [name]
+        self.names = [name]
         if name not in file.schema.names:
             raise _no_column(piece, f"{name} (source.columns.image)", file.schema.names)
         kind = file.schema.field(name).type
@@ -292,7 +276,7 @@ class _ImageColumn:
                 code="FB203",
             )
         children = {field.name for field in element} if pa.types.is_struct(element) else set()
-        self.leaves: Sequence[str] = [name]
+        self.leaves = [name]
         self._all_inside = False
         has_bytes = "bytes" in children or is_bytes(element)
         inside = next((p for p in file.leaves(name) if is_bytes(element) or p.endswith(".bytes")), name)
@@ -300,11 +284,11 @@ class _ImageColumn:
             paths = [path for path in file.leaves(name) if children and path.endswith(".path")]
             if paths or not self._is_list:
                 self.leaves, self._all_inside = paths, True
-        reads_images = has_bytes and not self._all_inside
-        self.batch_rows = _IMAGES_PER_BATCH if reads_images else _ROWS_PER_BATCH
+        if has_bytes and not self._all_inside:
+            self.batch_rows = _IMAGES_PER_BATCH
 
     def places(self, batch: pa.RecordBatch, first: int, runs: list[int]) -> Iterator[Places]:
-        """See `MediaColumns`."""
+        """Yields the images of each row: a place in the file, a path, or None if there are neither bytes nor a path."""
         if not self.leaves:
             yield from ([_inside(first + row, 0, run)] for row, run in enumerate(runs))
             return
@@ -324,21 +308,11 @@ class _ImageColumn:
 
     def _contents(self, elements: pa.Array) -> tuple[list[bool], list[str | None]]:
         """Whether each image has its bytes in the file, and its path."""
+        data, paths = media_part(elements, "bytes"), media_part(elements, "path")
         nothing: list[str | None] = [None] * len(elements)
-        if is_text(elements.type):
-            return [False] * len(elements), elements.to_pylist()
-        if is_bytes(elements.type):
-            return elements.is_valid().to_pylist(), nothing
-        children = {field.name for field in elements.type}
-        paths = pc.struct_field(elements, "path").to_pylist() if "path" in children else nothing
-        if self._all_inside:
-            return [True] * len(elements), paths
-        inside = (
-            pc.struct_field(elements, "bytes").is_valid().to_pylist()
-            if "bytes" in children
-            else [False] * len(elements)
-        )
-        return inside, paths
+        is_there = nothing if data is None else data.is_valid().to_pylist()
+        inside = [self._all_inside or bool(each) for each in is_there]
+        return inside, nothing if paths is None else paths.to_pylist()
 
 
 def _inside(row: int, position: int, run: int) -> MediaPlace:
