@@ -1,34 +1,27 @@
 """`forebay cache ls` and `du`: what lies under a root, as documents and as lines.
 
 What this node keeps of stores, as far as `forebay cache du` says it: it has a bound, and makes room by itself.
-
-Whether the file of a kept index is still the one that was indexed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-from forebay.caches.root_files import Sizes, sizes_of
-from forebay.caches.survey import KINDS, RootItem, Survey
-from forebay.caches.wanted import Wanted
-from forebay.caches.difference import ago, hours_of, made_of, moment, texts_of
-from forebay.terminal import columns, table, wrapped
-from forebay.visible import from_here, human_bytes, printable
-import contextlib
-import os
 from pathlib import Path
-from forebay.caches.root_files import contents_of, sizes_of
-from forebay.caches.root_files import FOLDER
+from typing import Any
+
+from forebay.caches.difference import ago, hours_of, made_of, moment
+from forebay.caches.kinds import KINDS
+from forebay.caches.root_files import FOLDER, Sizes, contents_of, sizes_of
+from forebay.caches.root_items import RootItem, Survey, Told
+from forebay.caches.wanted import Wanted
 from forebay.config.remote import RemoteConfig
 from forebay.store.remote.node.holdings import MIRRORS
-from collections.abc import Callable
-from forebay.errors import ManifestError, TarError
-from forebay.rows.readers.line_index import indexed_text
-from forebay.tar.index import indexed_tar
-
+from forebay.terminal import columns, table, wrapped
+from forebay.visible import from_here, human_bytes, printable
 
 SORTS: Mapping[str, Callable[[RootItem], Any]] = {
     "name": lambda item: item.name,
@@ -54,15 +47,23 @@ class ListReport:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the document of `--json`."""
-        document: dict[str, Any] = {
+        told = {
+            kind: [{"name": item.name, **facts, **_sizes(item.sizes), **_times(item)} for item, (facts, _, _) in found]
+            for kind, found in self._told()
+        }
+        return {
             "root": self.survey.root.place,
             "caches": [self._document(item) for item in self._caches()],
-            "texts": [self._document_of_texts(item) for item in self.survey.of("texts")],
-            "inputs": [{"name": item.name, **_sizes(item.sizes), **_times(item)} for item in self.survey.of("inputs")],
+            **told,
             "foreign": [{"name": item.name, "problem": item.problem} for item in self.survey.of("foreign")],
+            **({} if self.wanted is None else {"problems": self.wanted.problems}),
         }
-        problems = {} if self.wanted is None else {"problems": self.wanted.problems}
-        return {**document, **problems}
+
+    def _told(self) -> Iterator[tuple[str, list[tuple[RootItem, Told]]]]:
+        """Yields the kinds that are listed behind the caches, with what is said of each of their items."""
+        for kind, kept in KINDS.items():
+            if kept.told is not None:
+                yield kind, [(item, kept.told(item.document)) for item in self.survey.of(kind)]
 
     def _document(self, item: RootItem) -> dict[str, Any]:
         metadata = item.document
@@ -78,16 +79,6 @@ class ListReport:
             **configs,
         }
 
-    @staticmethod
-    def _document_of_texts(item: RootItem) -> dict[str, Any]:
-        return {
-            "name": item.name,
-            "made_of": texts_of(item.document),
-            "num_texts": item.document["num_texts"],
-            **_sizes(item.sizes),
-            **_times(item),
-        }
-
     @property
     def _tokenizers(self) -> Mapping[str, str]:
         found = {} if self.wanted is None else self.wanted.tokenizers
@@ -99,14 +90,9 @@ class ListReport:
         yield f"{_count(len(caches), 'cache')} in {from_here(self.survey.root.place)}: {_amount(_all(caches))}"
         for item in caches:
             yield from self._lines_of(item, now, width)
-        for item in self.survey.of("texts"):
-            facts = [_count(item.document["num_texts"], "text"), _amount(item.sizes), _used(item, now)]
-            yield from _block(
-                item, [", ".join(facts), f"{texts_of(item.document)}; made {moment(item.made_ns)}"], width
-            )
-        for item in self.survey.of("inputs"):
-            made = f"samples that an iterator yielded; made {moment(item.made_ns)}"
-            yield from _block(item, [f"{_amount(item.sizes)}, {_used(item, now)}", made], width)
+        for item, (_, number, words) in (each for _, found in self._told() for each in found):
+            facts = [*([number] if number else []), _amount(item.sizes), _used(item, now)]
+            yield from _block(item, [", ".join(facts), f"{words}; made {moment(item.made_ns)}"], width)
         foreign = self.survey.of("foreign")
         for item in foreign[:_MOST_FOREIGN]:
             yield f"not a cache: {printable(item.name)}: {printable(item.problem)}"
@@ -155,7 +141,7 @@ class UsageReport:
         """Yields what is printed: a line a cache, a line a kind, and the sum."""
         caches = sorted(self.survey.caches, key=SORTS["size"])
         yield from table(["caches", "own", "shared"], [_row(item.sizes, item.name) for item in caches], left=1)
-        by_kind = [(words, found) for kind, words in KINDS.items() if (found := self.survey.of(kind))]
+        by_kind = [(kept.words, found) for kind, kept in KINDS.items() if (found := self.survey.of(kind))]
         rows = [_row(_all(found), f"{words}, {len(found)}") for words, found in by_kind]
         rows.append(_row(_all([item for item in self.survey.items if item.kind in KINDS]), "together"))
         yield from table([from_here(self.survey.root.place), "own", "shared"], rows, left=1)
@@ -222,26 +208,3 @@ def node_usage(settings: RemoteConfig) -> tuple[str, int] | None:
             os.close(descriptor)
         return str(folder), sizes_of(found.files).size_bytes
     return None
-
-
-def is_of_gone_tar(path: Path) -> tuple[bool, str]:
-    """Returns whether the index of a tar is of no use any more, and why, or why it stays."""
-    return _is_of_gone(path, indexed_tar, "tar")
-
-
-def is_of_gone_text(path: Path) -> tuple[bool, str]:
-    """Returns whether the index of a text's lines is of no use any more, and why, or why it stays.
-
-    A text that has grown is another one: its index would be gone on with, but nothing says that it will be.
-    """
-    return _is_of_gone(path, indexed_text, "text")
-
-
-def _is_of_gone(path: Path, indexed: Callable[[Path], tuple[str | None, bool]], what: str) -> tuple[bool, str]:
-    try:
-        file, is_current = indexed(path)
-    except (TarError, ManifestError) as err:
-        return True, str(err)
-    if file is None:
-        return False, f"which {what} it is of is not known from here"
-    return (False, f"of {file}") if is_current else (True, f"{file} is gone, or another one by now")

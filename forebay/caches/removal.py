@@ -9,16 +9,14 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from forebay.caches.guard import Processes, is_mount_within
-from forebay.caches.root_files import RootContents, File, contents_of
-from forebay.caches.guard import Guard, in_use, locked, opened
-from forebay.caches.ours import strangers
-from forebay.caches.root_files import FOLDER, Root
+
+from forebay.caches.guard import Guard, Processes, in_use, is_mount_within, locked, opened, strangers
+from forebay.caches.root_files import FOLDER, File, Root, RootContents, contents_of
+from forebay.caches.root_items import RootItem
 from forebay.caches.stored import remove_stored
-from forebay.caches.survey import RootItem
+from forebay.store.files import temporary_name
 from forebay.store.memo import NOTES, uses_of
 from forebay.store.metadata import FILE_NAME
-from forebay.store.files import temporary_name
 
 
 def remove(item: RootItem, guard: Guard) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from forebay.caches.survey import RootItem, Survey
+from forebay.caches.root_items import RootItem, Survey
 from forebay.config.digest import tokenizer_digest
 from forebay.config.loader import MixtureSource
 from forebay.config.train import EvalConfig

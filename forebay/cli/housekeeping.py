@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.caches.root_files import Root, opened_root
-from forebay.caches.survey import BUILDING, LISTINGS, PLANS, TAR_INDEX, TEXT_INDEX
 from forebay.cli.options import DONE, FAILED, command, completes, load, printed
 from forebay.config.load import read_remote
 from forebay.config.tree import Config
@@ -19,10 +19,8 @@ from forebay.errors import CacheNotFoundError, ConfigError
 from forebay.progress import during
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
-from forebay.store.inputs import FOLDER as INPUTS
 from forebay.store.lookup import find_cache, mirrored, require
 from forebay.store.remote.mirror import cache_folder
-from forebay.store.texts import TEXTS
 
 if TYPE_CHECKING:
     from forebay.caches.difference import Side
@@ -172,6 +170,8 @@ def _named_items(options: argparse.Namespace) -> tuple[str, list[str]]:
 
 
 def _named_item(options: argparse.Namespace, text: str) -> tuple[str, str]:
+    from forebay.caches.kinds import HOLDERS
+
     if is_url(place := url_or_path(text)):
         url = parse_url(place)
         return str(url.parent), url.name
@@ -182,8 +182,7 @@ def _named_item(options: argparse.Namespace, text: str) -> tuple[str, str]:
         return options.cache_root, path.relative_to(inside).as_posix() if is_inside else text
     if not os.path.lexists(path):
         return os.path.abspath("caches"), text
-    holders = (PLANS, TAR_INDEX, TEXT_INDEX, BUILDING, LISTINGS, TEXTS, INPUTS)
-    holder = path.parent.name if path.parent.name in holders else ""
+    holder = path.parent.name if path.parent.name in HOLDERS else ""
     return str(path.parent.parent if holder else path.parent), f"{holder}/{path.name}" if holder else path.name
 
 
@@ -203,16 +202,37 @@ def _add_prune(actions: Any) -> None:
         help="caches and kept texts used longest ago, until all under the root fits: 500G, 1.5T",
     )
     parser.add_argument("--leftovers", action="store_true", help="what builds left whose processes are gone")
-    parser.add_argument("--plans", action="store_true", help="plans of caches that are gone")
-    parser.add_argument("--tar-indexes", action="store_true", help="indexes of tars that are gone or changed")
-    parser.add_argument("--text-indexes", action="store_true", help="indexes of texts that are gone or changed")
-    parser.add_argument("--listings", action="store_true", help="lengths of conversations read without a cache")
-    parser.add_argument("--inputs", action="store_true", help='samples that iterators of kind = "python" yielded')
+    of_kind = (
+        "what has no use any more of a kind, as du names it; several times: of each. plan: of caches that are gone. "
+        "tar-index, text-index: of files that are gone or changed. listing: lengths of conversations read without a "
+        'cache. inputs: samples that iterators of kind = "python" yielded. build, prepared, leftover: as --leftovers'
+    )
+    parser.add_argument("--kind", action="append", default=[], metavar="NAME", help=of_kind)
+    for option, kind in _EARLIER.items():
+        parser.add_argument(option, action="store_true", help=f"--kind {kind}, until 0.3")
     _add_removal(parser)
 
 
-_RULES = ("leftovers", "plans", "tar_indexes", "text_indexes", "listings", "inputs")
-"""Of `prune`, beside those that choose caches."""
+_EARLIER = {
+    "--plans": "plan",
+    "--tar-indexes": "tar-index",
+    "--text-indexes": "text-index",
+    "--listings": "listing",
+    "--inputs": "inputs",
+}
+"""Options of `prune` that a kind has had, by the name that `--kind` takes."""
+
+
+def _kinds(options: argparse.Namespace) -> list[str]:
+    """Returns the kinds that are chosen from; of an option of an earlier version a line says what it is called now."""
+    from forebay.caches.kinds import kind_named
+
+    named = list(options.kind)
+    for option, kind in _EARLIER.items():
+        if getattr(options, option.removeprefix("--").replace("-", "_")):
+            print(f"{option} is --kind {kind} now, and goes in 0.3", file=sys.stderr)
+            named.append(kind)
+    return [kind_named(name) for name in named]
 
 
 def _prune(options: argparse.Namespace) -> int:
@@ -233,7 +253,8 @@ def _prune(options: argparse.Namespace) -> int:
         older_than_s=None if options.older_than is None else parse_age(options.older_than),
         unwanted=options.unwanted is not None,
         max_bytes=None if options.max_size is None else parse_size(options.max_size),
-        **{name: getattr(options, name) for name in _RULES},
+        leftovers=options.leftovers,
+        kinds=_kinds(options),
     )
     rules.require_one()
     if rules.unwanted != bool(files):

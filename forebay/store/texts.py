@@ -12,7 +12,6 @@ a later merging makes one. A process that is killed leaves whole segments, and a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -30,6 +29,7 @@ import xxhash
 
 from forebay.store.files import sweep, write_bytes
 from forebay.store.layout import Array, Ints
+from forebay.store.locks import try_alone
 from forebay.store.memo import note
 from forebay.store.segments import (
     SUFFIX,
@@ -292,14 +292,7 @@ class TextValues:
         except PermissionError:  # another user's
             file = os.open(self.folder / LOCK, flags | os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield is_needed
-            except OSError:  # no locks here
-                yield True
-            else:
-                yield True
+            yield is_needed or try_alone(file) != "taken"
         finally:
             os.close(file)
 

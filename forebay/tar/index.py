@@ -177,6 +177,8 @@ def _is_header_of(block: bytes, name: bytes, size: int) -> bool:
 
 
 _log = logging.getLogger(__name__)
+TAR_INDEX = "tar_index"
+"""The folder of all indexes of tars under a cache root."""
 _METADATA = b"forebay.tar_index"
 _VERSION = 1
 
@@ -244,7 +246,7 @@ def _kept(tar_path: str | os.PathLike[str], cache_root: str | os.PathLike[str]) 
 def index_path(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> Path:
     """Returns where the index of a tar is kept: named by the hash of the tar's real path, or of its URL."""
     name = hashlib.sha256(os.fsencode(identity(tar_path))).hexdigest()[:32]
-    return Path(cache_root) / "tar_index" / f"{name}.parquet"
+    return Path(cache_root) / TAR_INDEX / f"{name}.parquet"
 
 
 def indexed_tar(path: Path) -> tuple[str | None, bool]:

@@ -8,7 +8,6 @@ what the operating system does.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import fnmatch
 import glob
 import os
@@ -24,6 +23,7 @@ from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError, ForebayError, ManifestError, RemoteDeniedError, RemoteError
 from forebay.store.files import write_bytes
 from forebay.store.inputs import located
+from forebay.store.locks import wait_shared
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.raw.origin import Place, Version, objects_of, origin_of
 
@@ -309,8 +309,7 @@ def open_source(path: str | os.PathLike[str]) -> tuple[int, Version]:
             version, copy = place.fetch()
             with contextlib.suppress(FileNotFoundError):  # evicted in between
                 descriptor = os.open(copy, os.O_RDONLY | os.O_NONBLOCK)
-                with contextlib.suppress(OSError):  # a file system without locks: what is open stays readable
-                    fcntl.flock(descriptor, fcntl.LOCK_SH)
+                wait_shared(descriptor)  # on a file system without locks what is open stays readable
                 return descriptor, version
     raise RemoteError(
         f"{place.url}: the node's copy was evicted {_ATTEMPTS} times before it could be opened; raise "

@@ -1,0 +1,242 @@
+"""The table of what is kept under a root: a line a kind. Survey, `ls`, `du`, `rm`, `prune` and the guard read it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forebay.caches import ours
+from forebay.caches.difference import texts_of
+from forebay.caches.root_items import Kept, RootItem, Survey, Told, Verdict
+from forebay.errors import CacheError, ConfigError, ManifestError, TarError
+from forebay.plan.names import PLANS
+from forebay.preprocess.workspace import BUILDING
+from forebay.rows.manifest import did_you_mean
+from forebay.rows.readers.line_index import ENDING, FOLDER, indexed_text
+from forebay.store.files import hash_file
+from forebay.store.inputs import FOLDER as INPUTS
+from forebay.store.inputs import SAMPLES
+from forebay.store.lookup import Sealed
+from forebay.store.memo import FILE_NAME as MEMO
+from forebay.store.metadata import FILE_NAME
+from forebay.store.remote.root import LISTED
+from forebay.store.texts import LOCK, TEXTS
+from forebay.tar.index import TAR_INDEX, indexed_tar
+
+
+def _always(reason: str) -> Verdict:
+    return lambda *_: (True, reason)
+
+
+def _of_plan(item: RootItem, survey: Survey, staying: Sequence[RootItem]) -> tuple[bool, str]:
+    if survey.origin is not None:
+        return False, f"its cache may lie in {survey.origin}"
+    plan: Any = item.document.get("plan")
+    named = plan.get("cache_keys") if isinstance(plan, dict) else None
+    keys = {cache.document["key"] for cache in staying}
+    if not isinstance(named, list) or any(str(key) in keys for key in named):
+        return False, "its cache stays"
+    return True, "no cache of its key is here"
+
+
+def _of_inputs(item: RootItem, survey: Survey, staying: Sequence[RootItem]) -> tuple[bool, str]:
+    """A cache is found by the list of what its iterator yielded, so that list stays as long as the cache does."""
+    listed = hash_file(survey.root.folder / item.name / SAMPLES)
+    for cache in (cache for cache in staying if cache.remote is None):
+        try:
+            sources = Sealed(folder=survey.root.folder / cache.name, metadata=dict(cache.document)).sources()
+        except (CacheError, OSError) as err:
+            return False, f"what {cache.name} was made of cannot be read: {err}"
+        if any(source.xxh3_128 == listed for source in sources):
+            return False, f"{cache.name} is found by it; it goes by its name, or behind that cache"
+    return True, "no cache here was made of it; the next build runs the iterator"
+
+
+def _of_index(what: str, indexed: Callable[[Path], tuple[str | None, bool]]) -> Verdict:
+    """Returns the rule of indexes: one goes whose file is gone or another one.
+
+    A text that has grown is another one: its index would be gone on with, but nothing says that it will be.
+    """
+
+    def verdict(item: RootItem, survey: Survey, _: Sequence[RootItem]) -> tuple[bool, str]:
+        try:
+            file, is_current = indexed(survey.root.folder / item.name)
+        except (TarError, ManifestError) as err:
+            return True, str(err)
+        if file is None:
+            return False, f"which {what} it is of is not known from here"
+        return (False, f"of {file}") if is_current else (True, f"{file} is gone, or another one by now")
+
+    return verdict
+
+
+def _texts_told(document: Mapping[str, Any]) -> Told:
+    number, words = document["num_texts"], texts_of(document)
+    return {"made_of": words, "num_texts": number}, f"{number:,} text{'' if number == 1 else 's'}", words
+
+
+def _inputs_told(_: Mapping[str, Any]) -> Told:
+    return {}, "", "samples that an iterator yielded"
+
+
+_ALL = (
+    Kept(
+        name="cache",
+        words="caches",
+        names=re.compile(r"[^.].*", re.DOTALL),
+        read=ours.read_cache,
+        check=ours.check_cache,
+        is_folder=ours.is_folder_of_cache,
+        lock=FILE_NAME,
+        is_noted=True,
+        rule="caches",
+    ),
+    Kept(
+        name="texts",
+        words="kept texts",
+        one="kept texts",
+        folder=TEXTS,
+        names=re.compile(r"[0-9a-f]{16}"),
+        read=ours.read_texts,
+        check=ours.check_texts,
+        lock=LOCK,
+        is_growing=True,
+        is_noted=True,
+        rule="caches",
+        told=_texts_told,
+    ),
+    Kept(
+        name="inputs",
+        words="samples of iterators",
+        one="samples of an iterator",
+        folder=INPUTS,
+        names=re.compile(r"[0-9a-f]{32}"),
+        read=ours.read_inputs,
+        check=ours.check_inputs,
+        is_folder=ours.is_folder_of_inputs,
+        builders="any",
+        rule="kind",
+        verdict=_of_inputs,
+        told=_inputs_told,
+    ),
+    Kept(
+        name="plan",
+        words="plans",
+        folder=PLANS,
+        read=ours.read_plan,
+        check=ours.check_plan,
+        lock=FILE_NAME,
+        is_noted=True,
+        rule="kind",
+        verdict=_of_plan,
+    ),
+    Kept(
+        name="tar index",
+        words="tar indexes",
+        one="a tar index",
+        folder=TAR_INDEX,
+        names=re.compile(r"[0-9a-f]{32}\.parquet"),
+        form="file",
+        rule="kind",
+        verdict=_of_index("tar", indexed_tar),
+    ),
+    Kept(
+        name="text index",
+        words="indexes of lines of text",
+        one="a text index",
+        folder=FOLDER,
+        names=re.compile(rf"[0-9a-f]{{32}}{re.escape(ENDING)}"),
+        form="file",
+        rule="kind",
+        verdict=_of_index("text", indexed_text),
+    ),
+    Kept(
+        name="listing",
+        words="listings",
+        one="a listing",
+        folder=".listings",
+        names=re.compile(r"[0-9a-f]{8,64}"),
+        read=ours.reads("listing.json", files=dict),
+        check=ours.names_files("listing.json", "sums"),
+        is_growing=True,
+        rule="kind",
+        verdict=_always("made again when it is needed"),
+    ),
+    Kept(name="hashes", words="remembered hashes", names=re.compile(re.escape(MEMO)), form="file"),
+    Kept(
+        name="build",
+        words="unfinished builds",
+        one="a build",
+        folder=BUILDING,
+        names=re.compile(r"[0-9a-f]{16}(-rebuild|-stage)?"),
+        check=ours.check_build,
+        is_folder=ours.is_folder_of_build,
+        lock="lock",
+        builders="itself",
+        is_growing=True,
+        rule="leftovers",
+        verdict=_always("an unfinished build of a process that is gone"),
+    ),
+    Kept(
+        name="prepared",
+        words="prepared builds",
+        folder=BUILDING,
+        names=re.compile(r"prepared-[0-9a-f]{16}"),
+        beside=(".lock", ".submitted.json"),
+        read=ours.reads("prepared.json", key=str, files=dict),
+        check=ours.names_files("prepared.json", "files"),
+        builders="of its key",
+        is_growing=True,
+        rule="leftovers",
+        verdict=_always("a prepared build of a process that is gone"),
+    ),
+    Kept(
+        name="leftover",
+        words="leftovers",
+        lock=FILE_NAME,
+        is_growing=True,
+        rule="leftovers",
+        verdict=_always("a leftover of a process that is gone"),
+    ),
+    Kept(name="known", words="caches of a store that are known here", names=re.compile(re.escape(LISTED))),
+)
+KINDS: Mapping[str, Kept] = {kept.name: kept for kept in _ALL}
+"""By their names, in the order in which they are listed."""
+FOREIGN = Kept(name="foreign", words="")
+"""What is not forebay's, or cannot be read as such."""
+
+
+def kinds_at(folder: str) -> list[Kept]:
+    """Returns the kinds whose items lie in a folder of the root, the special names before all others."""
+    found = [kept for kept in _ALL if kept.folder == folder and kept is not KINDS["leftover"]]
+    return sorted(found, key=lambda kept: kept is KINDS["cache"])
+
+
+HOLDERS = sorted({kept.folder for kept in _ALL} - {""})
+"""The folders of a root that hold things of a kind."""
+
+
+def kind_named(text: str) -> str:
+    """Returns the kind that `--kind` of `prune` names, as `du` prints it. Raises ConfigError."""
+    by_name = {name: kept for kept in _ALL for name in (_option(kept.name), _option(kept.words))}
+    kept = by_name.get(_option(text))
+    if kept is None:
+        raise ConfigError(
+            f"--kind {text}: no such kind; the kinds are {option_names()}{did_you_mean(_option(text), by_name)}"
+        )
+    if kept.rule == "caches":
+        raise ConfigError(f"--kind {text}: {kept.words} go by --older-than and --max-size, and caches by --unwanted")
+    if kept.verdict is None:
+        raise ConfigError(f"--kind {text}: no rule takes {kept.words}; the kinds are {option_names()}")
+    return kept.name
+
+
+def option_names() -> str:
+    """Returns the kinds that `--kind` takes, as it takes them."""
+    return ", ".join(_option(kept.name) for kept in _ALL if kept.verdict is not None)
+
+
+def _option(name: str) -> str:
+    return name.lower().replace(" ", "-").replace("_", "-")
