@@ -123,7 +123,7 @@ def _digest(value: Any) -> str:
 
 def _short(value: Any) -> str:
     text = printable(str(value))
-    return text if len(text) <= _NAMES_SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if len(text) <= _NAMES_SHOWN else f"{text[: _NAMES_SHOWN - 3]}..."
 
 
 def parse_size(text: str) -> int:

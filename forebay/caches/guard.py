@@ -123,11 +123,11 @@ def strangers(item: RootItem, contents: RootContents, descriptor: int, folder: P
     descriptor: of the opened folder, whose own document is read once more. What a build or a look left in a folder with
     a temporary name may be anything.
     """
-    kept = item.kept
-    if kept.check is None or not item.is_folder:
+    inside = item.kept.inside
+    if inside is None or not item.is_folder:
         return None
     try:
-        is_own = kept.check(descriptor, folder)
+        is_own = inside.check(descriptor, folder)
     except (CacheError, OSError, ValueError, RecursionError) as err:
         return str(err).partition("; run:")[0]
     if silly := [name for name in contents.names if Path(name).name.startswith(SILLY_MARK)]:
@@ -135,7 +135,7 @@ def strangers(item: RootItem, contents: RootContents, descriptor: int, folder: P
     odd = [file.name for file in contents.files if file.kind == "other"]
     odd += [name for name in contents.names if name not in odd and not is_own(name)]
     folders = [file.name for file in contents.files if file.kind == "folder"]
-    odd += [name for name in folders if not kept.is_folder(name, contents)]
+    odd += [name for name in folders if not inside.is_folder(name, contents)]
     if not odd:
         return None
     more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""

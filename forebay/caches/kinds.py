@@ -26,8 +26,12 @@ from forebay.store.texts import LOCK, TEXTS
 from forebay.tar.index import TAR_INDEX, indexed_tar
 
 
-def _always(reason: str) -> Verdict:
-    return lambda *_: (True, reason)
+def _left(what: str) -> Verdict:
+    return lambda *_: (True, f"{what} of a process that is gone")
+
+
+def _of_listing(*_: object) -> tuple[bool, str]:
+    return True, "made again when it is needed"
 
 
 def _of_plan(item: RootItem, survey: Survey, staying: Sequence[RootItem]) -> tuple[bool, str]:
@@ -77,134 +81,71 @@ def _texts_told(document: Mapping[str, Any]) -> Told:
     return {"made_of": words, "num_texts": number}, f"{number:,} text{'' if number == 1 else 's'}", words
 
 
-def _inputs_told(_: Mapping[str, Any]) -> Told:
-    return {}, "", "samples that an iterator yielded"
-
-
+_HEX_16, _HEX_32 = "[0-9a-f]{16}", "[0-9a-f]{32}"
+_TARS, _LINES = _of_index("tar", indexed_tar), _of_index("text", indexed_text)
 _ALL = (
+    Kept("cache", "caches", names="(?s)[^.].*", inside=ours.CACHE, lock=FILE_NAME, is_noted=True, rule="caches"),
     Kept(
-        name="cache",
-        words="caches",
-        names=re.compile(r"[^.].*", re.DOTALL),
-        read=ours.read_cache,
-        check=ours.check_cache,
-        is_folder=ours.is_folder_of_cache,
-        lock=FILE_NAME,
-        is_noted=True,
-        rule="caches",
-    ),
-    Kept(
-        name="texts",
-        words="kept texts",
-        one="kept texts",
-        folder=TEXTS,
-        names=re.compile(r"[0-9a-f]{16}"),
-        read=ours.read_texts,
-        check=ours.check_texts,
+        "texts",
+        "kept texts",
+        TEXTS,
+        _HEX_16,
+        inside=ours.KEPT_TEXTS,
         lock=LOCK,
         is_growing=True,
         is_noted=True,
         rule="caches",
         told=_texts_told,
+        one="kept texts",
     ),
     Kept(
-        name="inputs",
-        words="samples of iterators",
-        one="samples of an iterator",
-        folder=INPUTS,
-        names=re.compile(r"[0-9a-f]{32}"),
-        read=ours.read_inputs,
-        check=ours.check_inputs,
-        is_folder=ours.is_folder_of_inputs,
+        "inputs",
+        "samples of iterators",
+        INPUTS,
+        _HEX_32,
+        inside=ours.INPUTS,
         builders="any",
-        rule="kind",
         verdict=_of_inputs,
-        told=_inputs_told,
+        told=lambda _: ({}, "", "samples that an iterator yielded"),
+        one="samples of an iterator",
     ),
+    Kept("plan", "plans", PLANS, inside=ours.PLAN, lock=FILE_NAME, is_noted=True, verdict=_of_plan),
+    Kept("tar index", "tar indexes", TAR_INDEX, rf"{_HEX_32}\.parquet", "file", verdict=_TARS),
+    Kept("text index", "indexes of lines of text", FOLDER, rf"{_HEX_32}\{ENDING}", "file", verdict=_LINES),
     Kept(
-        name="plan",
-        words="plans",
-        folder=PLANS,
-        read=ours.read_plan,
-        check=ours.check_plan,
-        lock=FILE_NAME,
-        is_noted=True,
-        rule="kind",
-        verdict=_of_plan,
+        "listing", "listings", ".listings", "[0-9a-f]{8,64}", inside=ours.LISTING, is_growing=True, verdict=_of_listing
     ),
+    Kept("hashes", "remembered hashes", names=re.escape(MEMO), form="file"),
     Kept(
-        name="tar index",
-        words="tar indexes",
-        one="a tar index",
-        folder=TAR_INDEX,
-        names=re.compile(r"[0-9a-f]{32}\.parquet"),
-        form="file",
-        rule="kind",
-        verdict=_of_index("tar", indexed_tar),
-    ),
-    Kept(
-        name="text index",
-        words="indexes of lines of text",
-        one="a text index",
-        folder=FOLDER,
-        names=re.compile(rf"[0-9a-f]{{32}}{re.escape(ENDING)}"),
-        form="file",
-        rule="kind",
-        verdict=_of_index("text", indexed_text),
-    ),
-    Kept(
-        name="listing",
-        words="listings",
-        one="a listing",
-        folder=".listings",
-        names=re.compile(r"[0-9a-f]{8,64}"),
-        read=ours.reads("listing.json", files=dict),
-        check=ours.names_files("listing.json", "sums"),
-        is_growing=True,
-        rule="kind",
-        verdict=_always("made again when it is needed"),
-    ),
-    Kept(name="hashes", words="remembered hashes", names=re.compile(re.escape(MEMO)), form="file"),
-    Kept(
-        name="build",
-        words="unfinished builds",
-        one="a build",
-        folder=BUILDING,
-        names=re.compile(r"[0-9a-f]{16}(-rebuild|-stage)?"),
-        check=ours.check_build,
-        is_folder=ours.is_folder_of_build,
+        "build",
+        "unfinished builds",
+        BUILDING,
+        rf"{_HEX_16}(-rebuild|-stage)?",
+        inside=ours.BUILD,
         lock="lock",
         builders="itself",
         is_growing=True,
+        verdict=_left("an unfinished build"),
         rule="leftovers",
-        verdict=_always("an unfinished build of a process that is gone"),
     ),
     Kept(
-        name="prepared",
-        words="prepared builds",
-        folder=BUILDING,
-        names=re.compile(r"prepared-[0-9a-f]{16}"),
+        "prepared",
+        "prepared builds",
+        BUILDING,
+        f"prepared-{_HEX_16}",
         beside=(".lock", ".submitted.json"),
-        read=ours.reads("prepared.json", key=str, files=dict),
-        check=ours.names_files("prepared.json", "files"),
+        inside=ours.PREPARED,
         builders="of its key",
         is_growing=True,
+        verdict=_left("a prepared build"),
         rule="leftovers",
-        verdict=_always("a prepared build of a process that is gone"),
     ),
-    Kept(
-        name="leftover",
-        words="leftovers",
-        lock=FILE_NAME,
-        is_growing=True,
-        rule="leftovers",
-        verdict=_always("a leftover of a process that is gone"),
-    ),
-    Kept(name="known", words="caches of a store that are known here", names=re.compile(re.escape(LISTED))),
+    Kept("leftover", "leftovers", lock=FILE_NAME, is_growing=True, verdict=_left("a leftover"), rule="leftovers"),
+    Kept("known", "caches of a store that are known here", names=re.escape(LISTED)),
 )
 KINDS: Mapping[str, Kept] = {kept.name: kept for kept in _ALL}
 """By their names, in the order in which they are listed."""
-FOREIGN = Kept(name="foreign", words="")
+FOREIGN = Kept("foreign", "")
 """What is not forebay's, or cannot be read as such."""
 
 

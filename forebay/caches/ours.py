@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.caches.root_files import RootContents
-from forebay.caches.root_items import Check, Read
+from forebay.caches.root_items import Check, Inside, Read
 from forebay.errors import CacheCorruptError
 from forebay.plan.disk import STATISTICS
 from forebay.store.cold.arrays import ROOT as COLD
@@ -54,7 +54,7 @@ def read_document(descriptor: int, name: str) -> tuple[dict[str, Any], int]:
     return document, status.st_mtime_ns
 
 
-def reads(name: str, **types: type) -> Read:
+def _reads(name: str, **types: type) -> Read:
     """Returns what reads a folder's document of this name. types: of fields without which it is not forebay's."""
 
     def read(_: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
@@ -66,7 +66,7 @@ def reads(name: str, **types: type) -> Read:
     return read
 
 
-def names_files(name: str, field: str) -> Check:
+def _names_files(name: str, field: str) -> Check:
     """Returns the check of a folder whose document of this name names its files in a field."""
 
     def check(descriptor: int, _: Path) -> Callable[[str], bool]:
@@ -76,7 +76,7 @@ def names_files(name: str, field: str) -> Check:
     return check
 
 
-def read_cache(folder: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
+def _read_cache(folder: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
     """Returns the metadata of a cache as a look needs them: their checksum is compared, not how they are spelled."""
     if (what := _other_form(descriptor)) is not None:
         raise CacheCorruptError(what)
@@ -107,7 +107,7 @@ def _other_form(descriptor: int) -> str | None:
     return None
 
 
-def check_cache(descriptor: int, folder: Path) -> Callable[[str], bool]:
+def _check_cache(descriptor: int, folder: Path) -> Callable[[str], bool]:
     """Returns the check of a cache, whose metadata are read once more, and strictly, as opening it does."""
     document, _ = read_document(descriptor, FILE_NAME)
     with open(os.open(FILE_NAME, _READ_ONLY, dir_fd=descriptor), "rb", buffering=0) as opened:
@@ -136,31 +136,29 @@ def _old_count(folder: Path, metadata: Mapping[str, Any]) -> int:
     return count
 
 
-def is_folder_of_cache(name: str, contents: RootContents) -> bool:
+def _is_folder_of_cache(name: str, contents: RootContents) -> bool:
     """Whether a folder in a cache is that of a group: a sealed group has a shard, so an empty one is nobody's."""
     return is_group_name(name) and any(other.startswith(f"{name}/") for other in contents.names)
 
 
-def read_plan(folder: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
-    """Returns the metadata of a plan."""
+def _read_plan(folder: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
     document, made_ns = read_document(descriptor, FILE_NAME)
     if "plan_key" not in document or document.get("checksum") != checksum(document, is_parsed=True):
         raise CacheCorruptError(f"{folder.name} is damaged, or no plan")
     return document, made_ns
 
 
-def check_plan(descriptor: int, _: Path) -> Callable[[str], bool]:
-    """Returns the check of a plan."""
+def _check_plan(descriptor: int, _: Path) -> Callable[[str], bool]:
     arrays: Any = read_document(descriptor, FILE_NAME)[0].get("arrays")
     if not isinstance(arrays, dict) or any("/" in name for name in arrays):
         raise CacheCorruptError("its metadata.json names no arrays")
     return {FILE_NAME, STATISTICS, *(f"{name}.npy" for name in arrays)}.__contains__
 
 
-def read_texts(folder: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
+def _read_texts(folder: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
     """Returns the identity of kept texts, and how many texts there are."""
     try:
-        document, made_ns = reads(IDENTITY, identity=dict)(folder, descriptor)
+        document, made_ns = _reads(IDENTITY, identity=dict)(folder, descriptor)
     except CacheCorruptError:  # it is the first thing that is written there
         if IDENTITY in os.listdir(descriptor):
             raise
@@ -180,13 +178,12 @@ def _num_texts(name: str, folder: int) -> int:
     return 0
 
 
-def check_texts(_: int, __: Path) -> Callable[[str], bool]:
-    """Returns the check of kept texts."""
+def _check_texts(_: int, __: Path) -> Callable[[str], bool]:
     own = (SEGMENT, OLD)
     return lambda name: name in (IDENTITY, LOCK) or any(one.fullmatch(name) for one in own) or is_temporary(name)
 
 
-def read_inputs(_: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
+def _read_inputs(_: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
     """Returns nothing of samples of an iterator, but when they were all listed."""
     try:
         status = os.stat(SAMPLES, dir_fd=descriptor, follow_symlinks=False)
@@ -197,21 +194,26 @@ def read_inputs(_: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
     return {}, status.st_mtime_ns
 
 
-def check_inputs(_: int, __: Path) -> Callable[[str], bool]:
-    """Returns the check of samples of an iterator."""
+def _check_inputs(_: int, __: Path) -> Callable[[str], bool]:
     return lambda name: name == SAMPLES or _OF_INPUTS.fullmatch(name) is not None
 
 
-def is_folder_of_inputs(name: str, _: RootContents) -> bool:
-    """Whether a folder in samples of an iterator is one of their images."""
+def _is_folder_of_inputs(name: str, _: RootContents) -> bool:
     return _INPUT_FOLDERS.fullmatch(name) is not None
 
 
-def check_build(_: int, __: Path) -> Callable[[str], bool]:
-    """Returns the check of an unfinished build."""
+def _check_build(_: int, __: Path) -> Callable[[str], bool]:
     return lambda name: _OF_BUILD.fullmatch(name) is not None or any(map(is_temporary, name.split("/")))
 
 
-def is_folder_of_build(name: str, _: RootContents) -> bool:
-    """Whether a folder in an unfinished build is its own: of a group, of parts, or of what is being written."""
+def _is_folder_of_build(name: str, _: RootContents) -> bool:
     return is_group_name(name) or name == "parts" or is_temporary(name.partition("/")[0])
+
+
+CACHE = Inside(_read_cache, _check_cache, _is_folder_of_cache)
+PLAN = Inside(_read_plan, _check_plan)
+LISTING = Inside(_reads("listing.json", files=dict), _names_files("listing.json", "sums"))
+PREPARED = Inside(_reads("prepared.json", key=str, files=dict), _names_files("prepared.json", "files"))
+KEPT_TEXTS = Inside(_read_texts, _check_texts)
+INPUTS = Inside(_read_inputs, _check_inputs, _is_folder_of_inputs)
+BUILD = Inside(None, _check_build, _is_folder_of_build)

@@ -232,7 +232,7 @@ def named(survey: Survey, names: Sequence[str], guard: Guard) -> list[Decision]:
                 f"{printable(name)}: nothing of that name is in {survey.root.place}; see: forebay cache ls "
                 f"{from_here(survey.root.place)}"
             )
-        if item.kept.rule is None:
+        if item.kept.rule is None and item.kept.verdict is None:
             what = item.problem or item.kept.words
             raise ConfigError(
                 f"{printable(name)} is not removed by forebay: {printable(what)}; if it is to go, remove it yourself"

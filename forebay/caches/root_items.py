@@ -28,37 +28,56 @@ Told = tuple[Mapping[str, Any], str, str]
 """What `ls` says of an item: facts for the document, how much is in it, and what it is."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
+class Inside:
+    """What lies in a folder of a kind. read: None, where it says nothing of itself.
+
+    check: which files in it are forebay's. is_folder: the same of folders.
+    """
+
+    read: Read | None
+    check: Check
+    is_folder: Callable[[str, RootContents], bool] = lambda *_: False
+
+
+@dataclass(frozen=True)
 class Kept:
     """One kind of what is kept under a root.
 
-    name, words: of one and of all, as `du` prints them. one: of them, in messages.
-    folder: below the root; empty: the root itself. names: what they are called there; None: anything. form: of one.
-    beside: how files end that go with one, and are leftovers without it. read: None, where one says nothing of itself.
+    name, words: of one and of all, as `du` prints them. folder: below the root; empty: the root itself. names: the
+    pattern of what they are called there; None: anything. form: of one. beside: how files end that go with one, and
+    that are leftovers without it. inside: None, where anything may lie in one.
 
-    check: which files in one are forebay's; None: anything may lie in it. is_folder: the same of folders. lock: the
-    file that readers or builders hold a shared lock on. builders: the unfinished builds that work with one. is_growing:
-    it is used by being written. is_noted: hosts note its use. rule: which rule of `prune` takes it: those that choose
-    caches, `--leftovers`, `--kind` alone, or none. verdict: of the rule. told: None, where `ls` does not list it.
+    lock: the file that its readers or builders hold a shared lock on. builders: the unfinished builds that work with
+    one. is_growing: it is used by being written. is_noted: hosts note its use. verdict: of the rule of `prune --kind`.
+    rule: which other rule takes it: those that choose caches, or `--leftovers`. told: None, where `ls` lists none.
+    one: of them, in messages, where that is not its name.
     """
 
     name: str
     words: str
-    one: str = ""
     folder: str = ""
-    names: re.Pattern[str] | None = None
+    names: str | None = None
     form: Literal["file", "folder"] = "folder"
     beside: tuple[str, ...] = ()
-    read: Read | None = None
-    check: Check | None = None
-    is_folder: Callable[[str, RootContents], bool] = lambda *_: False
+    inside: Inside | None = None
     lock: str | None = None
     builders: Literal["itself", "of its key", "any"] | None = None
     is_growing: bool = False
     is_noted: bool = False
-    rule: Literal["caches", "leftovers", "kind"] | None = None
     verdict: Verdict | None = None
+    rule: Literal["caches", "leftovers"] | None = None
     told: Callable[[Mapping[str, Any]], Told] | None = None
+    one: str = ""
+
+    @property
+    def read(self) -> Read | None:
+        """Reads what one says of itself; None where it says nothing."""
+        return None if self.inside is None else self.inside.read
+
+    def is_named(self, name: str) -> bool:
+        """Returns whether one may be called so."""
+        return self.names is None or re.fullmatch(self.names, name) is not None
 
 
 @dataclass(kw_only=True)

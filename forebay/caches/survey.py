@@ -16,6 +16,7 @@ from forebay.errors import CacheError
 from forebay.store.files import is_temporary
 from forebay.store.held import ORIGIN
 from forebay.store.memo import NOTES, uses_of
+from forebay.visible import an
 
 _OWN = (NOTES, ORIGIN, ".planning", "..", ".")
 
@@ -62,17 +63,17 @@ def _items(
         yield _item(root, KINDS["leftover"], file)
         return
     for kept in kinds:
-        if kept.names is None or (file.kind == kept.form and kept.names.fullmatch(name)):
+        if kept.names is None or (file.kind == kept.form and kept.is_named(name)):
             item = _item(root, kept, file)
             item.beside = [found[name + end] for end in kept.beside if name + end in found]
             yield item
             return
         stem = next((name.removesuffix(end) for end in kept.beside if name.endswith(end)), None)
-        if stem is not None and file.kind == "file" and kept.names.fullmatch(stem):
+        if stem is not None and file.kind == "file" and kept.is_named(stem):
             if stem not in found:
                 yield _item(root, KINDS["leftover"], file)
             return
-    yield _foreign(file, f"no name of {kinds[0].one}" if kinds[0].folder else _what(root, file))
+    yield _foreign(file, f"no name of {kinds[0].one or an(kinds[0].name)}" if kinds[0].folder else _what(root, file))
 
 
 def _item(root: Root, kept: Kept, file: File) -> RootItem:

@@ -128,8 +128,3 @@ def _state(config: Config, item: RootItem, survey: Survey) -> SourceState:
             return compare_sources(config, sealed.sources(), memo, may_hash=False)[0]
     except (CacheError, ManifestError, RemoteError, OSError, LookupError, TypeError, ValueError):
         return "unknown"
-
-
-def by_cache(wanted: Wanted, names: Iterable[str]) -> Mapping[str, list[str]]:
-    """Returns the configs of each cache."""
-    return {name: wanted.configs_of(name) for name in names}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.caches.root_files import Root, opened_root
+from forebay.caches.root_files import opened_root
 from forebay.cli.options import DONE, FAILED, command, completes, load, printed
 from forebay.config.load import read_remote
 from forebay.config.tree import Config
@@ -24,6 +24,7 @@ from forebay.store.remote.mirror import cache_folder
 
 if TYPE_CHECKING:
     from forebay.caches.difference import Side
+    from forebay.caches.root_items import Survey
 
 _ROOT = "a cache root, a folder or URL; default: that of the configs, else ./caches"
 _SORTS = ("name", "used", "made", "size", "samples")
@@ -39,7 +40,8 @@ def add_housekeeping(actions: Any) -> None:
     _add_verify(actions)
 
 
-def _add_root(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
     parser.add_argument(
         "--set", action="append", default=[], metavar="remote.FIELD=VALUE", help="where this node keeps what of stores"
     )
@@ -56,20 +58,16 @@ def _add_ls(actions: Any) -> None:
     )
     _add_configs(parser)
     parser.add_argument("--sort", choices=_SORTS, default="name", help="default: name")
-    parser.add_argument("--no-progress", action="store_true", help="no bars")
-    _add_root(parser)
+    _add_common(parser)
 
 
 def _ls(options: argparse.Namespace) -> int:
     from forebay.caches.cache_list import ListReport
-    from forebay.caches.stored import survey
     from forebay.caches.wanted import config_files, wanted_by
 
     place, named = _divided(options)
     files = config_files(named, below=options.configs)
-    with _root(options, place, files) as root:
-        with during("look", is_shown=not options.no_progress):
-            found = survey(root)
+    with _surveyed(options, place, files) as found:
         wanted = wanted_by(files, found) if files else None
         return printed(options, ListReport(survey=found, wanted=wanted, sort=options.sort))
 
@@ -77,19 +75,14 @@ def _ls(options: argparse.Namespace) -> int:
 def _add_du(actions: Any) -> None:
     parser = command(actions, "du", _du, "say what everything under a cache root takes, hard links once")
     completes(parser.add_argument("places", metavar="ROOT", nargs="*", help=_ROOT))
-    parser.add_argument("--no-progress", action="store_true", help="no bars")
-    _add_root(parser)
+    _add_common(parser)
 
 
 def _du(options: argparse.Namespace) -> int:
     from forebay.caches.cache_list import UsageReport, node_usage
-    from forebay.caches.stored import survey
 
-    place, files = _divided(options)
-    with _root(options, place, files) as root:
-        with during("look", is_shown=not options.no_progress):
-            report = UsageReport(survey=survey(root), node=node_usage(read_remote(options.set)))
-        return printed(options, report)
+    with _surveyed(options, *_divided(options)) as found:
+        return printed(options, UsageReport(survey=found, node=node_usage(read_remote(options.set))))
 
 
 def _divided(options: argparse.Namespace) -> tuple[str | None, list[str]]:
@@ -111,8 +104,10 @@ def _divided(options: argparse.Namespace) -> tuple[str | None, list[str]]:
 
 
 @contextmanager
-def _root(options: argparse.Namespace, place: str | None, files: list[str]) -> Iterator[Root]:
-    """Yields the root that was named, else that of the configs, else `caches`."""
+def _surveyed(options: argparse.Namespace, place: str | None, files: Sequence[str] = ()) -> Iterator[Survey]:
+    """Yields what lies under the root that was named, else that of the configs, else `caches`."""
+    from forebay.caches.stored import survey
+
     settings = read_remote(options.set)
     if place is None and files:
         configs = [load_config(file) for file in files]
@@ -121,7 +116,9 @@ def _root(options: argparse.Namespace, place: str | None, files: list[str]) -> I
             raise ConfigError(f"these configs have the cache roots {', '.join(found)}; name one of them: --cache-root")
         place, settings = found[0], configs[0].remote
     with opened_root(place or "caches", settings) as root:
-        yield root
+        with during("look", is_shown=not options.no_progress):
+            surveyed = survey(root)
+        yield surveyed
 
 
 def _add_rm(actions: Any) -> None:
@@ -139,19 +136,15 @@ def _add_removal(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also what was used within 7 days, or may be in use on another host; never what a process has open",
     )
-    parser.add_argument("--no-progress", action="store_true", help="no bars")
-    _add_root(parser)
+    _add_common(parser)
 
 
 def _rm(options: argparse.Namespace) -> int:
     from forebay.caches.guard import Guard
     from forebay.caches.prune import carried_out, named
-    from forebay.caches.stored import survey
 
     place, names = _named_items(options)
-    with opened_root(place, read_remote(options.set)) as root:
-        with during("look", is_shown=not options.no_progress):
-            found = survey(root)
+    with _surveyed(options, place) as found:
         guard = Guard(survey=found, force=options.force)
         decisions = named(found, names, guard)
         report = carried_out(found, decisions, guard, is_wanted=options.yes, progress=not options.no_progress)
@@ -239,7 +232,6 @@ def _prune(options: argparse.Namespace) -> int:
     from forebay.caches.difference import parse_age, parse_size
     from forebay.caches.guard import Guard
     from forebay.caches.prune import Rules, carried_out, decide, over
-    from forebay.caches.stored import survey
     from forebay.caches.wanted import config_files, wanted_by
 
     place, named = _divided(options)
@@ -259,9 +251,7 @@ def _prune(options: argparse.Namespace) -> int:
     rules.require_one()
     if rules.unwanted != bool(files):
         raise ConfigError("--unwanted and the configs to ask go together: --unwanted CONFIG..., or with --configs DIR")
-    with _root(options, place, files) as root:
-        with during("look", is_shown=not options.no_progress):
-            found = survey(root)
+    with _surveyed(options, place, files) as found:
         guard = Guard(survey=found, force=options.force)
         wanted = wanted_by(files, found) if rules.unwanted else None
         for file, problem in ({} if wanted is None else wanted.problems).items():
@@ -281,8 +271,7 @@ def _add_diff(actions: Any) -> None:
     parser = command(actions, "diff", _diff, "say how two caches differ: settings, source files, samples, sizes")
     completes(parser.add_argument("a", metavar="A", help=_CACHE))
     completes(parser.add_argument("b", metavar="B", help=_CACHE))
-    _add_root(parser)
-    parser.add_argument("--no-progress", action="store_true", help="no bars")
+    _add_common(parser)
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -320,8 +309,7 @@ def _add_verify(actions: Any) -> None:
     parser = command(actions, "verify", _verify, summary)
     completes(parser.add_argument("places", metavar="CACHE|CONFIG", nargs="*", help=_CACHE))
     parser.add_argument("--all", action="store_true", help="every cache of the root: --cache-root, else ./caches")
-    _add_root(parser)
-    parser.add_argument("--no-progress", action="store_true", help="no bars")
+    _add_common(parser)
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -342,10 +330,9 @@ def _to_verify(options: argparse.Namespace) -> Iterator[tuple[Path, str, str | N
 
     if options.all:
         with opened_root(options.cache_root or "caches", read_remote(options.set)) as root:
-            names = [item.name for item in survey(root).caches]
-        if not names:
+            places = [f"{root.place}/{item.name}" for item in survey(root).caches]
+        if not places:
             raise CacheNotFoundError(f"no cache is in {root.place}; name a cache root: --cache-root DIR")
-        places = [f"{root.place}/{name}" for name in names]
         yield from ((cache_folder(place, read_remote(options.set)), place, None) for place in places)
     for text in options.places:
         place = url_or_path(text)
