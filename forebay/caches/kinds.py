@@ -11,19 +11,17 @@ from forebay.caches import ours
 from forebay.caches.difference import texts_of
 from forebay.caches.root_items import Kept, RootItem, Survey, Told, Verdict
 from forebay.errors import CacheError, ConfigError, ManifestError, TarError
-from forebay.plan.names import PLANS
-from forebay.preprocess.workspace import BUILDING
 from forebay.rows.manifest import did_you_mean
-from forebay.rows.readers.line_index import ENDING, FOLDER, indexed_text
+from forebay.rows.readers.line_index import ENDING, indexed_text
 from forebay.store.files import hash_file
-from forebay.store.inputs import FOLDER as INPUTS
 from forebay.store.inputs import SAMPLES
+from forebay.store.layout import PLANS, BUILDING, INPUTS, TEXTS, TAR_INDEX, TEXT_INDEX, LISTINGS
 from forebay.store.lookup import Sealed
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.metadata import FILE_NAME
 from forebay.store.remote.root import LISTED
-from forebay.store.texts import LOCK, TEXTS
-from forebay.tar.index import TAR_INDEX, indexed_tar
+from forebay.store.texts import LOCK
+from forebay.tar.index import indexed_tar
 
 
 def _left(what: str) -> Verdict:
@@ -111,9 +109,9 @@ _ALL = (
     ),
     Kept("plan", "plans", PLANS, inside=ours.PLAN, lock=FILE_NAME, is_noted=True, verdict=_of_plan),
     Kept("tar index", "tar indexes", TAR_INDEX, rf"{_HEX_32}\.parquet", "file", verdict=_TARS),
-    Kept("text index", "indexes of lines of text", FOLDER, rf"{_HEX_32}\{ENDING}", "file", verdict=_LINES),
+    Kept("text index", "indexes of lines of text", TEXT_INDEX, rf"{_HEX_32}\{ENDING}", "file", verdict=_LINES),
     Kept(
-        "listing", "listings", ".listings", "[0-9a-f]{8,64}", inside=ours.LISTING, is_growing=True, verdict=_of_listing
+        "listing", "listings", LISTINGS, "[0-9a-f]{8,64}", inside=ours.LISTING, is_growing=True, verdict=_of_listing
     ),
     Kept("hashes", "remembered hashes", names=re.escape(MEMO), form="file"),
     Kept(

@@ -15,7 +15,8 @@ from forebay.caches.root_files import FOLDER, File, Root, RootContents, contents
 from forebay.caches.root_items import RootItem
 from forebay.caches.stored import remove_stored
 from forebay.store.files import temporary_name
-from forebay.store.memo import NOTES, uses_of
+from forebay.store.layout import NOTES
+from forebay.store.memo import uses_of
 from forebay.store.metadata import FILE_NAME
 
 

@@ -15,7 +15,8 @@ from forebay.caches.root_items import Kept, RootItem, Survey
 from forebay.errors import CacheError
 from forebay.store.files import is_temporary
 from forebay.store.held import ORIGIN
-from forebay.store.memo import NOTES, uses_of
+from forebay.store.layout import NOTES
+from forebay.store.memo import uses_of
 from forebay.visible import an
 
 _OWN = (NOTES, ORIGIN, ".planning", "..", ".")

@@ -19,7 +19,7 @@ from forebay.errors import CacheError, RemoteError
 from forebay.store.cache import open_cache
 from forebay.store.files import link_or_copy, remove_aside, temporary_name, write_bytes
 from forebay.store.key import SHORT, digest
-from forebay.store.layout import TEXT, Group, is_group_name
+from forebay.store.layout import BUILDING, TEXT, Group, is_group_name
 from forebay.store.locks import alone_in, wait_shared
 from forebay.store.lookup import sealed_caches
 from forebay.store.remote.mirror import Mirror
@@ -35,7 +35,6 @@ Donors = dict[str, list[tuple[Path, ShardEntry]]]
 
 logger = logging.getLogger(__name__)
 
-BUILDING = ".building"
 """Folder below a cache root in which builds stand until they are sealed."""
 ORIGIN = "origin"
 """File in the folder of a build that says what it is of, see `origin_of`."""

@@ -28,7 +28,7 @@ import numpy as np
 import xxhash
 
 from forebay.store.files import sweep, write_bytes
-from forebay.store.layout import Array, Ints
+from forebay.store.layout import TEXTS, Array, Ints
 from forebay.store.locks import try_alone
 from forebay.store.memo import note
 from forebay.store.segments import (
@@ -43,8 +43,6 @@ from forebay.store.shared_disk import is_gone, is_late
 
 logger = logging.getLogger(__name__)
 
-TEXTS = "texts"
-"""Folder of a cache root that holds a folder for every identity."""
 IDENTITY = "identity.json"
 LOCK = "lock"
 SEGMENT = re.compile(rf"[0-9a-f]{{32}}{re.escape(SUFFIX)}")

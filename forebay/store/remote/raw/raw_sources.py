@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import glob
+import hashlib
 import os
 import posixpath
 import re
@@ -391,6 +392,11 @@ def identity(path: str | os.PathLike[str]) -> str:
     """Returns what a file is remembered by: its real path, or its URL."""
     place = place_of(path)
     return os.path.realpath(path) if place is None else place.url
+
+
+def kept_path(path: str | os.PathLike[str], folder: Path, ending: str) -> Path:
+    """Returns where a folder of the cache root keeps what is known of a file: by the hash of its identity."""
+    return folder / f"{hashlib.sha256(os.fsencode(identity(path))).hexdigest()[:32]}{ending}"
 
 
 _PATH = re.compile(r"[^\s'\",;]*?" + _MIRRORS + r"[^\s'\",;:/]+(?:/[^\s'\",;:]*)?")
