@@ -15,7 +15,7 @@ from typing import Any
 
 from forebay.caches.difference import ago, hours_of, made_of, moment
 from forebay.caches.kinds import KINDS
-from forebay.caches.root_files import FOLDER, Sizes, contents_of, sizes_of
+from forebay.caches.root_files import Sizes, contents_of, entered, sizes_of
 from forebay.caches.root_items import RootItem, Survey, Told
 from forebay.caches.wanted import Wanted
 from forebay.config.remote import RemoteConfig
@@ -201,10 +201,7 @@ def node_usage(settings: RemoteConfig) -> tuple[str, int] | None:
     """Returns the folder of what this node keeps of stores, and its bytes; None where there is none."""
     folder = Path(os.path.realpath(settings.folder / MIRRORS))
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder, FOLDER)
-        try:
+        with entered(folder) as descriptor:
             found = contents_of(descriptor, device=os.fstat(descriptor).st_dev)
-        finally:
-            os.close(descriptor)
         return str(folder), sizes_of(found.files).size_bytes
     return None

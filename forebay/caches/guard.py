@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from forebay.caches.difference import ago
-from forebay.caches.root_files import FOLDER, File, Inode, Root, RootContents, contents_of
+from forebay.caches.root_files import File, Inode, Root, RootContents, contents_of, entered
 from forebay.caches.root_items import RootItem, Survey
 from forebay.caches.stored import stored_strangers
 from forebay.errors import CacheError
@@ -260,18 +260,16 @@ def opened(root: Root, item: RootItem) -> Iterator[tuple[int | None, int]]:
     """
     holder, name = os.path.split(item.name)
     with contextlib.ExitStack() as stack:
-        parent = os.open(holder, FOLDER, dir_fd=root.descriptor) if holder else os.dup(root.descriptor)
-        stack.callback(os.close, parent)
+        parent = stack.enter_context(entered(holder, within=root.descriptor))
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if (status.st_dev, status.st_ino) != item.file.inode:
             raise FileNotFoundError(item.name)
         descriptor = None
         if item.is_folder:
             try:
-                descriptor = os.open(name, FOLDER, dir_fd=parent)
+                descriptor = stack.enter_context(entered(name, within=parent))
             except OSError as err:
                 raise FileNotFoundError(item.name) from err
-            stack.callback(os.close, descriptor)
             status = os.fstat(descriptor)
             if (status.st_dev, status.st_ino) != item.file.inode:
                 raise FileNotFoundError(item.name)

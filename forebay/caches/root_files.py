@@ -71,6 +71,16 @@ def require_a_root(folder: Path) -> None:
         raise ConfigError(f"{folder} is {what}, and no cache root; name the folder of the caches: forebay cache ls DIR")
 
 
+@contextmanager
+def entered(name: str | Path, *, within: int | None = None) -> Iterator[int]:
+    """Yields the descriptor of a folder, by its path or in an opened one; no link is followed. Raises OSError."""
+    descriptor = os.open(name or ".", FOLDER, dir_fd=within)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 Inode = tuple[int, int]
 _DEEPEST = 16
 """Folders within folders; forebay writes three."""
@@ -135,11 +145,8 @@ def _walk(descriptor: int, prefix: str, device: int, depth: int) -> Iterator[Fil
     for name, file in found:
         yield file
         if file.kind == "folder" and depth < _DEEPEST:
-            below = os.open(name, FOLDER, dir_fd=descriptor)
-            try:
+            with entered(name, within=descriptor) as below:
                 yield from _walk(below, f"{file.name}/", device, depth + 1)
-            finally:
-                os.close(below)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

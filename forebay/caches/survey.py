@@ -10,7 +10,7 @@ from pathlib import Path
 
 from forebay.caches.kinds import FOREIGN, HOLDERS, KINDS, kinds_at
 from forebay.caches.ours import read_document
-from forebay.caches.root_files import FOLDER, File, Root, RootContents, contents_of, file_of
+from forebay.caches.root_files import File, Root, contents_of, entered, file_of
 from forebay.caches.root_items import Kept, RootItem, Survey
 from forebay.errors import CacheError
 from forebay.store.files import is_temporary
@@ -46,14 +46,11 @@ def _entries(root: Root, descriptor: int, prefix: str) -> dict[str, File]:
 
 def _below(root: Root, holder: str) -> Iterator[RootItem]:
     """Yields the items of a folder of the root that holds things of its kinds."""
-    below, kinds = os.open(holder, FOLDER, dir_fd=root.descriptor), kinds_at(holder)
-    try:
-        found = _entries(root, below, f"{holder}/")
-        for name, file in found.items():
-            if name != NOTES:
-                yield from _items(root, kinds, name, file, found)
-    finally:
-        os.close(below)
+    with entered(holder, within=root.descriptor) as below:
+        found, kinds = _entries(root, below, f"{holder}/"), kinds_at(holder)
+    for name, file in found.items():
+        if name != NOTES:
+            yield from _items(root, kinds, name, file, found)
 
 
 def _items(
@@ -83,13 +80,10 @@ def _item(root: Root, kept: Kept, file: File) -> RootItem:
     if file.kind != "folder":
         return item if kept.read is None else _foreign(file, "no folder, or on another disk")
     try:
-        descriptor = os.open(file.name, FOLDER, dir_fd=root.descriptor)
-        try:
+        with entered(file.name, within=root.descriptor) as descriptor:
             if kept.read is not None:
                 item.document, item.made_ns = kept.read(Path(root.folder / file.name), descriptor)
             item.contents = contents_of(descriptor, device=root.device)
-        finally:
-            os.close(descriptor)
     except OSError as err:
         if kept.read is not None:
             return _foreign(file, f"cannot be read: {err.strerror}")
