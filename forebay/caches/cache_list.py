@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.caches.difference import ago, hours_of, made_of, moment
+from forebay.caches.difference import ago, counted, moment
 from forebay.caches.kinds import KINDS
 from forebay.caches.root_files import Sizes, contents_of, entered, sizes_of
 from forebay.caches.root_items import RootItem, Survey, Told
@@ -31,6 +31,8 @@ SORTS: Mapping[str, Callable[[RootItem], Any]] = {
     "samples": lambda item: -int(item.document["num_samples"]),
 }
 _MOST_FOREIGN = 20
+_BEHIND = [kind for kind, kept in KINDS.items() if kept.told is not None and kind != "cache"]
+"""Kinds that `ls` lists behind the caches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,37 +49,23 @@ class ListReport:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the document of `--json`."""
-        told = {
-            kind: [{"name": item.name, **facts, **_sizes(item.sizes), **_times(item)} for item, (facts, _, _) in found]
-            for kind, found in self._told()
-        }
+        wanted = self.wanted
         return {
             "root": self.survey.root.place,
-            "caches": [self._document(item) for item in self._caches()],
-            **told,
+            "caches": [
+                {**self._document(item), **({} if wanted is None else {"configs": wanted.configs_of(item.name)})}
+                for item in self._caches()
+            ],
+            **{kind: [self._document(item) for item in self.survey.of(kind)] for kind in _BEHIND},
             "foreign": [{"name": item.name, "problem": item.problem} for item in self.survey.of("foreign")],
-            **({} if self.wanted is None else {"problems": self.wanted.problems}),
+            **({} if wanted is None else {"problems": wanted.problems}),
         }
-
-    def _told(self) -> Iterator[tuple[str, list[tuple[RootItem, Told]]]]:
-        """Yields the kinds that are listed behind the caches, with what is said of each of their items."""
-        for kind, kept in KINDS.items():
-            if kept.told is not None:
-                yield kind, [(item, kept.told(item.document)) for item in self.survey.of(kind)]
 
     def _document(self, item: RootItem) -> dict[str, Any]:
-        metadata = item.document
-        configs = {} if self.wanted is None else {"configs": self.wanted.configs_of(item.name)}
-        return {
-            "name": item.name,
-            "key": metadata["key"],
-            "made_of": made_of(metadata, tokenizers=self._tokenizers),
-            "num_samples": metadata["num_samples"],
-            "hours": hours_of(metadata),
-            **_sizes(item.sizes),
-            **_times(item),
-            **configs,
-        }
+        return {"name": item.name, **self._told(item)[0], **_sizes(item.sizes), **_times(item)}
+
+    def _told(self, item: RootItem) -> Told:
+        return ({}, "", "") if item.kept.told is None else item.kept.told(item.document, self._tokenizers)
 
     @property
     def _tokenizers(self) -> Mapping[str, str]:
@@ -87,12 +75,16 @@ class ListReport:
     def lines(self) -> Iterator[str]:
         """Yields what is printed: its name, what it is, what it was made of, and its configs, for every cache."""
         caches, now, width = self._caches(), time.time(), columns()
-        yield f"{_count(len(caches), 'cache')} in {from_here(self.survey.root.place)}: {_amount(_all(caches))}"
-        for item in caches:
-            yield from self._lines_of(item, now, width)
-        for item, (_, number, words) in (each for _, found in self._told() for each in found):
+        yield f"{counted(len(caches), 'cache')} in {from_here(self.survey.root.place)}: {_amount(_all(caches))}"
+        behind = [item for kind in _BEHIND for item in self.survey.of(kind)]
+        for item in (*caches, *behind):
+            _, number, words = self._told(item)
             facts = [*([number] if number else []), _amount(item.sizes), _used(item, now)]
             yield from _block(item, [", ".join(facts), f"{words}; made {moment(item.made_ns)}"], width)
+            if self.wanted is not None and item.kind not in _BEHIND:
+                configs, reason = self.wanted.configs_of(item.name), self.wanted.kept.get(item.name)
+                shown = ", ".join(map(from_here, configs)) or "none that was named"
+                yield from wrapped("  config: ", shown + (f" ({reason})" if reason and not configs else ""))
         foreign = self.survey.of("foreign")
         for item in foreign[:_MOST_FOREIGN]:
             yield f"not a cache: {printable(item.name)}: {printable(item.problem)}"
@@ -100,18 +92,6 @@ class ListReport:
             yield f"and {len(foreign) - _MOST_FOREIGN} more that are no caches"
         for config, problem in ({} if self.wanted is None else self.wanted.problems).items():
             yield f"{from_here(config)} cannot be read: {printable(problem)}"
-
-    def _lines_of(self, item: RootItem, now: float, width: int) -> Iterator[str]:
-        metadata = item.document
-        hours = hours_of(metadata)
-        facts = [_count(int(metadata["num_samples"]), "sample"), *([] if hours is None else [f"{hours:.3g} h"])]
-        words = f"{made_of(metadata, tokenizers=self._tokenizers)}; made {moment(item.made_ns)}"
-        yield from _block(item, [", ".join([*facts, _amount(item.sizes), _used(item, now)]), words], width)
-        if self.wanted is not None:
-            configs = self.wanted.configs_of(item.name)
-            reason = self.wanted.kept.get(item.name)
-            shown = ", ".join(map(from_here, configs)) or "none that was named"
-            yield from wrapped("  config: ", shown + (f" ({reason})" if reason and not configs else ""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +104,8 @@ class UsageReport:
     def to_json(self) -> dict[str, Any]:
         """Returns the document of `--json`."""
         items = [item for item in self.survey.items if item.kind in KINDS]
-        kinds = {
-            kind: {"number": len(found), **_sizes(_all(found))}
-            for kind in KINDS
-            if (found := [item for item in items if item.kind == kind])
-        }
+        found = {kind: self.survey.of(kind) for kind in KINDS}
+        kinds = {kind: {"number": len(of), **_sizes(_all(of))} for kind, of in found.items() if of}
         return {
             "root": self.survey.root.place,
             **_sizes(_all(items)),
@@ -191,10 +168,6 @@ def _row(sizes: Sizes, name: str) -> list[str]:
 def _amount(sizes: Sizes) -> str:
     shared = f" ({human_bytes(sizes.shared_bytes)} of it shared)" if sizes.shared_bytes else ""
     return f"{human_bytes(sizes.size_bytes)}{shared}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def node_usage(settings: RemoteConfig) -> tuple[str, int] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.caches import ours
-from forebay.caches.difference import texts_of
+from forebay.caches.difference import counted, hours_of, made_of, texts_of
 from forebay.caches.root_items import Kept, RootItem, Survey, Told, Verdict
 from forebay.errors import CacheError, ConfigError, ManifestError, TarError
 from forebay.rows.manifest import did_you_mean
@@ -74,15 +74,30 @@ def _of_index(what: str, indexed: Callable[[Path], tuple[str | None, bool]]) -> 
     return verdict
 
 
-def _texts_told(document: Mapping[str, Any]) -> Told:
+def _cache_told(metadata: Mapping[str, Any], tokenizers: Mapping[str, str]) -> Told:
+    number, hours, words = metadata["num_samples"], hours_of(metadata), made_of(metadata, tokenizers=tokenizers)
+    facts = {"key": metadata["key"], "made_of": words, "num_samples": number, "hours": hours}
+    return facts, counted(int(number), "sample") + ("" if hours is None else f", {hours:.3g} h"), words
+
+
+def _texts_told(document: Mapping[str, Any], _: Mapping[str, str]) -> Told:
     number, words = document["num_texts"], texts_of(document)
-    return {"made_of": words, "num_texts": number}, f"{number:,} text{'' if number == 1 else 's'}", words
+    return {"made_of": words, "num_texts": number}, counted(number, "text"), words
 
 
 _HEX_16, _HEX_32 = "[0-9a-f]{16}", "[0-9a-f]{32}"
 _TARS, _LINES = _of_index("tar", indexed_tar), _of_index("text", indexed_text)
 _ALL = (
-    Kept("cache", "caches", names="(?s)[^.].*", inside=ours.CACHE, lock=FILE_NAME, is_noted=True, rule="caches"),
+    Kept(
+        "cache",
+        "caches",
+        names="(?s)[^.].*",
+        inside=ours.CACHE,
+        lock=FILE_NAME,
+        is_noted=True,
+        rule="caches",
+        told=_cache_told,
+    ),
     Kept(
         "texts",
         "kept texts",
@@ -104,12 +119,12 @@ _ALL = (
         inside=ours.INPUTS,
         builders="any",
         verdict=_of_inputs,
-        told=lambda _: ({}, "", "samples that an iterator yielded"),
+        told=lambda *_: ({}, "", "samples that an iterator yielded"),
         one="samples of an iterator",
     ),
     Kept("plan", "plans", PLANS, inside=ours.PLAN, lock=FILE_NAME, is_noted=True, verdict=_of_plan),
     Kept("tar index", "tar indexes", TAR_INDEX, rf"{_HEX_32}\.parquet", "file", verdict=_TARS),
-    Kept("text index", "indexes of lines of text", TEXT_INDEX, rf"{_HEX_32}\{ENDING}", "file", verdict=_LINES),
+    Kept("text index", "indexes of lines of text", TEXT_INDEX, _HEX_32 + re.escape(ENDING), "file", verdict=_LINES),
     Kept(
         "listing", "listings", LISTINGS, "[0-9a-f]{8,64}", inside=ours.LISTING, is_growing=True, verdict=_of_listing
     ),

@@ -26,6 +26,8 @@ Verdict = Callable[["RootItem", "Survey", Sequence["RootItem"]], tuple[bool, str
 """(item, survey, the caches that stay) -> whether an item goes by the rule of its kind, and why."""
 Told = tuple[Mapping[str, Any], str, str]
 """What `ls` says of an item: facts for the document, how much is in it, and what it is."""
+Tell = Callable[[Mapping[str, Any], Mapping[str, str]], Told]
+"""(what an item says of itself, folders of tokenizers by their digests) -> what `ls` says of it."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Kept:
     is_noted: bool = False
     verdict: Verdict | None = None
     rule: Literal["caches", "leftovers"] | None = None
-    told: Callable[[Mapping[str, Any]], Told] | None = None
+    told: Tell | None = None
     one: str = ""
 
     @property
