@@ -1,34 +1,27 @@
 """`forebay cache ls` and `du`: what lies under a root, as documents and as lines.
 
 What this node keeps of stores, as far as `forebay cache du` says it: it has a bound, and makes room by itself.
-
-Whether the file of a kept index is still the one that was indexed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-from forebay.caches.root_files import Sizes, sizes_of
-from forebay.caches.survey import KINDS, RootItem, Survey
-from forebay.caches.wanted import Wanted
-from forebay.caches.difference import ago, hours_of, made_of, moment, texts_of
-from forebay.terminal import columns, table, wrapped
-from forebay.visible import from_here, human_bytes, printable
-import contextlib
-import os
 from pathlib import Path
-from forebay.caches.root_files import contents_of, sizes_of
-from forebay.caches.root_files import FOLDER
+from typing import Any
+
+from forebay.caches.difference import ago, counted, moment
+from forebay.caches.kinds import KINDS
+from forebay.caches.root_files import Sizes, contents_of, entered, sizes_of
+from forebay.caches.root_items import RootItem, Survey, Told
+from forebay.caches.wanted import Wanted
 from forebay.config.remote import RemoteConfig
 from forebay.store.remote.node.holdings import MIRRORS
-from collections.abc import Callable
-from forebay.errors import ManifestError, TarError
-from forebay.rows.readers.line_index import indexed_text
-from forebay.tar.index import indexed_tar
-
+from forebay.terminal import columns, table, wrapped
+from forebay.visible import from_here, human_bytes, printable
 
 SORTS: Mapping[str, Callable[[RootItem], Any]] = {
     "name": lambda item: item.name,
@@ -38,6 +31,8 @@ SORTS: Mapping[str, Callable[[RootItem], Any]] = {
     "samples": lambda item: -int(item.document["num_samples"]),
 }
 _MOST_FOREIGN = 20
+_BEHIND = [kind for kind, kept in KINDS.items() if kept.told is not None and kind != "cache"]
+"""Kinds that `ls` lists behind the caches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,39 +49,23 @@ class ListReport:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the document of `--json`."""
-        document: dict[str, Any] = {
+        wanted = self.wanted
+        return {
             "root": self.survey.root.place,
-            "caches": [self._document(item) for item in self._caches()],
-            "texts": [self._document_of_texts(item) for item in self.survey.of("texts")],
-            "inputs": [{"name": item.name, **_sizes(item.sizes), **_times(item)} for item in self.survey.of("inputs")],
+            "caches": [
+                {**self._document(item), **({} if wanted is None else {"configs": wanted.configs_of(item.name)})}
+                for item in self._caches()
+            ],
+            **{kind: [self._document(item) for item in self.survey.of(kind)] for kind in _BEHIND},
             "foreign": [{"name": item.name, "problem": item.problem} for item in self.survey.of("foreign")],
+            **({} if wanted is None else {"problems": wanted.problems}),
         }
-        problems = {} if self.wanted is None else {"problems": self.wanted.problems}
-        return {**document, **problems}
 
     def _document(self, item: RootItem) -> dict[str, Any]:
-        metadata = item.document
-        configs = {} if self.wanted is None else {"configs": self.wanted.configs_of(item.name)}
-        return {
-            "name": item.name,
-            "key": metadata["key"],
-            "made_of": made_of(metadata, tokenizers=self._tokenizers),
-            "num_samples": metadata["num_samples"],
-            "hours": hours_of(metadata),
-            **_sizes(item.sizes),
-            **_times(item),
-            **configs,
-        }
+        return {"name": item.name, **self._told(item)[0], **_sizes(item.sizes), **_times(item)}
 
-    @staticmethod
-    def _document_of_texts(item: RootItem) -> dict[str, Any]:
-        return {
-            "name": item.name,
-            "made_of": texts_of(item.document),
-            "num_texts": item.document["num_texts"],
-            **_sizes(item.sizes),
-            **_times(item),
-        }
+    def _told(self, item: RootItem) -> Told:
+        return ({}, "", "") if item.kept.told is None else item.kept.told(item.document, self._tokenizers)
 
     @property
     def _tokenizers(self) -> Mapping[str, str]:
@@ -96,17 +75,16 @@ class ListReport:
     def lines(self) -> Iterator[str]:
         """Yields what is printed: its name, what it is, what it was made of, and its configs, for every cache."""
         caches, now, width = self._caches(), time.time(), columns()
-        yield f"{_count(len(caches), 'cache')} in {from_here(self.survey.root.place)}: {_amount(_all(caches))}"
-        for item in caches:
-            yield from self._lines_of(item, now, width)
-        for item in self.survey.of("texts"):
-            facts = [_count(item.document["num_texts"], "text"), _amount(item.sizes), _used(item, now)]
-            yield from _block(
-                item, [", ".join(facts), f"{texts_of(item.document)}; made {moment(item.made_ns)}"], width
-            )
-        for item in self.survey.of("inputs"):
-            made = f"samples that an iterator yielded; made {moment(item.made_ns)}"
-            yield from _block(item, [f"{_amount(item.sizes)}, {_used(item, now)}", made], width)
+        yield f"{counted(len(caches), 'cache')} in {from_here(self.survey.root.place)}: {_amount(_all(caches))}"
+        behind = [item for kind in _BEHIND for item in self.survey.of(kind)]
+        for item in (*caches, *behind):
+            _, number, words = self._told(item)
+            facts = [*([number] if number else []), _amount(item.sizes), _used(item, now)]
+            yield from _block(item, [", ".join(facts), f"{words}; made {moment(item.made_ns)}"], width)
+            if self.wanted is not None and item.kind not in _BEHIND:
+                configs, reason = self.wanted.configs_of(item.name), self.wanted.kept.get(item.name)
+                shown = ", ".join(map(from_here, configs)) or "none that was named"
+                yield from wrapped("  config: ", shown + (f" ({reason})" if reason and not configs else ""))
         foreign = self.survey.of("foreign")
         for item in foreign[:_MOST_FOREIGN]:
             yield f"not a cache: {printable(item.name)}: {printable(item.problem)}"
@@ -114,18 +92,6 @@ class ListReport:
             yield f"and {len(foreign) - _MOST_FOREIGN} more that are no caches"
         for config, problem in ({} if self.wanted is None else self.wanted.problems).items():
             yield f"{from_here(config)} cannot be read: {printable(problem)}"
-
-    def _lines_of(self, item: RootItem, now: float, width: int) -> Iterator[str]:
-        metadata = item.document
-        hours = hours_of(metadata)
-        facts = [_count(int(metadata["num_samples"]), "sample"), *([] if hours is None else [f"{hours:.3g} h"])]
-        words = f"{made_of(metadata, tokenizers=self._tokenizers)}; made {moment(item.made_ns)}"
-        yield from _block(item, [", ".join([*facts, _amount(item.sizes), _used(item, now)]), words], width)
-        if self.wanted is not None:
-            configs = self.wanted.configs_of(item.name)
-            reason = self.wanted.kept.get(item.name)
-            shown = ", ".join(map(from_here, configs)) or "none that was named"
-            yield from wrapped("  config: ", shown + (f" ({reason})" if reason and not configs else ""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +104,8 @@ class UsageReport:
     def to_json(self) -> dict[str, Any]:
         """Returns the document of `--json`."""
         items = [item for item in self.survey.items if item.kind in KINDS]
-        kinds = {
-            kind: {"number": len(found), **_sizes(_all(found))}
-            for kind in KINDS
-            if (found := [item for item in items if item.kind == kind])
-        }
+        found = {kind: self.survey.of(kind) for kind in KINDS}
+        kinds = {kind: {"number": len(of), **_sizes(_all(of))} for kind, of in found.items() if of}
         return {
             "root": self.survey.root.place,
             **_sizes(_all(items)),
@@ -155,7 +118,7 @@ class UsageReport:
         """Yields what is printed: a line a cache, a line a kind, and the sum."""
         caches = sorted(self.survey.caches, key=SORTS["size"])
         yield from table(["caches", "own", "shared"], [_row(item.sizes, item.name) for item in caches], left=1)
-        by_kind = [(words, found) for kind, words in KINDS.items() if (found := self.survey.of(kind))]
+        by_kind = [(kept.words, found) for kind, kept in KINDS.items() if (found := self.survey.of(kind))]
         rows = [_row(_all(found), f"{words}, {len(found)}") for words, found in by_kind]
         rows.append(_row(_all([item for item in self.survey.items if item.kind in KINDS]), "together"))
         yield from table([from_here(self.survey.root.place), "own", "shared"], rows, left=1)
@@ -207,41 +170,11 @@ def _amount(sizes: Sizes) -> str:
     return f"{human_bytes(sizes.size_bytes)}{shared}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def node_usage(settings: RemoteConfig) -> tuple[str, int] | None:
     """Returns the folder of what this node keeps of stores, and its bytes; None where there is none."""
     folder = Path(os.path.realpath(settings.folder / MIRRORS))
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder, FOLDER)
-        try:
+        with entered(folder) as descriptor:
             found = contents_of(descriptor, device=os.fstat(descriptor).st_dev)
-        finally:
-            os.close(descriptor)
         return str(folder), sizes_of(found.files).size_bytes
     return None
-
-
-def is_of_gone_tar(path: Path) -> tuple[bool, str]:
-    """Returns whether the index of a tar is of no use any more, and why, or why it stays."""
-    return _is_of_gone(path, indexed_tar, "tar")
-
-
-def is_of_gone_text(path: Path) -> tuple[bool, str]:
-    """Returns whether the index of a text's lines is of no use any more, and why, or why it stays.
-
-    A text that has grown is another one: its index would be gone on with, but nothing says that it will be.
-    """
-    return _is_of_gone(path, indexed_text, "text")
-
-
-def _is_of_gone(path: Path, indexed: Callable[[Path], tuple[str | None, bool]], what: str) -> tuple[bool, str]:
-    try:
-        file, is_current = indexed(path)
-    except (TarError, ManifestError) as err:
-        return True, str(err)
-    if file is None:
-        return False, f"which {what} it is of is not known from here"
-    return (False, f"of {file}") if is_current else (True, f"{file} is gone, or another one by now")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forebay.errors import CacheError
 from forebay.store.cache import Cache, open_cache
@@ -16,6 +16,7 @@ from forebay.store.shard import Shard
 from forebay.store.seal import VerifyReport, verify_folder
 from forebay.visible import from_here, human_bytes, printable
 
+T = TypeVar("T")
 _SHOWN = 5
 
 
@@ -37,12 +38,7 @@ class Damage:
 
     def to_json(self) -> dict[str, Any]:
         """Returns it for the document."""
-        return {
-            "shard": self.shard,
-            "fields": list(self.fields),
-            "rows": list(self.rows),
-            "samples": list(self.samples),
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,23 +137,19 @@ def _damages(cache: Cache, report: VerifyReport) -> Iterator[Damage]:
 
 
 def _fields(shard: Shard) -> list[str]:
-    found = []
-    for each in shard.fields:
-        try:
-            shard.column(each.name)
-        except CacheError:
-            found.append(each.name)
-    return found
+    return [each.name for each in shard.fields if _fails(shard.column, each.name)]
 
 
 def _rows(shard: Shard) -> list[int]:
-    found = []
-    for row in range(shard.entry.rows):
-        try:
-            shard.check_row(row, shard.row(row))
-        except (CacheError, ValueError, IndexError):
-            found.append(row)
-    return found
+    return [row for row in range(shard.entry.rows) if _fails(lambda at: shard.check_row(at, shard.row(at)), row)]
+
+
+def _fails(look: Callable[[T], object], of: T) -> bool:
+    try:
+        look(of)
+    except (CacheError, ValueError, IndexError):
+        return True
+    return False
 
 
 def _ids(cache: Cache, group: Group, number: int, rows: Sequence[int]) -> list[str]:
@@ -165,11 +157,7 @@ def _ids(cache: Cache, group: Group, number: int, rows: Sequence[int]) -> list[s
     if group in cache.listed:  # these are of several samples
         return []
     try:
-        slots = cache.slots
-        found = []
-        for row in rows:
-            for index in (slots == (number << ROW_BITS | row)).nonzero()[0].tolist():
-                found.append(cache.sample_id(index))
-        return found
+        found = [(cache.slots == (number << ROW_BITS | row)).nonzero()[0].tolist() for row in rows]
+        return [cache.sample_id(index) for indices in found for index in indices]
     except CacheError:
         return []

@@ -6,13 +6,18 @@ What a cache was made of, in words; and sizes, ages and times as people write th
 from __future__ import annotations
 
 import itertools
+import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
 import numpy as np
-from forebay.errors import CacheError
+
+from forebay.errors import CacheError, ConfigError
 from forebay.progress import during
 from forebay.store.cache import Cache
+from forebay.store.derived import described, is_derived
 from forebay.store.key import SHORT, differences
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group, Ints
 from forebay.store.lookup import SOURCES_NAME
@@ -20,14 +25,7 @@ from forebay.store.metadata import check_file
 from forebay.store.shard import sample_hash
 from forebay.store.source_files import StoredSource, load_sources
 from forebay.terminal import paragraph, table
-from forebay.visible import from_here, human_bytes
-import re
-import time
-from collections.abc import Iterator, Mapping
-from forebay.errors import ConfigError
-from forebay.store.derived import described, is_derived
-from forebay.visible import printable
-
+from forebay.visible import from_here, human_bytes, printable
 
 _UNITS = {"": 1, "B": 1, **{f"{unit}B": 1000**power for power, unit in enumerate("kMGTP", 1)}}
 _AGES = {"h": 3600.0, "d": 24 * 3600.0, "w": 7 * 24 * 3600.0}
@@ -125,7 +123,7 @@ def _digest(value: Any) -> str:
 
 def _short(value: Any) -> str:
     text = printable(str(value))
-    return text if len(text) <= _NAMES_SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if len(text) <= _NAMES_SHOWN else f"{text[: _NAMES_SHOWN - 3]}..."
 
 
 def parse_size(text: str) -> int:
@@ -143,6 +141,11 @@ def parse_age(text: str) -> float:
     if found is None:
         raise ConfigError(f"{text!r:.40} is no age; wanted a number and h, d or w: 30d, 12h, 8w")
     return float(found[1]) * _AGES[found[2]]
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number of things in words: `1 cache`, `12,000 samples`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def moment(ns: int) -> str:

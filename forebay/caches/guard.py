@@ -7,29 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from forebay.caches.root_files import RootContents, contents_of
-from forebay.caches.ours import strangers
-from forebay.caches.root_files import FOLDER, Root
-from forebay.caches.stored import stored_strangers
-from forebay.caches.survey import RootItem, Survey
-from forebay.caches.difference import ago
-from forebay.preprocess.runner.parts import read_parts
-from forebay.store.metadata import FILE_NAME
-from forebay.store.files import abandoned, is_temporary
-from forebay.store.texts import LOCK
-import errno
-import fcntl
-import re
-from collections.abc import Iterable, Iterator
-from forebay.caches.root_files import File, Inode
-from forebay.store.memo import KEPT_S, Use, this_host
-from forebay.store.shared_disk import has_locks, is_late
 
+from forebay.caches.difference import ago
+from forebay.caches.root_files import File, Inode, Root, RootContents, contents_of, entered
+from forebay.caches.root_items import RootItem, Survey
+from forebay.caches.stored import stored_strangers
+from forebay.errors import CacheError
+from forebay.preprocess.runner.parts import read_parts
+from forebay.store.files import abandoned, is_temporary
+from forebay.store.locks import alone_in
+from forebay.store.memo import KEPT_S, Use, this_host
+from forebay.store.shared_disk import SILLY_MARK, is_late
 
 _PROC = Path("/proc")
 _MAP = re.compile(r"\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)")
@@ -109,18 +103,6 @@ def is_mount_within(folder: Path) -> bool:
     return False
 
 
-def try_lock(descriptor: int, folder: Path) -> str:
-    """Takes the exclusive lock on an opened file that readers or builders share: `had`, `taken` or `unknown`.
-
-    unknown: no lock tells who is there.
-    """
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as err:
-        return "taken" if err.errno == errno.EWOULDBLOCK else "unknown"
-    return "had" if has_locks(folder) else "unknown"
-
-
 def elsewhere(folder: Path, uses: Iterable[Use]) -> str | None:
     """Returns why a folder may be in use on another host, None where nothing says so."""
     if is_late(folder):
@@ -132,8 +114,32 @@ def elsewhere(folder: Path, uses: Iterable[Use]) -> str | None:
 RECENT_S = 7 * 24 * 3600.0
 """What was used within it needs `--force`."""
 
-_LOCKS = {"cache": FILE_NAME, "plan": FILE_NAME, "leftover": FILE_NAME, "build": "lock", "texts": LOCK}
-"""The file that readers or builders hold a shared lock on; of kept texts who merges them holds it."""
+_SHOWN = 3
+
+
+def strangers(item: RootItem, contents: RootContents, descriptor: int, folder: Path) -> str | None:
+    """Returns what in a folder is not forebay's, in words; None where there is nothing else.
+
+    descriptor: of the opened folder, whose own document is read once more. What a build or a look left in a folder with
+    a temporary name may be anything.
+    """
+    inside = item.kept.inside
+    if inside is None or not item.is_folder:
+        return None
+    try:
+        is_own = inside.check(descriptor, folder)
+    except (CacheError, OSError, ValueError, RecursionError) as err:
+        return str(err).partition("; run:")[0]
+    if silly := [name for name in contents.names if Path(name).name.startswith(SILLY_MARK)]:
+        return f"a process of some machine has a removed file of it open: {silly[0]}"
+    odd = [file.name for file in contents.files if file.kind == "other"]
+    odd += [name for name in contents.names if name not in odd and not is_own(name)]
+    folders = [file.name for file in contents.files if file.kind == "folder"]
+    odd += [name for name in folders if not inside.is_folder(name, contents)]
+    if not odd:
+        return None
+    more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
+    return f"it holds what forebay did not write: {', '.join(odd[:_SHOWN])}{more}; move that elsewhere first"
 
 
 @dataclass(kw_only=True)
@@ -154,14 +160,14 @@ class Guard:
 
     def used_ns(self, item: RootItem) -> int:
         """Returns when an item was used last; a prepared build is used by its builds."""
-        builds = self._builds_of(item) if item.kind == "prepared" else []
+        builds = self._builds_of(item) if item.kept.builders == "of its key" else []
         return max(each.used_ns for each in (item, *builds))
 
     def caution(self, item: RootItem) -> str | None:
         """Returns why an item stays without `--force`."""
         if item.remote is not None and not self.force:
             return "no lock of a store tells who reads it: --force"
-        if self.force or (item.kind == "leftover" and is_temporary(item.name)):
+        if self.force or _is_aside(item):
             return None
         age_s = time.time() - self.used_ns(item) / 1e9
         if age_s < RECENT_S:
@@ -193,16 +199,16 @@ class Guard:
         return "it is gone, or replaced"
 
     def _use_of_file(self, item: RootItem) -> str | None:
-        if item.kind == "leftover" and is_temporary(item.name) and not self.is_abandoned(item):
+        if _is_aside(item) and not self.is_abandoned(item):
             return "a process writes it"
         return in_use(self.root.folder / item.name, RootContents(files=[item.file]), self._processes)
 
     def _builders(self, item: RootItem) -> str | None:
         """Returns which builders work with a folder of a build, by what their runs say of themselves."""
-        if item.kind == "leftover" and is_temporary(item.name):
+        if _is_aside(item):
             return None if self.is_abandoned(item) else "a process writes it"
         for build in self._builds_of(item):
-            if item.kind == "prepared" and (why := self.use(build)) is not None:
+            if item.kept.builders == "of its key" and (why := self.use(build)) is not None:
                 return f"of its build {build.name}: {why}"
             for part in read_parts(self.root.folder / build.name, now=time.time()):
                 if part.state == "running":
@@ -211,9 +217,9 @@ class Guard:
 
     def _builds_of(self, item: RootItem) -> list[RootItem]:
         """Returns the unfinished builds that work with an item: with samples of an iterator any may."""
-        if item.kind != "prepared":
-            return [item] if item.kind == "build" else self.survey.of("build") if item.kind == "inputs" else []
-        key = str(item.document.get("key"))[:16]
+        if item.kept.builders in (None, "itself"):
+            return [item] if item.kept.builders else []
+        key = "" if item.kept.builders == "any" else str(item.document.get("key"))[:16]
         return [build for build in self.survey.of("build") if Path(build.name).name.startswith(key)]
 
     def is_abandoned(self, item: RootItem) -> bool:
@@ -235,6 +241,11 @@ class Guard:
         return found
 
 
+def _is_aside(item: RootItem) -> bool:
+    """Whether an item was being written, or put aside, by the process that its name tells."""
+    return item.kind == "leftover" and is_temporary(item.name)
+
+
 def in_use(folder: Path, contents: RootContents, processes: Processes) -> str | None:
     """Returns which process of this machine has a folder or file open, None where none is seen."""
     found = processes.with_any_of(folder, contents.files)
@@ -249,18 +260,16 @@ def opened(root: Root, item: RootItem) -> Iterator[tuple[int | None, int]]:
     """
     holder, name = os.path.split(item.name)
     with contextlib.ExitStack() as stack:
-        parent = os.open(holder, FOLDER, dir_fd=root.descriptor) if holder else os.dup(root.descriptor)
-        stack.callback(os.close, parent)
+        parent = stack.enter_context(entered(holder, within=root.descriptor))
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if (status.st_dev, status.st_ino) != item.file.inode:
             raise FileNotFoundError(item.name)
         descriptor = None
         if item.is_folder:
             try:
-                descriptor = os.open(name, FOLDER, dir_fd=parent)
+                descriptor = stack.enter_context(entered(name, within=parent))
             except OSError as err:
                 raise FileNotFoundError(item.name) from err
-            stack.callback(os.close, descriptor)
             status = os.fstat(descriptor)
             if (status.st_dev, status.st_ino) != item.file.inode:
                 raise FileNotFoundError(item.name)
@@ -273,23 +282,22 @@ def locked(root: Root, item: RootItem, descriptor: int, *, force: bool) -> Itera
 
     While it is held no reader can begin: it waits, and finds the folder gone.
     """
-    name = _LOCKS.get(item.kind)
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     beside = next((file.name for file in item.beside if file.name.endswith(".lock")), None)
     file = -1
     try:
         if beside is not None:
             file = os.open(beside, flags, dir_fd=root.descriptor)
-        elif name is not None:
-            file = os.open(name, flags, dir_fd=descriptor)
+        elif item.kept.lock is not None:
+            file = os.open(item.kept.lock, flags, dir_fd=descriptor)
     except FileNotFoundError:
         pass
     except OSError as err:
         yield f"it is not yours to remove: {err.strerror}"
         return
     try:
-        state = "had" if file < 0 else try_lock(file, root.folder)
-        who = "a builder is in it" if item.kind in ("build", "prepared") else "a process has it open"
+        state = "had" if file < 0 else alone_in(file, root.folder)
+        who = "a builder is in it" if item.kept.builders in ("itself", "of its key") else "a process has it open"
         unknown = None if force else "no lock of this disk tells who uses it: --force"
         yield {"had": None, "taken": who, "unknown": unknown}[state]
     finally:

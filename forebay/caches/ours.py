@@ -1,90 +1,117 @@
-"""Which files of an item are forebay's: a folder that holds anything else is never removed."""
+"""What a folder under a root says of itself, and which files in it are forebay's: with others it is never removed."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
 from forebay.caches.root_files import RootContents
-from forebay.caches.survey import RootItem, Kind, read_document
-from forebay.errors import CacheCorruptError, CacheError
+from forebay.caches.root_items import Check, Inside, Read
+from forebay.errors import CacheCorruptError
 from forebay.plan.disk import STATISTICS
+from forebay.store.cold.arrays import ROOT as COLD
+from forebay.store.files import is_temporary
+from forebay.store.held import ORIGIN
 from forebay.store.inputs import SAMPLES
 from forebay.store.layout import FORMAT_VERSION, TEXT, is_group_name
-from forebay.store.metadata import FILE_NAME, check_found, checked_fields, groups_of, parse_metadata
+from forebay.store.metadata import FILE_NAME, check_found, checked_fields, checksum, groups_of, parse_metadata
+from forebay.store.segments import count_of
 from forebay.store.shard import shard_name
-from forebay.store.shared_disk import SILLY_MARK
-from forebay.store.files import is_temporary
 from forebay.store.texts import IDENTITY, LOCK, OLD, SEGMENT
-
 
 _HEX = "[0-9a-f]{8,128}"
 _GROUP = "[a-z][a-z0-9_]{0,31}"
 _OF_BUILD = re.compile(rf"lock|origin|driver\.(lock|json)|{_GROUP}/{_HEX}\.(tdz|json|lock)|parts/[^/]+\.run")
 _OF_INPUTS = re.compile(r"[0-9]{5,}\.media|images/([0-9a-f]{2})/\1[0-9a-f]{30}\.image")
-_SHOWN = 3
+_INPUT_FOLDERS = re.compile(r"images(/[0-9a-f]{2})?")
+_MOST_BYTES = 64 * 1024 * 1024
+_FIRST_FORMAT = 1
+_OLD_GROUPS = ("media", TEXT)
+"""The groups of caches of forms 1 to 3, which are removed and not read."""
+_MOST_SHARDS = 1 << 24
+_READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-Check = Callable[[str], bool]
-"""Whether a path in a folder is of forebay."""
 
-
-def strangers(item: RootItem, contents: RootContents, descriptor: int, folder: Path) -> str | None:
-    """Returns what in a folder is not forebay's, in words; None where there is nothing else.
-
-    descriptor: of the opened folder, whose own document is read once more. What a build or a look left in a folder with
-    a temporary name may be anything.
-    """
-    if item.kind == "leftover" or not item.is_folder:
-        return None
+def read_document(descriptor: int, name: str) -> tuple[dict[str, Any], int]:
+    """Returns the JSON object of a file in an opened folder, and when it was written. Raises CacheError, OSError."""
     try:
-        is_own = _checks[item.kind](descriptor, folder)
-    except (CacheError, OSError, ValueError, RecursionError) as err:
-        return str(err).partition("; run:")[0]
-    if silly := [name for name in contents.names if Path(name).name.startswith(SILLY_MARK)]:
-        return f"a process of some machine has a removed file of it open: {silly[0]}"
-    odd = [file.name for file in contents.files if file.kind == "other"]
-    odd += [name for name in contents.names if name not in odd and not is_own(name)]
-    odd += [name for name in _folders(contents) if not _is_folder_of(item.kind, name, contents)]
-    if not odd:
-        return None
-    more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
-    return f"it holds what forebay did not write: {', '.join(odd[:_SHOWN])}{more}; move that elsewhere first"
+        file = os.open(name, _READ_ONLY, dir_fd=descriptor)
+    except FileNotFoundError as err:
+        raise CacheCorruptError(f"it has no {name}") from err
+    with open(file, "rb", buffering=0) as opened:
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
+            raise CacheCorruptError(f"its {name} is no regular file, or too large")
+        document = json.loads(opened.readall())
+    if not isinstance(document, dict):
+        raise CacheCorruptError(f"its {name} holds no object")
+    return document, status.st_mtime_ns
 
 
-def _within(name: str, contents: RootContents) -> Iterator[bool]:
-    return (True for other in contents.names if other.startswith(f"{name}/"))
+def _reads(name: str, **types: type) -> Read:
+    """Returns what reads a folder's document of this name. types: of fields without which it is not forebay's."""
+
+    def read(_: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
+        document, made_ns = read_document(descriptor, name)
+        if not all(isinstance(document.get(field), kind) for field, kind in types.items()):
+            raise CacheCorruptError(f"its {name} is none that forebay writes")
+        return document, made_ns
+
+    return read
 
 
-def _folders(contents: RootContents) -> list[str]:
-    return [file.name for file in contents.files if file.kind == "folder"]
+def _names_files(name: str, field: str) -> Check:
+    """Returns the check of a folder whose document of this name names its files in a field."""
+
+    def check(descriptor: int, _: Path) -> Callable[[str], bool]:
+        files = read_document(descriptor, name)[0].get(field)
+        return {name, *(files if isinstance(files, dict) else ())}.__contains__
+
+    return check
 
 
-def _is_folder_of(kind: Kind, name: str, contents: RootContents) -> bool:
-    """Whether an item of this kind may have a folder; what lies in it is looked at by itself.
-
-    A sealed group has a shard, so an empty folder in a cache is not a group's. A build makes the folder first.
-    """
-    if is_group_name(name) and (kind == "build" or kind == "cache" and any(_within(name, contents))):
-        return True
-    return name in _FOLDERS[kind] or (kind == "build" and is_temporary(name.partition("/")[0]))
-
-
-_FOLDERS: Mapping[Kind, tuple[str, ...]] = {
-    "cache": (),
-    "build": ("parts",),
-    "plan": (),
-    "listing": (),
-    "prepared": (),
-    "texts": (),
-    "inputs": ("images", *(f"images/{number:02x}" for number in range(256))),
-}
+def _read_cache(folder: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
+    """Returns the metadata of a cache as a look needs them: their checksum is compared, not how they are spelled."""
+    if (what := _other_form(descriptor)) is not None:
+        raise CacheCorruptError(what)
+    document, made_ns = read_document(descriptor, FILE_NAME)
+    if "plan_key" in document:
+        raise CacheCorruptError("a plan, which belongs into the folder plans")
+    version = document.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise CacheCorruptError(f"format_version is {version}, this forebay reads up to {FORMAT_VERSION}")
+    if "recipe" not in document or document.get("checksum") != checksum(document, is_parsed=True):
+        raise CacheCorruptError(f"its {FILE_NAME} is damaged, or none that forebay writes")
+    check_found(folder, document)
+    if type(document.get("num_samples")) is not int:
+        raise CacheCorruptError(f"its {FILE_NAME} does not say how many samples there are")
+    return document, made_ns
 
 
-def _of_cache(descriptor: int, folder: Path) -> Check:
+def _other_form(descriptor: int) -> str | None:
+    """Returns what a folder is that holds a cache in another form, None where it does not."""
+    forms = {
+        COLD: "the cold form of a cache (zarr), which forebay does not remove",
+        ORIGIN: "what this node keeps of a store, which remote.cache_size_gb bounds",
+    }
+    for name, what in forms.items():
+        with contextlib.suppress(OSError):
+            os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            return what
+    return None
+
+
+def _check_cache(descriptor: int, folder: Path) -> Callable[[str], bool]:
+    """Returns the check of a cache, whose metadata are read once more, and strictly, as opening it does."""
     document, _ = read_document(descriptor, FILE_NAME)
-    # Once more, and strictly: a look compares a checksum, this all that opening a cache compares.
-    metadata = parse_metadata(folder, _bytes_of(descriptor), oldest=_FIRST_FORMAT)
+    with open(os.open(FILE_NAME, _READ_ONLY, dir_fd=descriptor), "rb", buffering=0) as opened:
+        metadata = parse_metadata(folder, opened.readall(), oldest=_FIRST_FORMAT)
     if metadata != document:
         raise CacheCorruptError("its metadata.json is being replaced")
     return names_of_cache(folder, metadata).__contains__
@@ -102,11 +129,6 @@ def names_of_cache(folder: Path, metadata: Mapping[str, Any]) -> set[str]:
     return {FILE_NAME, *metadata["files"], *shards}
 
 
-_FIRST_FORMAT = 1
-_OLD_GROUPS = ("media", TEXT)
-"""The groups of caches of forms 1 to 3, which are removed and not read."""
-
-
 def _old_count(folder: Path, metadata: Mapping[str, Any]) -> int:
     count = metadata.get("num_shards")
     if type(count) is not int or not 0 <= count < _MOST_SHARDS:
@@ -114,58 +136,84 @@ def _old_count(folder: Path, metadata: Mapping[str, Any]) -> int:
     return count
 
 
-_MOST_SHARDS = 1 << 24
+def _is_folder_of_cache(name: str, contents: RootContents) -> bool:
+    """Whether a folder in a cache is that of a group: a sealed group has a shard, so an empty one is nobody's."""
+    return is_group_name(name) and any(other.startswith(f"{name}/") for other in contents.names)
 
 
-def _bytes_of(descriptor: int) -> bytes:
-    import os
+def _read_plan(folder: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
+    document, made_ns = read_document(descriptor, FILE_NAME)
+    if "plan_key" not in document or document.get("checksum") != checksum(document, is_parsed=True):
+        raise CacheCorruptError(f"{folder.name} is damaged, or no plan")
+    return document, made_ns
 
-    file = os.open(FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
-    with open(file, "rb", buffering=0) as opened:
-        return opened.readall()
 
-
-def _of_plan(descriptor: int, _: Path) -> Check:
+def _check_plan(descriptor: int, _: Path) -> Callable[[str], bool]:
     arrays: Any = read_document(descriptor, FILE_NAME)[0].get("arrays")
     if not isinstance(arrays, dict) or any("/" in name for name in arrays):
         raise CacheCorruptError("its metadata.json names no arrays")
-    names = {FILE_NAME, STATISTICS, *(f"{name}.npy" for name in arrays)}
-    return lambda name: name in names
+    return {FILE_NAME, STATISTICS, *(f"{name}.npy" for name in arrays)}.__contains__
 
 
-def _of_listing(descriptor: int, _: Path) -> Check:
-    sums: Any = read_document(descriptor, "listing.json")[0].get("sums")
-    names = {"listing.json", *(sums if isinstance(sums, dict) else ())}
-    return lambda name: name in names
+def _read_texts(folder: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
+    """Returns the identity of kept texts, and how many texts there are."""
+    try:
+        document, made_ns = _reads(IDENTITY, identity=dict)(folder, descriptor)
+    except CacheCorruptError:  # it is the first thing that is written there
+        if IDENTITY in os.listdir(descriptor):
+            raise
+        document, made_ns = {"identity": {}}, 0
+    names = [name for name in os.listdir(descriptor) if SEGMENT.fullmatch(name)]
+    return {**document, "num_texts": sum(_num_texts(name, descriptor) for name in names)}, made_ns
 
 
-def _of_prepared(descriptor: int, _: Path) -> Check:
-    files: Any = read_document(descriptor, "prepared.json")[0].get("files")
-    names = {"prepared.json", *(files if isinstance(files, dict) else ())}
-    return lambda name: name in names
+def _num_texts(name: str, folder: int) -> int:
+    """Returns how many texts a segment says that it has; those of another segment too are among them."""
+    with contextlib.suppress(OSError, ValueError):
+        file = os.open(name, _READ_ONLY, dir_fd=folder)
+        try:
+            return count_of(file)
+        finally:
+            os.close(file)
+    return 0
 
 
-def _of_texts(_: int, __: Path) -> Check:
-    patterns = (SEGMENT, OLD)
-    return lambda name: (
-        name in (IDENTITY, LOCK) or any(pattern.fullmatch(name) for pattern in patterns) or is_temporary(name)
-    )
+def _check_texts(_: int, __: Path) -> Callable[[str], bool]:
+    own = (SEGMENT, OLD)
+    return lambda name: name in (IDENTITY, LOCK) or any(one.fullmatch(name) for one in own) or is_temporary(name)
 
 
-def _of_inputs(_: int, __: Path) -> Check:
+def _read_inputs(_: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
+    """Returns nothing of samples of an iterator, but when they were all listed."""
+    try:
+        status = os.stat(SAMPLES, dir_fd=descriptor, follow_symlinks=False)
+    except FileNotFoundError as err:
+        raise CacheCorruptError(f"it has no {SAMPLES}") from err
+    if not stat.S_ISREG(status.st_mode):
+        raise CacheCorruptError(f"its {SAMPLES} is no regular file")
+    return {}, status.st_mtime_ns
+
+
+def _check_inputs(_: int, __: Path) -> Callable[[str], bool]:
     return lambda name: name == SAMPLES or _OF_INPUTS.fullmatch(name) is not None
 
 
-def _of_build(_: int, __: Path) -> Check:
+def _is_folder_of_inputs(name: str, _: RootContents) -> bool:
+    return _INPUT_FOLDERS.fullmatch(name) is not None
+
+
+def _check_build(_: int, __: Path) -> Callable[[str], bool]:
     return lambda name: _OF_BUILD.fullmatch(name) is not None or any(map(is_temporary, name.split("/")))
 
 
-_checks: Mapping[Kind, Callable[[int, Path], Check]] = {
-    "cache": _of_cache,
-    "plan": _of_plan,
-    "listing": _of_listing,
-    "prepared": _of_prepared,
-    "build": _of_build,
-    "texts": _of_texts,
-    "inputs": _of_inputs,
-}
+def _is_folder_of_build(name: str, _: RootContents) -> bool:
+    return is_group_name(name) or name == "parts" or is_temporary(name.partition("/")[0])
+
+
+CACHE = Inside(_read_cache, _check_cache, _is_folder_of_cache)
+PLAN = Inside(_read_plan, _check_plan)
+LISTING = Inside(_reads("listing.json", files=dict), _names_files("listing.json", "sums"))
+PREPARED = Inside(_reads("prepared.json", key=str, files=dict), _names_files("prepared.json", "files"))
+KEPT_TEXTS = Inside(_read_texts, _check_texts)
+INPUTS = Inside(_read_inputs, _check_inputs, _is_folder_of_inputs)
+BUILD = Inside(None, _check_build, _is_folder_of_build)

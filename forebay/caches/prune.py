@@ -11,24 +11,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from forebay.caches.root_files import Inode, sizes_of
-from forebay.caches.guard import Guard
-from forebay.caches.cache_list import is_of_gone_tar, is_of_gone_text
-from forebay.caches.removal import remove
-from forebay.caches.survey import KINDS, RootItem, Kind, Survey
-from forebay.caches.wanted import Wanted
 from forebay.caches.difference import ago
-from forebay.errors import CacheError, ConfigError
+from forebay.caches.guard import Guard
+from forebay.caches.kinds import KINDS, option_names
+from forebay.caches.removal import remove
+from forebay.caches.root_files import Inode, sizes_of
+from forebay.caches.root_items import Kept, RootItem, Survey
+from forebay.caches.wanted import Wanted
+from forebay.errors import ConfigError
 from forebay.progress import Progress
-from forebay.store.files import hash_file
-from forebay.store.inputs import SAMPLES
-from forebay.store.lookup import Sealed
 from forebay.terminal import wrapped
 from forebay.visible import from_here, human_bytes, printable
-
-_REMOVABLE: Collection[Kind] = (
-    *("cache", "texts", "inputs", "plan", "tar index", "text index", "listing", "build", "prepared", "leftover"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,33 +30,31 @@ class Rules:
 
     older_than_s: caches and kept texts that were not used for so long. unwanted: caches that no config wants.
     max_bytes: the caches and kept texts that were used longest ago, until everything under the root takes no more.
-    leftovers: of builds whose processes are gone. plans: of caches that are gone. tar_indexes, text_indexes: of tars,
-    of texts that are gone or changed. listings, inputs: all.
+    leftovers: of builds whose processes are gone. kinds: names of the table, each by its rule there.
     """
 
     older_than_s: float | None = None
     unwanted: bool = False
     max_bytes: int | None = None
     leftovers: bool = False
-    plans: bool = False
-    tar_indexes: bool = False
-    text_indexes: bool = False
-    listings: bool = False
-    inputs: bool = False
+    kinds: Collection[str] = ()
 
     @property
     def of_caches(self) -> bool:
         """Whether a rule chooses caches, or kept texts."""
         return self.older_than_s is not None or self.unwanted or self.max_bytes is not None
 
+    def take(self, kept: Kept) -> bool:
+        """Returns whether a rule chooses from a kind that has a rule of its own."""
+        return kept.name in self.kinds or (self.leftovers and kept.rule == "leftovers")
+
     def require_one(self) -> None:
         """Raises ConfigError where no rule is given: nothing goes by default."""
-        others = (self.leftovers, self.plans, self.tar_indexes, self.text_indexes, self.listings, self.inputs)
-        if not (self.of_caches or any(others)):
+        if not (self.of_caches or self.leftovers or self.kinds):
             raise ConfigError(
                 "prune removes nothing without a rule; for caches and kept texts: --older-than 30d, "
-                "--unwanted CONFIG..., --max-size 500G (several: all must hold); for the rest: --leftovers, --plans, "
-                "--tar-indexes, --text-indexes, --listings, --inputs"
+                "--unwanted CONFIG..., --max-size 500G (several: all must hold); for the rest: --leftovers, and "
+                f"--kind NAME of {option_names()}"
             )
 
 
@@ -160,32 +151,13 @@ class RemovalReport:
 def decide(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) -> list[Decision]:
     """Returns what becomes of every item of the kinds that the rules choose from, by kind and name."""
     rules.require_one()
-    found: list[Decision] = []
-    if rules.of_caches:
-        found += _caches(survey, rules, guard, wanted)
+    found = _caches(survey, rules, guard, wanted) if rules.of_caches else []
     chosen = {decision.item.name for decision in found if decision.goes}
-    if rules.plans:
-        keys = {cache.document["key"] for cache in survey.caches if cache.name not in chosen}
-        found += [_judged(item, guard, _of_plan(item, keys, survey)) for item in survey.of("plan")]
-    if rules.leftovers:
-        kinds: tuple[Kind, ...] = ("build", "prepared", "leftover")
-        found += [_judged(item, guard, (True, f"{_one(item)} of a process that is gone")) for item in survey.of(*kinds)]
-    if rules.tar_indexes:
-        indexes = survey.of("tar index")
-        found += [_judged(item, guard, is_of_gone_tar(survey.root.folder / item.name)) for item in indexes]
-    if rules.text_indexes:
-        indexes = survey.of("text index")
-        found += [_judged(item, guard, is_of_gone_text(survey.root.folder / item.name)) for item in indexes]
-    if rules.listings:
-        found += [_judged(item, guard, (True, "made again when it is needed")) for item in survey.of("listing")]
-    if rules.inputs:
-        staying = [cache for cache in survey.caches if cache.name not in chosen and cache.remote is None]
-        found += [_judged(item, guard, _of_inputs(item, staying, survey)) for item in survey.of("inputs")]
+    staying = [cache for cache in survey.caches if cache.name not in chosen]
+    for kind, kept in KINDS.items():
+        if kept.verdict is not None and rules.take(kept):
+            found += [_judged(item, guard, kept.verdict(item, survey, staying)) for item in survey.of(kind)]
     return found
-
-
-def _one(item: RootItem) -> str:
-    return {"build": "an unfinished build", "prepared": "a prepared build"}.get(item.kind, "a leftover")
 
 
 def _judged(item: RootItem, guard: Guard, verdict: tuple[bool, str]) -> Decision:
@@ -196,32 +168,9 @@ def _judged(item: RootItem, guard: Guard, verdict: tuple[bool, str]) -> Decision
     return Decision(item=item, goes=goes, reason=reason)
 
 
-def _of_plan(item: RootItem, keys: Collection[str], survey: Survey) -> tuple[bool, str]:
-    if survey.origin is not None:
-        return False, f"its cache may lie in {survey.origin}"
-    plan: Any = item.document.get("plan")
-    named = plan.get("cache_keys") if isinstance(plan, dict) else None
-    if not isinstance(named, list) or any(str(key) in keys for key in named):
-        return False, "its cache stays"
-    return True, "no cache of its key is here"
-
-
-def _of_inputs(item: RootItem, caches: Sequence[RootItem], survey: Survey) -> tuple[bool, str]:
-    """A cache is found by the list of what its iterator yielded, so that list stays as long as the cache does."""
-    listed = hash_file(survey.root.folder / item.name / SAMPLES)
-    for cache in caches:
-        try:
-            sources = Sealed(folder=survey.root.folder / cache.name, metadata=dict(cache.document)).sources()
-        except (CacheError, OSError) as err:
-            return False, f"what {cache.name} was made of cannot be read: {err}"
-        if any(source.xxh3_128 == listed for source in sources):
-            return False, f"{cache.name} is found by it; it goes by its name, or behind that cache"
-    return True, "no cache here was made of it; the next build runs the iterator"
-
-
 def _caches(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) -> list[Decision]:
     """Returns the decisions on caches and kept texts: those that the conditions leave, the oldest up to the bound."""
-    items = survey.of("cache", "texts")
+    items = survey.of(*(kind for kind, kept in KINDS.items() if kept.rule == "caches"))
     verdicts = {item.name: _verdict(item, rules, wanted) for item in items}
     if rules.max_bytes is None:
         return [_judged(item, guard, verdicts[item.name]) for item in items]
@@ -243,7 +192,7 @@ def _verdict(item: RootItem, rules: Rules, wanted: Wanted | None) -> tuple[bool,
     if rules.unwanted:
         if wanted is None:
             raise ConfigError("--unwanted needs the configs to ask: --unwanted CONFIG..., or --configs DIR")
-        if item.kind == "texts":
+        if item.kind != "cache":
             return False, "configs share it: it goes by age and by size alone"
         if (why := wanted.reason(item.name)) is not None:
             return False, why
@@ -283,8 +232,8 @@ def named(survey: Survey, names: Sequence[str], guard: Guard) -> list[Decision]:
                 f"{printable(name)}: nothing of that name is in {survey.root.place}; see: forebay cache ls "
                 f"{from_here(survey.root.place)}"
             )
-        if item.kind not in _REMOVABLE:
-            what = item.problem or KINDS[item.kind]
+        if item.kept.rule is None and item.kept.verdict is None:
+            what = item.problem or item.kept.words
             raise ConfigError(
                 f"{printable(name)} is not removed by forebay: {printable(what)}; if it is to go, remove it yourself"
             )

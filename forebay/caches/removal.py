@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from forebay.caches.guard import Processes, is_mount_within
-from forebay.caches.root_files import RootContents, File, contents_of
-from forebay.caches.guard import Guard, in_use, locked, opened
-from forebay.caches.ours import strangers
-from forebay.caches.root_files import FOLDER, Root
+
+from forebay.caches.guard import Guard, Processes, in_use, is_mount_within, locked, opened, strangers
+from forebay.caches.root_files import FOLDER, File, Root, RootContents, contents_of, entered
+from forebay.caches.root_items import RootItem
 from forebay.caches.stored import remove_stored
-from forebay.caches.survey import RootItem
-from forebay.store.memo import NOTES, uses_of
-from forebay.store.metadata import FILE_NAME
 from forebay.store.files import temporary_name
+from forebay.store.layout import NOTES
+from forebay.store.memo import uses_of
+from forebay.store.metadata import FILE_NAME
 
 
 def remove(item: RootItem, guard: Guard) -> str | None:
@@ -124,19 +123,9 @@ def _entered(folders: Mapping[str, int], file: File) -> int:
 
 def _remove_beside(root: Root, item: RootItem) -> None:
     for file in item.beside:
-        with contextlib.suppress(OSError), opened_parent(root, file.name) as (parent, name):
+        holder, name = os.path.split(file.name)
+        with contextlib.suppress(OSError), entered(holder, within=root.descriptor) as parent:
             os.unlink(name, dir_fd=parent)
-
-
-@contextlib.contextmanager
-def opened_parent(root: Root, path: str) -> Iterator[tuple[int, str]]:
-    """Yields the descriptor of the folder that a file of the root lies in, and the file's name there."""
-    holder, name = os.path.split(path)
-    parent = os.open(holder, FOLDER, dir_fd=root.descriptor) if holder else os.dup(root.descriptor)
-    try:
-        yield parent, name
-    finally:
-        os.close(parent)
 
 
 def forget(root: Root, item: RootItem) -> None:
@@ -144,8 +133,7 @@ def forget(root: Root, item: RootItem) -> None:
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         holder, notes = -1, root.descriptor
         for part in (NOTES, *item.name.split("/")):
-            holder, notes = notes, os.open(part, FOLDER, dir_fd=notes)
-            stack.callback(os.close, notes)
+            holder, notes = notes, stack.enter_context(entered(part, within=notes))
         for entry in os.listdir(notes):
             os.unlink(entry, dir_fd=notes)
         os.rmdir(os.path.basename(item.name), dir_fd=holder)

@@ -8,17 +8,15 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
-from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
+
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url, parse_url
 from forebay.errors import CacheNotFoundError, ConfigError
 from forebay.store.remote.root import RemoteRoot
-
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -71,6 +69,16 @@ def require_a_root(folder: Path) -> None:
     if folder == home or folder in home.parents:
         what = "the root of the file system" if folder == Path("/") else "a home folder, or holds it"
         raise ConfigError(f"{folder} is {what}, and no cache root; name the folder of the caches: forebay cache ls DIR")
+
+
+@contextmanager
+def entered(name: str | Path, *, within: int | None = None) -> Iterator[int]:
+    """Yields the descriptor of a folder, by its path or in an opened one; no link is followed. Raises OSError."""
+    descriptor = os.open(name or ".", FOLDER, dir_fd=within)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 Inode = tuple[int, int]
@@ -137,11 +145,8 @@ def _walk(descriptor: int, prefix: str, device: int, depth: int) -> Iterator[Fil
     for name, file in found:
         yield file
         if file.kind == "folder" and depth < _DEEPEST:
-            below = os.open(name, FOLDER, dir_fd=descriptor)
-            try:
+            with entered(name, within=descriptor) as below:
                 yield from _walk(below, f"{file.name}/", device, depth + 1)
-            finally:
-                os.close(below)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from forebay.caches.root_files import RootContents, File
+from forebay.caches.kinds import FOREIGN, KINDS
 from forebay.caches.ours import names_of_cache
-from forebay.caches.root_files import Root
-from forebay.caches.survey import RootItem, Survey
+from forebay.caches.root_files import File, Root, RootContents
+from forebay.caches.root_items import RootItem, Survey
 from forebay.caches.survey import survey as survey_here
 from forebay.errors import CacheError, RemoteError
 from forebay.store.metadata import FILE_NAME, read_metadata
@@ -39,12 +39,12 @@ def _stored_items(remote: RemoteRoot) -> list[RootItem]:
 
 def _item(remote: RemoteRoot, name: str, objects: list[ObjectInfo], folder: Path | None) -> RootItem:
     contents = RootContents(files=[_file(one, name, number) for number, one in enumerate(objects)])
-    item = RootItem(kind="foreign", name=name, file=_file(None, name, -1), contents=contents, remote=remote)
+    item = RootItem(kept=FOREIGN, name=name, file=_file(None, name, -1), contents=contents, remote=remote)
     try:
         if folder is None:
             raise CacheError(f"it has no {FILE_NAME}, so no cache is sealed there")
         item.document = read_metadata(folder)
-        item.kind, item.made_ns = "cache", contents.changed_ns
+        item.kept, item.made_ns = KINDS["cache"], contents.changed_ns
     except CacheError as err:
         item.problem = str(err).partition("; run:")[0]
     return item

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from forebay.caches.survey import RootItem, Survey
+from forebay.caches.root_items import RootItem, Survey
 from forebay.config.digest import tokenizer_digest
 from forebay.config.loader import MixtureSource
 from forebay.config.train import EvalConfig
@@ -128,8 +128,3 @@ def _state(config: Config, item: RootItem, survey: Survey) -> SourceState:
             return compare_sources(config, sealed.sources(), memo, may_hash=False)[0]
     except (CacheError, ManifestError, RemoteError, OSError, LookupError, TypeError, ValueError):
         return "unknown"
-
-
-def by_cache(wanted: Wanted, names: Iterable[str]) -> Mapping[str, list[str]]:
-    """Returns the configs of each cache."""
-    return {name: wanted.configs_of(name) for name in names}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.caches.root_files import Root, opened_root
-from forebay.caches.survey import BUILDING, LISTINGS, PLANS, TAR_INDEX, TEXT_INDEX
+from forebay.caches.root_files import opened_root
 from forebay.cli.options import DONE, FAILED, command, completes, load, printed
 from forebay.config.load import read_remote
 from forebay.config.tree import Config
@@ -19,13 +19,12 @@ from forebay.errors import CacheNotFoundError, ConfigError
 from forebay.progress import during
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
-from forebay.store.inputs import FOLDER as INPUTS
 from forebay.store.lookup import find_cache, mirrored, require
 from forebay.store.remote.mirror import cache_folder
-from forebay.store.texts import TEXTS
 
 if TYPE_CHECKING:
     from forebay.caches.difference import Side
+    from forebay.caches.root_items import Survey
 
 _ROOT = "a cache root, a folder or URL; default: that of the configs, else ./caches"
 _SORTS = ("name", "used", "made", "size", "samples")
@@ -41,7 +40,8 @@ def add_housekeeping(actions: Any) -> None:
     _add_verify(actions)
 
 
-def _add_root(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
     parser.add_argument(
         "--set", action="append", default=[], metavar="remote.FIELD=VALUE", help="where this node keeps what of stores"
     )
@@ -58,20 +58,16 @@ def _add_ls(actions: Any) -> None:
     )
     _add_configs(parser)
     parser.add_argument("--sort", choices=_SORTS, default="name", help="default: name")
-    parser.add_argument("--no-progress", action="store_true", help="no bars")
-    _add_root(parser)
+    _add_common(parser)
 
 
 def _ls(options: argparse.Namespace) -> int:
     from forebay.caches.cache_list import ListReport
-    from forebay.caches.stored import survey
     from forebay.caches.wanted import config_files, wanted_by
 
     place, named = _divided(options)
     files = config_files(named, below=options.configs)
-    with _root(options, place, files) as root:
-        with during("look", is_shown=not options.no_progress):
-            found = survey(root)
+    with _surveyed(options, place, files) as found:
         wanted = wanted_by(files, found) if files else None
         return printed(options, ListReport(survey=found, wanted=wanted, sort=options.sort))
 
@@ -79,19 +75,14 @@ def _ls(options: argparse.Namespace) -> int:
 def _add_du(actions: Any) -> None:
     parser = command(actions, "du", _du, "say what everything under a cache root takes, hard links once")
     completes(parser.add_argument("places", metavar="ROOT", nargs="*", help=_ROOT))
-    parser.add_argument("--no-progress", action="store_true", help="no bars")
-    _add_root(parser)
+    _add_common(parser)
 
 
 def _du(options: argparse.Namespace) -> int:
     from forebay.caches.cache_list import UsageReport, node_usage
-    from forebay.caches.stored import survey
 
-    place, files = _divided(options)
-    with _root(options, place, files) as root:
-        with during("look", is_shown=not options.no_progress):
-            report = UsageReport(survey=survey(root), node=node_usage(read_remote(options.set)))
-        return printed(options, report)
+    with _surveyed(options, *_divided(options)) as found:
+        return printed(options, UsageReport(survey=found, node=node_usage(read_remote(options.set))))
 
 
 def _divided(options: argparse.Namespace) -> tuple[str | None, list[str]]:
@@ -113,8 +104,10 @@ def _divided(options: argparse.Namespace) -> tuple[str | None, list[str]]:
 
 
 @contextmanager
-def _root(options: argparse.Namespace, place: str | None, files: list[str]) -> Iterator[Root]:
-    """Yields the root that was named, else that of the configs, else `caches`."""
+def _surveyed(options: argparse.Namespace, place: str | None, files: Sequence[str] = ()) -> Iterator[Survey]:
+    """Yields what lies under the root that was named, else that of the configs, else `caches`."""
+    from forebay.caches.stored import survey
+
     settings = read_remote(options.set)
     if place is None and files:
         configs = [load_config(file) for file in files]
@@ -123,7 +116,9 @@ def _root(options: argparse.Namespace, place: str | None, files: list[str]) -> I
             raise ConfigError(f"these configs have the cache roots {', '.join(found)}; name one of them: --cache-root")
         place, settings = found[0], configs[0].remote
     with opened_root(place or "caches", settings) as root:
-        yield root
+        with during("look", is_shown=not options.no_progress):
+            surveyed = survey(root)
+        yield surveyed
 
 
 def _add_rm(actions: Any) -> None:
@@ -141,19 +136,15 @@ def _add_removal(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also what was used within 7 days, or may be in use on another host; never what a process has open",
     )
-    parser.add_argument("--no-progress", action="store_true", help="no bars")
-    _add_root(parser)
+    _add_common(parser)
 
 
 def _rm(options: argparse.Namespace) -> int:
     from forebay.caches.guard import Guard
     from forebay.caches.prune import carried_out, named
-    from forebay.caches.stored import survey
 
     place, names = _named_items(options)
-    with opened_root(place, read_remote(options.set)) as root:
-        with during("look", is_shown=not options.no_progress):
-            found = survey(root)
+    with _surveyed(options, place) as found:
         guard = Guard(survey=found, force=options.force)
         decisions = named(found, names, guard)
         report = carried_out(found, decisions, guard, is_wanted=options.yes, progress=not options.no_progress)
@@ -172,6 +163,8 @@ def _named_items(options: argparse.Namespace) -> tuple[str, list[str]]:
 
 
 def _named_item(options: argparse.Namespace, text: str) -> tuple[str, str]:
+    from forebay.caches.kinds import HOLDERS
+
     if is_url(place := url_or_path(text)):
         url = parse_url(place)
         return str(url.parent), url.name
@@ -182,8 +175,7 @@ def _named_item(options: argparse.Namespace, text: str) -> tuple[str, str]:
         return options.cache_root, path.relative_to(inside).as_posix() if is_inside else text
     if not os.path.lexists(path):
         return os.path.abspath("caches"), text
-    holders = (PLANS, TAR_INDEX, TEXT_INDEX, BUILDING, LISTINGS, TEXTS, INPUTS)
-    holder = path.parent.name if path.parent.name in holders else ""
+    holder = path.parent.name if path.parent.name in HOLDERS else ""
     return str(path.parent.parent if holder else path.parent), f"{holder}/{path.name}" if holder else path.name
 
 
@@ -203,23 +195,43 @@ def _add_prune(actions: Any) -> None:
         help="caches and kept texts used longest ago, until all under the root fits: 500G, 1.5T",
     )
     parser.add_argument("--leftovers", action="store_true", help="what builds left whose processes are gone")
-    parser.add_argument("--plans", action="store_true", help="plans of caches that are gone")
-    parser.add_argument("--tar-indexes", action="store_true", help="indexes of tars that are gone or changed")
-    parser.add_argument("--text-indexes", action="store_true", help="indexes of texts that are gone or changed")
-    parser.add_argument("--listings", action="store_true", help="lengths of conversations read without a cache")
-    parser.add_argument("--inputs", action="store_true", help='samples that iterators of kind = "python" yielded')
+    of_kind = (
+        "what has no use any more of a kind, as du names it; several times: of each. plan: of caches that are gone. "
+        "tar-index, text-index: of files that are gone or changed. listing: lengths of conversations read without a "
+        'cache. inputs: samples that iterators of kind = "python" yielded. build, prepared, leftover: as --leftovers'
+    )
+    parser.add_argument("--kind", action="append", default=[], metavar="NAME", help=of_kind)
+    for option, kind in _EARLIER.items():
+        parser.add_argument(option, action="store_true", help=f"--kind {kind}, until 0.3")
     _add_removal(parser)
 
 
-_RULES = ("leftovers", "plans", "tar_indexes", "text_indexes", "listings", "inputs")
-"""Of `prune`, beside those that choose caches."""
+_EARLIER = {
+    "--plans": "plan",
+    "--tar-indexes": "tar-index",
+    "--text-indexes": "text-index",
+    "--listings": "listing",
+    "--inputs": "inputs",
+}
+"""Options of `prune` that a kind has had, by the name that `--kind` takes."""
+
+
+def _kinds(options: argparse.Namespace) -> list[str]:
+    """Returns the kinds that are chosen from; of an option of an earlier version a line says what it is called now."""
+    from forebay.caches.kinds import kind_named
+
+    named = list(options.kind)
+    for option, kind in _EARLIER.items():
+        if getattr(options, option.removeprefix("--").replace("-", "_")):
+            print(f"{option} is --kind {kind} now, and goes in 0.3", file=sys.stderr)
+            named.append(kind)
+    return [kind_named(name) for name in named]
 
 
 def _prune(options: argparse.Namespace) -> int:
     from forebay.caches.difference import parse_age, parse_size
     from forebay.caches.guard import Guard
     from forebay.caches.prune import Rules, carried_out, decide, over
-    from forebay.caches.stored import survey
     from forebay.caches.wanted import config_files, wanted_by
 
     place, named = _divided(options)
@@ -233,14 +245,13 @@ def _prune(options: argparse.Namespace) -> int:
         older_than_s=None if options.older_than is None else parse_age(options.older_than),
         unwanted=options.unwanted is not None,
         max_bytes=None if options.max_size is None else parse_size(options.max_size),
-        **{name: getattr(options, name) for name in _RULES},
+        leftovers=options.leftovers,
+        kinds=_kinds(options),
     )
     rules.require_one()
     if rules.unwanted != bool(files):
         raise ConfigError("--unwanted and the configs to ask go together: --unwanted CONFIG..., or with --configs DIR")
-    with _root(options, place, files) as root:
-        with during("look", is_shown=not options.no_progress):
-            found = survey(root)
+    with _surveyed(options, place, files) as found:
         guard = Guard(survey=found, force=options.force)
         wanted = wanted_by(files, found) if rules.unwanted else None
         for file, problem in ({} if wanted is None else wanted.problems).items():
@@ -260,8 +271,7 @@ def _add_diff(actions: Any) -> None:
     parser = command(actions, "diff", _diff, "say how two caches differ: settings, source files, samples, sizes")
     completes(parser.add_argument("a", metavar="A", help=_CACHE))
     completes(parser.add_argument("b", metavar="B", help=_CACHE))
-    _add_root(parser)
-    parser.add_argument("--no-progress", action="store_true", help="no bars")
+    _add_common(parser)
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -299,8 +309,7 @@ def _add_verify(actions: Any) -> None:
     parser = command(actions, "verify", _verify, summary)
     completes(parser.add_argument("places", metavar="CACHE|CONFIG", nargs="*", help=_CACHE))
     parser.add_argument("--all", action="store_true", help="every cache of the root: --cache-root, else ./caches")
-    _add_root(parser)
-    parser.add_argument("--no-progress", action="store_true", help="no bars")
+    _add_common(parser)
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -321,10 +330,9 @@ def _to_verify(options: argparse.Namespace) -> Iterator[tuple[Path, str, str | N
 
     if options.all:
         with opened_root(options.cache_root or "caches", read_remote(options.set)) as root:
-            names = [item.name for item in survey(root).caches]
-        if not names:
+            places = [f"{root.place}/{item.name}" for item in survey(root).caches]
+        if not places:
             raise CacheNotFoundError(f"no cache is in {root.place}; name a cache root: --cache-root DIR")
-        places = [f"{root.place}/{name}" for name in names]
         yield from ((cache_folder(place, read_remote(options.set)), place, None) for place in places)
     for text in options.places:
         place = url_or_path(text)

@@ -21,7 +21,7 @@ import xxhash
 from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError
 from forebay.plan.bucket.bucket_plan import BucketPlan
-from forebay.plan.names import PLANS, plan_document
+from forebay.plan.names import plan_document
 from forebay.plan.pack.pack_plan import PackPlan
 from forebay.plan.statistics import FORM, PACK_FORM
 from forebay.plan.window import WindowPlan
@@ -37,7 +37,7 @@ from forebay.store.files import (
     write_bytes,
 )
 from forebay.store.key import digest
-from forebay.store.layout import Array
+from forebay.store.layout import PLANS, Array
 from forebay.store.metadata import checksum, read_regular, regular_size
 from forebay.store.open_shards import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, all_of, list_of, map_of, or_null, record

@@ -11,9 +11,7 @@ from forebay.config.plan import BucketConfig, PackConfig, PlanConfig
 from forebay.plan.bucket.bucket_plan import ORDER_VERSION
 from forebay.plan.bucket.bucket_sizes import read_calibration
 from forebay.store.key import digest
-
-PLANS = "plans"
-"""The folder of all plans under a cache root."""
+from forebay.store.layout import PLANS
 
 PACKER_VERSION = 2
 """Bumped when the same lengths and settings give other packs. 1 had the histogram's packs, or those of one line."""

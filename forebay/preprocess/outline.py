@@ -19,7 +19,7 @@ from forebay.config.url import is_url
 from forebay.preprocess.listing_folder import files_now, read_document, table_of
 from forebay.steps.recipe import Recipe
 from forebay.store.key import SHORT, digest
-from forebay.store.layout import Array, Group
+from forebay.store.layout import BUILDING, Array, Group
 
 FORMAT = 3
 DOCUMENT = "prepared.json"
@@ -81,7 +81,7 @@ def folder_of(config: Config, recipe: Recipe) -> Path:
         "codec": config.codec,
         **{name: place for name in _FOLDERS if (place := getattr(config.source, name)) is not None},
     }
-    return config.cache_root / ".building" / f"prepared-{digest(named)[:SHORT]}"
+    return config.cache_root / BUILDING / f"prepared-{digest(named)[:SHORT]}"
 
 
 def submission_file(config: Config, recipe: Recipe) -> Path:

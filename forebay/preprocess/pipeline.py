@@ -39,7 +39,7 @@ from forebay.steps.table import forms_of
 from forebay.store.cache import open_cache
 from forebay.store.constants import Constants
 from forebay.store.files import require_writable, sweep
-from forebay.store.layout import Group
+from forebay.store.layout import BUILDING, INPUTS, PLANS, TAR_INDEX, Group
 from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.raw_sources import localized, naming_urls
@@ -52,7 +52,7 @@ from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)
 
-_WRITTEN_FOLDERS = ("", "plans", "tar_index", "inputs", ".building")
+_WRITTEN_FOLDERS = ("", PLANS, TAR_INDEX, INPUTS, BUILDING)
 """Folders of a cache root in which a run that was killed may have left something unfinished."""
 
 

@@ -29,8 +29,8 @@ from forebay.steps.recipe import Recipe
 from forebay.store.constants import Constants
 from forebay.store.key import SHORT
 from forebay.store.layout import Group
+from forebay.store.locks import lock_for_work
 from forebay.store.lookup import Sealed
-from forebay.store.shared_disk import lock_for_work
 from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)

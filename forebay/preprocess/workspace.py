@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -20,14 +19,15 @@ from forebay.errors import CacheError, RemoteError
 from forebay.store.cache import open_cache
 from forebay.store.files import link_or_copy, remove_aside, temporary_name, write_bytes
 from forebay.store.key import SHORT, digest
-from forebay.store.layout import TEXT, Group, is_group_name
+from forebay.store.layout import BUILDING, TEXT, Group, is_group_name
+from forebay.store.locks import alone_in, wait_shared
 from forebay.store.lookup import sealed_caches
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.root import RemoteRoot
 from forebay.store.seal import Contents, is_whole, seal
 from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json
-from forebay.store.shared_disk import has_locks, is_gone, move
+from forebay.store.shared_disk import is_gone, move
 from forebay.task_map import Map
 
 Donors = dict[str, list[tuple[Path, ShardEntry]]]
@@ -35,7 +35,6 @@ Donors = dict[str, list[tuple[Path, ShardEntry]]]
 
 logger = logging.getLogger(__name__)
 
-BUILDING = ".building"
 """Folder below a cache root in which builds stand until they are sealed."""
 ORIGIN = "origin"
 """File in the folder of a build that says what it is of, see `origin_of`."""
@@ -165,8 +164,7 @@ class Workspace:
                     raise
                 time.sleep(_PAUSE_S)
                 continue
-            with contextlib.suppress(OSError):  # a file system without locks: two builders do the same work
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            wait_shared(descriptor)  # on a file system without locks two builders do the same work
             if self._is(descriptor):
                 break
             os.close(descriptor)
@@ -192,7 +190,9 @@ class Workspace:
         with contextlib.suppress(OSError):
             descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                is_alone = _is_alone(descriptor) and has_locks(self.folder)
+                if (state := alone_in(descriptor, self.folder)) == "taken":  # another builder is in it
+                    return
+                is_alone = state == "had"
                 if is_alone or is_sealed:
                     gone = temporary_name(self.folder)
                     move(self.folder, gone)
@@ -210,17 +210,6 @@ class Workspace:
             return os.path.samestat(os.fstat(descriptor), os.stat(self.folder / _LOCK))
         except OSError:
             return False
-
-
-def _is_alone(descriptor: int) -> bool:
-    """Whether the lock of a folder could be had; BlockingIOError where another builder is in it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:  # no locks
-        return False
-    return True
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -16,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.store.files import sweep, temporary_name
-from forebay.store.layout import Array
+from forebay.store.layout import BUILDING, Array
 
 HELD_BYTES = 4 << 20
 """Texts of a piece, or of a listing, that are held as they are."""
-_FOLDER = ".building"
 _BLOCK_ROWS = 4096
 _TEXT = pa.large_string()
 _SCHEMA = pa.schema([pa.field("text", _TEXT)])
@@ -46,7 +45,7 @@ class TextsAside:
 
     @classmethod
     def _written(cls, blocks: Iterable[Any], cache_root: str) -> TextsAside:
-        path = temporary_name(Path(cache_root) / _FOLDER / "texts")
+        path = temporary_name(Path(cache_root) / BUILDING / "texts")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             sweep(path.parent)

@@ -7,8 +7,6 @@ written last, and says that the folder is: the journal goes then.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -22,6 +20,7 @@ import xxhash
 
 from forebay.errors import ConfigError
 from forebay.store.files import fsync_folder, sweep, write_all, write_bytes
+from forebay.store.locks import try_alone
 
 Entry = dict[str, Any]
 """What is said of a finished file: its `name` and `size_bytes`, and what the writer adds. A name of None: no file."""
@@ -139,13 +138,8 @@ def _require_empty(folder: Path, option: str) -> None:
 
 def _lock(file: BinaryIO, folder: Path, option: str) -> None:
     """Raises ConfigError where another process holds the lock; without locks both write the same bytes."""
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as err:
-        if err.errno == errno.EWOULDBLOCK:
-            raise ConfigError(
-                f"{option} {folder}: another process is filling it; wait for its end", code="FB115"
-            ) from err
+    if try_alone(file.fileno()) == "taken":
+        raise ConfigError(f"{option} {folder}: another process is filling it; wait for its end", code="FB115")
 
 
 def _begun(filled: Filling, file: BinaryIO, option: str) -> list[Entry]:

@@ -8,7 +8,6 @@ for a day. The lock only keeps a reader going: files that are gone are a CacheRe
 from __future__ import annotations
 
 import errno
-import fcntl
 import io
 import os
 import time
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from forebay.errors import CacheError, CacheNotFoundError, CacheReplacedError
-from forebay.store.shared_disk import has_locks, is_gone, is_late
+from forebay.store.locks import alone_in, try_shared
+from forebay.store.shared_disk import is_gone, is_late
 
 ORIGIN = "origin.json"
 """In a folder that stands for one of a store: which one, see `forebay.store.remote.mirror`. It holds no secret."""
@@ -144,12 +144,10 @@ def readers_of(folder: Path) -> Readers:
     except OSError:  # not ours to lock, or no cache
         return "unknown" if is_late(folder) else "none"
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as err:
-        return "some" if err.errno == errno.EWOULDBLOCK else "unknown"
+        state = alone_in(descriptor, folder)
     finally:
         os.close(descriptor)
-    return "none" if has_locks(folder) else "unknown"
+    return "none" if state == "had" else "some" if state == "taken" else "unknown"
 
 
 def _opened(path: Path, *, is_patient: bool) -> tuple[int, ...] | None:
@@ -167,14 +165,9 @@ def _opened(path: Path, *, is_patient: bool) -> tuple[int, ...] | None:
         lease = os.open(_LEASE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:  # what is wrong with it is said when it is read
         return (folder,)
-    try:
-        fcntl.flock(lease, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if is_patient:
-            _close((folder, lease))
-            return None
-    except OSError:  # no locks: see above
-        pass
+    if try_shared(lease) == "taken" and is_patient:
+        _close((folder, lease))
+        return None
     return folder, lease
 
 

@@ -19,9 +19,10 @@ from typing import Any
 from forebay.config.code import Asker, not_allowed, source_of, spec_problem
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.store.layout import INPUTS
 
 ASKER = Asker("source.manifest", "FB129")
-FOLDER, SAMPLES = "inputs", "samples.jsonl"
+SAMPLES = "samples.jsonl"
 VERSION = 1
 """Bumped when the same samples are written down otherwise."""
 _SPEC = re.compile(r"\.py:[^/]*\Z")
@@ -91,7 +92,7 @@ def inputs_of(config: Config) -> Inputs:
         split=config.source.split,
         subjects=" and ".join(config.subjects),
         most=most,
-        folder=config.cache_root / FOLDER / digest[:32],
+        folder=config.cache_root / INPUTS / digest[:32],
     )
 
 
@@ -104,7 +105,7 @@ def located(config: Config) -> Config:
     if not names_code(config):
         return config
     path = Path(config.source.manifests[0].rpartition(":")[0])
-    none = config.cache_root / FOLDER / "none" / SAMPLES
+    none = config.cache_root / INPUTS / "none" / SAMPLES
     samples = inputs_of(config).samples if os.path.lexists(path) else none
     return replace(config, source=replace(config.source, manifest=str(samples)))
 

@@ -12,6 +12,10 @@ FORMAT_VERSION = 4
 """The form of the bytes on disk, the only one that is read. A change is breaking: it brings a new golden cache under
 tests/golden. Forms 1 to 3 were never released."""
 
+PLANS, TAR_INDEX, TEXT_INDEX, TEXTS, INPUTS = "plans", "tar_index", "text_index", "texts", "inputs"
+BUILDING, LISTINGS, NOTES = ".building", ".listings", ".used"
+"""The folders of a cache root that hold things of a kind: `forebay.caches.kinds` says which."""
+
 Group = str
 """The name of a group of fields: one chain of steps makes them of one kind of item, in shards of its own."""
 TEXT: Group = "text"

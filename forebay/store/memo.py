@@ -31,6 +31,7 @@ from forebay.config.tree import Config
 from forebay.errors import RemoteDeniedError
 from forebay.progress import Progress
 from forebay.store.files import hash_opened, is_temporary, sweep, temporary_name, write_bytes
+from forebay.store.layout import NOTES, PLANS
 from forebay.store.remote.raw.raw_sources import place_of, source_stat, stat_of_status
 
 logger = logging.getLogger(__name__)
@@ -237,10 +238,7 @@ def _checksum(data: bytes) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
-PLANS = "plans"
 _MIRRORS = "mirrors"
-NOTES = ".used"
-"""Folder of a cache root that holds the notes."""
 EVERY_S = 3600.0
 """A note that is younger stays as it is."""
 KEPT_S = 30 * 24 * 3600.0

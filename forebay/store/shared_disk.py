@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import time
@@ -34,7 +33,6 @@ _LATE = frozenset(
 _LOCAL_LOCKS = frozenset(("nolock", "local_lock=flock", "local_lock=all", "localflock"))
 _MOUNTS = Path("/proc/self/mountinfo")
 _LONGEST_PAUSE_S = 2.0
-_SAID_AFTER_S = 30.0
 
 
 def is_late(path: Path) -> bool:
@@ -94,31 +92,6 @@ def move(source: Path, target: Path) -> None:
     except FileNotFoundError:
         if not seen(lambda: os.path.lexists(target), target.parent, what=f"the new name {target.name}"):
             raise
-
-
-def lock_for_work(descriptor: int, path: Path, *, patience_s: float | None = None) -> bool:
-    """Takes an exclusive lock that only saves work; returns whether it was had.
-
-    Without locks there is nothing to wait for. A machine that died may hold a lock of NFS for good: after `patience_s`
-    the work is done without it; None: it is waited for, and the log says for which file.
-    """
-    began, pause_s, said_s = time.monotonic(), 0.001, _SAID_AFTER_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            waited_s = time.monotonic() - began
-        except OSError:
-            return False
-        if patience_s is not None and waited_s > patience_s:
-            logger.warning("%s is locked for %.0f s: going on without it", path, waited_s)
-            return False
-        if waited_s > said_s:
-            logger.info("waiting for the process that has locked %s; if it is gone, remove that file", path)
-            said_s *= 4
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, 0.1)
 
 
 def _mount_of(path: Path) -> tuple[str, frozenset[str]]:

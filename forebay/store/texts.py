@@ -12,7 +12,6 @@ a later merging makes one. A process that is killed leaves whole segments, and a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -29,7 +28,8 @@ import numpy as np
 import xxhash
 
 from forebay.store.files import sweep, write_bytes
-from forebay.store.layout import Array, Ints
+from forebay.store.layout import TEXTS, Array, Ints
+from forebay.store.locks import try_alone
 from forebay.store.memo import note
 from forebay.store.segments import (
     SUFFIX,
@@ -43,8 +43,6 @@ from forebay.store.shared_disk import is_gone, is_late
 
 logger = logging.getLogger(__name__)
 
-TEXTS = "texts"
-"""Folder of a cache root that holds a folder for every identity."""
 IDENTITY = "identity.json"
 LOCK = "lock"
 SEGMENT = re.compile(rf"[0-9a-f]{{32}}{re.escape(SUFFIX)}")
@@ -292,14 +290,7 @@ class TextValues:
         except PermissionError:  # another user's
             file = os.open(self.folder / LOCK, flags | os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield is_needed
-            except OSError:  # no locks here
-                yield True
-            else:
-                yield True
+            yield is_needed or try_alone(file) != "taken"
         finally:
             os.close(file)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import hashlib
 import io
 import itertools
 import json
@@ -26,11 +25,12 @@ import xxhash
 
 from forebay.errors import BuildError, TarError
 from forebay.store import files
+from forebay.store.layout import TAR_INDEX
 from forebay.store.remote.fetch.fetch_list import problem_of
 from forebay.store.remote.raw.raw_sources import (
     at_hand,
-    identity,
     is_file,
+    kept_path,
     modified_ns,
     open_source,
     place_of,
@@ -243,8 +243,7 @@ def _kept(tar_path: str | os.PathLike[str], cache_root: str | os.PathLike[str]) 
 
 def index_path(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> Path:
     """Returns where the index of a tar is kept: named by the hash of the tar's real path, or of its URL."""
-    name = hashlib.sha256(os.fsencode(identity(tar_path))).hexdigest()[:32]
-    return Path(cache_root) / "tar_index" / f"{name}.parquet"
+    return kept_path(tar_path, Path(cache_root) / TAR_INDEX, ".parquet")
 
 
 def indexed_tar(path: Path) -> tuple[str | None, bool]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from forebay.steps.recipe import load_config, recipe_of
 from forebay.steps.step import Stored
 from forebay.steps.table import form_step
 from forebay.store.cache import Cache, open_cache
+from forebay.store.locks import wait_alone
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
 from forebay.store.memo import note
 from forebay.store.sample_filter import Filter, FilterChoice, missing_of_all, say_missing
@@ -156,8 +156,7 @@ def _plan_of_all(config: Config, source: SampleSource) -> Planned:
 def _one_of_node(root: Path) -> Iterator[None]:
     root.mkdir(parents=True, exist_ok=True)
     with open(root / ".planning", "wb") as file:
-        with suppress(OSError):  # a file system without locks: all of them make it
-            fcntl.flock(file, fcntl.LOCK_EX)
+        wait_alone(file.fileno())  # on a file system without locks all of them make it
         yield
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from forebay import cli
+from forebay.caches.difference import made_of
 from forebay.caches.root_files import sizes_of
 from forebay.caches.root_files import opened_root
 from forebay.caches.survey import survey
@@ -156,3 +157,8 @@ def test_a_read_shard_counts_as_a_use(tmp_path: Path) -> None:
 def test_a_home_or_everything_is_no_root(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cache", "ls", "--cache-root", os.path.expanduser(place)]) == cli.BAD_CONFIG
     assert "no cache root" in capsys.readouterr().err
+
+
+def test_a_long_name_in_a_recipe_is_shown_as_far_as_it_goes() -> None:
+    recipe = {"audio": {"features": "f" * 200}, "source": {"kind": "tar"}}
+    assert made_of({"recipe": recipe}, tokenizers={}) == f"{'f' * 77}...; tar"

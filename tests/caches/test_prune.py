@@ -42,17 +42,8 @@ def test_prune_without_a_rule_is_wrong_use_and_lists_the_rules(made: Made, capsy
     before = shape(made.root)
     assert cli.main(["cache", "prune", str(made.root), "--yes", "--force"]) == cli.BAD_CONFIG
     err = capsys.readouterr().err
-    for rule in (
-        "--older-than",
-        "--unwanted",
-        "--max-size",
-        "--leftovers",
-        "--plans",
-        "--tar-indexes",
-        "--text-indexes",
-        "--listings",
-        "--inputs",
-    ):
+    kinds = ("inputs", "plan", "tar-index", "text-index", "listing", "build", "prepared", "leftover")
+    for rule in ("--older-than", "--unwanted", "--max-size", "--leftovers", "--kind", *kinds):
         assert rule in err
     assert shape(made.root) == before
 

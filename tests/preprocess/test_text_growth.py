@@ -11,9 +11,9 @@ import pytest
 from forebay.config import Config
 from forebay.preprocess.listing import resolve
 from forebay.rows.readers import line_index
-from forebay.rows.readers.line_index import FOLDER
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
+from forebay.store.layout import TEXT_INDEX
 from forebay.store.memo import Memo
 from forebay.train.select import select
 from tests.preprocess.here_pool import build_here
@@ -70,7 +70,7 @@ def test_a_slice_is_built_and_read_without_a_cache_alike(
     cache = open_cache(report.cache)
     assert cache.samples["text"].to_pylist() == lines[30:50:2]
     assert cache.sample_id(0) == "t/31"
-    assert (tmp_path / "caches" / FOLDER).exists() == (ending == "txt")
+    assert (tmp_path / "caches" / TEXT_INDEX).exists() == (ending == "txt")
     online = select(config(tmp_path, path.name, rows, 'loader.cache="off"'))
     assert online.ids_digest() == cache.ids_digest()
     assert [cache.read(i)["input_ids"].tolist() for i in range(10)] == [

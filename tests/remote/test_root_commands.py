@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.objects.server import Bucket
 from forebay import cli
+from forebay.caches.root_items import RootItem
 from forebay.caches.stored import remove_stored
-from forebay.caches.survey import RootItem
 from forebay.store.remote.root import RemoteRoot
 from tests.commands import run, run_json
 from tests.remote.stored import put_folder

@@ -17,6 +17,7 @@ from forebay.errors import ManifestError
 from forebay.rows.readers import line_index
 from forebay.rows.readers.line_blocks import line_blocks
 from forebay.rows.readers.line_index import count_rows, find_row, index_path, indexed_text
+from forebay.store.layout import TEXT_INDEX
 
 MOST = 1 << 20
 LINES = 8
@@ -175,7 +176,7 @@ def test_without_a_root_and_for_a_short_file_nothing_is_kept(tmp_path: Path) -> 
     path = write(tmp_path / "t.txt", texts(60))
     assert count_rows(path, max_bytes=MOST, cache_root=None) == len(all_rows(path))
     assert is_right(write(tmp_path / "s.txt", texts(LINES - 1)), tmp_path)
-    assert not (tmp_path / line_index.FOLDER).exists()
+    assert not (tmp_path / TEXT_INDEX).exists()
 
 
 def test_a_root_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
@@ -195,4 +196,4 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     wanted = ["True"] * 12 + [str(len(all_rows(path)))]
     assert [process.communicate()[0].split() for process in running] == [wanted, wanted]
-    assert [kept.suffix for kept in (tmp_path / "root" / line_index.FOLDER).iterdir()] == [line_index.ENDING]
+    assert [kept.suffix for kept in (tmp_path / "root" / TEXT_INDEX).iterdir()] == [line_index.ENDING]

@@ -74,7 +74,7 @@ def test_a_folder_that_is_replaced_before_it_is_locked_is_let_go(
         _exchange(other, folder)
         shutil.rmtree(other)
 
-    monkeypatch.setattr("forebay.store.held.fcntl.flock", at_the_first_call(fcntl.flock, swap))
+    monkeypatch.setattr("fcntl.flock", at_the_first_call(fcntl.flock, swap))
     cache = open_cache(folder)
     assert cache.num_shards == 2
     assert len(values(cache)) == 6

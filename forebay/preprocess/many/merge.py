@@ -27,19 +27,17 @@ from forebay.progress import Progress
 from forebay.store.cache import Cache
 from forebay.store.derived import MERGED, SUBSET
 from forebay.store.files import TEMPORARY_MARK, require_writable, sweep
-from forebay.store.inputs import FOLDER as INPUTS
 from forebay.store.key import SHORT
-from forebay.store.layout import Array, Ints
+from forebay.store.layout import INPUTS, PLANS, TAR_INDEX, TEXTS, Array, Ints
 from forebay.store.metadata import read_metadata
 from forebay.store.remote.transfer.tally import for_each
 from forebay.store.row_table import strings_digest
 from forebay.store.sample_ids import read_ids
 from forebay.store.seal import Contents, check_shard, quick_problems, seal
-from forebay.store.texts import TEXTS
 from forebay.store.where import parse_where
 
 _HASHING_THREADS = 4
-_OURS = ("plans", "tar_index", TEXTS, INPUTS)
+_OURS = (PLANS, TAR_INDEX, TEXTS, INPUTS)
 """Folders of a cache root that hold no cache."""
 
 

@@ -7,8 +7,6 @@ beside a driver: they share the work by the locks of the shards.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import socket
@@ -22,6 +20,7 @@ from typing import Any
 
 from forebay.errors import BuildError
 from forebay.store.files import write_bytes
+from forebay.store.locks import try_alone
 
 _LOCK = "driver.lock"
 _RECORD = "driver.json"
@@ -39,7 +38,7 @@ def sole_driver(folder: Path, *, config: str) -> Iterator[str]:
     """
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        if not _take(descriptor) or _is_living(folder):
+        if try_alone(descriptor) == "taken" or _is_living(folder):
             raise BuildError(_two(_record(folder), config), code="FB310")
         token = uuid.uuid4().hex
         record = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time(), "token": token}
@@ -58,15 +57,6 @@ def token_in(folder: Path) -> str | None:
     """Returns what the last driver of a build wrote into its folder, None where there is nothing."""
     record = _record(folder)
     return None if record is None else str(record["token"])
-
-
-def _take(descriptor: int) -> bool:
-    """Takes the lock; returns False where another driver has it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as err:
-        return err.errno not in (errno.EWOULDBLOCK, errno.EACCES)  # any other: a file system without locks
-    return True
 
 
 def _is_living(folder: Path) -> bool:

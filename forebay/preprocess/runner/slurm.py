@@ -28,10 +28,10 @@ from forebay.preprocess.prepared import require_parts
 from forebay.preprocess.runner.parts import compressed
 from forebay.preprocess.runner.seen import SeenParts, seen_of
 from forebay.preprocess.stage_workspace import check_stage
-from forebay.preprocess.workspace import BUILDING
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.files import require_writable, write_bytes
 from forebay.store.key import SHORT
+from forebay.store.layout import BUILDING
 from forebay.store.seal import quick_problems
 from forebay.task_map import WorkerDied
 from forebay.visible import from_here, json_text

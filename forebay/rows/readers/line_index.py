@@ -8,7 +8,6 @@ marks before the change. An index is never believed where its file may be anothe
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -24,12 +23,12 @@ import xxhash
 from forebay.errors import ManifestError
 from forebay.rows.readers.line_blocks import LineBlock, LinePlace, line_blocks
 from forebay.store.files import write_bytes
+from forebay.store.layout import TEXT_INDEX
 from forebay.store.memo import Stat, is_same, is_young, stat_now
-from forebay.store.remote.raw.raw_sources import at_hand, identity
+from forebay.store.remote.raw.raw_sources import at_hand, kept_path
 
 _log = logging.getLogger(__name__)
 
-FOLDER = "text_index"
 ENDING = ".lines"
 LINES = 4096
 """Lines from one mark to the next."""
@@ -85,8 +84,7 @@ def count_rows(path: Path, *, max_bytes: int, cache_root: Path | None) -> int:
 
 def index_path(path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> Path:
     """Returns where the index of a file is kept: named by the hash of its real path, or of its URL."""
-    name = hashlib.sha256(os.fsencode(identity(path))).hexdigest()[:32]
-    return Path(cache_root) / FOLDER / f"{name}{ENDING}"
+    return kept_path(path, Path(cache_root) / TEXT_INDEX, ENDING)
 
 
 def indexed_text(path: Path) -> tuple[str | None, bool]:

@@ -39,8 +39,8 @@ from forebay.store.held import ORIGIN, HeldFile, HeldFolder, open_own
 from forebay.store.metadata import FILE_NAME, foreign_values, read_metadata, read_regular
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.node.holdings import MIRRORS, NEVER, Known, is_inside
-from forebay.store.remote.node.locks import SHARED, pauses, try_lock
 from forebay.store.remote.node.node import NodeCache, WantedFile, check_bound
+from forebay.store.remote.node.node_locks import SHARED, pauses, try_lock
 from forebay.store.remote.node.shared import Counters, Holder
 
 logger = logging.getLogger(__name__)

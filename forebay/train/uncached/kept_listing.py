@@ -39,7 +39,7 @@ from forebay.steps.text.transcript import DETECTED_FIELDS
 from forebay.store.files import sweep
 from forebay.store.inputs import located
 from forebay.store.key import SHORT, digest
-from forebay.store.layout import Array
+from forebay.store.layout import LISTINGS, Array
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.raw_sources import localized
 from forebay.store.source_files import SourceFile
@@ -47,7 +47,6 @@ from forebay.task_map import Map
 
 logger = logging.getLogger(__name__)
 
-FOLDER = ".listings"
 
 DOCUMENT = "listing.json"
 
@@ -118,7 +117,7 @@ def counted_rows(config: Config, groups: Groups) -> Counted:
         return _measured(groups, _listed(config, groups))
     manifests = list(located(config).source.places)
     name = digest({"recipe": groups.recipe.key, "manifests": manifests, "version": _VERSION})
-    folder = config.cache_root / FOLDER / name[:SHORT]
+    folder = config.cache_root / LISTINGS / name[:SHORT]
     kept = _load(folder, groups)
     if kept is not None:
         forget()

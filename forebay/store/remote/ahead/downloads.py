@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import fcntl
 import logging
 import os
 import threading
@@ -16,6 +15,7 @@ import numpy as np
 
 from forebay.errors import ForebayError, RemoteError
 from forebay.store.layout import Ints
+from forebay.store.locks import must_lock, unlock
 from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.mirror import Mirror
@@ -144,18 +144,13 @@ class _Post:
 
     def is_held(self) -> bool:
         """Returns whether this process has it, by now."""
-        if not self._is_held:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            self._is_held = True
-        return True
+        self._is_held = self._is_held or must_lock(self._descriptor)
+        return self._is_held
 
     def close(self) -> None:
         """Gives it up, whatever children have inherited."""
         if self._is_held:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            unlock(self._descriptor)
         os.close(self._descriptor)
 
 

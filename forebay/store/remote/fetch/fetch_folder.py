@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import xxhash
 
 from forebay.errors import ConfigError
 from forebay.store.files import TEMPORARY_MARK, abandoned, is_temporary, sweep, temporary_name
+from forebay.store.locks import try_alone
 from forebay.store.remote.fetch.fetch_content import Expected
 from forebay.store.remote.fetch.fetch_list import folders_of
 
@@ -27,7 +27,6 @@ _BLOCK = 4 * 1024 * 1024
 _DIGITS = 8
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class InTheWayError(Exception):
@@ -112,7 +111,7 @@ class TargetFolder:
             name = self._temporary(prefix)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE
             created = os.open(name, flags, 0o666, dir_fd=self.descriptor)
-            if _lock(created) is not False and self._is_still(name, created):
+            if try_alone(created) != "taken" and self._is_still(name, created):
                 return FilePart(self, created, name, expected)
             os.close(created)  # taken for that of a dead fetch before it was locked, and perhaps finished by now
 
@@ -176,9 +175,9 @@ class TargetFolder:
         except OSError:
             return None
         with contextlib.suppress(FileNotFoundError):  # somebody was faster
-            locked = _lock(descriptor)
+            lock = try_alone(descriptor)
             # Without locks, whether the process lives is all that tells.
-            is_free = locked or (locked is None and left in {path.name for path in abandoned(self.path)})
+            is_free = lock == "had" or (lock == "none" and left in {path.name for path in abandoned(self.path)})
             found = os.fstat(descriptor)
             if is_free and stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
                 os.rename(left, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
@@ -318,19 +317,6 @@ def read_pieces(descriptor: int, start: int, stop: int) -> Iterator[bytes]:
 
 def _digest(state: xxhash.xxh3_64) -> bytes:
     return (state.intdigest() or 1).to_bytes(_DIGITS, "little")
-
-
-def _lock(descriptor: int) -> bool | None:
-    """Locks a file; False where somebody has it, None on a file system without locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as err:
-        if err.errno not in _NO_LOCKS:
-            raise
-        return None
-    return True
 
 
 def _is_there(name: str, place: int) -> bool:

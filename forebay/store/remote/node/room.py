@@ -34,7 +34,7 @@ from forebay.store.remote.node.holdings import (
     remove_unused_mirrors,
     scan,
 )
-from forebay.store.remote.node.locks import EXCLUSIVE, locked, try_lock
+from forebay.store.remote.node.node_locks import EXCLUSIVE, locked, try_lock
 from forebay.store.remote.node.shared import Shared, shared
 
 logger = logging.getLogger(__name__)

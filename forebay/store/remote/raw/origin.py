@@ -7,7 +7,6 @@ ever stale. What a process was told about objects holds until `forget`: a listin
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import posixpath
@@ -28,6 +27,7 @@ from forebay.config.url import Url
 from forebay.errors import CacheCorruptError, RemoteDeniedError, RemoteError, RemoteMissingError, RemoteReplacedError
 from forebay.store.files import hash_file
 from forebay.store.held import ORIGIN
+from forebay.store.locks import wait_alone
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.node import WantedFile
@@ -291,7 +291,8 @@ class _Hashes:
         with contextlib.suppress(OSError):  # a full disk: it is hashed again
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if not wait_alone(descriptor):
+                    return
                 size = os.fstat(descriptor).st_size
                 if size % _RECORD.itemsize:  # of a writer that was killed
                     os.ftruncate(descriptor, size - size % _RECORD.itemsize)

@@ -8,9 +8,9 @@ what the operating system does.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import fnmatch
 import glob
+import hashlib
 import os
 import posixpath
 import re
@@ -24,6 +24,7 @@ from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError, ForebayError, ManifestError, RemoteDeniedError, RemoteError
 from forebay.store.files import write_bytes
 from forebay.store.inputs import located
+from forebay.store.locks import wait_shared
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.raw.origin import Place, Version, objects_of, origin_of
 
@@ -309,8 +310,7 @@ def open_source(path: str | os.PathLike[str]) -> tuple[int, Version]:
             version, copy = place.fetch()
             with contextlib.suppress(FileNotFoundError):  # evicted in between
                 descriptor = os.open(copy, os.O_RDONLY | os.O_NONBLOCK)
-                with contextlib.suppress(OSError):  # a file system without locks: what is open stays readable
-                    fcntl.flock(descriptor, fcntl.LOCK_SH)
+                wait_shared(descriptor)  # on a file system without locks what is open stays readable
                 return descriptor, version
     raise RemoteError(
         f"{place.url}: the node's copy was evicted {_ATTEMPTS} times before it could be opened; raise "
@@ -392,6 +392,11 @@ def identity(path: str | os.PathLike[str]) -> str:
     """Returns what a file is remembered by: its real path, or its URL."""
     place = place_of(path)
     return os.path.realpath(path) if place is None else place.url
+
+
+def kept_path(path: str | os.PathLike[str], folder: Path, ending: str) -> Path:
+    """Returns where a folder of the cache root keeps what is known of a file: by the hash of its identity."""
+    return folder / f"{hashlib.sha256(os.fsencode(identity(path))).hexdigest()[:32]}{ending}"
 
 
 _PATH = re.compile(r"[^\s'\",;]*?" + _MIRRORS + r"[^\s'\",;:/]+(?:/[^\s'\",;:]*)?")

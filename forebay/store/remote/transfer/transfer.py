@@ -8,7 +8,6 @@ ends before it has sent a shard.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.files import link_or_copy, write_all, write_aside, write_bytes
 from forebay.store.held import HeldFile
 from forebay.store.key import SHORT
+from forebay.store.locks import must_lock
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import FILE_NAME, check_file, read_regular
 from forebay.store.remote.bucket.bucket import MAX_COPY, Bucket, ObjectInfo
@@ -332,12 +332,8 @@ def occupied(folder: Path, source: Url | Path) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as err:
-                raise CacheError(
-                    f"another process pulls {source} into {folder}; run the command when it is done"
-                ) from err
+            if not must_lock(descriptor):
+                raise CacheError(f"another process pulls {source} into {folder}; run the command when it is done")
             # Another process may have pulled all of it, and made this folder the cache, before it was locked.
             if folder.is_dir() and os.path.samestat(os.fstat(descriptor), folder.stat()):
                 yield folder

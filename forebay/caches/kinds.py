@@ -1,0 +1,196 @@
+"""The table of what is kept under a root: a line a kind. Survey, `ls`, `du`, `rm`, `prune` and the guard read it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forebay.caches import ours
+from forebay.caches.difference import counted, hours_of, made_of, texts_of
+from forebay.caches.root_items import Kept, RootItem, Survey, Told, Verdict
+from forebay.errors import CacheError, ConfigError, ManifestError, TarError
+from forebay.rows.manifest import did_you_mean
+from forebay.rows.readers.line_index import ENDING, indexed_text
+from forebay.store.files import hash_file
+from forebay.store.inputs import SAMPLES
+from forebay.store.layout import PLANS, BUILDING, INPUTS, TEXTS, TAR_INDEX, TEXT_INDEX, LISTINGS
+from forebay.store.lookup import Sealed
+from forebay.store.memo import FILE_NAME as MEMO
+from forebay.store.metadata import FILE_NAME
+from forebay.store.remote.root import LISTED
+from forebay.store.texts import LOCK
+from forebay.tar.index import indexed_tar
+
+
+def _left(what: str) -> Verdict:
+    return lambda *_: (True, f"{what} of a process that is gone")
+
+
+def _of_listing(*_: object) -> tuple[bool, str]:
+    return True, "made again when it is needed"
+
+
+def _of_plan(item: RootItem, survey: Survey, staying: Sequence[RootItem]) -> tuple[bool, str]:
+    if survey.origin is not None:
+        return False, f"its cache may lie in {survey.origin}"
+    plan: Any = item.document.get("plan")
+    named = plan.get("cache_keys") if isinstance(plan, dict) else None
+    keys = {cache.document["key"] for cache in staying}
+    if not isinstance(named, list) or any(str(key) in keys for key in named):
+        return False, "its cache stays"
+    return True, "no cache of its key is here"
+
+
+def _of_inputs(item: RootItem, survey: Survey, staying: Sequence[RootItem]) -> tuple[bool, str]:
+    """A cache is found by the list of what its iterator yielded, so that list stays as long as the cache does."""
+    listed = hash_file(survey.root.folder / item.name / SAMPLES)
+    for cache in (cache for cache in staying if cache.remote is None):
+        try:
+            sources = Sealed(folder=survey.root.folder / cache.name, metadata=dict(cache.document)).sources()
+        except (CacheError, OSError) as err:
+            return False, f"what {cache.name} was made of cannot be read: {err}"
+        if any(source.xxh3_128 == listed for source in sources):
+            return False, f"{cache.name} is found by it; it goes by its name, or behind that cache"
+    return True, "no cache here was made of it; the next build runs the iterator"
+
+
+def _of_index(what: str, indexed: Callable[[Path], tuple[str | None, bool]]) -> Verdict:
+    """Returns the rule of indexes: one goes whose file is gone or another one.
+
+    A text that has grown is another one: its index would be gone on with, but nothing says that it will be.
+    """
+
+    def verdict(item: RootItem, survey: Survey, _: Sequence[RootItem]) -> tuple[bool, str]:
+        try:
+            file, is_current = indexed(survey.root.folder / item.name)
+        except (TarError, ManifestError) as err:
+            return True, str(err)
+        if file is None:
+            return False, f"which {what} it is of is not known from here"
+        return (False, f"of {file}") if is_current else (True, f"{file} is gone, or another one by now")
+
+    return verdict
+
+
+def _cache_told(metadata: Mapping[str, Any], tokenizers: Mapping[str, str]) -> Told:
+    number, hours, words = metadata["num_samples"], hours_of(metadata), made_of(metadata, tokenizers=tokenizers)
+    facts = {"key": metadata["key"], "made_of": words, "num_samples": number, "hours": hours}
+    return facts, counted(int(number), "sample") + ("" if hours is None else f", {hours:.3g} h"), words
+
+
+def _texts_told(document: Mapping[str, Any], _: Mapping[str, str]) -> Told:
+    number, words = document["num_texts"], texts_of(document)
+    return {"made_of": words, "num_texts": number}, counted(number, "text"), words
+
+
+_HEX_16, _HEX_32 = "[0-9a-f]{16}", "[0-9a-f]{32}"
+_TARS, _LINES = _of_index("tar", indexed_tar), _of_index("text", indexed_text)
+_ALL = (
+    Kept(
+        "cache",
+        "caches",
+        names="(?s)[^.].*",
+        inside=ours.CACHE,
+        lock=FILE_NAME,
+        is_noted=True,
+        rule="caches",
+        told=_cache_told,
+    ),
+    Kept(
+        "texts",
+        "kept texts",
+        TEXTS,
+        _HEX_16,
+        inside=ours.KEPT_TEXTS,
+        lock=LOCK,
+        is_growing=True,
+        is_noted=True,
+        rule="caches",
+        told=_texts_told,
+        one="kept texts",
+    ),
+    Kept(
+        "inputs",
+        "samples of iterators",
+        INPUTS,
+        _HEX_32,
+        inside=ours.INPUTS,
+        builders="any",
+        verdict=_of_inputs,
+        told=lambda *_: ({}, "", "samples that an iterator yielded"),
+        one="samples of an iterator",
+    ),
+    Kept("plan", "plans", PLANS, inside=ours.PLAN, lock=FILE_NAME, is_noted=True, verdict=_of_plan),
+    Kept("tar index", "tar indexes", TAR_INDEX, rf"{_HEX_32}\.parquet", "file", verdict=_TARS),
+    Kept("text index", "indexes of lines of text", TEXT_INDEX, _HEX_32 + re.escape(ENDING), "file", verdict=_LINES),
+    Kept(
+        "listing", "listings", LISTINGS, "[0-9a-f]{8,64}", inside=ours.LISTING, is_growing=True, verdict=_of_listing
+    ),
+    Kept("hashes", "remembered hashes", names=re.escape(MEMO), form="file"),
+    Kept(
+        "build",
+        "unfinished builds",
+        BUILDING,
+        rf"{_HEX_16}(-rebuild|-stage)?",
+        inside=ours.BUILD,
+        lock="lock",
+        builders="itself",
+        is_growing=True,
+        verdict=_left("an unfinished build"),
+        rule="leftovers",
+    ),
+    Kept(
+        "prepared",
+        "prepared builds",
+        BUILDING,
+        f"prepared-{_HEX_16}",
+        beside=(".lock", ".submitted.json"),
+        inside=ours.PREPARED,
+        builders="of its key",
+        is_growing=True,
+        verdict=_left("a prepared build"),
+        rule="leftovers",
+    ),
+    Kept("leftover", "leftovers", lock=FILE_NAME, is_growing=True, verdict=_left("a leftover"), rule="leftovers"),
+    Kept("known", "caches of a store that are known here", names=re.escape(LISTED)),
+)
+KINDS: Mapping[str, Kept] = {kept.name: kept for kept in _ALL}
+"""By their names, in the order in which they are listed."""
+FOREIGN = Kept("foreign", "")
+"""What is not forebay's, or cannot be read as such."""
+
+
+def kinds_at(folder: str) -> list[Kept]:
+    """Returns the kinds whose items lie in a folder of the root, the special names before all others."""
+    found = [kept for kept in _ALL if kept.folder == folder and kept is not KINDS["leftover"]]
+    return sorted(found, key=lambda kept: kept is KINDS["cache"])
+
+
+HOLDERS = sorted({kept.folder for kept in _ALL} - {""})
+"""The folders of a root that hold things of a kind."""
+
+
+def kind_named(text: str) -> str:
+    """Returns the kind that `--kind` of `prune` names, as `du` prints it. Raises ConfigError."""
+    by_name = {name: kept for kept in _ALL for name in (_option(kept.name), _option(kept.words))}
+    kept = by_name.get(_option(text))
+    if kept is None:
+        raise ConfigError(
+            f"--kind {text}: no such kind; the kinds are {option_names()}{did_you_mean(_option(text), by_name)}"
+        )
+    if kept.rule == "caches":
+        raise ConfigError(f"--kind {text}: {kept.words} go by --older-than and --max-size, and caches by --unwanted")
+    if kept.verdict is None:
+        raise ConfigError(f"--kind {text}: no rule takes {kept.words}; the kinds are {option_names()}")
+    return kept.name
+
+
+def option_names() -> str:
+    """Returns the kinds that `--kind` takes, as it takes them."""
+    return ", ".join(_option(kept.name) for kept in _ALL if kept.verdict is not None)
+
+
+def _option(name: str) -> str:
+    return name.lower().replace(" ", "-").replace("_", "-")
