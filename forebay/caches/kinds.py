@@ -11,7 +11,7 @@ from forebay.caches import ours
 from forebay.caches.difference import counted, hours_of, made_of, texts_of
 from forebay.caches.root_items import Kept, RootItem, Survey, Told, Verdict
 from forebay.errors import CacheError, ConfigError, ManifestError, TarError
-from forebay.rows.manifest import did_you_mean
+from forebay.rows.kept_columns import did_you_mean
 from forebay.rows.readers.line_index import ENDING, indexed_text
 from forebay.store.files import hash_file
 from forebay.store.inputs import SAMPLES

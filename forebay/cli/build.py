@@ -48,9 +48,7 @@ def add_preprocess(commands: Any) -> None:
         "--address", metavar="HOST:PORT", help="of the Ray cluster; default: RAY_ADDRESS, else the one of this machine"
     )
     parser.add_argument(
-        "--stage",
-        metavar="URL",
-        help="folder of the root's bucket for finished shards, where nodes share no disk",
+        "--stage", metavar="URL", help="folder of the root's bucket for finished shards, where nodes share no disk"
     )
     parser.add_argument("--key", metavar="KEY", help="first digits of the key that the build must have, else stop")
     parser.add_argument("--no-progress", action="store_true", help="no bars")

@@ -42,10 +42,7 @@ def add_inspect(commands: Any) -> None:
     parser.add_argument("--png", metavar="FILE", type=on_disk, help="with --sample: draw its features, or its images")
     parser.add_argument("--export", metavar="FILE.parquet", type=on_disk, help="write the row table")
     parser.add_argument(
-        "--bucket-manifests",
-        metavar="DIR",
-        type=on_disk,
-        help="write one shuffled row table for each bucket of [plan]",
+        "--bucket-manifests", metavar="DIR", type=on_disk, help="write one shuffled row table for each bucket of [plan]"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="with --bucket-manifests: of the shuffle; default: 42")
     parser.add_argument(

@@ -117,10 +117,7 @@ class TextSections(RowMeaning):
     """Texts alone."""
 
     name = "text"
-    mixed: tuple[Setting, ...] = (
-        ("batches", "per_source", ""),
-        ("asr_ratio", 0.8, "four of five batches have sound"),
-    )
+    mixed: tuple[Setting, ...] = (("batches", "per_source", ""), ("asr_ratio", 0.8, "four of five batches have sound"))
 
     def check(self, model: Model | None) -> None:
         if model is None:

@@ -15,17 +15,7 @@ from forebay.inspect.items import beside_float32
 from forebay.inspect.listed_groups import form_rows
 from forebay.inspect.plan_facts import HELD, bucket_range, has_lengths, is_without_sound, shown_settings
 from forebay.inspect.sizes import range_text
-from forebay.terminal import (
-    LABEL,
-    bars,
-    entry,
-    human_hours,
-    human_number,
-    human_share,
-    settings_text,
-    table,
-    wrapped,
-)
+from forebay.terminal import LABEL, bars, entry, human_hours, human_number, human_share, settings_text, table, wrapped
 from forebay.visible import human_bytes, printable
 
 _MAX_LANGUAGES = 24

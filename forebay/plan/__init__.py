@@ -6,13 +6,4 @@ from forebay.plan.cursor import Cursor
 from forebay.plan.interface import EpochOrder, Plan, Tail
 from forebay.plan.make import Planned, Samples, make_plan, plan_of
 
-__all__ = [
-    "Cursor",
-    "EpochOrder",
-    "Plan",
-    "Planned",
-    "Samples",
-    "Tail",
-    "make_plan",
-    "plan_of",
-]
+__all__ = ["Cursor", "EpochOrder", "Plan", "Planned", "Samples", "Tail", "make_plan", "plan_of"]

@@ -161,11 +161,7 @@ def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples
 
 def _write_selection(folder: Path, selection: Selection, settings: PlanConfig) -> dict[str, Any]:
     """Returns what the metadata say of a filter. Packs alone are read without the config that has it."""
-    note: dict[str, Any] = {
-        "of": selection.source.key,
-        "key": selection.filter_key,
-        "said": str(selection.choice),
-    }
+    note: dict[str, Any] = {"of": selection.source.key, "key": selection.filter_key, "said": str(selection.choice)}
     if isinstance(settings, PackConfig):
         note["selected"] = _write_array(folder / SELECTED, selection.places)
     return note

@@ -230,11 +230,7 @@ class AudioItems:
 
     def constants(self) -> dict[str, Any]:
         features = self.steps.features
-        return {
-            "features": features.form(),
-            "sample_rate_hz": self.steps.decode.sample_rate_hz,
-            **features.constants,
-        }
+        return {"features": features.form(), "sample_rate_hz": self.steps.decode.sample_rate_hz, **features.constants}
 
     def probe(self) -> str:
         """Returns the xxh3-128 of what is made of three clips at three rates, or of three matrices.

@@ -374,9 +374,7 @@ def _without(manifest: Manifest, refused: dict[int, SampleError]) -> Manifest:
     keep = np.ones(len(manifest.rows), bool)
     keep[bad] = False
     return dataclasses.replace(
-        manifest,
-        rows=manifest.rows.filter(pa.array(keep)),
-        rejected=pa.concat_tables([manifest.rejected, failed]),
+        manifest, rows=manifest.rows.filter(pa.array(keep)), rejected=pa.concat_tables([manifest.rejected, failed])
     )
 
 

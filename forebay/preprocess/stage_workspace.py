@@ -223,10 +223,7 @@ class StagedWorkspace:
         """
         keys = {group: [entry.key for _, entry in shards] for group, shards in contents.shards.items()}
         name = f"seal-{digest(keys)[:16]}.json"
-        own = {
-            MEMO: base64.b64encode(contents.files[MEMO]).decode("ascii"),
-            _MADE_WITH: contents.document[_MADE_WITH],
-        }
+        own = {MEMO: base64.b64encode(contents.files[MEMO]).decode("ascii"), _MADE_WITH: contents.document[_MADE_WITH]}
         data = json.dumps(own, sort_keys=True).encode("ascii")
         try:
             self.stage.bucket.put(name, data, create=True)

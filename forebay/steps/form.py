@@ -368,11 +368,7 @@ class BatchForm:
     def to_json(self) -> dict[str, Any]:
         """Returns the form as JSON values."""
         promise = {"kind": self.promise.kind, "limit": self.promise.limit, "why": self.promise.why}
-        return {
-            "made_by": self.made_by,
-            "promise": promise,
-            "fields": [field.to_json() for field in self.fields],
-        }
+        return {"made_by": self.made_by, "promise": promise, "fields": [field.to_json() for field in self.fields]}
 
     @classmethod
     def from_json(cls, document: Any) -> Self:

@@ -36,10 +36,7 @@ STEPS: dict[Group, Table] = {
         "extractor": f"{_AUDIO}.extractor.extractor_step:Extractor",
         "none": f"{_AUDIO}.given:NoAudio",
     },
-    "image": {
-        "patches": f"{_IMAGE}.qwen2_vl:Patches",
-        "processor": f"{_IMAGE}.processor.processor_step:Processed",
-    },
+    "image": {"patches": f"{_IMAGE}.qwen2_vl:Patches", "processor": f"{_IMAGE}.processor.processor_step:Processed"},
     TEXT: {
         "plain": f"{_TEXT}.plain:Plain {_TEXT}.caption:Caption",
         "whisper": f"{_TEXT}.whisper_prompt:Whisper",

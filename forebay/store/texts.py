@@ -31,14 +31,7 @@ from forebay.store.files import sweep, write_bytes
 from forebay.store.layout import TEXTS, Array, Ints
 from forebay.store.locks import try_alone
 from forebay.store.memo import note
-from forebay.store.segments import (
-    SUFFIX,
-    DamagedSegmentError,
-    OtherSegmentError,
-    Segment,
-    table_of,
-    write_segment,
-)
+from forebay.store.segments import SUFFIX, DamagedSegmentError, OtherSegmentError, Segment, table_of, write_segment
 from forebay.store.shared_disk import is_gone, is_late
 
 logger = logging.getLogger(__name__)

@@ -275,9 +275,7 @@ def _union(config: Config, parts: Sequence[tuple[SampleSource, str]]) -> SourceU
             code="FB116",
         )
     return SourceUnion(
-        [part for part, _ in parts],
-        [name for _, name in parts],
-        shares_batches=config.mixture.batches == "mixed",
+        [part for part, _ in parts], [name for _, name in parts], shares_batches=config.mixture.batches == "mixed"
     )
 
 

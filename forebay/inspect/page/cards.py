@@ -290,11 +290,7 @@ def embedded(readings: Sequence[CardReading], *, rate_hz: int, budget: int) -> l
             )
         cards.append(
             replace(
-                reading.card,
-                sound=sound,
-                spectrum=spectrum,
-                images=seen,
-                more_images=len(reading.pictures) - len(seen),
+                reading.card, sound=sound, spectrum=spectrum, images=seen, more_images=len(reading.pictures) - len(seen)
             )
         )
     return cards

@@ -245,12 +245,7 @@ class ShardOrder(Order):
     fill one in a block reach over several, and so do the incomplete groups at the epoch's end.)
     """
 
-    __slots__ = (
-        "_block_groups",
-        "_first_groups",
-        "_group_starts",
-        "_shard_line",
-    )
+    __slots__ = ("_block_groups", "_first_groups", "_group_starts", "_shard_line")
 
     def __init__(self, plan: BucketPlan, *, seed: int, epoch: int) -> None:
         super().__init__(plan, seed=seed, epoch=epoch)

@@ -144,10 +144,7 @@ def contents_of(
         fields=tuple(first.fields.values()),
         shards={group: [(link.path, link.entry) for link in links] for group, links in linked.shards.items()},
         items=linked.items,
-        arrays={
-            "slots.npy": linked.slots,
-            "lengths.npy": np.concatenate([_lengths(part) for part in parts], axis=1),
-        },
+        arrays={"slots.npy": linked.slots, "lengths.npy": np.concatenate([_lengths(part) for part in parts], axis=1)},
         files={
             SOURCES_NAME: dump_sources(_sources(parts)),
             MEMO_NAME: _memo(parts),

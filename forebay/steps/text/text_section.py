@@ -81,10 +81,7 @@ class TextGroup(GroupRecipe):
         assert step is not None
         given: dict[str, Any] = {"tokenizer_folder": text.tokenizer}
         if vision is not None and "processor" in step.given:
-            given |= {
-                "processor": processor_digest(Path(vision.processor)),
-                "processor_folder": vision.processor,
-            }
+            given |= {"processor": processor_digest(Path(vision.processor)), "processor_folder": vision.processor}
         if "tokenizer" in step.given:
             given["tokenizer"] = _tokenizer(config, text, step)
         if "line" in step.given:

@@ -73,11 +73,7 @@ class ColdArray:
 
 
 def cold_array(
-    path: str,
-    dtype: np.dtype[Any] | str,
-    shape: tuple[int, ...],
-    dimensions: tuple[str, ...],
-    **attributes: Any,
+    path: str, dtype: np.dtype[Any] | str, shape: tuple[int, ...], dimensions: tuple[str, ...], **attributes: Any
 ) -> ColdArray:
     """Returns an array of these rows, cut into chunks of CHUNK_BYTES and objects of SHARD_BYTES."""
     dtype = np.dtype(dtype).newbyteorder("<")

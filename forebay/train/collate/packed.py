@@ -175,12 +175,7 @@ class PackCollator:
         bounds = allocate("cu_seq_lens", (len(ends) + 1,), dtype=torch.int32)
         bounds.numpy()[:] = [0, *ends]
         longest = max(int(layout.lengths.max()), layout.num_tokens - layout.used)
-        return {
-            "cu_seq_lens_q": bounds,
-            "cu_seq_lens_k": bounds,
-            "max_length_q": longest,
-            "max_length_k": longest,
-        }
+        return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
 
 
 def pack_form(stored: Stored) -> BatchForm:

@@ -226,10 +226,7 @@ class Evaluator:
 
     def _generator(self, each: EvalSet) -> Generator:
         return Generator(
-            model=self.model,
-            facts=self.facts,
-            end_ids=self._end_ids(),
-            max_tokens=each.settings.generate_max_tokens,
+            model=self.model, facts=self.facts, end_ids=self._end_ids(), max_tokens=each.settings.generate_max_tokens
         )
 
     def _end_ids(self) -> list[int]:

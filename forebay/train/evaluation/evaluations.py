@@ -43,11 +43,7 @@ class Evaluations:
         """
         self._config, self._facts, self._accelerator = config, facts, accelerator
         self.sets: list[EvalSet] = open_sets(
-            config,
-            facts=facts,
-            rank=accelerator.process_index,
-            num_ranks=accelerator.num_processes,
-            trained=trained,
+            config, facts=facts, rank=accelerator.process_index, num_ranks=accelerator.num_processes, trained=trained
         )
         tokenizer = Path((config.text and config.text.tokenizer) or facts.folder)
         kinds = {each.settings.text for each in self.sets if each.writes}

@@ -68,13 +68,7 @@ def open_sets(
 
 
 def _opened(
-    config: Config,
-    entry: EvalConfig,
-    *,
-    facts: ModelFacts,
-    rank: int,
-    num_ranks: int,
-    trained: Mapping[str, Any],
+    config: Config, entry: EvalConfig, *, facts: ModelFacts, rank: int, num_ranks: int, trained: Mapping[str, Any]
 ) -> EvalSet:
     limit, room = entry.generate_max_tokens, facts.max_positions
     if limit is not None and room is not None and limit > room:

@@ -215,12 +215,7 @@ def _traffic(loader: BatchLoader, sum_over_ranks: SumOverRanks | None) -> NodeTr
 
 
 def _usage_log(
-    config: Config,
-    loader: BatchLoader,
-    *,
-    step: int,
-    sum_over_ranks: SumOverRanks | None,
-    traffic: NodeTraffic | None,
+    config: Config, loader: BatchLoader, *, step: int, sum_over_ranks: SumOverRanks | None, traffic: NodeTraffic | None
 ) -> UsageLog | None:
     """Returns the log of what is used after `step`; None where no log is wanted, or the loader has no plan."""
     settings = config.train

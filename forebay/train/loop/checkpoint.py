@@ -124,12 +124,7 @@ def cannot_write(target: Path, step: int, err: Exception) -> ForebayError:
 
 
 def _write_model(
-    folder: Path,
-    target: Path,
-    *,
-    model: Any,
-    processor: Mapping[str, Path],
-    weights: Mapping[str, torch.Tensor] | None,
+    folder: Path, target: Path, *, model: Any, processor: Mapping[str, Path], weights: Mapping[str, torch.Tensor] | None
 ) -> None:
     if is_adapted(model):
         save_adapter(model, folder, target=target, weights=weights)

@@ -184,10 +184,7 @@ class _Warming:
         bytes_, per_s = self._rate()
         missing = min(self._shards.missing_bytes(), max(self._shards.bound_bytes - bytes_, 0))
         return Warmed(
-            bytes=bytes_,
-            bytes_per_s=per_s,
-            missing_bytes=missing,
-            missing_s=missing / per_s if per_s else None,
+            bytes=bytes_, bytes_per_s=per_s, missing_bytes=missing, missing_s=missing / per_s if per_s else None
         )
 
     def _rate(self) -> tuple[int, float]:

@@ -35,10 +35,7 @@ def with_adapters(model: Any, settings: LoraConfig, *, seed: int, base: Path | N
     peft = _peft()
     _check_targets(model, settings)
     wanted = peft.LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        target_modules=list(settings.targets),
+        r=settings.rank, lora_alpha=settings.alpha, lora_dropout=settings.dropout, target_modules=list(settings.targets)
     )
     with torch.random.fork_rng(), _quiet():
         torch.manual_seed(seed)

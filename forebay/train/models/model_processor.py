@@ -52,8 +52,7 @@ def warn_of_missing(files: Mapping[str, Path], facts: ModelFacts) -> None:
         missing.append("prompt (chat_template.jinja)")
     if missing:
         _logger.warning(
-            "checkpoints will lack what inference needs: %s; put the files into %s",
-            *(", ".join(missing), facts.folder),
+            "checkpoints will lack what inference needs: %s; put the files into %s", *(", ".join(missing), facts.folder)
         )
 
 

@@ -234,8 +234,8 @@ def test_interrupted_and_killed_drivers_leave_what_was_finished(
 def _driver(corpus: Corpus, address: str, number: int, *, after: int) -> Any:
     """Returns how `forebay preprocess --runner ray` ended, which got a signal when some shards were finished."""
     code = (
-        "import sys; from forebay.preprocess import run; from tests.preprocess.runner import shards\n"
-        "run.make_shard = shards.slow_make_shard\n"
+        "import sys; from forebay.preprocess import build_run; from tests.preprocess.runner import shards\n"
+        "build_run.make_shard = shards.slow_make_shard\n"
         "from forebay import cli; sys.exit(cli.main(sys.argv[1:]))"
     )
     config = str(corpus.folder / "config.toml")

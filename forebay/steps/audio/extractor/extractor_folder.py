@@ -161,13 +161,7 @@ _NATIVE = {
     "Qwen3ASRFeatureExtractor": _Native(
         processors=("Qwen3ASRProcessor",),
         bins=(128,),
-        settings={
-            **_LOG_MEL,
-            "feature_size": 128,
-            "return_attention_mask": True,
-            "n_window": 50,
-            "min_length": 8000,
-        },
+        settings={**_LOG_MEL, "feature_size": 128, "return_attention_mask": True, "n_window": 50, "min_length": 8000},
         step=lambda _, dtype: Qwen3Asr(dtype=dtype),
     ),
     "SeamlessM4TFeatureExtractor": _Native(

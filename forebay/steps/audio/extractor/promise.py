@@ -156,8 +156,7 @@ def collated(form: BatchForm, alone: Sequence[Arrays]) -> Arrays:
     from forebay.steps.form_batch import collate
 
     whole = replace(
-        form,
-        fields=tuple(replace(f, stored_dtype="float32") if f.dtype == "float32" else f for f in form.fields),
+        form, fields=tuple(replace(f, stored_dtype="float32") if f.dtype == "float32" else f for f in form.fields)
     )
     stored = [{k: v for field in whole.stored for k, v in field.stored(each[field.name]).items()} for each in alone]
     samples = [{name: (array,) for name, array in whole.arrays(each).items()} for each in stored]

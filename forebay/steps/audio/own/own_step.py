@@ -293,8 +293,7 @@ def _from_entry(own: Own) -> Any:
         raise
     except BaseException as err:
         raise ConfigError(
-            f"{own.label}: importing {found.value} raised {run_code.described(err)}; correct the package",
-            code="FB128",
+            f"{own.label}: importing {found.value} raised {run_code.described(err)}; correct the package", code="FB128"
         ) from err
 
 
@@ -317,8 +316,7 @@ def _written(content: bytes, path: Path, class_name: str) -> tuple[int, list[str
         raise ConfigError(f"{_of_class(path, class_name)} needs a version: write version = 1 there", code="FB128")
     if not isinstance(files, (list, tuple)) or not all(isinstance(name, str) for name in files):
         raise ConfigError(
-            f'{_of_class(path, class_name)} lists its files as they are written: files = ["filters.npy"]',
-            code="FB128",
+            f'{_of_class(path, class_name)} lists its files as they are written: files = ["filters.npy"]', code="FB128"
         )
     return version, list(files)
 

@@ -193,12 +193,7 @@ def _along(axis: int, parts: Sequence[Any]) -> Any:
     return torch.cat(list(parts), axis)
 
 
-_PUTS: list[Put] = [
-    _lists,
-    _inner_lists,
-    _inner_arrays,
-    *(functools.partial(_along, axis) for axis in range(5)),
-]
+_PUTS: list[Put] = [_lists, _inner_lists, _inner_arrays, *(functools.partial(_along, axis) for axis in range(5))]
 """The ways in which processors put outputs of images together."""
 
 

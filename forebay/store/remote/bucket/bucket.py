@@ -384,10 +384,7 @@ class Bucket:
         options = store_options(self.url, self._access)
         common: dict[str, Any] = {
             "client_options": client_options(self._access, timeout_s=timeout_s),
-            "retry_config": {
-                "max_retries": retries,
-                "retry_timeout": timedelta(seconds=(retries + 1) * timeout_s),
-            },
+            "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=(retries + 1) * timeout_s)},
         }
         if self.url.scheme in ("http", "https"):
             return stores.HTTPStore.from_url(f"{self.url.scheme}://{self.url.bucket}", **common)

@@ -306,11 +306,7 @@ class _Finding:
 
 def _expected(info: ObjectInfo) -> Expected:
     return Expected(
-        name=info.name,
-        key=info.name,
-        size_bytes=info.size_bytes,
-        etag=info.quoted_etag,
-        modified_ns=info.modified_ns,
+        name=info.name, key=info.name, size_bytes=info.size_bytes, etag=info.quoted_etag, modified_ns=info.modified_ns
     )
 
 

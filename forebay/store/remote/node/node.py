@@ -127,10 +127,7 @@ class NodeCache:
                 with self.shared.turns.turn(distance, most=self.max_concurrent):
                     try:
                         claim = self.room.claim(
-                            place,
-                            size_bytes=wanted.size_bytes,
-                            known=wanted.known,
-                            distance=distance,
+                            place, size_bytes=wanted.size_bytes, known=wanted.known, distance=distance
                         )
                         if isinstance(claim, io.FileIO):
                             with claim:
