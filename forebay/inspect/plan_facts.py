@@ -14,9 +14,9 @@ import numpy as np
 from forebay.errors import CacheCorruptError, CacheError, ConfigError
 from forebay.inspect.items import PatchItem, SeenItem, float32_bytes, image_settings_of
 from forebay.inspect.sample import Sample, check_index, number_of, read_sample, sample_index
-from forebay.plan.disk import METADATA, cache_key_of, planned_samples, read_metadata, read_statistics
+from forebay.plan.disk import cache_key_of, planned_samples, read_metadata, read_statistics
 from forebay.store.cache import Cache
-from forebay.store.layout import PLANS, Array
+from forebay.store.layout import METADATA, PLANS, Array
 from forebay.store.metadata import load_array
 from forebay.store.selection import origin
 

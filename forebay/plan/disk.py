@@ -37,7 +37,7 @@ from forebay.store.files import (
     write_bytes,
 )
 from forebay.store.key import digest
-from forebay.store.layout import PLANS, Array
+from forebay.store.layout import METADATA, PLANS, Array
 from forebay.store.metadata import checksum, read_regular, regular_size
 from forebay.store.open_shards import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
 from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, all_of, list_of, map_of, or_null, record
@@ -51,7 +51,6 @@ _KINDS: dict[str, type[AnyPlan]] = {"bucket": BucketPlan, "window": WindowPlan, 
 PLAN_FORMAT_VERSION = 2
 """1 is of plans beside caches of the formats 1 to 3."""
 
-METADATA = "metadata.json"
 
 STATISTICS = "packing_stats.json"
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,7 +16,7 @@ from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.errors import CacheError, RemoteError
 from forebay.store.cache import open_cache
-from forebay.store.files import link_or_copy, remove_aside, temporary_name, write_bytes
+from forebay.store.files import link_or_copy, remove_aside, remove_tree, temporary_name, write_bytes
 from forebay.store.key import SHORT, digest
 from forebay.store.layout import BUILDING, TEXT, Group, is_group_name
 from forebay.store.locks import alone_in, wait_shared
@@ -197,7 +196,7 @@ class Workspace:
                     gone = temporary_name(self.folder)
                     move(self.folder, gone)
                     if is_alone:
-                        shutil.rmtree(gone, ignore_errors=True)  # what is open stays for a later sweep
+                        remove_tree(gone)  # what is open stays for a later sweep
                     else:  # whoever has a shard of it mapped would be killed
                         remove_aside(gone)
             finally:

@@ -25,6 +25,7 @@ import xxhash
 
 from forebay.errors import BuildError
 from forebay.store.held import AnyFile, readers_of
+from forebay.store.layout import METADATA
 from forebay.store.shared_disk import move
 
 TEMPORARY_MARK = ".tmp-"
@@ -77,8 +78,16 @@ def remove_aside(folder: Path) -> bool:
         with contextlib.suppress(OSError):
             os.utime(folder)  # its day begins
         return False
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
     return True
+
+
+def remove_tree(folder: Path) -> None:
+    """Removes a folder, first the document that says that it is whole: killed on the way, it leaves none that opens."""
+    with contextlib.suppress(OSError):
+        for document in (folder / METADATA, *folder.glob(f"*/{METADATA}")):  # a build has its cache in its folder
+            document.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _may_be_read(folder: Path) -> bool:
@@ -109,7 +118,7 @@ def is_running(pid: int) -> bool:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
     else:
         path.unlink(missing_ok=True)
 
@@ -166,7 +175,7 @@ def folder_aside(target: Path, *, clear: Callable[[], None] | None = None) -> It
             clear()
         move(aside, target)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        remove_tree(aside)
         raise
     fsync_folder(target.parent)
 

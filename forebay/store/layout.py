@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+METADATA = "metadata.json"
+"""The document of a cache or plan, which is written last and removed first: it says that the folder is whole."""
 FORMAT_VERSION = 4
 """The form of the bytes on disk, the only one that is read. A change is breaking: it brings a new golden cache under
 tests/golden. Forms 1 to 3 were never released."""

@@ -35,13 +35,13 @@ from forebay.store.files import hash_file, write_bytes
 from forebay.store.held import AnyFile, AnyFolder
 from forebay.store.image.codec import FIELDS
 from forebay.store.key import canonical_json
-from forebay.store.layout import FORMAT_VERSION, Array, FieldSpec, Group, is_group_name
+from forebay.store.layout import FORMAT_VERSION, METADATA, Array, FieldSpec, Group, is_group_name
 from forebay.store.layout import TEXT as TEXT_GROUP
 from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, list_of, map_of, or_null, record
 from forebay.store.shared_disk import is_gone
 from forebay.store.tdz import TORCH_DTYPES
 
-FILE_NAME = "metadata.json"
+FILE_NAME = METADATA
 _MAX_BYTES = 64 * 1024 * 1024
 
 

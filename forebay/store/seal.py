@@ -9,7 +9,6 @@ import ctypes
 import errno
 import logging
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from forebay.errors import CacheCorruptError, CacheError, CacheIncompleteError, CacheMismatchError
 from forebay.progress import Progress
 from forebay.store.cache import Cache, open_cache
-from forebay.store.files import fsync_folder, link_or_copy, remove_aside, temporary_name
+from forebay.store.files import fsync_folder, link_or_copy, remove_aside, remove_tree, temporary_name
 from forebay.store.held import AnyFile
 from forebay.store.layout import FORMAT_VERSION, Array, FieldSpec, Group, ListedItems
 from forebay.store.metadata import (
@@ -79,7 +78,7 @@ def seal(folder: Path, contents: Contents, *, scratch: Path, replace: bool = Fal
         assemble_folder(assembled, contents)
         return publish(assembled, folder, replace=replace)
     finally:
-        shutil.rmtree(assembled, ignore_errors=True)
+        remove_tree(assembled)
 
 
 def assemble_folder(folder: Path, contents: Contents) -> None:

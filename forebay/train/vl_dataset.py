@@ -18,7 +18,7 @@ from forebay.config.tree import Config, stand_in
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
 from forebay.plan.cursor import Cursor, CursorStep, Resumable
-from forebay.plan.disk import METADATA, STATISTICS, cache_key_of, pack_settings, planned_samples, read_metadata
+from forebay.plan.disk import STATISTICS, cache_key_of, pack_settings, planned_samples, read_metadata
 from forebay.plan.make import opened_packs
 from forebay.steps.batch import IGNORED
 from forebay.steps.image.image_section import image_step_of
@@ -27,7 +27,7 @@ from forebay.steps.step import Allocate
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import TEMPORARY_MARK
 from forebay.store.image.codec import FIELDS
-from forebay.store.layout import PLANS
+from forebay.store.layout import METADATA, PLANS
 from forebay.store.lookup import sealed_caches
 from forebay.store.memo import note
 from forebay.store.remote.ahead.foresight import Foresight

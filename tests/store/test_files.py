@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from forebay.store.files import (
     fsync_folder,
     hash_file,
     link_or_copy,
+    remove_tree,
     write_all,
     write_aside,
     write_bytes,
@@ -162,3 +165,31 @@ def test_an_error_of_write_or_fsync_names_the_file(tmp_path: Path) -> None:
             with pytest.raises(OSError, match=os.strerror(errno.EIO)) as caught:
                 write_bytes(target, b"bytes")
         assert caught.value.filename == str(tmp_path if step == 4 else target)
+
+
+class KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("after", range(8))
+def test_a_folder_whose_removal_was_killed_says_of_none_that_it_is_whole(
+    tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "build"
+    for name in ("metadata.json", "audio.npy", "cache/metadata.json", "cache/audio/0.tdz", "cache/audio/1.tdz"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+    unlink, left = os.unlink, iter(range(after))
+
+    def counted(*arguments: Any, **options: Any) -> None:
+        if next(left, None) is None:
+            raise KilledError
+        unlink(*arguments, **options)
+
+    monkeypatch.setattr(os, "unlink", counted)
+    with contextlib.suppress(KilledError):
+        remove_tree(folder)
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    assert len(files) == max(5 - after, 0)
+    assert not [name for name in files if name.endswith("metadata.json")] or "cache/audio/0.tdz" in files
+    assert folder.exists() == (after < 5)
