@@ -40,10 +40,11 @@ from forebay import load_config
 from forebay.config.tree import Config
 from forebay.preprocess.build_report import Options
 from forebay.preprocess.cut import Cut
+from forebay.preprocess.listing_folder import _sums, _write_table
 from forebay.preprocess.outline import folder_of
 from forebay.preprocess.pipeline import build, prepare
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.prepared import _CUTS_SCHEMA, _cuts_table, _sums, _write_table
+from forebay.preprocess.prepared import _CUTS_SCHEMA, _cuts_table
 from forebay.preprocess.runner.status import status_of
 from forebay.preprocess.workspace import ORIGIN, Receipt, Workspace, origin_of, save_receipt, workspace_folder
 from forebay.steps.recipe import recipe_of

@@ -60,9 +60,7 @@ def save_listing(
     try:
         for table_name, table in found.items():
             _write_table(aside / f"{table_name}.arrow", table)
-        files = {
-            path.name: {"size_bytes": path.stat().st_size, "xxh3_128": hash_file(path)} for path in aside.iterdir()
-        }
+        files = {path.name: _sums(path) for path in aside.iterdir()}
         whole = {
             **document,
             "absent": list(manifest.absent),
