@@ -335,7 +335,7 @@ def _seen(picture: Picture, url: str | None) -> SeenImage:
 
 
 def linked(reading: CardReading, *, root: str, rate_hz: int) -> Card:
-    """Returns a card whose media lie at addresses below `root`, see `forebay.inspect.report.serve`."""
+    """Returns a card whose media lie at addresses below `root`, see `forebay.inspect.page.serve`."""
     card, index = reading.card, reading.card.index
     sound = spectrum = None
     if reading.tensors and not card.problem:

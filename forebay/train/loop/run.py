@@ -114,7 +114,7 @@ def run(
 
     The model is checked against the config before any data is looked for, and against the source's constants before
     any of it is read. phases: what came before, imports for one.
-    recorder: ends the run after its steps, see `forebay.train.profile`.
+    recorder: ends the run after its steps, see `forebay.measure.profile`.
     """
     phases = phases or Phases()
     with phases("settings"):
