@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
 import xxhash
@@ -173,6 +174,26 @@ def test_media_may_lie_in_the_rows_of_a_data_file(tmp_path: Path) -> None:
     manifest = listed(config_of(tmp_path, "table", "t.parquet"))
     assert ids(manifest) == ["t/0", "t/1", "t/2"]
     assert manifest.rows["images"].to_pylist() == [[0, 1], [2, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("end", ["parquet", "csv"])
+def test_a_table_gives_columns_under_the_names_of_their_settings(tmp_path: Path, end: str) -> None:
+    spoken(tmp_path)
+    table = pa.table(
+        {"clip": ["a.flac", "b.flac"], "image": ["a.png", "b.png"], "said": ["x", "y"], "key": ["k1", "k2"]}
+    )
+    path = tmp_path / f"t.{end}"
+    pq.write_table(table, path) if end == "parquet" else pcsv.write_csv(table, path)
+    named = '[source.columns]\naudio = "clip"\ntext = "said"\nid = "key"\n'
+    config = config_of(tmp_path, "table", path.name)
+    text = Path(config.path).read_text()
+    Path(config.path).write_text(text.replace("[text]", f"{named}[text]"))
+    found = listed(load_config(config.path))
+    assert ids(found) == ["k1", "k2"], rejected(found)
+    Path(config.path).write_text(text.replace("[text]", named.replace('"clip"', '"clips"') + "[text]"))
+    with pytest.raises(ManifestError, match="clips") as caught:
+        listed(load_config(config.path))
+    assert caught.value.code == "FB202"
 
 
 def test_a_tar_gives_the_members_of_a_name_by_their_extensions(tmp_path: Path) -> None:
