@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, TextIO
 
 _JOINERS = ("\u200c", "\u200d")
 """Zero-width (non-)joiner: part of Hindi and Persian words and of emoji."""
 _WIDE_SPACE = "\u3000"
 """The space of Chinese and Japanese text."""
+
+
+def did_you_mean(name: str, names: Collection[str]) -> str:
+    """Returns the end of a message with the nearest of some names; empty where none is near."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def printable(text: str) -> str:

@@ -11,7 +11,7 @@ from forebay.caches import ours
 from forebay.caches.difference import counted, hours_of, made_of, texts_of
 from forebay.caches.root_items import Kept, RootItem, Survey, Told, Verdict
 from forebay.errors import CacheError, ConfigError, ManifestError, TarError
-from forebay.rows.kept_columns import did_you_mean
+from forebay.visible import did_you_mean
 from forebay.rows.readers.line_index import ENDING, indexed_text
 from forebay.store.files import hash_file
 from forebay.store.inputs import SAMPLES
@@ -178,18 +178,18 @@ def kind_named(text: str) -> str:
     kept = by_name.get(_option(text))
     if kept is None:
         raise ConfigError(
-            f"--kind {text}: no such kind; the kinds are {option_names()}{did_you_mean(_option(text), by_name)}"
+            f"--kind {text}: no such kind; the kinds are {', '.join(option_names())}{did_you_mean(_option(text), option_names())}"
         )
     if kept.rule == "caches":
         raise ConfigError(f"--kind {text}: {kept.words} go by --older-than and --max-size, and caches by --unwanted")
     if kept.verdict is None:
-        raise ConfigError(f"--kind {text}: no rule takes {kept.words}; the kinds are {option_names()}")
+        raise ConfigError(f"--kind {text}: no rule takes {kept.words}; the kinds are {', '.join(option_names())}")
     return kept.name
 
 
-def option_names() -> str:
+def option_names() -> list[str]:
     """Returns the kinds that `--kind` takes, as it takes them."""
-    return ", ".join(_option(kept.name) for kept in _ALL if kept.verdict is not None)
+    return [_option(kept.name) for kept in _ALL if kept.verdict is not None]
 
 
 def _option(name: str) -> str:

@@ -54,7 +54,7 @@ class Rules:
             raise ConfigError(
                 "prune removes nothing without a rule; for caches and kept texts: --older-than 30d, "
                 "--unwanted CONFIG..., --max-size 500G (several: all must hold); for the rest: --leftovers, and "
-                f"--kind NAME of {option_names()}"
+                f"--kind NAME of {', '.join(option_names())}"
             )
 
 

@@ -18,6 +18,7 @@ from forebay.config.code import Asker, not_allowed, source_of, spec_problem, wri
 from forebay.config.data import MEANINGS, MeaningFacts, SourceColumns
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.visible import did_you_mean
 
 ASKER = Asker("source.meaning", "FB144")
 _GROUPS = ("audio", "image")
@@ -43,7 +44,8 @@ def meaning_problem(config: Config) -> str | None:
     if name is None or name in MEANINGS:
         return None
     if ":" not in name:
-        return f'{ASKER.setting} is "{name}", wanted one of {", ".join(MEANINGS)}, or a class: "file.py:Class"'
+        near = did_you_mean(name, MEANINGS)
+        return f'{ASKER.setting} is "{name}", wanted one of {", ".join(MEANINGS)}, or a class: "file.py:Class"{near}'
     if problem := spec_problem(name, what="class"):
         return f"{ASKER.setting}: {problem}"
     return None if config.run.allow_code else not_allowed(ASKER.setting, name)

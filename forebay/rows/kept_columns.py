@@ -6,7 +6,6 @@ as it is. Until all rows are known, each part of a column has a type of its own,
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ import pyarrow.compute as pc
 from forebay.errors import ConfigError
 from forebay.rows.readers.json_lines import JsonError
 from forebay.store.layout import FieldSpec
+from forebay.visible import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -168,12 +168,6 @@ def no_column(name: str, setting: str, names: Collection[str], *, where: str) ->
     """Returns the message for a table without a column that a setting of `[source]` names."""
     has = ", ".join(names) or "none"
     return f"{where}: no column {name} (source.{setting}); it has {has}{did_you_mean(name, names)}"
-
-
-def did_you_mean(name: str, names: Collection[str]) -> str:
-    """Returns the end of a message with the nearest of some names; empty where none is near."""
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def require_values(table: pa.Table, others: Collection[str], *, where: str) -> None:

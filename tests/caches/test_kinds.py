@@ -105,7 +105,7 @@ def test_kinds_are_named_as_du_names_them(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("plns", "no such kind; the kinds are inputs, plan, .*; did you mean plans?"),
+        ("plns", "no such kind; the kinds are inputs, plan, .*; did you mean plan?"),
         ("foreign", "no such kind; the kinds are inputs, plan, tar-index"),
         ("caches", "caches go by --older-than and --max-size, and caches by --unwanted"),
         ("kept texts", "kept texts go by --older-than and --max-size"),

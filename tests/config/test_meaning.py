@@ -106,7 +106,11 @@ def test_code_needs_the_word_of_its_own_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("meaning", "code", "message"),
     [
-        ("recording", CLASS, r'source\.meaning is "recording", wanted one of recordings, texts, conversations, labels'),
+        (
+            "recording",
+            CLASS,
+            r'source\.meaning is "recording", wanted one of recordings, .*; did you mean recordings\?',
+        ),
         ("../rows.py:Dialogues", CLASS, r"leads out of the config's folder"),
         ("rows.txt:Dialogues", CLASS, r'is no "file\.py:class"'),
         ("rows.py:Others", CLASS, r"has no class Others; its classes: Dialogues"),

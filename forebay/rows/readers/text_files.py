@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.errors import ConfigError, ManifestError, TextError
 from forebay.rows.audio_facts import as_listed
-from forebay.rows.kept_columns import did_you_mean, parts_of_rows, values_in
+from forebay.rows.kept_columns import parts_of_rows, values_in
 from forebay.rows.manifest import ROW_SCHEMA, Manifest, columns_of, joined, require_rows, storable
 from forebay.rows.meanings.recordings import said
 from forebay.rows.named_files import manifest_files, path_stem
@@ -29,6 +29,7 @@ from forebay.rows.readers.text_rows import LineFile, TextRows, WantedRows, good_
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import files_in, is_folder
 from forebay.store.source_files import SourceFile
+from forebay.visible import did_you_mean
 
 PLAIN = ".txt"
 """How names of plain text end."""
