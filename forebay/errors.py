@@ -116,7 +116,7 @@ class CacheCorruptError(CacheError):
 
 
 class FormError(CacheError, ValueError):
-    """What a cache declares of its batches is nothing that forebay writes; says what was wanted, and what is there."""
+    """A cache declares batches as forebay never writes them; says what was wanted, and what is there."""
 
     code = "FB141"
 

@@ -1,4 +1,4 @@
-"""What an error code, a reason or a symptom means: the entries of docs/when-things-go-wrong.md, for a terminal.
+"""Explanations of error codes, reasons and symptoms: the entries of docs/when-things-go-wrong.md, for a terminal.
 
 The page is written in `docs/`; the package holds a copy of it (`make config-docs`), which a test compares.
 """
@@ -40,7 +40,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What was found for a topic. is_list: names and titles are what was asked for, not the texts."""
+    """The entries found for a topic. is_list: names and titles are asked for, not the texts."""
 
     entries: tuple[Entry, ...]
     is_list: bool = False

@@ -1,4 +1,4 @@
-"""What transformers makes of a folder: nothing is fetched, no code of the folder is run, whoever says yes."""
+"""Classes of transformers made of a folder: nothing is fetched, and no code of the folder is run, whoever says yes."""
 
 from __future__ import annotations
 

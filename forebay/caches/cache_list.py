@@ -37,7 +37,7 @@ _BEHIND = [kind for kind, kept in KINDS.items() if kept.told is not None and kin
 
 @dataclass(frozen=True, kw_only=True)
 class ListReport:
-    """What `forebay cache ls` shows. wanted: what configs want; None where none was given."""
+    """The report of `forebay cache ls`. wanted: the caches that configs want; None if no config was given."""
 
     survey: Survey
     wanted: Wanted | None
@@ -96,7 +96,7 @@ class ListReport:
 
 @dataclass(frozen=True, kw_only=True)
 class UsageReport:
-    """What `forebay cache du` shows. node: the folder of what this node keeps of stores, and its bytes."""
+    """The report of `forebay cache du`. node: the folder where this node keeps shards of stores, and its bytes."""
 
     survey: Survey
     node: tuple[str, int] | None = None

@@ -22,7 +22,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """What of a shard is damaged: fields by their checksums, samples by their hashes and ids."""
+    """The damaged parts of a shard: fields by their checksums, samples by their hashes and ids."""
 
     shard: str
     fields: Sequence[str]
@@ -43,7 +43,7 @@ class Damage:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What verifying one cache found. mend: the command that makes what is damaged again."""
+    """The result of verifying one cache. mend: the command that makes damaged shards again."""
 
     place: str
     report: VerifyReport
@@ -73,7 +73,7 @@ class Checked:
 
 @dataclass(kw_only=True)
 class CheckReport:
-    """What verifying caches found."""
+    """The result of verifying caches."""
 
     checked: list[Checked] = field(default_factory=list)
 

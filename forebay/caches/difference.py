@@ -189,7 +189,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What only one side has, what both have in another state, and how many are the same."""
+    """Names that only one side has, names that both have in another state, and how many are the same."""
 
     only_a: Sequence[str]
     only_b: Sequence[str]

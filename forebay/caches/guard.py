@@ -41,7 +41,7 @@ class Process:
 
 
 class Processes:
-    """What all processes of this machine have open, as it is now. Of other users' processes only root sees it."""
+    """The files that all processes of this machine have open now. Only root sees those of other users' processes."""
 
     def __init__(self, root: Path) -> None:
         """root: below which files are also known by their paths."""
@@ -228,7 +228,7 @@ class Guard:
 
     @cached_property
     def _processes(self) -> Processes:
-        """What was open when it was first asked; whoever removes something looks anew."""
+        """The files that were open at the first call; whoever removes something looks anew."""
         return Processes(self.root.folder)
 
     @cached_property

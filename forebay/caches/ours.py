@@ -1,4 +1,4 @@
-"""What a folder under a root says of itself, and which files in it are forebay's: with others it is never removed."""
+"""The claim of a folder under a root, and which of its files are forebay's: a folder with others is never removed."""
 
 from __future__ import annotations
 

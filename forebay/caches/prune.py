@@ -26,7 +26,7 @@ from forebay.visible import from_here, human_bytes, printable
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What goes. older_than_s, unwanted, max_bytes choose caches; the others choose other kinds.
+    """The rules that choose what goes. older_than_s, unwanted, max_bytes choose caches; the others choose other kinds.
 
     older_than_s: caches and kept texts that were not used for so long. unwanted: caches that no config wants.
     max_bytes: the caches and kept texts that were used longest ago, until everything under the root takes no more.
@@ -60,7 +60,7 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What becomes of an item, and why. blocked: it would go, if nobody used it."""
+    """The fate of an item, and why. blocked: it would go, if nobody used it."""
 
     item: RootItem
     goes: bool
@@ -73,7 +73,7 @@ Did = Literal["would go", "gone", "stays"]
 
 @dataclass(kw_only=True)
 class RemovalReport:
-    """What went, or would go. stayed: what was to go and is still there, by name, with the reason.
+    """The items that went, or would go. stayed: items that should have gone and are still there, with the reason.
 
     over_bytes: how far all that stays is above `--max-size`.
     """
@@ -86,12 +86,12 @@ class RemovalReport:
 
     @property
     def going(self) -> list[RootItem]:
-        """What goes, or went."""
+        """The items that go, or went."""
         return [d.item for d in self.decisions if d.goes and d.item.name not in self.stayed]
 
     @property
     def freed_bytes(self) -> int:
-        """What that frees: a file of several links only if all of them go."""
+        """The bytes that removal frees: a file of several links frees its bytes only if all links go."""
         return sizes_of(file for item in self.going for file in item.files).exclusive_bytes
 
     @property
@@ -204,7 +204,7 @@ def _verdict(item: RootItem, rules: Rules, wanted: Wanted | None) -> tuple[bool,
 
 
 class _Ledger:
-    """What everything under a root still takes when some of it is gone."""
+    """The bytes that everything under a root still takes when some of it is gone."""
 
     def __init__(self, survey: Survey) -> None:
         files = {file.inode: file for file in survey.files() if file.kind == "file"}

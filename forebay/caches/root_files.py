@@ -35,7 +35,7 @@ class Root:
 
     @property
     def place(self) -> str:
-        """What to call it: its folder or URL."""
+        """The folder or URL that names it."""
         return str(self.remote.url if self.remote else self.folder)
 
 
@@ -100,7 +100,7 @@ class File(NamedTuple):
 
 @dataclass(kw_only=True)
 class RootContents:
-    """What lies below a folder."""
+    """The contents of a folder."""
 
     files: list[File] = field(default_factory=list)
 
@@ -151,7 +151,7 @@ def _walk(descriptor: int, prefix: str, device: int, depth: int) -> Iterator[Fil
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """What files take. exclusive_bytes: of files of which every link is among them; shared_bytes: of the others."""
+    """The bytes of files. exclusive_bytes: of files whose links are all among them; shared_bytes: of the others."""
 
     exclusive_bytes: int
     shared_bytes: int

@@ -32,7 +32,7 @@ Tell = Callable[[Mapping[str, Any], Mapping[str, str]], Told]
 
 @dataclass(frozen=True)
 class Inside:
-    """What lies in a folder of a kind. read: None, where it says nothing of itself.
+    """The contents of a folder of a kind. read: None if the folder says nothing of itself.
 
     check: which files in it are forebay's. is_folder: the same of folders.
     """
@@ -120,7 +120,7 @@ class RootItem:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """What it takes."""
+        """The bytes that the item takes."""
         return sizes_of(self.files)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What lies under a cache root: every file that forebay writes there belongs to one item, and the rest to nobody."""
+"""A survey of a cache root: every file that forebay writes there belongs to one item, and the rest to nobody."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _DEEPEST = 8
 
 @dataclass(kw_only=True)
 class Wanted:
-    """What configs want of a root.
+    """The caches, plans and texts that configs want of a root.
 
     found: names of caches that a config is read from, by the config. kept: also those whose shards a build of a config
     would link, or of which raw data would have to be hashed to know, with the reason. problems: of configs that cannot

@@ -14,7 +14,7 @@ STRICT = {"extra": "forbid", "strict": True}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceKind:
-    """What is known of a kind of source before any data is read. reader: what reads it. holds: what its rows may be.
+    """Facts about a kind of source before any data is read. reader: the reader. holds: the meanings that rows may have.
 
     files: those of a folder that are manifests. else_files: those of a folder that has none of these, one group of
     names after the other. has_columns: it reads `[source.columns]`, which are then in the key. meaning: of its rows,
@@ -47,7 +47,7 @@ class SourceKind:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeaningFacts:
-    """What is known of a meaning of rows before any data is read. target: the module and the class that read rows so.
+    """Facts about a meaning of rows before any data is read. target: the module and the class that read rows so.
 
     columns: the names of `[source.columns]` that kinds of source read by name. groups: those that a row has items of.
     prompt: the `text.prompt` of a config with `[vision]` that means this where it names no meaning.
@@ -192,7 +192,7 @@ OWN_COLUMNS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceColumns:
-    """What the columns of a source of kind `table` or `hf` are called, and the fields of kind `text`.
+    """The names of columns of a source of kind `table` or `hf`, and of the fields of kind `text`.
 
     A column by another name than its default must be there.
     """
@@ -358,7 +358,7 @@ class SourceConfig:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """What names of source files are relative to, by `SourceFile.entry`: the manifest entries, then `media_dir`."""
+        """The places that names of source files are relative to, by `SourceFile.entry`: entries, then `media_dir`."""
         return self.manifests if self.media_dir is None else (*self.manifests, self.media_dir)
 
 

@@ -1,4 +1,4 @@
-"""What a key holds instead of the path of a tokenizer's or a processor's folder, and advice where a folder is missing.
+"""The content that a key holds in place of the path of a tokenizer's or processor's folder, and advice if it is gone.
 
 forebay downloads nothing: where a name of the Hugging Face Hub stands for a folder, the advice is the line to run.
 """
@@ -90,7 +90,7 @@ def extractor_digest(folder: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kind:
-    """What messages say of a folder with a processor: the setting, the word for it in code, and what it is."""
+    """The words of messages about a folder with a processor: the setting, the word for it in code, and what it is."""
 
     setting: str
     thing: Thing

@@ -1,4 +1,4 @@
-"""From a TOML file and overrides to a checked `Config`; all problems are reported at once, each by its dotted name.
+"""TOML and overrides become a checked `Config`; all problems are reported at once, each by its dotted name.
 
 A file of a stranger gets its answer at once, whatever it holds: see `parse_toml`.
 """

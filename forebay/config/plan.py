@@ -27,7 +27,7 @@ Tail = Literal["split", "short", "drop", "pad"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _LengthsConfig:
-    """What the plans have in common whose batches hold samples of about one length."""
+    """The settings that all plans share whose batches hold samples of about one length."""
 
     __pydantic_config__ = STRICT
 
@@ -162,7 +162,7 @@ class PackConfig:
 
     @property
     def units(self) -> str:
-        """What the second budget is of."""
+        """The unit of the second budget."""
         return "patches" if self.max_frames is None else "frames"
 
 

@@ -36,7 +36,7 @@ class PitchConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AudioConfig:
-    """What is stored of the audio."""
+    """The part of the audio that is stored."""
 
     __pydantic_config__ = STRICT
 
@@ -61,7 +61,7 @@ class AudioConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionConfig:
-    """What is stored of the images; a config with this section is about images and conversations."""
+    """The part of the images that is stored; a config with this section is about images and conversations."""
 
     __pydantic_config__ = STRICT
 

@@ -71,7 +71,7 @@ class LoraConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """What a run learns by. Run-time: in no key."""
+    """Settings by which a run learns. Run-time: in no key."""
 
     __pydantic_config__ = STRICT
 

@@ -1,1 +1,1 @@
-"""From a folder or a table to a config that builds: `forebay.init.write_config` is the way through."""
+"""A folder or a table becomes a config that builds: `forebay.init.write_config` is the way through."""

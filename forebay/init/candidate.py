@@ -43,7 +43,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 class RowMeaning(Protocol):
-    """What rows are, as far as a config is concerned: its sections, its settings, and what a model makes of it.
+    """The meaning of rows for a config: its sections, its settings, and what a model makes of it.
 
     name: in the document of `--json`. mixed: settings of `[mixture]` where such data stands beside other data.
     is_alone: it stands beside none. may_miss: it may stand without its texts, which are then looked for.
@@ -84,7 +84,7 @@ class RowMeaning(Protocol):
 
 @dataclass(slots=True)
 class Headers:
-    """What the headers of some media say. noun: what they are. unreadable: how many say nothing. then: what follows."""
+    """Summary of the headers of some media. noun: their name. unreadable: how many say nothing. then: what follows."""
 
     noun: ClassVar[str]
     then: ClassVar[str] = ""
@@ -116,7 +116,7 @@ class Headers:
 
 @dataclass(slots=True)
 class Sounds(Headers):
-    """What the headers of recordings say."""
+    """A summary of the headers of recordings."""
 
     noun = "recordings"
     then = "; they will fail, counted and listed (run.max_failed_share bounds their share)"
@@ -157,7 +157,7 @@ class Sounds(Headers):
 
 @dataclass(slots=True)
 class Pictures(Headers):
-    """What the headers of images say."""
+    """A summary of the headers of images."""
 
     noun = BESIDE["none"].noun
     sizes: list[tuple[int, int]] = field(default_factory=list)
@@ -220,7 +220,7 @@ class Candidate:
 
     @property
     def hours(self) -> float:
-        """About how many hours of sound there are."""
+        """The hours of sound, estimated."""
         seconds = self.sounds.seconds
         return sum(seconds) / len(seconds) * self.count / 3600 if seconds else 0.0
 

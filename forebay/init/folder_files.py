@@ -58,7 +58,7 @@ _LEVELS = 3
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What lies below `root`: `by_extension` has the names, relative to it and sorted, by extension in lower case.
+    """The files below `root`: `by_extension` has the names, relative to it and sorted, by extension in lower case.
 
     is_whole: False where the walk ended at its bounds. folders: relative names of those with files. cut: which of these
     files were not looked into because there are many, in sentences; added later.
@@ -223,7 +223,7 @@ class TrainFiles:
 
     @property
     def notes(self) -> list[str]:
-        """What is said of files of other splits."""
+        """Notes on files of other splits."""
         return [f"Other splits are left out: {', '.join(self.others)}."] if self.others else []
 
 

@@ -1,4 +1,4 @@
-"""What a model's folder asks of a config: features, prompt, tokenizer, processor, task; read from its JSON files alone.
+"""The demands of a model's folder on a config: features, prompt, tokenizer, processor, task; from its JSON files alone.
 
 Features are a step of forebay's own where that makes what the folder's feature extractor gives, else the extractor
 itself. What a model is trained on stands in the tables of transformers, which are asked for a class or a model type.
@@ -49,7 +49,7 @@ OF_SOUND: Mapping[str, tuple[str, ...]] = {"CTC": ("CTC",), "SPEECH_SEQ_2_SEQ": 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a model is trained on. name: `text.prompt` of images, or one of OF_SOUND. why: how config.json says it."""
+    """The task of a model. name: `text.prompt` of images, or one of OF_SOUND. why: how config.json says it."""
 
     name: str
     why: str
@@ -57,7 +57,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What is known of a model's folder.
+    """The facts about a model's folder.
 
     audio: settings of `[audio]`, empty where the model hears nothing; a Path becomes relative to the config. audio_why:
     why these. prompt: of transcripts; None: no tokenizer. sees: the folder has an image processor. images: its settings

@@ -55,7 +55,7 @@ class Tables:
 
     @property
     def label(self) -> str:
-        """What a person calls them."""
+        """The name that a person gives them."""
         name = self.first.path.name
         return name if len(self.own) == 1 else f"{name} and {len(self.own) - 1} more tables"
 

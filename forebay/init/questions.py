@@ -1,4 +1,4 @@
-"""What becomes of a question with several answers: the options of the command, a person, or the likelier one.
+"""Questions with several answers: the options of the command answer them, or a person, or the likelier answer is taken.
 
 Which column holds a role, and what is read beside images, are such questions.
 """
@@ -69,7 +69,7 @@ _ROLES = {each.prompt: [name for name in each.columns if name not in ("image", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What the model's folder says of how rows of images are read. value: a `text.prompt`; None: it leaves it open.
+    """The reading of image rows that the model's folder asks for. value: a `text.prompt`; None: it leaves it open.
 
     why: how it says so. never: prompts that the folder cannot have, and what it lacks.
     """

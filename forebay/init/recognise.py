@@ -1,4 +1,4 @@
-"""From what is named on the command line to what was found; where several readings fit, one is chosen."""
+"""Names on the command line become what was found there; if several readings fit, one is chosen."""
 
 from __future__ import annotations
 

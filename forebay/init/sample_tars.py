@@ -58,7 +58,7 @@ class _Seen:
 
     @property
     def possible(self) -> list[Choice[str]]:
-        """What can be read beside the images, the likeliest first."""
+        """The readings that are possible beside the images, the likeliest first."""
         found = {
             "chat": ("conversations in .json", any(words_of(row, {}) is not None for row in self.documents)),
             "label": ("classes in .json or .cls", any(isinstance(r.get("label"), str | int | list) for r in self.rows)),

@@ -37,7 +37,7 @@ _MAX_BLOB = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class TableHead:
-    """What the head of a table says.
+    """The facts in the head of a table.
 
     names: its columns. rows: some of the rows, spread over the file, without what is in `blobs`. num_rows: about so
     many, exactly where `is_exact`. blobs: columns of encoded media. matrices: columns of features. delimiter: of a CSV.

@@ -35,7 +35,7 @@ _LEFT_OUT = "what is given there cannot be stored; if the model needs it, this c
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitOptions:
-    """What `forebay init` is asked. out: the config to write; None: named after the data, in this folder."""
+    """The request to `forebay init`. out: the config to write; None: named after the data, in this folder."""
 
     data: tuple[str, ...]
     model: str | None = None
@@ -45,7 +45,7 @@ class InitOptions:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found and written, as `--json` has it. why: there is no command to train."""
+    """The findings and the files written, as `--json` has them. why: there is no command to train."""
 
     document: dict[str, Any]
     why: str | None

@@ -45,7 +45,7 @@ def check_ranks(dp_rank: int, dp_world_size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a rank does at a step.
+    """The work of a rank at a step.
 
     position: of the micro-batch in the epoch, or of the one that the rank has a part of; weight: 1, or 0 for a filler
     that is not to be learnt from; repeated: whether its samples are another turn's, too.
@@ -187,7 +187,7 @@ class LoaderState:
 
 @dataclass(frozen=True, slots=True)
 class CursorStep:
-    """What a rank does next.
+    """The next work of a rank.
 
     place: of the step. turn: what the rank takes there. samples: int64, of its micro-batch. following: the place of the
     step that comes after it in this walk. walk: which walk of the cursor it is of.

@@ -27,7 +27,7 @@ _CHUNK = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
-    """What a run has drawn of one shape class."""
+    """The samples of one shape class that a run has drawn."""
 
     batches: int
     """Micro-batches, over all ranks."""

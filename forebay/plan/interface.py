@@ -1,4 +1,4 @@
-"""What a plan and one epoch of it are, whatever kind of plan it is."""
+"""The interface of a plan and of one epoch of it, whatever kind of plan it is."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Plan(Protocol):
 
     @property
     def tail(self) -> Tail:
-        """What becomes of what is incomplete, see `forebay.plan.cursor`."""
+        """The rule for what is incomplete, see `forebay.plan.cursor`."""
         ...
 
     @property

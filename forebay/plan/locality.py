@@ -1,4 +1,4 @@
-"""What `plan.locality = "auto"` is: how far a shuffle may reach, where a node keeps only a part of the shards."""
+"""The rule of `plan.locality = "auto"`: how far a shuffle may reach if a node keeps only a part of the shards."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """What plans are made of, in sample order.
+    """The arrays that plans are made of, in sample order.
 
     durations: integers [num_samples], in audio samples at sample_rate_hz; None: of images. The others are called only
     where they are needed, and give integers [num_samples]: frames (of what is padded), tokens (of labels), patches and

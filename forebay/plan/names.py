@@ -1,4 +1,4 @@
-"""What a plan is called: on disk by its cache and settings, in a loader's state by what its batches are."""
+"""The name of a plan: on disk by its cache and settings, in a loader's state by its batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run has used: counted from the plan's order, for all ranks at once, between two states of a loader.
+"""The samples that a run has used: counted from the plan's order, for all ranks at once, between two loader states.
 
 Which samples all ranks together were handed out between two states is a function of (plan, seed, the states, the world
 size). So nothing is gathered and nothing is counted step by step: counting costs a run nothing, and a resumed run
@@ -44,7 +44,7 @@ class Weighted(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Population:
-    """What there is to be used. Arrays are int [num_samples].
+    """The samples that can be used. Arrays are int [num_samples].
 
     names, codes: by field of `COLUMNS`, the different values and which one each sample has; an empty value is
     `unknown`.

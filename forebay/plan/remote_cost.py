@@ -1,4 +1,4 @@
-"""What it costs a node to read shards of a store in the order of a plan; too much is refused before the first step."""
+"""The cost for a node of reading shards of a store in a plan's order; too much is refused before the first step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_USES = 200_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochCost:
-    """What a node downloads in an epoch of a global shuffle that it cannot keep.
+    """The downloads of a node in an epoch of a global shuffle that it cannot keep.
 
     A use is a step of the node's ranks together and a shard that it needs. Belady's choice, which a loader's is, is
     played through over the order of two epochs, with the downloads ahead of it that a step leaves time for. first: of

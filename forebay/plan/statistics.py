@@ -1,4 +1,4 @@
-"""What a plan costs, exactly, for one epoch (`packing_stats.json`): padding or fill, shapes, counts and randomness.
+"""The cost of a plan, exactly, for one epoch (`packing_stats.json`): padding or fill, shapes, counts and randomness.
 
 Padding is the share of padded frames where each batch is padded to its own longest sample, fill the share of tokens in
 the room of the packs. Randomness is how far the order of an epoch is from the order in which samples are stored.

@@ -1,4 +1,4 @@
-"""From raw data to a cache: manifests, decoding, features, text, the pipeline and its cut."""
+"""Raw data becomes a cache: manifests, decoding, features, text, the pipeline and its cut."""
 
 from __future__ import annotations
 

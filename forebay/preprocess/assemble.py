@@ -83,7 +83,7 @@ def assemble(
 
 
 def _rejections(listing: Listing, rows: Rows, messages: Mapping[tuple[str, str], str]) -> list[Rejection]:
-    """What the listing left out, then what the steps refused."""
+    """The rows that the listing left out, then the rows that the steps refused."""
     rejected = listing.manifest.rejected
     listed = list(zip(*(rejected[name].to_pylist() for name in _REJECTED), strict=True))
     refused = np.flatnonzero(rows.reasons.codes)

@@ -1,4 +1,4 @@
-"""What a build is asked to do, and what it did."""
+"""The request for a build, and the report of one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildReport:
-    """What a build did; its fields are those of `forebay preprocess --json`.
+    """The report of a build; its fields are those of `forebay preprocess --json`.
 
     excluded, failed: rows left out, by reason. longer: samples that are longer than their manifest says, kept.
     cache: the folder of the cache, or its URL. pushed: how it got there, as `forebay cache push --json` says it; None:

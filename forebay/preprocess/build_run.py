@@ -108,7 +108,7 @@ class Run:
                 logger.warning(differ, group, standing.place, self.probe[group], stored, group)
 
     def dry(self, standing: Sealed | None) -> BuildReport:
-        """What `run` would do, and how large the cache would be."""
+        """The work that `run` would do, and how large the cache would be."""
         donors = self._donors()
         named = self._named(self._mine())
         for (_, key), receipt in zip(named, self.workspace.load(named), strict=True):

@@ -63,7 +63,7 @@ class TarTask:
 
 @dataclass(kw_only=True)
 class _Taken:
-    """What was taken of the candidates. spool: the WAVs, one behind the other. samples: place, size and JSON by id."""
+    """The candidates taken. spool: the WAVs, one behind the other. samples: place, size and JSON by id."""
 
     spool: IO[bytes]
     samples: dict[str, tuple[int, int, dict[str, Any]]] = field(default_factory=dict)

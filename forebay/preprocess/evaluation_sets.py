@@ -74,7 +74,7 @@ class DrawnSet:
 
     @property
     def name(self) -> str:
-        """What the set is called."""
+        """The name of the set."""
         return UNKNOWN if self.language is None else self.language
 
     @property
@@ -150,7 +150,7 @@ _MEMBER_FIELDS = ("members", "messages")
 
 @dataclass(frozen=True, kw_only=True)
 class EvalsetOptions:
-    """What to make. seed: of the draw."""
+    """The request for evaluation sets. seed: of the draw."""
 
     out: Path
     per_language: int = 500
@@ -160,7 +160,7 @@ class EvalsetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalsetReport:
-    """What was made; its fields are those of the JSON document. sets: as `files` of the manifest. kept: tars that were
+    """The sets made; its fields are those of the JSON document. sets: as `files` of the manifest. kept: tars that were
     there."""
 
     folder: str

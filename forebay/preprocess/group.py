@@ -1,4 +1,4 @@
-"""What a build knows of a group of items: what makes their values, and which items the rows of a listing have.
+"""A group of items as a build sees it: what makes their values, and which items the rows of a listing have.
 
 A row has one item of a group, itself, or lists any number of them. What several rows list is stored once a source file.
 """
@@ -111,7 +111,7 @@ class ItemGroup(Protocol):
 
     @property
     def unit(self) -> str:
-        """What an item is called: clip, image."""
+        """The word for an item: clip, image."""
         ...
 
     @property
@@ -131,7 +131,7 @@ class ItemGroup(Protocol):
 
     @property
     def length_names(self) -> tuple[str, ...]:
-        """What `lengths` gives."""
+        """The names of the numbers that `lengths` gives."""
         ...
 
     @property
@@ -218,7 +218,7 @@ class ItemGroup(Protocol):
 
     @property
     def decoded_name(self) -> str:
-        """What a plain data set calls the decoded items."""
+        """The name that a plain data set gives the decoded items."""
         ...
 
     def decoded(self, data: bytes, *, sample_id: str) -> Any:

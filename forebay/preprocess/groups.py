@@ -70,7 +70,7 @@ class Groups:
 
     @property
     def unit(self) -> str:
-        """What is counted while a build runs: items, or texts where there is nothing else."""
+        """The word for what is counted while a build runs: items, or texts if there are no items."""
         return self.items[0].unit if self.items else self.text.unit
 
     @property
@@ -90,7 +90,7 @@ class Groups:
 
     @property
     def length_names(self) -> tuple[str, ...]:
-        """What `lengths.npy` holds a row of: of each row's own items, its tokens, and the sums of what it lists."""
+        """The names of the rows of `lengths.npy`: each row's own items, its tokens, and the sums of what it lists."""
         own = [name for group in self.items if group.lists is None for name in group.length_names]
         listed = [name for group in self.items if group.lists is not None for name in group.length_names]
         return (*own, "num_tokens", *listed)
@@ -265,7 +265,7 @@ def _different(rows: pa.Table, name: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What a build starts from: the rows of the sources, by content. key: the cache's."""
+    """The start of a build: the rows of the sources, by content. key: the cache's."""
 
     groups: Groups
     manifest: Manifest

@@ -1,4 +1,4 @@
-"""In which form images are stored: as patches that a Qwen-VL takes, or as the arrays that a processor gives."""
+"""Forms in which images are stored: as patches that a Qwen-VL takes, or as the arrays that a processor gives."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ANY = 2**31
 
 
 class Form(Protocol):
-    """In which form images are stored."""
+    """A form in which images are stored."""
 
     length_names: tuple[str, ...]
     merge_size: int | None

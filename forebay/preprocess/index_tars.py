@@ -32,7 +32,7 @@ from forebay.task_map import WorkerDied
 
 @dataclass(kw_only=True)
 class IndexReport:
-    """What an indexing run found.
+    """The result of an indexing run.
 
     indexed, current: tars. failed: (tar or manifest, why) of the others. members, refused: in all tars.
     """

@@ -1,4 +1,4 @@
-"""What a prepared build says of itself, without its rows: how `forebay status` and the jobs of a cluster look at one.
+"""The outline of a prepared build, without its rows: `forebay status` and the jobs of a cluster read it.
 
 It imports no group and no step, so looking costs little.
 """

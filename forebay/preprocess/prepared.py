@@ -67,7 +67,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareReport:
-    """What `forebay preprocess --prepare` found; its fields are those of its JSON document."""
+    """The result of `forebay preprocess --prepare`; its fields are those of its JSON document."""
 
     key: str
     folder: str

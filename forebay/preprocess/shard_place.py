@@ -29,7 +29,7 @@ class ShardPlace(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call the place."""
+        """The name of the place, for messages."""
         ...
 
     @property

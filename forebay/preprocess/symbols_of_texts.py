@@ -53,7 +53,7 @@ class SymbolsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SymbolsReport:
-    """What was made; its fields are those of the JSON document. failed: texts without symbols, by reason."""
+    """The symbols made; its fields are those of the JSON document. failed: texts without symbols, by reason."""
 
     folder: str
     state: Literal["written", "kept"]

@@ -68,7 +68,7 @@ class TextItems:
 
     @property
     def encoder(self) -> RowEncoder:
-        """What writes rows; a worker keeps the last one, since loading a tokenizer costs more than a shard of text."""
+        """The writer of rows; a worker keeps the last one: loading a tokenizer costs more than a shard of text."""
         return opened_text(self.steps.step, self.steps.folder, self.merge_size)
 
     def with_step(self, step: TextStep) -> Self:

@@ -61,7 +61,7 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """The name of it, for messages."""
         return str(self.folder)
 
     @property
@@ -325,7 +325,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receipt:
-    """What a finished shard is, kept as `<key>.json` beside it."""
+    """The facts of a finished shard, kept as `<key>.json` beside it."""
 
     entry: ShardEntry
     failures: tuple[Failure, ...]

@@ -1,4 +1,4 @@
-"""What reads the files of a kind of source: pieces of files, and the records of each, whatever its rows mean.
+"""Readers of the files of a kind of source: pieces of files, and the records of each, whatever its rows mean.
 
 A reader gives every record to a `Sink`, which knows what rows mean: recordings, conversations, images with a class.
 """
@@ -191,7 +191,7 @@ class LocateTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """What a task found. rows: `row` and the columns that are known now, of the rows that are left. failed: the others.
+    """The result of a task. rows: `row` and the columns known now, of the rows that are left. failed: the others.
 
     absent: numbers of files that cannot be opened. unused: rows by field of their JSON that nothing takes.
     """

@@ -49,7 +49,7 @@ class Record(NamedTuple):
 
 
 class MeantRow(NamedTuple):
-    """What a record becomes.
+    """The row that a record becomes.
 
     items: by group the places of its media, or names of files. sample_id: the id that the record gives. name: the id
     that its media give, which is taken where nothing else gives one. seconds: how long its own item is said to be, NaN
@@ -68,7 +68,7 @@ class MeantRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Meaning(ABC):
-    """What a record becomes. Picklable, and hashable.
+    """The meaning of a record: which row it becomes. Picklable, and hashable.
 
     facts: its name, its groups and the columns that it reads. beside, refuses: further columns of tables, those that it
     reads by their own names, and those of which it wants to know whether they hold anything. lists_any: a row may list

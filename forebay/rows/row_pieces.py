@@ -60,7 +60,7 @@ _NOUNS: Mapping[Group, str] = {"audio": "a recording", "image": "an image"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPart:
-    """What a task found: PART_ROWS, and by group PART_ITEMS. texts: those of the rows, where these have TEXT_AT.
+    """The result of a task: PART_ROWS, and by group PART_ITEMS. texts: those of the rows, if these have TEXT_AT.
 
     absent: the file cannot be opened. unused: rows by the name of a field that nothing takes. classes: the names of all
     classes, in their order, where the file itself says them.

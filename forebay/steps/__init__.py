@@ -1,1 +1,1 @@
-"""What happens to a sample: each step in one file, above the cut and below it."""
+"""Steps, each in one file: what they do to a sample above the cut and below it."""

@@ -19,7 +19,7 @@ FINISHES = {
 
 
 class Finish(Protocol):
-    """What is made of the rows of an array, in the calling thread."""
+    """An operation on the rows of an array, in the calling thread."""
 
     def shape(self, rows: int, inner: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of the values that are made of so many rows of this shape."""

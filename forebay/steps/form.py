@@ -256,7 +256,7 @@ _NEEDED = ("name", "dtype", "shape", "stored_dtype")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Promise:
-    """What batches are, compared with those that the extractor or processor itself makes of the same samples.
+    """The promise of batches, compared with those that the extractor or processor itself makes of the same samples.
 
     exact: bit for bit. within: by at most `limit` in any value. alone: only a batch of one sample is. All that before
     floats are rounded to what is stored. why: where the others hold, for example "where attention_mask is 1"; of alone,

@@ -1,4 +1,4 @@
-"""From a config to its recipe: section, settings, steps, and the document that the recipe key is made of.
+"""A config becomes its recipe: section, settings, steps, and the document that the recipe key is made of.
 
 Everything that changes values is in the document, by content; `[layout]`, `[plan]`, `[loader]`, `[mixture]`, `[train]`
 and `[run]` are not.
@@ -42,7 +42,7 @@ class Recipe:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """What the recipe key is the digest of: sections named as in the config file, contents instead of paths."""
+        """The document that the recipe key is the digest of: sections named as in the config, contents for paths."""
         return {"source": self.source, **{group.section: group.document() for group in self.groups}}
 
     @cached_property

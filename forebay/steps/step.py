@@ -1,4 +1,4 @@
-"""What a step is: its settings, what it makes of a sample above the cut, and what a batch holds of that below it.
+"""The step protocol: its settings, what it makes of a sample above the cut, and what a batch holds of that below it.
 
 A step is a frozen dataclass. Its fields are its identity: they and the class's name are in keys. `version` is bumped
 when the same input gives other bytes. A module of a step is imported when its name is asked for, also where nothing is
@@ -97,7 +97,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a batch form is made of: a cache's name for messages, its constants and its fields.
+    """The stored values that a batch form is made of: a cache's name for messages, its constants and its fields.
 
     group: whose constants go before those of the same name of others.
     """
@@ -234,7 +234,7 @@ class AudioStep(ItemStep):
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What a cache says of all samples beside the step's name and the sample rate."""
+        """Facts that a cache states of all samples beside the step's name and the sample rate."""
         return {"n_mels": None}
 
     @property
@@ -310,7 +310,7 @@ class ImageStep(ItemStep):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextStep(Step):
-    """What stands in a row as text, to fields. A new prompt has `fields` and `opened`.
+    """A step that turns the text of a row into fields. A new prompt has `fields` and `opened`.
 
     given: of these fields, which a recipe gives to a step that declares them: `tokenizer` and `processor`, digests of
     the files in the folders of `text.tokenizer` and `vision.processor`; `tokenizer_folder` and `processor_folder`,

@@ -1,4 +1,4 @@
-"""What a cache says of all its samples at once: the row table, single columns of it, and the digest of the ids.
+"""Facts about all samples of a cache at once: the row table, single columns of it, and the digest of the ids.
 
 A cache of a store is asked for what its push wrote down beside it, so that no shard is downloaded for it.
 """
@@ -73,7 +73,7 @@ class AllSamples:
 
     @cached_property
     def _told(self) -> ToldColumns | None:
-        """What the store tells of all samples at once."""
+        """The facts that the store tells of all samples at once."""
         mirror = self.shards.files.mirror
         if mirror is None:
             return None

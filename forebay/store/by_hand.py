@@ -1,4 +1,4 @@
-"""What a source offers to somebody at a prompt or in a notebook: samples by index and slice, ids, tensordicts, HTML.
+"""Methods for somebody at a prompt or in a notebook: samples by index and slice, ids, tensordicts, HTML.
 
 Samples as the bytes of a WAV file.
 """

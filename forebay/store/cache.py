@@ -157,7 +157,7 @@ class Cache(ByHand):
 
     @property
     def place(self) -> str:
-        """What to call it, and to open it by, on any node: its URL, or its folder."""
+        """The URL or else the folder, by which any node can open the cache."""
         return str(self.folder if self.mirror is None else self.mirror.url)
 
     @cached_property
@@ -274,7 +274,7 @@ class Cache(ByHand):
 
     @property
     def num_units(self) -> int:
-        """What is fetched and kept as one, counted: the shards in which a row lies together, and each other shard."""
+        """The number of units, each fetched and kept as one: the shards of a row together, and each other shard."""
         return self.num_shards + sum(map(self._files.count, self._listed))
 
     def units_of(self, indices: Ints) -> Ints:

@@ -1,4 +1,4 @@
-"""What collating needs and is equal for all samples of a source, by group: kinds, rates, token ids, tables."""
+"""Values that collating needs and all samples of a source share, by group: kinds, rates, token ids, tables."""
 
 from __future__ import annotations
 

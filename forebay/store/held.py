@@ -84,7 +84,7 @@ class HeldFile:
 
     @property
     def path(self) -> Path:
-        """What to call it; another folder may stand there by now."""
+        """The path by which it was opened; another folder may stand there by now."""
         return self.folder.path / self.place
 
     @property

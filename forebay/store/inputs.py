@@ -45,7 +45,7 @@ class Inputs:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """The name of it in messages."""
         return f"{ASKER.setting}: {self.path.name}:{self.name}"
 
     @property

@@ -1,4 +1,4 @@
-"""What a sample is made of: field specifications, shared by the shard writer, the reader and all that collates."""
+"""The layout of a sample: field specifications, shared by the shard writer, the reader and all that collates."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _READ_ONLY = (
 
 
 class Readable(Protocol):
-    """What samples are read of."""
+    """A source that samples are read of."""
 
     def arrays(self, index: int) -> dict[str, Any]:
         """Returns the tensor fields of one sample as arrays."""

@@ -55,7 +55,7 @@ class Sealed:
 
     @property
     def place(self) -> str:
-        """What to call it, and to open it by, on any node: its URL, or else its folder."""
+        """The URL or else the folder, by which any node can open the cache."""
         return str(self.folder if self.url is None else self.url)
 
     @property
@@ -83,7 +83,7 @@ class Sealed:
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """What was found.
+    """The result of a lookup.
 
     found: the cache to use, or None. state: of its sources; `absent` means that the raw data is not here and the cache
     serves without being compared; `unknown` that a source would have had to be hashed. nearest: the cache whose recipe
@@ -191,7 +191,7 @@ def _places(config: Config, recipe: KeyedRecipe) -> Iterator[list[Sealed]]:
 
 @dataclass(kw_only=True)
 class _Search:
-    """What was seen on the way to the cache of a config. found: of its sources, perhaps in another codec."""
+    """The state of a search for the cache of a config. found: a cache of its sources, perhaps in another codec."""
 
     config: Config
     recipe: KeyedRecipe

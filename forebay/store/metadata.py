@@ -117,7 +117,7 @@ def _read(path: AnyFile) -> bytes:
 
 
 def _cold_hint(folder: Path) -> str | None:
-    """What to do where a folder is the zarr form of a cache."""
+    """Advice if a folder is the zarr form of a cache."""
     try:
         return pull_hint(read_regular(folder / COLD_ROOT), folder)
     except (OSError, CacheError):
@@ -125,7 +125,7 @@ def _cold_hint(folder: Path) -> str | None:
 
 
 def _root_hint(folder: Path) -> str | None:
-    """What to do where a folder is no cache but holds some."""
+    """Advice if a folder is no cache but holds some."""
     try:
         caches = sorted(entry.name for entry in os.scandir(folder) if os.path.isfile(os.path.join(entry, FILE_NAME)))
     except (OSError, TypeError):  # a folder that is held by its descriptor has no path
@@ -178,7 +178,7 @@ def load_array(folder: AnyFolder, name: str, entry: Mapping[str, Any], *, verify
 
 
 def _mapped(file: io.FileIO) -> Array:
-    """What `np.load(mmap_mode="r")` returns, which takes a path and no file."""
+    """Returns the same as `np.load(mmap_mode="r")`, which takes a path and no file."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
@@ -314,7 +314,7 @@ def checked_fields(folder: Path, metadata: Mapping[str, Any]) -> list[FieldSpec]
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """What metadata.json says of a group. num_items: how many items the samples list in all; None: each has its own."""
+    """The facts about a group in metadata.json. num_items: how many the samples list in all; None: each has its own."""
 
     num_shards: int
     num_items: int | None = None

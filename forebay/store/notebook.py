@@ -1,4 +1,4 @@
-"""What a notebook shows of a cache or of some of its samples: a few facts as HTML, for which no sample is read."""
+"""The view of a cache, or of some of its samples, in a notebook: a few facts as HTML, for which no sample is read."""
 
 from __future__ import annotations
 

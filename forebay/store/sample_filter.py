@@ -38,7 +38,7 @@ _MAX_SHOWN = 200
 
 @dataclass(frozen=True, kw_only=True)
 class FilterStep:
-    """What one setting did. name, said: the setting, and its value in words. before, after: samples."""
+    """The effect of one setting. name, said: the setting, and its value in words. before, after: samples."""
 
     name: str
     said: str
@@ -53,7 +53,7 @@ class FilterStep:
 
 @dataclass(frozen=True, kw_only=True)
 class FilterChoice:
-    """What a filter left of a source.
+    """The samples that a filter left of a source.
 
     places: int64, the samples that are left, rising. num_samples: of the source. missing: by setting, the ids of its
     file that the source does not have.

@@ -1,4 +1,4 @@
-"""What a document must be like, as values: checks that name the place where it is not."""
+"""Checks of a document's values, which name the place that is not as it must be."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _RENAME_EXCHANGE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What a cache is sealed from.
+    """The parts that a cache is sealed from.
 
     shards: file and entry of every shard by group, text among them. items: of the groups whose items samples list; of
     every other group a sample has the item that lies where the sample lies, so it has as many shards as text.
@@ -60,7 +60,7 @@ class Contents:
 
     @property
     def groups(self) -> dict[Group, GroupShape]:
-        """What metadata.json says of each group."""
+        """The entry of each group in metadata.json."""
         num_items = {group: len(items.slots) for group, items in self.items.items()}
         return {group: GroupShape(len(shards), num_items.get(group)) for group, shards in self.shards.items()}
 
@@ -190,7 +190,7 @@ def is_whole(path: Path, entry: ShardEntry) -> bool:
 
 @dataclass
 class VerifyReport:
-    """What verifying found; `problems` name the file and both values."""
+    """The result of verifying; `problems` name the file and both values."""
 
     checked_bytes: int = 0
     problems: list[str] = field(default_factory=list)

@@ -67,7 +67,7 @@ class Selection(ByHand):
 
     @property
     def place(self) -> str:
-        """What to call the source in messages."""
+        """The name of the source in messages."""
         return self.name
 
     @cached_property

@@ -43,7 +43,7 @@ OUT_OF_HANDLES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """What the shard table knows of one shard.
+    """The entry of one shard in the shard table.
 
     spans: of each field, byte offset of the values, their number along axis 0, byte offset of the offsets.
     """

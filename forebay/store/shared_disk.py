@@ -1,4 +1,4 @@
-"""What a file system that several machines mount does not promise, and how forebay is right without it.
+"""Promises that a file system of several machines does not make, and how forebay is right without them.
 
 On NFS a machine believes for up to a minute what it knows: names, their absence, attributes (`actimeo`). A file that
 another machine deleted answers ESTALE. A file that is deleted while it is open stays as `.nfsXXXX`, so its folder

@@ -1,4 +1,4 @@
-"""What decoders would shorten without a word: whether encoded bytes are one whole stream, seen in their containers.
+"""A look at containers: whether encoded bytes are one whole stream, which decoders would shorten without a word.
 
 MP3 from its frame headers: how many frames there are, and whether they are one stream (ISO 11172-3, 13818-3). Ogg from
 its page headers: whether a stream is all there, and whether it is one (RFC 3533, sections 4 and 6). The plainest WAV

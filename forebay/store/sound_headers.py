@@ -30,7 +30,7 @@ _AIFF_PLAIN = frozenset((b"", b"NONE", b"sowt", b"twos", b"in24", b"in32", b"fl3
 
 
 class AudioInfo(NamedTuple):
-    """What a header claims; the data may hold less. num_samples: of one channel. format: `flac`, `wav`, `ogg`, ..."""
+    """The claims of a header; the data may hold less. num_samples: of one channel. format: `flac`, `wav`, `ogg`, ..."""
 
     sample_rate_hz: int
     num_samples: int

@@ -1,4 +1,4 @@
-"""What samples are read from: an opened cache, the same steps done on the fly, or several sources as one."""
+"""Sources that samples are read from: an opened cache, the same steps done on the fly, or several sources as one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class SampleSource(ABC):
 
     @property
     def place(self) -> str:
-        """What to call it in messages."""
+        """The name of it in messages."""
         return f"the source {self.key[:16]}"
 
     @property

@@ -80,7 +80,7 @@ Member = tuple[str, Sequence[memoryview]]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written: size and xxh3-128 of the file, and the offset of each array's first byte by member name."""
+    """The file written: its size and xxh3-128, and the offset of each array's first byte by member name."""
 
     size_bytes: int
     xxh3_128: str

@@ -1,4 +1,4 @@
-"""What was made of texts, kept by content: so that no text is detected or normalised twice, in whatever cache it is.
+"""Texts that steps made, kept by content: no text is detected or normalised twice, in whatever cache it is.
 
 `<cache_root>/texts/<first 16 hex of the identity's sha256>/` holds `identity.json` and segments. An identity is the
 document of the steps that made the values. A value is known by the digest of its text, of 128 bits (xxh3): two texts

@@ -102,7 +102,7 @@ MAX_NAME_BYTES = 64 * 1024
 
 @dataclass(slots=True)
 class Extension:
-    """What extended headers say about the next member; the member is refused with `problem` where that is set."""
+    """The words of extended headers about the next member; the member is refused with `problem` if that is set."""
 
     name: bytes | None = None
     size: int | None = None
@@ -183,7 +183,7 @@ class RefusedHeader(NamedTuple):
 
 
 class FileStamp(NamedTuple):
-    """What tells one state of a file from another without reading it. The device is left out: mounts renumber it."""
+    """A stamp that tells one state of a file from another without a read. No device is in it: mounts renumber it."""
 
     size_bytes: int
     mtime_ns: int

@@ -1,4 +1,4 @@
-"""From header to header: a run of headers whose sizes are taken on trust, to be verified together afterwards."""
+"""A walk from header to header: a run of headers whose sizes are taken on trust, to be verified together afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a cache, or from raw data, to batches: loader, data sets, collation, models, the reference loop."""
+"""A cache, or raw data, becomes batches: loader, data sets, collation, models, the reference loop."""
 
 from __future__ import annotations
 

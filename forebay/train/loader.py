@@ -164,7 +164,7 @@ class Loader(Resumable):
         return table_html("Loader", [("loader", self._said()), *source_facts(self.source)])
 
     def _said(self) -> str:
-        """What is handed out, and where it stands."""
+        """The samples that are handed out, and their place."""
         state = self.cursor.state
         rank = f", rank {self.dp_rank} of {self.dp_world_size}" if self.dp_world_size > 1 else ""
         return f"{self.plan.described()}{rank}, seed {state.seed}, epoch {state.epoch}, position {state.position}"
@@ -209,7 +209,7 @@ class Loader(Resumable):
 
     @property
     def weight(self) -> int:
-        """Of the batch handed out last: 1, or 0 where it only fills the epoch's last step and is not to be learnt from.
+        """The weight of the batch handed out last: 1, or 0 if it only fills the epoch's last step.
 
         Zeros come on several ranks, where the last step would leave some without a sample: under `plan.tail = "split"`
         where fewer samples are left than ranks, under "short" where fewer batches are. `weight_of(batch)` is the same.
@@ -247,7 +247,7 @@ class Loader(Resumable):
 
     @property
     def fill_times(self) -> FillTimes:
-        """What filling the batches took that this object has handed out."""
+        """The times of filling the batches that this object has handed out."""
         return self._totals.times
 
     def report(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the row table says of the samples of a batch, beside the batch: columns of the source, kept ones among them."""
+"""Columns of the row table for the samples of a batch, beside it: columns of the source, kept ones among them."""
 
 from __future__ import annotations
 

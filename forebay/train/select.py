@@ -1,4 +1,4 @@
-"""From a config to what is read: the sealed cache of its key, or the same steps on the fly; several for a mixture."""
+"""A config's source: the sealed cache of its key, or the same steps on the fly; several sources for a mixture."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ _alone = ContextVar("alone", default=False)
 
 @contextmanager
 def _deciding(*, alone: bool) -> Iterator[None]:
-    """Until the block ends, `alone` says that no other rank decides the same: who asked one would wait for ever."""
+    """Notes, until the block ends, that no other rank decides this: who asked one would wait for ever."""
     token = _alone.set(alone)
     try:
         yield

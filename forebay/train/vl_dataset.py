@@ -149,7 +149,7 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
 
     @property
     def weight(self) -> int:
-        """Of the batch that this object handed out last: 1, or 0 where the batch only fills the epoch's last step.
+        """The weight of the batch that this object handed out last: 1, or 0 if it only fills the epoch's last step.
 
         Raises RuntimeError where it handed out none: a DataLoader's workers have copies of it.
         """

@@ -34,7 +34,7 @@ _RANKS = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+))?/(?P<world>\d+)\Z", re.AS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmOptions:
-    """What to bring.
+    """The shards that are to be brought.
 
     steps: micro-batches of each rank; None: all that fits. ranks: of this node, out of `world`. resume: from where the
     last checkpoint stands, else from `position` of `epoch` on.
@@ -59,7 +59,7 @@ class WarmOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmReport:
-    """What `forebay cache warm --json` prints; its fields are an interface."""
+    """The document of `forebay cache warm --json`; its fields are an interface."""
 
     steps: int | None
     """Micro-batches of each rank that were asked for; None: all."""

@@ -99,7 +99,7 @@ def _backwards(firsts: Sequence[Array], last: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
-    """What the size of one bucket's batches is limited by.
+    """The limit on the size of one bucket's batches.
 
     samples: that it holds. length: in audio samples, its upper edge; of the last, open-ended bucket the longest sample;
     None where its samples have no audio.

@@ -1,4 +1,4 @@
-"""From lengths to a plan of buckets."""
+"""Lengths become a plan of buckets."""
 
 from __future__ import annotations
 

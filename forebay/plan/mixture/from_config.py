@@ -1,4 +1,4 @@
-"""From `[[mixture.source]]` or `mixture.column` to a plan: which sources are mixed, by which weights."""
+"""`[[mixture.source]]` or `mixture.column` becomes a plan: which sources are mixed, by which weights."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class MixturePlan:
 
     @cached_property
     def draw(self) -> Draw:
-        """What each group is drawn from."""
+        """The source that each group is drawn from."""
         assignment = Assignment(self.weights)
         # Not of the run's seed: the length of an epoch must not depend on it.
         split = ClassSplit(self.sizes, derive_key("forebay mixture", MIXTURE_VERSION, "classes"))

@@ -1,4 +1,4 @@
-"""What is sealed of the parts of a merge or a subset: their shards, linked, and what stands beside these, made anew."""
+"""The seal of a merge or a subset: shards of the parts, linked, and what stands beside these, made anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `forebay cache merge` and `forebay cache subset` did."""
+"""The report of `forebay cache merge` and `forebay cache subset`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forebay.visible import from_here, human_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManyReport:
-    """What `forebay cache merge|subset --json` prints; its fields are an interface."""
+    """The document of `forebay cache merge|subset --json`; its fields are an interface."""
 
     action: Literal["merge", "subset"]
     cache: str

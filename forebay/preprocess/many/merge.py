@@ -264,7 +264,7 @@ def subset(
 
 @dataclass(frozen=True, kw_only=True)
 class _Chosen:
-    """What was chosen of a cache.
+    """The samples chosen of a cache.
 
     kept: int64, indices of samples. said: how, for the recipe document. rejections: of rows that were asked for and are
     no samples. missing: ids that are no samples. repeated: lines that name an id again.

@@ -1,4 +1,4 @@
-"""What each run of a build says of itself while it works: a small file below the workspace, read by `forebay status`.
+"""The record of each run of a build while it works: a small file below the workspace, read by `forebay status`.
 
 No run ever reads the record of another: a record decides nothing, and where it cannot be written the build goes on.
 
@@ -31,7 +31,7 @@ WINDOW_S = 300.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildRate:
-    """What all runs of a build make in a second. window_s: the seconds that this was taken over."""
+    """The rate of all runs of a build in a second. window_s: the seconds that it was taken over."""
 
     shards: float = 0.0
     rows: float = 0.0

@@ -1,4 +1,4 @@
-"""What is on disk of a build: its cache, what was prepared, shards and runs. Looking changes and hashes nothing."""
+"""The state of a build on disk: its cache, what was prepared, shards and runs. Looking changes and hashes nothing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SeenParts:
 
     @cached_property
     def is_finished(self) -> Mapping[Group, Array]:
-        """Of every shard of a prepared build whether it is finished, by group."""
+        """Says of every shard of a prepared build whether it is finished, by group."""
         return {
             group: np.fromiter(map(self.finished.get(group, set()).__contains__, keys), bool, len(keys))
             for group, keys in self.keys.items()

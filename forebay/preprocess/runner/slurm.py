@@ -45,7 +45,7 @@ _OURS = ("array", "chdir", "dependency", "error", "job-name", "kill-on-invalid-d
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the command line asks for.
+    """The request of the command line.
 
     config: as it was named. num_parts: of the array; None: what there was last, or a default. limit: of the tasks that
     run at once. logs: the folder of the log files. options: those of the command line that each job gets as they are.
@@ -73,7 +73,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What `forebay preprocess --runner slurm` found and did; its fields are those of its JSON document.
+    """The findings and acts of `forebay preprocess --runner slurm`; its fields are those of its JSON document.
 
     sealed: the cache, if there is nothing to do. num_parts: of the whole array; parts: those that are to run, as sbatch
     takes them. ids: of the jobs that were submitted, by name.

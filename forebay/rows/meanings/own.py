@@ -34,7 +34,7 @@ _TEXTS = ("text", "language", "prompt", "id")
 
 @dataclass(frozen=True)
 class OwnRows(Meaning):
-    """What a class of the user makes of records. digest: sha256 of its file, which is in the key."""
+    """Rows that a class of the user makes of records. digest: sha256 of its file, which is in the key."""
 
     path: Path
     name: str

@@ -35,7 +35,7 @@ _TABLE_SUFFIXES = frozenset((".csv", ".tsv"))
 
 
 class JsonError(ValueError):
-    """What is wrong with an object; the caller adds the file and the line. reason: of its own, where it has one."""
+    """An object is wrong; the caller adds the file and the line. reason: of its own, if it has one."""
 
     def __init__(self, message: str, *, reason: str | None = None) -> None:
         super().__init__(message)

@@ -46,7 +46,7 @@ Listed = tuple[dict[str, Any], list[tuple[str, bytes]]]
 
 
 class InputError(Exception):
-    """What an iterator yielded is no sample."""
+    """An iterator yielded a value that is no sample."""
 
 
 def listed(question: Mapping[str, Any]) -> dict[str, Any]:

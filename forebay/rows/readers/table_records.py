@@ -111,7 +111,7 @@ def _read_csv(piece: FilePiece, rows: Sink) -> None:
 
 
 def _said(text: str) -> bool | str:
-    """What a cell says of whether a row is learnt; a text that says nothing of it as it is."""
+    """Returns what a cell says of whether a row is learnt; a text that says nothing of it as it is."""
     return {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}.get(text.lower(), text)
 
 

@@ -249,7 +249,7 @@ def _table(path: Path, names: list[str]) -> pa.Table:
 
 
 def _first_problem(manifest: SourceFile, err: Exception | None) -> ManifestError:
-    """What is wrong and where: looked for line by line, which the fast way cannot tell."""
+    """Returns what is wrong and where: looked for line by line, which the fast way cannot tell."""
     with at_hand(manifest.path) as local:
         data = local.read_bytes().removeprefix(b"\xef\xbb\xbf")
     for number, line in enumerate(re.split(rb"\r\n|\n|\r", data), 1):

@@ -24,7 +24,7 @@ CHUNK_FRAMES = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Qwen3Asr(AudioStep):
-    """What `Qwen3ASRFeatureExtractor` gives for a clip alone, valid frames only: `input_features` [frames, 128]."""
+    """The values of `Qwen3ASRFeatureExtractor` for a clip alone, valid frames only: `input_features` [frames, 128]."""
 
     name: ClassVar[str] = "qwen3_asr"
     axes: ClassVar[dict[str, str | int]] = {"input_features": "frames"}

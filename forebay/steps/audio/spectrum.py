@@ -26,7 +26,7 @@ CHUNK_ROWS = 16 * BLOCK_ROWS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spectrum:
-    """What distinguishes one log filter bank from another.
+    """The settings that distinguish one log filter bank from another.
 
     write_frames: fills [rows, 400] of `dtype` with the weighted frames of a float32 signal [(rows - 1) * 160 + 400].
     dtype: of frames and rfft, as in the reference; everything behind them is float32.

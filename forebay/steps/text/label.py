@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Labels:
-    """What the column of classes of a source is.
+    """The classes in the column of a source.
 
     names: all of its classes in the order of their numbers: as the source declares them, else sorted as Python sorts
     strings; None where classes are integers. count: one more than the largest number. is_multi: a row has a list.

@@ -21,7 +21,7 @@ def middle_and_spread(values: Array, *, least: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """What a text is held against, characters without white space; the defaults of `forebay lint` and of pages.
+    """The limits that a text is held against, characters without white space; the defaults of `forebay lint` and pages.
 
     max_per_s, min_per_s: characters a second that nobody speaks, and below which most of a clip is not in its text.
     min_s: seconds of a clip from which it is compared. deviations: robust ones from the median of its language, of

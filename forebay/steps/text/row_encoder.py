@@ -43,7 +43,7 @@ class EncodedRows:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRow:
-    """What became of a row. values: its fields, and columns of the row table as they are to stand there.
+    """The encoding of a row. values: its fields, and columns of the row table as they are to stand there.
 
     error: why the row cannot be used; then there are no fields.
     """
@@ -53,11 +53,11 @@ class EncodedRow:
 
 
 class RowEncoder(Protocol):
-    """What writes the texts of rows. A worker keeps the one of its step."""
+    """The writer of the texts of rows. A worker keeps the one of its step."""
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What a cache says of all samples."""
+        """Facts that a cache states of all samples."""
         ...
 
     def encode_rows(self, rows: EncodedRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:

@@ -27,7 +27,7 @@ from forebay.store.layout import TEXT, Group
 
 @dataclass(frozen=True, kw_only=True)
 class TextGroup(GroupRecipe):
-    """What stands in a row as text. folder: of the tokenizer. needs_text: a row without a text is left out.
+    """The text of a row, as steps. folder: of the tokenizer. needs_text: a row without a text is left out.
 
     is_given: whether the config has `[text]`; without it nothing is made of texts.
     """

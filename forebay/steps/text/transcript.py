@@ -214,7 +214,7 @@ class Prompt:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What a collator must know of this prompt beside the vocabulary."""
+        """Facts that a collator must know of this prompt beside the vocabulary."""
         return {}
 
     @property
@@ -249,7 +249,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What a text became: the arrays of the step's fields, the text as it was tokenised, and what its limit is of."""
+    """The encoding of a text: the arrays of the step's fields, the text as tokenised, and the name of its limit."""
 
     fields: Fields
     prepared: PreparedTexts
@@ -270,7 +270,7 @@ class TextEncoder:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What a collator must know: the prompt, `vocab_size`, `pad_token_id` and `eos_token_id` if any, its own."""
+        """Facts that a collator must know: prompt, `vocab_size`, `pad_token_id` and `eos_token_id` if any, its own."""
         found = {
             "prompt": self._step.form(),
             "vocab_size": self._vocabulary.size,

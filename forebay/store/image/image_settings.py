@@ -1,4 +1,4 @@
-"""What a Qwen2-VL image processor is set to, read from its folder without transformers."""
+"""The settings of a Qwen2-VL image processor, read from its folder without transformers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ImageSettings:
 
     @property
     def factor(self) -> int:
-        """What both sides of a resized image are multiples of."""
+        """The number that both sides of a resized image are multiples of."""
         return self.patch_size * self.merge_size
 
     @property

@@ -1,4 +1,4 @@
-"""What a processor gave of an image, as arrays of a cache: by shapes that the cache's metadata declares, no code.
+"""Outputs of a processor for an image, as arrays of a cache: by shapes that the cache's metadata declares, no code.
 
 The declared form (`constants["form"]`) is read here as far as bytes become arrays by it. What a batch is made of by
 the rest of it, `forebay/steps/form.py` says.

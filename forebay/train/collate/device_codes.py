@@ -100,7 +100,7 @@ class _Coded:
 
     @property
     def name(self) -> str:
-        """Of the codes in a batch: that on disk."""
+        """The name of the codes in a batch: that on disk."""
         return self.field.on_disk
 
     def on_host(self) -> FieldForm:

@@ -193,7 +193,7 @@ def pack_form(stored: Stored) -> BatchForm:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What stands where in a batch: samples' tokens [0, used), padding's [used, num_tokens); rows of items alike."""
+    """The layout of a batch: samples' tokens [0, used), padding's [used, num_tokens); rows of items alike."""
 
     lengths: Array
     used: int

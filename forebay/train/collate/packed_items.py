@@ -1,4 +1,4 @@
-"""What items want of a pack: images of a Qwen-VL tokens that stand for them, positions along two axes, and padding."""
+"""Demands of items on a pack: images of a Qwen-VL have tokens that stand for them, positions on two axes, padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PADDING_IMAGE = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedItems:
-    """What the items of samples want of their pack; these want nothing."""
+    """The demands of samples' items on their pack; these items demand nothing."""
 
     rows: int = 1
     """Rows of positions: that of the text, and the items' own."""

@@ -1,4 +1,4 @@
-"""What batches are beside dicts of tensors: packs whose patches are still as stored, and fillers of weight 0.
+"""Batches beside dicts of tensors: packs whose patches are still as stored, and fillers of weight 0.
 
 A batch whose patches are uint8 is a `PatchBatch`, which is no mapping: a model would not notice.
 """

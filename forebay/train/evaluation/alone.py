@@ -27,7 +27,7 @@ _POINTERS = ("best.json", "last.json")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalReport:
-    """What `forebay eval --json` prints; its fields are an interface."""
+    """The document of `forebay eval --json`; its fields are an interface."""
 
     checkpoint: str
     """Folder of the weights."""

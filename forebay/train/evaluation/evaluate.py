@@ -85,7 +85,7 @@ Gather = Callable[[Any], list[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
-    """What one rank has seen of a set."""
+    """The part of a set that one rank has seen."""
 
     losses: list[tuple[int, float, int]] = field(default_factory=list)
     """Of each batch its first sample, the sum of its losses, and its targets."""

@@ -1,4 +1,4 @@
-"""What a model writes for the samples of a batch: greedy `generate` from the prompt that each sample was learnt behind.
+"""A model's texts for the samples of a batch: greedy `generate` from the prompt that each sample was learnt behind.
 
 A seq2seq model of no family was learnt behind nothing but its start token, and its own `generate` writes.
 
@@ -37,7 +37,7 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """What a model with an encoder has computed for a batch already.
+    """The values that a model with an encoder has computed for a batch already.
 
     hidden: [batch, frames, width], the encoder's output. cache: the decoder's keys and values, of the audio and of all
     that it has read, the prompts first; None where none were kept.

@@ -33,7 +33,7 @@ from forebay.visible import printable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenTexts:
-    """What a model has written for one sample, beside what it should have."""
+    """The text that a model has written for one sample, beside the one that it should have."""
 
     index: int
     """Of the sample in its set."""
@@ -169,7 +169,7 @@ def _aligned(reference: str, hypothesis: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassCounts:
-    """Of each class, in how many samples it was right, said and wanted: int64 [classes]."""
+    """Counts of each class: in how many samples it was right, said and wanted; int64 [classes]."""
 
     right: Array
     said: Array

@@ -1,1 +1,1 @@
-"""What other frameworks need to take a loader, evaluate with a loader and resume rightly; a file a framework."""
+"""Helpers by which other frameworks take a loader, evaluate with it and resume rightly; a file a framework."""

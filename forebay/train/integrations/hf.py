@@ -428,7 +428,7 @@ class _Handed:
 
     @property
     def dataset(self) -> _Rest:
-        """What accelerate's `skip_first_batches` reads, to skip what was learnt before the checkpoint."""
+        """The attribute that accelerate's `skip_first_batches` reads, to skip what was learnt before the checkpoint."""
         return _Rest(self.loader)
 
 

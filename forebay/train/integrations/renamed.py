@@ -25,7 +25,7 @@ _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class WholeWeights(TrainerCallback):  # type: ignore[misc]
-    """Behind the Trainer's own loading makes the model that of its checkpoint: at a resume, and of the best at the end.
+    """Makes the model that of its checkpoint behind the Trainer's own loading: at a resume, and of the best at the end.
 
     Weights that ranks hold in parts (FSDP, DeepSpeed) have files of their own and are left to the Trainer.
     """

@@ -1,4 +1,4 @@
-"""What happens after an optimizer step, in its order: counting, log line, evaluations, usage log, checkpoint.
+"""The work after an optimizer step, in its order: counting, log line, evaluations, usage log, checkpoint.
 
 Where a run shows itself: the log, the trackers, and a bar with the time that is left on a terminal.
 
@@ -52,7 +52,7 @@ def _no_other_bar() -> Iterator[None]:
 
 
 class Board:
-    """What rank 0 shows of a run, step by step; the other ranks show nothing. A context: it ends bar and trackers."""
+    """The display of a run on rank 0, step by step; other ranks show nothing. A context: it ends bar and trackers."""
 
     def __init__(
         self, config: Config, accelerator: Any, *, step: int, last: int, log: Callable[[StepLog], None] | None = None
@@ -98,7 +98,7 @@ class Board:
 
 
 class AfterStep:
-    """What a run does between two steps. Every rank calls it after every step; the ranks meet in it."""
+    """The work of a run between two steps. Every rank calls it after every step; the ranks meet in it."""
 
     def __init__(
         self,

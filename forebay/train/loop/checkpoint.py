@@ -49,7 +49,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainState:
-    """What a checkpoint knows beside weights and optimizer moments; kept as state.json.
+    """The state in a checkpoint beside weights and optimizer moments; kept as state.json.
 
     The learning rate and the random state of a step are functions of (config, step, rank) and need no room here.
     """

@@ -36,7 +36,7 @@ _MAX_ROWS = 24
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Warmed:
-    """What a dry run brought to this node from stores."""
+    """The shards that a dry run brought to this node from stores."""
 
     bytes: int
     bytes_per_s: float
@@ -56,7 +56,7 @@ class Warmed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DryRunReport:
-    """What `forebay train --dry-run --json` prints; its fields are an interface."""
+    """The document of `forebay train --dry-run --json`; its fields are an interface."""
 
     steps: int
     """Micro-batches that were read."""

@@ -1,4 +1,4 @@
-"""What a run takes of its machine: cores of this process, and the device's utilisation and memory."""
+"""The use of a machine by a run: cores of this process, and the device's utilisation and memory."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of one step."""
+    """The outcome of one step."""
 
     loss: torch.Tensor
     """This rank's part of the step's loss, a scalar on the device; the ranks' parts add up to the loss."""

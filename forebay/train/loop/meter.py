@@ -35,7 +35,7 @@ from forebay.visible import from_here, human_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepLog:
-    """What one log line says: loss, speed and waiting over the steps since the line before."""
+    """The facts of one log line: loss, speed and waiting over the steps since the line before."""
 
     step: int
     loss: float

@@ -25,11 +25,11 @@ CountTargets = Callable[[Mapping[str, Any]], int]
 
 
 class BatchLoader(Protocol):
-    """What the loop needs of a loader; `forebay.train.loader.Loader` is one. Every rank's gives as many batches."""
+    """The demands of the loop on a loader; `forebay.train.loader.Loader` is one. Every rank's gives as many batches."""
 
     @property
     def weight(self) -> int:
-        """Of the batch handed out last: 1, or 0 where it only keeps this rank in step and is not to be learnt from."""
+        """The weight of the batch handed out last: 1, or 0 if it only keeps this rank in step."""
         ...
 
     def __iter__(self) -> Iterator[Batch]:
@@ -51,7 +51,7 @@ class BatchLoader(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """What one optimizer step takes."""
+    """The micro-batches of one optimizer step."""
 
     batches: list[tuple[Batch, int]]
     """This rank's micro-batches, one at least, each with its weight, 1 or 0."""

@@ -46,7 +46,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainReport:
-    """What `forebay train --json` prints; its fields are an interface."""
+    """The document of `forebay train --json`; its fields are an interface."""
 
     steps: int
     """Optimizer steps that the model has had, those before a resume included."""

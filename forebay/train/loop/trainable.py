@@ -1,4 +1,4 @@
-"""What of a model learns, and at which share of the learning rate: frozen modules, embeddings, weight decay.
+"""The parts of a model that learn, and their share of the learning rate: frozen modules, embeddings, weight decay.
 
 Memory and speed of the model's passes: activations that are computed again, and torch.compile.
 
@@ -133,7 +133,7 @@ def num_compilations() -> int:
 
 @dataclass(kw_only=True, slots=True)
 class SkippedSteps:
-    """What a run has skipped; the same on every rank. The first steps of a run are often so: the scale begins high."""
+    """The steps that a run has skipped; the same on every rank. The first steps are often so: the scale begins high."""
 
     limit: int
     """Skipped steps in a row that end the run: `train.max_skipped_steps`."""

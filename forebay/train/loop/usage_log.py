@@ -167,7 +167,7 @@ class UsageLog:
 
 
 class _Lines:
-    """What rank 0 counts and writes."""
+    """The lines that rank 0 counts and writes."""
 
     def __init__(self, path: Path, loader: Loader, *, step: int, with_ids: bool) -> None:
         self._path, self._loader = path, loader

@@ -14,7 +14,7 @@ TextEncoder = Literal["zeros", "silence"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnLoss:
-    """What a model's own loss is a mean of, so that the losses of micro-batches and ranks can be weighed.
+    """The unit that a model's own loss is a mean of, so that the losses of micro-batches and ranks can be weighed.
 
     per: `next_token`, targets of causal models; `token`, labels as they stand; or `sample`.
     """
@@ -28,7 +28,7 @@ class OwnLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """What a model's config.json says about the batches that the model takes."""
+    """The facts in a model's config.json about the batches that the model takes."""
 
     folder: Path
     model_type: str
@@ -79,7 +79,7 @@ class ModelFacts:
 
 
 class Family(Protocol):
-    """What the module of a family has."""
+    """The contents of a family's module."""
 
     def facts(self, folder: Path, config: Any) -> ModelFacts:
         """Returns the facts of the model in `folder`. config: what transformers read of its config.json."""

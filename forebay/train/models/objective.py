@@ -176,7 +176,7 @@ FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, Attribute
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passed:
-    """What came of a forward pass: the loss, summed over the units of the batch, and the model's whole output."""
+    """The result of a forward pass: the loss, summed over the units of the batch, and the model's whole output."""
 
     loss: torch.Tensor
     output: Any
@@ -184,7 +184,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a model learns: how many units a batch has, and their summed loss. A step's loss is the sum by the units."""
+    """The objective of a model: a batch's number of units, and their summed loss. A step's loss is sum by units."""
 
     facts: ModelFacts
     _tried: set[frozenset[str]] = field(default_factory=set)

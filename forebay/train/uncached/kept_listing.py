@@ -60,7 +60,7 @@ _PIECE = 4096
 
 @dataclass(frozen=True)
 class Rejected:
-    """What is left out of `num_rows` rows, by reason, as a build counts it: bad rows, and good ones not wanted."""
+    """The rows left out of `num_rows`, by reason, as a build counts them: bad rows, and good ones not wanted."""
 
     num_rows: int
     failed: Counter[str]

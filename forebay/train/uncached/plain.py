@@ -41,7 +41,7 @@ class PlainSamples:
 
     @property
     def encoder(self) -> RowEncoder:
-        """What writes the texts."""
+        """The writer of the texts."""
         return self.groups.text.encoder
 
     def write_texts(self) -> None:

@@ -39,7 +39,7 @@ _OF_EITHER = ("normalizer.json", "chat_template.json", "chat_template.jinja")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmStartReport:
-    """What `forebay warm-start --json` prints; its fields are an interface."""
+    """The document of `forebay warm-start --json`; its fields are an interface."""
 
     copied: int
     """Tokens that both vocabularies have: their rows are the old ones, bit for bit. `copied` + `drawn` = `new_size`."""

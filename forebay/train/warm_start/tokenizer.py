@@ -25,7 +25,7 @@ _PROBES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewTokenizer:
-    """What a tokenizer folder holds, read without transformers."""
+    """The contents of a tokenizer folder, read without transformers."""
 
     folder: Path
     ids: Mapping[str, int]

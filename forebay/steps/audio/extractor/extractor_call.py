@@ -125,7 +125,7 @@ class OpenExtractor:
 
     @property
     def sample_rate_hz(self) -> int:
-        """Of the clips that the extractor takes."""
+        """The sample rate of the clips that the extractor takes."""
         return int(self.extractor.sampling_rate)
 
     def batch(self, clips: Sequence[Array]) -> Arrays:

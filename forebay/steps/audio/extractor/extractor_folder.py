@@ -1,4 +1,4 @@
-"""What a folder says of its feature extractor, read without transformers.
+"""The facts that a folder states of its feature extractor, read without transformers.
 
 Extractors of transformers whose values a step of ours makes: found by a folder's document alone.
 """

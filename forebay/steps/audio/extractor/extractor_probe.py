@@ -1,4 +1,4 @@
-"""What a probe finds of a feature extractor: the form in which its clips stand in batches, and how exactly they do.
+"""The probe of a feature extractor: the form in which its clips stand in batches, and how exactly they do.
 
 Clips of several lengths go through the extractor alone, and as its own batches. The first show which axes grow; the
 second what stands beside shorter clips, and whether a clip beside others is what it is alone.
@@ -35,7 +35,7 @@ Dtype = Literal["float16", "float32"]
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What the probe found. lengths: (samples, frames) of its clips, frames of the form's main field, by samples.
+    """The result of the probe. lengths: (samples, frames) of its clips, frames of the form's main field, by samples.
 
     sizes: (samples, bytes that are stored) of them. rule: of the lengths, where there is one. call: of the extractor.
     """

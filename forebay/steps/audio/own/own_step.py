@@ -107,7 +107,7 @@ class Own(Declared):
 
     @property
     def label(self) -> str:
-        """What messages call the step."""
+        """The name of the step in messages."""
         if self.path is None:
             return f'{ASKER.setting}: "{self.spec}" of {self.distribution}'
         return f"{ASKER.setting}: {self.path.name}:{self.made_by}"

@@ -61,7 +61,7 @@ def _thinned(array: Floats) -> Floats:
 
 
 def _bytes(table: Table) -> tuple[int, int, int]:
-    """By what tables are chosen: the bytes of a code, then the values of a channel, then those of the table."""
+    """The order by which tables are chosen: bytes of a code, then values of a channel, then those of the table."""
     count = table.values.shape[1]
     return (1 if count <= 256 else 2), count, table.values.size
 
@@ -78,7 +78,7 @@ def _layouts(shape: Sequence[int | None]) -> Iterator[Layout]:
 
 
 def _few(array: Floats, layout: Layout) -> tuple[int, int]:
-    """By what layouts are ordered: those of codes of one byte first, one channel before several."""
+    """The order of layouts: those of codes of one byte first, one channel before several."""
     count = max(map(len, _sampled(array, layout)))
     return (0 if count <= 256 else 1), (layout[2] if count <= 256 else count)
 

@@ -1,4 +1,4 @@
-"""What an image processor answers, as arrays: lists, tuples and numbers become what `return_tensors` makes of them."""
+"""Answers of an image processor as arrays: lists, tuples and numbers become what `return_tensors` makes of them."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def probe(processor: Any, *, leave_out: Sequence[str] = (), table: bool = True) 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Within it foreign classes warn of nothing: a probe asks what no user asked."""
+    """Foreign classes warn of nothing in this block: a probe asks what no user asked."""
     import transformers
 
     verbosity = transformers.logging.get_verbosity()

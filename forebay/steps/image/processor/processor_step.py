@@ -35,7 +35,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Processed(ImageStep):
-    """What a processor gives of one image by itself. `processor` is the digest of its files, `folder` their place."""
+    """The outputs of a processor for one image alone. `processor` is the digest of its files, `folder` their place."""
 
     name: ClassVar[str] = "processor"
     given: ClassVar[frozenset[str]] = frozenset({"processor", "folder", "max_pixels", "max_sample_bytes"})

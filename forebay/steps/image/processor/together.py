@@ -24,7 +24,7 @@ Answer = Mapping[str, Output] | str
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a processor gave of the images of a probe.
+    """The outputs of a processor for the images of a probe.
 
     names: of the outputs that are kept. alone: of each image by itself. chosen: of those that the batches are made of.
     flat: of these two in one list. ones: of two samples with one image each. several: of a sample with the first image

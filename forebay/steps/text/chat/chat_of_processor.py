@@ -110,7 +110,7 @@ class ProcessorChatEncoder(OneByOne):
 
     @property
     def header(self) -> str:
-        """What stands before what the assistant says."""
+        """The text that stands before an answer of the assistant."""
         return self._marks.header
 
     @property
@@ -120,7 +120,7 @@ class ProcessorChatEncoder(OneByOne):
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What a cache says of all samples.
+        """Facts that a cache states of all samples.
 
         The prompt, the form of its fields, and which outputs of images a batch has: an image processor gives more than
         a model takes (numbers of tiles, for example).

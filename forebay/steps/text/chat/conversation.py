@@ -23,7 +23,7 @@ _ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True, slots=True)
 class ChatTurns:
-    """What a conversation asks of its rendering. learnt: of each assistant turn, whether it has targets."""
+    """The demands of a conversation on its rendering. learnt: says of each assistant turn whether it has targets."""
 
     learnt: tuple[bool, ...]
     num_images: int

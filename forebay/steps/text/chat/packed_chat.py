@@ -113,7 +113,7 @@ class ChatEncoder(OneByOne):
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What a collator must know: `prompt`, ids of the image's tokens, `pad_token_id`."""
+        """Facts that a collator must know: `prompt`, ids of the image's tokens, `pad_token_id`."""
         pad = self._vocabulary.pad_token_id
         if pad is None:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a whole processor writes of a conversation: ids and what stands beside them, with blank images of given sizes.
+"""The ids of a conversation by a whole processor, and the arrays beside them, with blank images of given sizes.
 
 The image processor is asked once for images of the same sizes. What the tokenizer is given is heard, with the place of
 each token in it, so that turns are found in the very text that became the ids.
@@ -302,7 +302,7 @@ class Writer:
 
     @property
     def image_outputs(self) -> dict[str, Any]:
-        """What the image processor gave last."""
+        """The last outputs of the image processor."""
         return self._images.last
 
     def _call(self, conversations: list[list[Message]], **options: Any) -> dict[str, Any]:

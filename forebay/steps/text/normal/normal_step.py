@@ -1,4 +1,4 @@
-"""What a step of `text.normalize` is: its identity, and what makes texts of texts.
+"""The protocol of a step of `text.normalize`: its identity, and what makes texts of texts.
 
 The steps of `text.normalize` by their names, one line each.
 
@@ -20,7 +20,7 @@ from forebay.steps.text.normal.phones.written import problems as phones_problems
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a text could not be made into; it costs the samples of that text. message: without the sample's id."""
+    """The reason why a text could not be made; it costs the samples of that text. message: without the sample's id."""
 
     reason: str
     message: str
@@ -72,7 +72,7 @@ class NormalStep:
 
     @property
     def label(self) -> str:
-        """What the step is called where its results are shown."""
+        """The name of the step beside its results."""
         return self.name
 
     def identity(self) -> dict[str, Any]:
