@@ -1,6 +1,7 @@
 """The commands `forebay cache ACTION`: caches to a store and back, shards to this node, caches made of caches.
 
 The command `forebay fetch`: an evaluation set, or any prefix of a store, as files of a folder of this machine.
+Models of the Hub come to the cache of its client.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import Any
 
 from forebay.cli.housekeeping import add_housekeeping
 from forebay.cli.options import DONE, FAILED, add_config, command, load, on_disk, printed
+from forebay.config.hub import split_id
 from forebay.config.load import read_remote
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import ConfigError
-from forebay.steps.recipe import recipe_of
+from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.lookup import find_cache, require
 
 
@@ -206,11 +208,16 @@ _GB = 1_000_000_000
 
 
 def add_fetch(commands: Any) -> None:
-    """Adds `forebay fetch URL --output DIR`."""
-    summary = "bring an evaluation set, or any prefix of a store, into a folder; checked, and goes on"
+    """Adds `forebay fetch URL --output DIR`, and `forebay fetch MODEL|CONFIG`."""
+    summary = "bring an evaluation set, any prefix of a store, or models of the Hub; checked, and goes on"
     parser = command(commands, "fetch", _fetch, summary, has_caches=False)
-    parser.add_argument("url", metavar="URL", help="a folder of a store, an object, or a manifest (.json)")
-    parser.add_argument("--output", metavar="DIR", type=on_disk, required=True, help="the folder; made if missing")
+    parser.add_argument(
+        "url",
+        metavar="URL|MODEL|CONFIG",
+        help="a folder of a store, an object, or a manifest (.json); owner/name@COMMIT of the Hub, into the cache of "
+        "its client; a config, for all models of the Hub that it names",
+    )
+    parser.add_argument("--output", metavar="DIR", type=on_disk, help="the folder of a URL; made if missing")
     parser.add_argument("--prefix", metavar="P", default="", help="only what begins with P below the URL: hi_")
     parser.add_argument("--overwrite", action="store_true", help="replace files that have other bytes")
     parser.add_argument("--max-size-gb", type=float, default=100.0, metavar="N", help="refuse more; default: 100")
@@ -231,6 +238,10 @@ def _fetch(options: argparse.Namespace) -> int:
     for name in ("max_size_gb", "max_files"):
         if not getattr(options, name) > 0:
             raise ConfigError(f"--{name.replace('_', '-')} is {getattr(options, name)}, wanted more than 0")
+    if not is_url(url_or_path(options.url)):
+        return _fetch_models(options)
+    if options.output is None:
+        raise ConfigError("--output: missing; it names the folder that the files of a URL come to")
     asked = FetchOptions(
         prefix=options.prefix,
         bounds=FetchBounds(size_bytes=int(options.max_size_gb * _GB), files=options.max_files),
@@ -243,3 +254,18 @@ def _fetch(options: argparse.Namespace) -> int:
     report = fetch(parse_url(options.url), options.output, settings, asked, examine=check_members)
     printed(options, report)
     return FAILED if report.refused else DONE
+
+
+def _fetch_models(options: argparse.Namespace) -> int:
+    from forebay.preprocess.fetch_models import FetchModelsReport, commit_of, fetch_model, fetch_models
+
+    if options.output is not None or options.prefix:
+        raise ConfigError("--output and --prefix are of a URL: models of the Hub come to the cache of its client")
+    found = None if Path(options.url).is_file() else split_id(options.url)
+    if found is None:
+        return printed(options, fetch_models(load_config(options.url, overrides=options.set)))
+    name, revision = found
+    model = commit_of(name, revision)
+    if model.commit != revision:
+        raise ConfigError(f"{options.url} is no commit, and can move; today it is the one to write: {model}")
+    return printed(options, FetchModelsReport(models=(fetch_model(model, with_weights=True),)))

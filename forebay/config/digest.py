@@ -1,22 +1,14 @@
-"""The content that a key holds in place of the path of a tokenizer's or processor's folder, and advice if it is gone.
-
-forebay downloads nothing: where a name of the Hugging Face Hub stands for a folder, the advice is the line to run.
-"""
+"""The content that a key holds in place of the path of a tokenizer's or a processor's folder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from forebay.config.hub import Thing, hub_advice, is_whole
 from forebay.errors import ConfigError
-from forebay.visible import an
-
-Thing = Literal["tokenizer", "processor", "extractor", "model", "dataset"]
 
 _PATTERNS = (
     "tokenizer.json",
@@ -46,7 +38,7 @@ def tokenizer_digest(folder: Path) -> str:
     do not count.
     Raises ConfigError, naming the field, where the folder is missing, cannot be read, or holds no vocabulary.
     """
-    if not folder.is_dir():
+    if not is_whole(folder):
         raise ConfigError(
             f"text.tokenizer: {folder} is not a folder; point it at a folder with a tokenizer.json"
             f"{hub_advice(folder, 'tokenizer')}",
@@ -102,7 +94,7 @@ _SOUND = _Kind(setting="audio.extractor", thing="extractor", what="feature extra
 
 
 def _digest_of(folder: Path, kind: _Kind) -> hashlib._Hash:
-    if not folder.is_dir():
+    if not is_whole(folder):
         raise _refused(
             kind,
             f"{folder} is not a folder; point it at one with a preprocessor_config.json"
@@ -144,44 +136,3 @@ def _model_type(path: Path) -> str:
     except (ValueError, RecursionError) as err:
         raise ConfigError(f"text.tokenizer: {path} is not JSON: {err}", code="FB105") from err
     return str(config.get("model_type", "")) if isinstance(config, dict) else ""
-
-
-_LINES: dict[Thing, str] = {
-    "tokenizer": "from transformers import AutoTokenizer as A; A.from_pretrained({name!r}).save_pretrained({folder!r})",
-    "processor": (
-        "from transformers import AutoImageProcessor as A; A.from_pretrained({name!r}).save_pretrained({folder!r})"
-    ),
-    "extractor": (
-        "from transformers import AutoFeatureExtractor as A; A.from_pretrained({name!r}).save_pretrained({folder!r})"
-    ),
-    "model": "from huggingface_hub import snapshot_download as s; s({name!r}, local_dir={folder!r})",
-    "dataset": "from datasets import load_dataset as l; l({name!r}).save_to_disk({folder!r})",
-}
-
-
-_HUB = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/((?!datasets/|spaces/)\w[\w.-]*/\w[\w.-]*)", re.ASCII)
-
-
-def url_problem(url: str) -> str:
-    """Returns what is wrong with a URL where a folder is wanted, and the command that makes a folder of it."""
-    said, found = f"{url} is a URL, and this is read from this machine: name a local path", _HUB.match(url)
-    if found is None:
-        return said
-    return f"{said}; download the folder: hf download {found[1]} --local-dir {found[1].rpartition('/')[2]}"
-
-
-def hub_advice(folder: Path, thing: Thing) -> str:
-    """Returns the end of a message about a missing folder; empty where the folder's path looks like no name of the Hub.
-
-    The path of `openai/whisper-small` beside a config ends in such a name, and the folder `openai` is not there either.
-    What the advised line saves is then found under the path that the config has.
-    """
-    name = "/".join(folder.parts[-2:])
-    if folder.exists() or folder.parent.exists() or not folder.parent.parent.exists():
-        return ""
-    line = _LINES[thing].format(name=name, folder=str(folder))
-    quoted = shlex.quote(line) if set(line) & set('"$`\\!') else f'"{line}"'
-    return (
-        f"; forebay takes folders and downloads nothing: if {name} is the name of {an(thing)} of the Hub, save it "
-        f"there: python -c {quoted}"
-    )

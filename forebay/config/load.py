@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from forebay.config.digest import url_problem
+from forebay.config.hub import model_place, url_problem
 from forebay.config.plan import KINDS
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config
@@ -311,7 +311,10 @@ def _absolute(node: Any, folder: Path, problems: list[str], *, section: str = ""
     for field in dataclasses.fields(node):
         value, name = getattr(node, field.name), f"{section}{field.name}"
         if field.metadata.get("path") and (value or field.default != ""):
-            absolute = functools.partial(_absolute_path, folder=folder, takes_url=bool(field.metadata.get("url")))
+            takes_url = bool(field.metadata.get("url"))
+            absolute = functools.partial(_absolute_path, folder=folder, takes_url=takes_url)
+            if field.metadata.get("hub"):
+                absolute = functools.partial(model_place, folder=folder)
             changes[field.name] = _each(value, name, absolute, problems)
         elif dataclasses.is_dataclass(value):
             changes[field.name] = _absolute(value, folder, problems, section=f"{name}.")

@@ -65,8 +65,9 @@ class VisionConfig:
 
     __pydantic_config__ = STRICT
 
-    processor: str = field(metadata={"path": True})
-    """Folder with the preprocessor_config.json of an image processor of transformers; in the key by content."""
+    processor: str = field(metadata={"path": True, "hub": True})
+    """Folder with the preprocessor_config.json of an image processor of transformers, or a model of the Hub at one
+    commit (`owner/name@COMMIT`); in the key by content."""
     images: Literal["auto", "patches", "processor"] = "auto"
     """What is stored of an image. `patches`: those of Qwen2-VL's family, of which batches are packs. `processor`: what
     the processor gives of the image, whatever its class. `auto`: patches where the processor is of that family and
@@ -84,8 +85,9 @@ class TextConfig:
 
     __pydantic_config__ = STRICT
 
-    tokenizer: str = field(default="", metadata={"path": True})
-    """Folder with the tokenizer's files; in the key by their content. `label` and `none` need none."""
+    tokenizer: str = field(default="", metadata={"path": True, "hub": True})
+    """Folder with the tokenizer's files, or a model of the Hub at one commit (`owner/name@COMMIT`); in the key by their
+    content. `label` and `none` need none."""
     prompt: str = "plain"
     """How a text is written before it is tokenised: a step by its name. With `[vision]`: `chat` conversations, `label`
     classes, `plain` texts of images (CLIP, SigLIP), `none` images alone."""

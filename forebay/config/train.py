@@ -75,8 +75,9 @@ class TrainConfig:
 
     __pydantic_config__ = STRICT
 
-    model: str | None = field(default=None, metadata={"path": True})
-    """Folder of a transformers model. Only `forebay train` needs it."""
+    model: str | None = field(default=None, metadata={"path": True, "hub": True})
+    """Folder of a transformers model, or a model of the Hub at one commit (`owner/name@COMMIT`). Only `forebay train`
+    needs it."""
     init: Literal["pretrained", "random"] = "pretrained"
     """`pretrained`: the weights in that folder, which must be there. `random`: weights from its config.json and
     `loader.seed`."""

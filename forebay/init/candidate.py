@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any, BinaryIO, ClassVar, Protocol, Self
 
 from forebay.config.data import SOURCE_KINDS
+from forebay.config.hub import model_of
 from forebay.config.tree import Config
 from forebay.errors import SampleError
 from forebay.init.column_roles import classes_of, languages_of, words_of
@@ -371,6 +372,8 @@ class Draft:
                 self.found.notes.append(said)
 
     def relative(self, path: Path) -> str:
-        """Returns a path as the config writes it: relative to the config's folder."""
+        """Returns a path as the config writes it: relative to the config's folder; a model of the Hub by its id."""
+        if (model := model_of(path)) is not None:
+            return str(model)
         text = os.path.relpath(path, self.out.parent)
         return f"./{text}" if _SCHEME.match(text) else text

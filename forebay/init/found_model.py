@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forebay.config.digest import hub_advice, tokenizer_digest
+from forebay.config.digest import tokenizer_digest
+from forebay.config.hub import hub_advice, is_whole
 from forebay.errors import ConfigError
 from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder, native_step
 from forebay.steps.image.image_section import has_vision_tokens
@@ -95,7 +96,7 @@ def read_model(folder: Path) -> Model:
 
     Raises ConfigError where it is no folder, holds nothing of a model, or lacks a file that the model needs.
     """
-    if not folder.is_dir():
+    if not is_whole(folder):
         raise ConfigError(
             f"--model {folder} is not a folder; name one with the model's config.json{hub_advice(folder, 'model')}"
         )

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from forebay.config.digest import hub_advice
+from forebay.config.hub import hub_advice
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.init.candidate import Candidate, counted

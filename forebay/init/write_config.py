@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.config.digest import url_problem
+from forebay.config.hub import model_place
 from forebay.config.load import parse_config, parse_toml
 from forebay.config.tree import Config
-from forebay.config.url import is_url, url_or_path
+from forebay.config.url import url_or_path
 from forebay.errors import ConfigError
 from forebay.init.candidate import Candidate, Draft, facts, problems
 from forebay.init.config_sections import add_sections, mix
@@ -82,9 +82,11 @@ def init(options: InitOptions, chooser: Chooser) -> Report:
         _refuse_existing(options.out, force=options.force)
     model = None
     if options.model is not None:
-        if is_url(place := url_or_path(options.model)):
-            raise ConfigError(f"--model {url_problem(place)}")
-        model = read_model(Path(os.path.abspath(place)))
+        try:
+            place = model_place(options.model, Path.cwd())
+        except ConfigError as err:
+            raise ConfigError(f"--model {err}") from err
+        model = read_model(Path(place))
         chooser.wish = _wish(model) if model.sees else None
     found = recognise(options.data, chooser)
     name = config_name([Path(os.path.abspath(url_or_path(text))) for text in options.data])

@@ -18,6 +18,7 @@ from forebay.errors import BuildError, CacheCorruptError, PlanError
 from forebay.plan.make import plan_of
 from forebay.preprocess.build_report import BuildReport, Options
 from forebay.preprocess.build_run import Run
+from forebay.preprocess.fetch_models import fetch_models
 from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.outline import folder_of
@@ -69,6 +70,7 @@ def build(config: Config, options: Options | None = None) -> BuildReport:
     """
     options = options or Options()
     check_options(config, options)
+    fetch_models(config)
     Filter.of(config.filter)  # the plan needs its files, hours later
     with naming_urls():
         report = _build_cache(config, options)
@@ -193,6 +195,7 @@ def prepare(config: Config, options: Options | None = None, *, num_parts: int | 
     """
     options = options or Options()
     check_options(config, replace(options, part=(0, 1)))
+    fetch_models(config)
     started_s = time.monotonic()
     require_writable(config.cache_root, setting="run.cache_root")
     config = replace(config, loader=replace(config.loader, cache_dir=None))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from forebay.config.data import PICTURES, SOURCE_KINDS, SourceConfig
-from forebay.config.digest import hub_advice
+from forebay.config.hub import hub_advice
 from forebay.config.url import is_url
 from forebay.errors import ManifestError
 from forebay.store.memo import Stat, stat_now

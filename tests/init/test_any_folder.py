@@ -132,7 +132,7 @@ def test_what_cannot_be_is_said_with_what_to_do_and_nothing_is_asked(
 def test_a_url_names_the_download(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, _, err = run(capsys, "init", data / "zoo", "--model", "https://huggingface.co/google/vit-base")
     assert found == 2
-    assert "hf download google/vit-base --local-dir vit-base" in err
+    assert "forebay fetch google/vit-base" in err
 
 
 NAMES = st.sampled_from(

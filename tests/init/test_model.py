@@ -81,8 +81,8 @@ def test_weights_are_seen(tmp_path: Path) -> None:
     assert read_model(tmp_path / "m").has_weights
 
 
-def test_a_folder_that_is_not_there_names_the_line_that_fetches_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"whisper-tiny is not a folder; .*snapshot_download"):
+def test_a_folder_that_is_not_there_names_the_command_that_says_its_commit(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"whisper-tiny is not a folder; .*forebay fetch openai/whisper-tiny$"):
         read_model(tmp_path / "openai" / "whisper-tiny")
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
+from forebay.preprocess.fetch_models import fetch_models
 from forebay.preprocess.outline import folder_of, submission_file
 from forebay.preprocess.pool import PINNED, Pool
 from forebay.preprocess.prepared import require_parts
@@ -140,6 +141,7 @@ def planned(config: Config, asked: Asked) -> Submission:
     """
     _require_shared(config, asked)
     _require_foreign(config)
+    fetch_models(config)
     recipe = recipe_of(config)
     seen = seen_of(config, recipe)
     path = os.path.abspath(asked.config)

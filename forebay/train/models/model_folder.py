@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from forebay.config.digest import hub_advice
+from forebay.config.hub import hub_advice, is_whole
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.pretrained import from_folder
@@ -59,6 +59,8 @@ def _transformers_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     path = folder / "config.json"
+    if folder.is_dir() and not is_whole(folder):
+        raise ConfigError(f"train.model: {folder} lacks files{hub_advice(folder, 'model')}", code="FB108")
     try:
         document = json.loads(path.read_bytes())
         model_type = document["model_type"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.config.digest import hub_advice
+from forebay.config.hub import hub_advice
 from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
 

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from forebay.config.digest import url_problem
-from forebay.config.url import is_url, url_or_path
+from forebay.config.hub import model_place
 from forebay.errors import ConfigError, DecodeError
 from forebay.steps.audio.declared import Declared, require_frame
 from forebay.steps.audio.extractor.extractor_call import Arrays, OpenExtractor, load_extractor
@@ -44,8 +43,8 @@ class Extractor(Declared):
     given: ClassVar[frozenset[str]] = frozenset({"digest", "kind", "rate_hz"})
 
     extractor: str = field(default="", compare=False)
-    """Folder with the preprocessor_config.json or processor_config.json of a feature extractor of transformers; in the
-    key by content."""
+    """Folder with the preprocessor_config.json or processor_config.json of a feature extractor of transformers, or
+    a model of the Hub at one commit (`owner/name@COMMIT`); in the key by content."""
     dtype: Literal["float32", "float16"] = "float32"
     """Type of the stored values that are floats."""
     leave_out: tuple[str, ...] = ()
@@ -71,10 +70,10 @@ class Extractor(Declared):
         folder: of the config, which `extractor` is relative to. Reads the extractor's files, not transformers. Raises
         ConfigError where they define none, or one of another sample rate.
         """
-        place = url_or_path(str(settings.get("extractor", "")))
-        if is_url(place):
-            raise ConfigError(f"audio.extractor: {url_problem(place)}", code="FB102")
-        path = folder / place
+        try:
+            path = Path(model_place(str(settings.get("extractor", "")), folder))
+        except ConfigError as err:
+            raise ConfigError(f"audio.extractor: {err}", code="FB102") from err
         found = ExtractorFolder.read(path)
         step = made(
             cls,

@@ -1,0 +1,124 @@
+"""Models of the Hugging Face Hub in the place of a folder: `openai/whisper-small@COMMIT` is a snapshot that lies here.
+
+A snapshot lies in the cache of the Hub's client, laid out as its guide "Understand caching" says. Nothing here asks the
+network: `forebay/preprocess/fetch_models.py` does, for `forebay preprocess` and `forebay fetch` alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from forebay.config.url import is_url, url_or_path
+from forebay.errors import ConfigError
+
+Thing = Literal["tokenizer", "processor", "extractor", "model", "dataset"]
+
+_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\S+))?", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface|hf)\.co/((?!datasets/|spaces/)\w[\w.-]*/\w[\w.-]*)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model of the Hub at one commit. name: `owner/name`. commit: 40 hex digits."""
+
+    name: str
+    commit: str
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.commit}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its snapshot in the client's cache, whether it is there or not."""
+        return self._repository / "snapshots" / self.commit
+
+    @property
+    def listed_files(self) -> Path:
+        """The file in which forebay lists what it fetches of this commit, before anything is fetched."""
+        return self._repository / f"forebay-{self.commit}.json"
+
+    @property
+    def _repository(self) -> Path:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        return Path(HF_HUB_CACHE) / f"models--{self.name.replace('/', '--')}"
+
+
+def split_id(text: str) -> tuple[str, str | None] | None:
+    """Returns name and revision of what may be an id of the Hub; None if no id is written so."""
+    found = _ID.fullmatch(text)
+    return None if found is None else (found[1], found[2])
+
+
+def model_place(text: str, folder: Path) -> str:
+    """Returns the absolute path of a model's folder: a path relative to `folder`, or the snapshot of an id of the Hub.
+
+    A path that exists wins. Raises ConfigError for a URL, and for a revision that is no commit: a branch or a tag names
+    other files tomorrow.
+    """
+    place = url_or_path(text)
+    if is_url(place):
+        raise ConfigError(url_problem(place))
+    path = os.path.normpath(folder / place)
+    found = split_id(place)
+    if found is None or found[1] is None or os.path.exists(path):
+        return path
+    name, revision = found
+    if not _COMMIT.fullmatch(str(revision)):
+        raise ConfigError(
+            f"{place}: {revision} is no commit (40 hex digits), and a branch or a tag can move; the commit that it is "
+            f"today is said by: forebay fetch {place}"
+        )
+    return str(HubModel(name, str(revision)).folder)
+
+
+def model_of(folder: Path) -> HubModel | None:
+    """Returns the model of which a folder is the snapshot in the client's cache; None for any other folder."""
+    owner, _, name = folder.parent.parent.name.removeprefix("models--").partition("--")
+    if not name or not _COMMIT.fullmatch(folder.name):
+        return None
+    model = HubModel(f"{owner}/{name}", folder.name)
+    return model if model.folder == folder else None
+
+
+def is_whole(folder: Path) -> bool:
+    """Returns whether a model's folder is there; of a snapshot that forebay fetches, whether all its files are."""
+    if not folder.is_dir():
+        return False
+    model = model_of(folder)
+    if model is None or not model.listed_files.is_file():
+        return True
+    return all((folder / name).is_file() for name in json.loads(model.listed_files.read_bytes()))
+
+
+def url_problem(url: str) -> str:
+    """Returns what is wrong with a URL where a folder is wanted; of a page of the Hub, the command that fetches it."""
+    said, found = f"{url} is a URL, and this is read from this machine: name a local path", _PAGE.match(url)
+    if found is None:
+        return said
+    return f"{said}, or a commit of it; what to write is said by: forebay fetch {found[1]}"
+
+
+def hub_advice(folder: Path, thing: Thing) -> str:
+    """Returns the end of a message about a missing folder; empty if the folder's path looks like no name of the Hub.
+
+    The path of `openai/whisper-small` beside a config ends in such a name, and the folder `openai` is not there either.
+    """
+    model = model_of(folder)
+    if model is not None:
+        return f"; {model} is not in the Hub's cache on this machine, or not whole; bring it: forebay fetch {model}"
+    name = "/".join(folder.parts[-2:])
+    if folder.exists() or folder.parent.exists() or not folder.parent.parent.exists():
+        return ""
+    if thing != "dataset":
+        return f"; if {name} is a model of the Hub, its commit belongs behind it; it is said by: forebay fetch {name}"
+    line = f"from datasets import load_dataset as l; l({name!r}).save_to_disk({str(folder)!r})"
+    quoted = shlex.quote(line) if set(line) & set('"$`\\!') else f'"{line}"'
+    return f"; if {name} is the name of a dataset of the Hub, save it there: python -c {quoted}"
