@@ -51,7 +51,7 @@ def test_every_test_that_the_page_names_is_there() -> None:
 
 
 def test_no_promise_is_made_without_a_head() -> None:
-    assert len(_promises()) == 19
+    assert len(_promises()) == 20
     assert all(re.match(r"\*\*.+?\.\*\* ", promise) for promise in _promises())
 
 
