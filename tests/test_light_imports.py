@@ -23,6 +23,9 @@ TRAINING = (
 HEAVY = ("torch", "tensordict", "transformers", "tokenizers", "soundfile", "soxr", "scipy")
 """What comes with forebay, and is for making features, batches and tokens."""
 
+BUILDING = ("transformers", "tokenizers", "huggingface_hub", "soundfile", "soxr", "scipy", "PIL")
+"""What a build takes and reading does not."""
+
 BLOCKER = """
 import sys
 BLOCKED = frozenset(%r)
@@ -34,12 +37,16 @@ sys.meta_path.insert(0, Blocker())
 """
 
 
+def blocking(folder: Path, *names: str) -> Path:
+    """Returns a folder whose sitecustomize.py makes packages missing, in workers too."""
+    (folder / "sitecustomize.py").write_text(BLOCKER % (names,))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose sitecustomize.py makes both kinds of packages missing, in workers too."""
-    folder = tmp_path_factory.mktemp("blocked")
-    (folder / "sitecustomize.py").write_text(BLOCKER % ((*TRAINING, *HEAVY),))
-    return folder
+    """A folder that makes both kinds of packages missing."""
+    return blocking(tmp_path_factory.mktemp("blocked"), *TRAINING, *HEAVY)
 
 
 def forebay(without: Path, *arguments: object, is_code: bool = False) -> subprocess.CompletedProcess[str]:
@@ -121,3 +128,24 @@ def test_the_package_reads_a_cache_without_torch(without: Path, cache: Path) -> 
     result = forebay(without, code, is_code=True)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.split()[0] == "3"
+
+
+READ = """
+import forebay
+config = forebay.load_config(%r, overrides=[
+    "audio.features=log_mel", "plan={kind='bucket', batch_seconds=4}", "loader.cache=require",
+])
+loader = forebay.train.make_loader(config)
+batches = list(loader)
+loader.load_state_dict(loader.state_dict())
+print(sum(len(batch["labels"]) for batch in batches), sorted(batches[0]))
+"""
+
+
+def test_a_cache_is_planned_and_loaded_beside_reading_s_packages_alone(cache: Path, tmp_path: Path) -> None:
+    config = str(cache.parents[1] / "config.toml")
+    blocked = forebay(blocking(tmp_path, *TRAINING, *BUILDING), READ % config, is_code=True)
+    assert (blocked.returncode, blocked.stderr) == (0, "")
+    everything = forebay(ROOT, READ % config, is_code=True)
+    assert blocked.stdout == everything.stdout
+    assert blocked.stdout.startswith("3 ")
