@@ -38,6 +38,23 @@ What changes a stored value is in the cache's key, by its content. `[layout]`, `
 `[mixture]`, `[train]` and `[run]` are not in that key; a plan has a key of its own on top. An unknown field is refused,
 with the nearest name.
 
+These fields are the ones that people touch:
+
+| field | default | meaning |
+|---|---|---|
+| `source.kind` | | `table` (CSV, TSV, parquet, JSONL, arrow), `folder`, `tar`, `filelist`, `webdataset`, `jsonl`, `hf`, `ljspeech`, `text`, `python` (an iterator of yours) |
+| `source.manifest` | | file, folder or glob, or a list of them |
+| `audio.features` | `"log_mel"` | `log_mel` (Whisper), `qwen3_asr`, `w2v_bert`, `waveform`, `mel` (speech synthesis), `given` (features of the source), `none` (text alone), `extractor` (any feature extractor), a class of yours |
+| `vision.processor` | | images instead of audio: the folder of any image processor |
+| `text.tokenizer` | | folder with the tokenizer's files; without `[text]` there are no tokens |
+| `text.prompt` | `"plain"` | `whisper`, `qwen3_asr`, `plain`, `tts`; with `[vision]` `chat`, `label`, `plain`, `none` |
+| `text.language` | `"manifest"` | `detect`, `detect_missing`: the language of each text, from the text |
+| `text.normalize` | `"nfkc"` | a list of steps: `nfkc`, `lower`, `numbers`, `persian`, `indic`, `whisper_basic`, `phones`, a function of yours |
+| `plan.batch_seconds` | | padded seconds a batch; for packs of Qwen-VL instead `kind = "pack"` and `seq_len`, the tokens of a pack |
+| `loader.cache` | `"auto"` | `auto`, `require` (a missing cache is an error), `off` |
+| `train.model` | | folder of a transformers model, for `forebay train` |
+| `run.cache_root` | `"caches"` | where caches are looked for and built |
+
 `[plan]` has a `kind`, which says what other fields there are. Left out, the kind is `"bucket"`.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from forebay.errors import MissingExtraError
@@ -19,3 +20,19 @@ def require_module(module: str, extra: str, *, what: str) -> None:
     """
     if find_spec(module) is None:
         raise MissingExtraError(f"{what} needs {module}; run: {install_line(extra)}")
+
+
+def require_major(package: str, major: int, extra: str, *, what: str) -> None:
+    """Returns if a package is of a major version or later, or is not installed at all: what loads it says that.
+
+    Raises MissingExtraError with the version that is there. Nothing is imported.
+    """
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        return
+    if int(found.partition(".")[0]) < major:
+        raise MissingExtraError(
+            f"{what} needs {package} {major} or later, and {found} is installed, which reads caches and trains from "
+            f"them; build in an environment of its own: {install_line(extra)}"
+        )

@@ -17,6 +17,7 @@ from forebay import load_config
 from forebay.errors import MissingExtraError
 from forebay.extras import install_line
 from forebay.preprocess.pipeline import build, prepare
+from forebay.steps.recipe import recipe_of
 from tests.commands import run
 from tests.processes import ROOT
 
@@ -39,7 +40,7 @@ MISSING = {
 }
 """What asks for a module and raises where it is missing."""
 
-_NAMED_IN = {"install_line": 0, "require_module": 1}
+_NAMED_IN = {"install_line": 0, "require_module": 1, "require_major": 2}
 """The argument that is the extra."""
 
 
@@ -99,7 +100,16 @@ def test_without_a_module_its_extra_is_named(module: str, monkeypatch: pytest.Mo
 
 def test_every_extra_s_line_is_tried() -> None:
     # `gpu` is a line of the log: tests/train/loop/test_hardware.py
-    assert {extra for extra, _, _ in MISSING.values()} == set(extras()) - NOT_OF_USERS - {"gpu"}
+    assert {extra for extra, _, _ in MISSING.values()} == set(extras()) - NOT_OF_USERS - {"gpu", "build"}
+
+
+def test_a_build_beside_an_old_transformers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(ROOT / "configs" / "demo_speech.toml")
+    monkeypatch.setattr("forebay.extras.version", {"transformers": "4.57.6"}.__getitem__)
+    with pytest.raises(MissingExtraError, match=rf"transformers 5 .* 4\.57\.6 is installed.*{re.escape(install_line('build'))}"):
+        recipe_of(config).check()
+    waveform = {"name": "x", "source": {"kind": "folder", "manifest": "."}, "audio": {"features": "waveform"}}
+    recipe_of(load_config(waveform)).check()  # nothing of transformers makes these
 
 
 def test_versions_of_the_tested_set_are_those_that_the_extras_allow() -> None:

@@ -16,6 +16,7 @@ from forebay.config.load import read_config, refuse
 from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.extras import require_major
 from forebay.steps.audio.audio_section import AudioGroup
 from forebay.steps.audio.given import NoAudio
 from forebay.steps.group_recipe import GroupRecipe
@@ -84,7 +85,12 @@ class Recipe:
         return replace(self, groups=tuple(group.without_code() for group in self.groups))
 
     def check(self) -> None:
-        """Returns if a build may trust the steps. Raises ConfigError for code of the user that cannot be trusted."""
+        """Returns if samples can be made: by the packages that are installed, of code that can be trusted.
+
+        Raises ConfigError for code of the user, MissingExtraError for a transformers of which nothing is made.
+        """
+        if self.text.folder or "transformers" in self.made_with:
+            require_major("transformers", 5, "build", what="making tokens or features by a model's folder")
         for group in self.groups:
             group.check(self.text.step, self.source.get("keep_columns", ()))
 

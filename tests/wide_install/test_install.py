@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +15,7 @@ from packaging.requirements import Requirement
 
 from forebay.version import __version__
 from tests.inspect.checks.planted import Planted
+from tests.processes import ROOT
 from tests.test_extras import MISSING, NOT_OF_USERS, extras
 from tests.wide_install.environments import (
     VERSIONS,
@@ -26,9 +28,11 @@ from tests.wide_install.environments import (
     made,
     over,
     pythons,
+    ran,
 )
 
 USED = {
+    "build": "import transformers",
     "train": "import accelerate, jiwer; from forebay.train.loop.launch import process_state",
     "lora": "from forebay.train.models.lora import _peft; _peft()",
     "gpu": "import pynvml",
@@ -166,4 +170,40 @@ def test_an_extra_is_what_its_part_of_forebay_needs(
     left = set() if environment.is_whole else {"torch", "tensordict", "transformers"}
     assert int(environment.run(CHECKED % (extra, left))) > 5, "packages that are there in a version that is wanted"
     environment.run(USED[extra])
+    shutil.rmtree(environment.folder)
+
+
+LOADED = """
+import hashlib, sys
+import forebay
+config = forebay.load_config(sys.argv[1], overrides=["loader.cache=require", "run.cache_root=" + sys.argv[2]])
+digest = hashlib.sha256()
+for batch in forebay.train.make_loader(config):
+    for name in sorted(batch):
+        digest.update(name.encode() + batch[name].numpy().tobytes())
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("demo", ["speech", "any"])
+def test_a_cache_is_read_and_trained_from_beside_the_transformers_that_trainers_pin(
+    wheel: Path, tmp_path: Path, demo: str
+) -> None:
+    python, config = "3.11", ROOT / "configs" / f"demo_{demo}.toml"
+    if not has_small_torch(python):
+        pytest.skip("there is no torch without CUDA at hand")
+    ran(sys.executable, "-m", "forebay", "preprocess", config, "--cache-root", tmp_path, "--no-progress", cwd=ROOT)
+    wanted = ran(sys.executable, "-c", LOADED, config, tmp_path, cwd=ROOT)
+    environment = made(tmp_path / "venv", python, is_whole=True)
+    (torch,) = (line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    packages = (wheel, torch, "transformers==4.57.*", "accelerate")
+    ran(environment.python, "-m", "pip", "install", "--quiet", *packages)
+    assert ran(environment.python, "-c", LOADED, config, tmp_path, cwd=tmp_path) == wanted
+    shutil.copy(ROOT / "examples" / "hf_trainer.py", tmp_path)
+    settings = (f"run.cache_root={tmp_path}", f"train.output_dir={tmp_path / 'run'}", "train.warmup_steps=1")
+    trained = (environment.python, tmp_path / "hf_trainer.py", config)
+    assert "2 steps, mean loss" in ran(*trained, *settings, "train.max_steps=2", cwd=tmp_path)
+    assert "4 steps, mean loss" in ran(*trained, "--resume", *settings, "train.max_steps=4", cwd=tmp_path)
     shutil.rmtree(environment.folder)

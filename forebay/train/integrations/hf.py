@@ -308,7 +308,9 @@ class LoaderMixin:
                 "with torchrun",
                 code="FB707",
             )
-        shards = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()  # type: ignore[attr-defined]
+        # transformers 4 has no get_cp_size and no get_sp_size.
+        sizes = (getattr(self, f"get_{kind}_size", lambda: 1)() for kind in ("tp", "cp", "sp"))
+        shards = math.prod(sizes)
         rank, world = self.accelerator.process_index // shards, self.accelerator.num_processes // shards
         if (loader.dp_rank, loader.dp_world_size) != (rank, world):
             raise ConfigError(

@@ -339,11 +339,11 @@ def test_a_node_with_another_forebay_or_none_is_named(monkeypatch: pytest.Monkey
     on_node = runner_ray._by_value()
     host, kind, error = pickle.loads(on_node("0.0.9", b""))  # noqa: S301
     assert (host, kind) == (socket.gethostname(), "raised")
-    assert "has forebay 0.1.0, and the driver has 0.0.9: install one version" in str(error)
+    assert "has forebay 0.2.0, and the driver has 0.0.9: install one version" in str(error)
     monkeypatch.setitem(sys.modules, "forebay.preprocess.runner.slurm", None)
     monkeypatch.delattr("forebay.preprocess.runner.slurm")
     with pytest.raises(RuntimeError, match=rf"cannot be imported on node {host} by .*python"):
-        on_node("0.1.0", b"")
+        on_node("0.2.0", b"")
 
 
 def test_an_error_that_no_pickle_gives_back_is_told() -> None:
