@@ -35,6 +35,7 @@ MOVED = {
     "ARCHITECTURE.md": "architecture.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
     "demo/README.md": "demo.md",
     "docs/first-look.ipynb": "first-look.md",
 }
@@ -44,7 +45,7 @@ LISTED = {"examples": "examples.md", "configs": "configs.md"}
 
 _FENCE = re.compile(r"^(```.*?^```[ \t]*$)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
-_CODE = re.compile(r"(?<!\[)`((?:docs|examples|configs|demo)/[\w./-]+|(?:ARCHITECTURE|SECURITY|CHANGELOG|README)\.md)`")
+_CODE = re.compile(r"(?<!\[)`((?:docs|examples|configs|demo)/[\w./-]+|(?:ARCHITECTURE|SECURITY|CHANGELOG|README|CONTRIBUTING)\.md)`")
 _SPAN = re.compile(r"`[^`\n]+`")
 _LIST = re.compile(r"^(?=(?:[-*]|\d+\.) )")
 
