@@ -26,6 +26,62 @@ from forebay.steps.text.normal.normal_step import NORMAL, normal_step
 
 PAGE = Path(__file__).with_name("config.md")
 
+TOUCHED = {
+    "source.kind": (
+        "",
+        "`table` (CSV, TSV, parquet, JSONL, arrow), `folder`, `tar`, `filelist`, `webdataset`, "
+        "`jsonl`, `hf`, `ljspeech`, `text`, `python` (an iterator of yours)",
+    ),
+    "source.manifest": (
+        "",
+        "file, folder or glob, or a list of them",
+    ),
+    "audio.features": (
+        '"log_mel"',
+        "`log_mel` (Whisper), `qwen3_asr`, `w2v_bert`, `waveform`, `mel` (speech synthesis), "
+        "`given` (features of the source), `none` (text alone), `extractor` (any feature "
+        "extractor), a class of yours",
+    ),
+    "vision.processor": (
+        "",
+        "images instead of audio: the folder of any image processor",
+    ),
+    "text.tokenizer": (
+        "",
+        "folder with the tokenizer's files; without `[text]` there are no tokens",
+    ),
+    "text.prompt": (
+        '"plain"',
+        "`whisper`, `qwen3_asr`, `plain`, `tts`; with `[vision]` `chat`, `label`, `plain`, `none`",
+    ),
+    "text.language": (
+        '"manifest"',
+        "`detect`, `detect_missing`: the language of each text, from the text",
+    ),
+    "text.normalize": (
+        '"nfkc"',
+        "a list of steps: `nfkc`, `lower`, `numbers`, `persian`, `indic`, `whisper_basic`, "
+        "`phones`, a function of yours",
+    ),
+    "plan.batch_seconds": (
+        "",
+        'padded seconds a batch; for packs of Qwen-VL instead `kind = "pack"` and `seq_len`, the tokens of a pack',
+    ),
+    "loader.cache": (
+        '"auto"',
+        "`auto`, `require` (a missing cache is an error), `off`",
+    ),
+    "train.model": (
+        "",
+        "folder of a transformers model, for `forebay train`",
+    ),
+    "run.cache_root": (
+        '"caches"',
+        "where caches are looked for and built",
+    ),
+}
+"""The fields that people touch: default and meaning of each."""
+
 INTRODUCTION = """\
 # The config, field by field
 
@@ -40,20 +96,7 @@ with the nearest name.
 
 These fields are the ones that people touch:
 
-| field | default | meaning |
-|---|---|---|
-| `source.kind` | | `table` (CSV, TSV, parquet, JSONL, arrow), `folder`, `tar`, `filelist`, `webdataset`, `jsonl`, `hf`, `ljspeech`, `text`, `python` (an iterator of yours) |
-| `source.manifest` | | file, folder or glob, or a list of them |
-| `audio.features` | `"log_mel"` | `log_mel` (Whisper), `qwen3_asr`, `w2v_bert`, `waveform`, `mel` (speech synthesis), `given` (features of the source), `none` (text alone), `extractor` (any feature extractor), a class of yours |
-| `vision.processor` | | images instead of audio: the folder of any image processor |
-| `text.tokenizer` | | folder with the tokenizer's files; without `[text]` there are no tokens |
-| `text.prompt` | `"plain"` | `whisper`, `qwen3_asr`, `plain`, `tts`; with `[vision]` `chat`, `label`, `plain`, `none` |
-| `text.language` | `"manifest"` | `detect`, `detect_missing`: the language of each text, from the text |
-| `text.normalize` | `"nfkc"` | a list of steps: `nfkc`, `lower`, `numbers`, `persian`, `indic`, `whisper_basic`, `phones`, a function of yours |
-| `plan.batch_seconds` | | padded seconds a batch; for packs of Qwen-VL instead `kind = "pack"` and `seq_len`, the tokens of a pack |
-| `loader.cache` | `"auto"` | `auto`, `require` (a missing cache is an error), `off` |
-| `train.model` | | folder of a transformers model, for `forebay train` |
-| `run.cache_root` | `"caches"` | where caches are looked for and built |
+@TOUCHED@
 
 `[plan]` has a `kind`, which says what other fields there are. Left out, the kind is `"bucket"`.
 """
@@ -68,7 +111,9 @@ HEAD = ("| field | type | default | meaning |", "|---|---|---|---|")
 
 def page() -> str:
     """Returns the text of `docs/config.md`."""
-    return "\n".join([INTRODUCTION, *_section(Config, "")])
+    rows = [f"| `{name}` | {f'`{default}`' if default else ''} | {says} |" for name, (default, says) in TOUCHED.items()]
+    touched = "\n".join(["| field | default | meaning |", "|---|---|---|", *rows])
+    return "\n".join([INTRODUCTION.replace("@TOUCHED@", touched), *_section(Config, "")])
 
 
 def _section(owner: Any, name: str) -> Iterator[str]:

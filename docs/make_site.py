@@ -45,7 +45,9 @@ LISTED = {"examples": "examples.md", "configs": "configs.md"}
 
 _FENCE = re.compile(r"^(```.*?^```[ \t]*$)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
-_CODE = re.compile(r"(?<!\[)`((?:docs|examples|configs|demo)/[\w./-]+|(?:ARCHITECTURE|SECURITY|CHANGELOG|README|CONTRIBUTING)\.md)`")
+_CODE = re.compile(
+    r"(?<!\[)`((?:docs|examples|configs|demo)/[\w./-]+|(?:ARCHITECTURE|SECURITY|CHANGELOG|README|CONTRIBUTING)\.md)`"
+)
 _SPAN = re.compile(r"`[^`\n]+`")
 _LIST = re.compile(r"^(?=(?:[-*]|\d+\.) )")
 
