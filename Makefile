@@ -58,7 +58,6 @@ format: $(INSTALLED)
 
 config-docs: $(INSTALLED)
 	$(BIN)/python docs/make_config.py
-	cp docs/when-things-go-wrong.md forebay/
 
 bench: $(INSTALLED)
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(PINNED) $(BIN)/python -m benchmarks.$$name || exit 1; done

@@ -36,6 +36,7 @@ MOVED = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "forebay/errors.md": "errors.md",
     "demo/README.md": "demo.md",
     "docs/first-look.ipynb": "first-look.md",
 }
@@ -46,7 +47,7 @@ LISTED = {"examples": "examples.md", "configs": "configs.md"}
 _FENCE = re.compile(r"^(```.*?^```[ \t]*$)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _CODE = re.compile(
-    r"(?<!\[)`((?:docs|examples|configs|demo)/[\w./-]+|(?:ARCHITECTURE|SECURITY|CHANGELOG|README|CONTRIBUTING)\.md)`"
+    r"(?<!\[)`((?:docs|examples|configs|demo)/[\w./-]+|(?:ARCHITECTURE|SECURITY|CHANGELOG|README|CONTRIBUTING|forebay/errors)\.md)`"
 )
 _SPAN = re.compile(r"`[^`\n]+`")
 _LIST = re.compile(r"^(?=(?:[-*]|\d+\.) )")

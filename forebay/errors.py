@@ -1,7 +1,7 @@
 """Every error raised on purpose. A message names the thing, the two values that disagree, and the next command.
 
 Each error has a stable `code`: that of its class, or a finer one that the place which raises gives (`code="FB101"`).
-`forebay explain CODE` prints what docs/when-things-go-wrong.md says of a code. A code never gets another meaning.
+`forebay explain CODE` prints what forebay/errors.md says of a code. A code never gets another meaning.
 """
 
 from __future__ import annotations

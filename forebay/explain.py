@@ -1,6 +1,6 @@
-"""Explanations of error codes, reasons and symptoms: the entries of docs/when-things-go-wrong.md, for a terminal.
+"""Explanations of error codes, reasons and symptoms: the entries of forebay/errors.md, for a terminal.
 
-The page is written in `docs/`; the package holds a copy of it (`make config-docs`), which a test compares.
+The page is part of the package; the site takes it from there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forebay import errors
 from forebay.errors import ConfigError
 from forebay.terminal import columns
 
-PAGE = "when-things-go-wrong.md"
+PAGE = "errors.md"
 
 Kind = Literal["code", "reason", "symptom"]
 

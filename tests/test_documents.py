@@ -34,10 +34,12 @@ DOCUMENTS = [
     "README.md",
     "CHANGELOG.md",
     "SECURITY.md",
+    "CONTRIBUTING.md",
+    "forebay/errors.md",
     "demo/README.md",
     *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md"))),
 ]
-GUIDES = ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
+GUIDES = ["README.md", "forebay/errors.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
 """What a user reads, with commands, settings and code to copy."""
 
 

@@ -106,7 +106,8 @@ def test_every_extra_s_line_is_tried() -> None:
 def test_a_build_beside_an_old_transformers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(ROOT / "configs" / "demo_speech.toml")
     monkeypatch.setattr("forebay.extras.version", {"transformers": "4.57.6"}.__getitem__)
-    with pytest.raises(MissingExtraError, match=rf"transformers 5 .* 4\.57\.6 is installed.*{re.escape(install_line('build'))}"):
+    line = re.escape(install_line("build"))
+    with pytest.raises(MissingExtraError, match=rf"transformers 5 .* 4\.57\.6 is installed.*{line}"):
         recipe_of(config).check()
     waveform = {"name": "x", "source": {"kind": "folder", "manifest": "."}, "audio": {"features": "waveform"}}
     recipe_of(load_config(waveform)).check()  # nothing of transformers makes these
