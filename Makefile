@@ -9,6 +9,8 @@ SITE := .venv-docs
 SITE_INSTALLED := $(SITE)/.installed
 # Tests and benchmarks run beside each other on few cores, so each of them gets one thread.
 PINNED := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+# Prints the CPU seconds of a command and its children behind it.
+CPU_OF := bash -c 'TIMEFORMAT="CPU: user %U s, system %S s; wall %R s"; time "$$@"' --
 BENCHMARKS := $(filter-out __init__ data here_pool picture report shard_cache,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .PHONY: demo demo-remote test test-wide faults check format config-docs bench bench-tiny bench-peers images docs wheel clean
@@ -33,7 +35,7 @@ demo-remote: $(INSTALLED)
 
 # COLD=1: every process of the tests starts from nothing, as a user's does (tests/warm/__init__.py), which takes twice the time.
 test: $(INSTALLED)
-	$(PINNED) FOREBAY_TEST_COLD=$(COLD) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m "not wide"
+	$(CPU_OF) env $(PINNED) FOREBAY_TEST_COLD=$(COLD) $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m "not wide"
 
 # The tests that take long for what they add to `make test`: before an issue is closed.
 test-wide: $(INSTALLED)

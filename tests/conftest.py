@@ -16,7 +16,7 @@ from tests.warm.worker import warm_workers
 
 # Every run draws anew: what `make test` leaves out in one run comes in another. `make test-wide` draws more at once.
 _ALWAYS = settings(deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("forebay", _ALWAYS, max_examples=50)
+settings.register_profile("forebay", _ALWAYS, max_examples=25)
 settings.register_profile("wide", _ALWAYS, max_examples=200)
 settings.load_profile("forebay")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import cli
@@ -111,7 +111,6 @@ def run(*arguments: str) -> int:
     return code
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_whatever_strangers_put_there_is_listed_and_stays(data: st.DataObject) -> None:
     with planted(data) as root:
@@ -140,7 +139,6 @@ def test_whatever_strangers_put_there_is_listed_and_stays(data: st.DataObject) -
         assert {name for name in links if name not in after} == set()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=20))
 def test_any_text_is_an_age_and_a_size_or_is_refused(text: str) -> None:
     for parse in (parse_age, parse_size):
@@ -151,7 +149,6 @@ def test_any_text_is_an_age_and_a_size_or_is_refused(text: str) -> None:
                 parse(text)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(min_size=1, max_size=12).filter(lambda text: not text.startswith("-")), min_size=1, max_size=2))
 def test_any_name_to_remove_is_found_or_refused(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as place:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError, ConfigError, ForebayError
@@ -109,7 +109,6 @@ _FORMS: list[tuple[int | None, ...]] = [(None, None), (3, None), (2,)]
 _SHAPES = st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=4)
 
 
-@settings(max_examples=50, deadline=None)
 @given(shape=_SHAPES, size=st.integers(0, 64), codec=st.sampled_from(["raw", "zstd"]), form=st.sampled_from(_FORMS))
 def test_no_shape_that_a_row_says_ends_in_another_error(
     shape: list[int], size: int, codec: str, form: tuple[int | None, ...]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
@@ -153,7 +153,6 @@ VALUES = st.recursive(
 DOCUMENTS = st.dictionaries(NAMES, VALUES, max_size=5) | VALUES
 
 
-@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from(("config", "preprocessor_config", "processor_config")), DOCUMENTS))
 def test_any_documents_are_a_model_or_refused(
     tmp_path_factory: pytest.TempPathFactory, documents: dict[str, Any]

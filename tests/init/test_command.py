@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import load_config
@@ -159,7 +159,6 @@ def test_two_folders_that_are_alike_are_one_config(project: Path, capsys: pytest
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 
-@settings(max_examples=40)
 @given(NAMES, NAMES, st.lists(NAMES, min_size=3, max_size=3, unique_by=lambda name: name.strip().lower()))
 def test_any_names_of_folders_files_and_columns_are_written_as_they_are(
     tmp_path_factory: pytest.TempPathFactory, folder: str, stem: str, columns: list[str]

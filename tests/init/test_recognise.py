@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
@@ -228,7 +228,6 @@ ENDS = ("", ".wav", ".jpg", ".csv", ".tsv", ".jsonl", ".tar", ".txt", ".parquet"
 FILE_NAMES = st.tuples(NAMES, st.sampled_from(ENDS))
 
 
-@settings(max_examples=40)
 @given(st.lists(st.tuples(FILE_NAMES, st.binary(max_size=60)), max_size=6))
 def test_any_folder_is_found_or_refused(
     tmp_path_factory: pytest.TempPathFactory, files: list[tuple[tuple[str, str], bytes]]

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.preprocess.coded import Coded, Coder
@@ -18,7 +18,6 @@ WORDS = st.sampled_from(("", "a", "b", "ab", "é", "\udcff", "\n")) | st.text("x
 
 
 @given(shards=st.lists(st.lists(WORDS, max_size=6), max_size=3))
-@settings(max_examples=40, deadline=None)
 def test_numbers_stand_for_the_strings(shards: list[list[str]]) -> None:
     coder, found = Coder(), [np.zeros(0, np.int32)]
     with tempfile.TemporaryDirectory() as folder:

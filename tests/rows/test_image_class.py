@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config.data import MEANINGS
@@ -72,7 +72,6 @@ def test_every_prompt_of_one_image_is_read_so() -> None:
 
 
 @given(JSON, st.sampled_from(ONE_IMAGE))
-@settings(max_examples=50)
 def test_any_value_is_a_row_or_has_a_reason(value: Any, meaning: str) -> None:
     rows = RowSink(meaning_named(meaning))
     for fields in ({"label": value, "text": value}, {"label": [value, value]}):
@@ -90,7 +89,6 @@ def test_any_value_is_a_row_or_has_a_reason(value: Any, meaning: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "b", "10", "9", "é", "[x]"]), min_size=1, max_size=12))
-@settings(max_examples=30)
 def test_classes_are_the_different_names_sorted(names: list[str]) -> None:
     wanted = sorted(set(names))
     assert listed(*names)[1] == Labels(names=tuple(wanted), count=len(wanted))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError, ManifestError
@@ -137,7 +137,6 @@ def test_settings_of_other_folders_are_refused(source: dict[str, Any], prompt: s
         st.text(st.characters(exclude_characters="/\0", exclude_categories=()), min_size=1, max_size=6), max_size=5
     )
 )
-@settings(max_examples=25)
 def test_any_names_are_classes(names: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("any")
     wanted = set()

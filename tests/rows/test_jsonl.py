@@ -194,7 +194,7 @@ def test_any_json_gives_its_rows_or_a_manifest_error(tmp_path: Path, rows: list[
         assert math.isnan(found["duration_s"]) if stated is None else found["duration_s"] == float(stated)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=60))
 def test_any_bytes_give_rows_or_a_manifest_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "m.jsonl"

@@ -123,7 +123,7 @@ def test_an_edit_keeps_what_stands_before_it(tmp_path: Path, monkeypatch: pytest
 CHANGES = st.sampled_from(["grow", "cut", "edit", "same size", "other", "end"])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(counts=st.integers(0, 90), changes=st.lists(CHANGES, max_size=4), at=st.integers(0, 99))
 def test_rows_are_right_whatever_becomes_of_the_file(tmp_path: Path, counts: int, changes: list[str], at: int) -> None:
     path, data = tmp_path / "t.txt", texts(counts)

@@ -53,7 +53,7 @@ PIECES = st.sampled_from(
 TEXTS = st.lists(PIECES, max_size=30).map(b"".join)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=TEXTS, mark=st.sampled_from([b"", BOM]), first=st.integers(1, 9), most=st.integers(1, 9))
 def test_lines_are_those_of_a_plain_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, mark: bytes, first: int, most: int
@@ -75,7 +75,7 @@ def test_lines_are_those_of_a_plain_split(
         assert block.begins[0] == block.place.offset
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=TEXTS, ending=st.sampled_from([*CODECS]), cut=st.integers(0, 99))
 def test_a_compressed_file_has_the_same_lines_or_is_refused(tmp_path: Path, data: bytes, ending: str, cut: int) -> None:
     path = write(tmp_path, data, ending)

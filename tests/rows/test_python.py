@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import Config
@@ -49,7 +49,6 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(LINES, st.binary(max_size=9))
 def test_a_list_of_anything_is_read_or_refused(lines: list[dict[str, object]], more: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:

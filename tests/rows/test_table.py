@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import load_config
@@ -274,7 +274,6 @@ def test_bytes_in_parquet_and_arrow_are_read_without_the_datasets_library(
         assert manifest.rows["kept:snr"].to_pylist() == [1.5, None]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -302,7 +301,6 @@ def test_a_csv_is_read_as_the_csv_module_reads_it(
     assert not table.problems
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["t.csv", "t.tsv", "t.jsonl"]))
 def test_no_bytes_break_the_reader(tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str) -> None:
     folder = tmp_path_factory.mktemp("bytes")
@@ -323,7 +321,6 @@ def test_no_bytes_break_the_reader(tmp_path_factory: pytest.TempPathFactory, dat
     }
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.lists(

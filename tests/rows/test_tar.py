@@ -272,7 +272,7 @@ def test_a_task_carries_its_own_rows_through_pickle(tmp_path: Path) -> None:
     assert locate_tar(copy).rows.equals(locate_tar(tasks[1]).rows)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_manifest_gives_rows_or_a_manifest_error(tmp_path: Path, data: st.DataObject) -> None:
     good = (SPEECH / "train.parquet").read_bytes()

@@ -226,7 +226,7 @@ def test_the_same_of_json_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         read(path, max_samples=5, languages=("en",))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     ids=st.lists(st.sampled_from([None, "a", "b", "t/2", "u/t/1", "t/t/1"]), min_size=1, max_size=8),
     max_samples=st.integers(1, 8),

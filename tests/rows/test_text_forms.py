@@ -150,7 +150,7 @@ def test_marks_of_direction_and_joiners_are_kept(tmp_path: Path) -> None:
         assert rows_of(read(write(tmp_path / name, [KEPT])))[0][2] == KEPT
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     names=st.lists(st.sampled_from(FORMS), min_size=1, max_size=3, unique=True),
     start=st.none() | st.integers(-60, 60),
@@ -256,7 +256,7 @@ JSON_VALUES = st.sampled_from(
 )
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     fields=st.lists(st.tuples(NAMES, JSON_VALUES), max_size=4),
     spaces=st.lists(st.sampled_from(["", " ", "\t"]), min_size=3, max_size=3),

@@ -157,7 +157,7 @@ _stems = st.sampled_from(["a", "b", "b.x", "d/a", "c.1", "c.2", ".h"])
 _endings = st.sampled_from([".flac", ".FLAC", ".wav", ".json", ".txt", ".jpg", ""])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     names=st.lists(st.tuples(_stems, _endings), max_size=10), document=st.sampled_from([b"{}", b"{", b'{"id": "a"}'])
 )

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
@@ -82,7 +82,6 @@ def expected(field: FieldForm, samples: list[list[Array]]) -> Array:
     return np.stack(rows)
 
 
-@settings(max_examples=50, deadline=None)
 @given(clips(), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_batches_are_those_of_a_plain_loop(case: tuple[FieldForm, list[list[Array]]], dtype: torch.dtype) -> None:
     field, samples = case
@@ -203,7 +202,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.sampled_from(["name", "dtype", "shape", "stored_dtype", "pad", "side", "join", "multiple", "mask_of", "x"]), JSON
 )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
@@ -38,7 +38,6 @@ def selection(cache: Cache) -> Selection:
     return filtered(cache, Filter.of(FilterConfig(where="language == 'es'")))
 
 
-@settings(max_examples=60)
 @given(
     start=st.one_of(st.none(), st.integers(-25, 25)),
     stop=st.one_of(st.none(), st.integers(-25, 25).map(np.int64)),

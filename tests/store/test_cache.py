@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import forebay
@@ -143,7 +143,6 @@ def test_opening_and_reading_change_nothing_on_disk_and_need_no_right_to(
         set_writable(copy, is_writable=True)
 
 
-@settings(max_examples=25)
 @given(st.integers(1, 9), st.lists(st.integers(0, NUM_SAMPLES - 1), max_size=30))
 def test_any_order_with_any_number_of_open_shards(
     folder: Path, values: list[dict[str, bytes]], max_open_shards: int, order: list[int]
@@ -352,7 +351,6 @@ def test_a_missing_or_truncated_shard_is_named(copy: Path) -> None:
     assert len(cache.read(4)) == 5
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_every_changed_byte_of_the_metadata_is_found(folder: Path, draw: st.DataObject) -> None:
     document = (folder / "metadata.json").read_bytes()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError
@@ -32,7 +32,6 @@ def test_columns_and_their_types(tmp_path: Path) -> None:
     table.validate(full=True)
 
 
-@settings(max_examples=25)
 @given(
     num_samples=st.integers(0, 12),
     rows_per_shard=st.integers(1, 7),

@@ -136,7 +136,6 @@ def test_every_flipped_byte_of_hashes_or_offsets_is_found(rows: Rows, draw: st.D
         assert problems(shard) or read == lengths
 
 
-@settings(max_examples=100)
 @given(stored_rows().filter(len), st.sampled_from(["sample_id", "num_audio_samples", "failure"]), st.data())
 def test_every_flipped_byte_of_a_table_field_is_found(rows: Rows, name: str, draw: st.DataObject) -> None:
     with written(rows) as (path, entry):

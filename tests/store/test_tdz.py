@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.store.files import start_writeback
@@ -57,7 +57,6 @@ def test_the_zip_of_python_finds_the_same_bytes_aligned(arrays: dict[str, Array]
     assert stored_checksums(data) == {name: info.CRC for name, info in infos.items()}
 
 
-@settings(max_examples=40)
 @given(named_tensors())
 def test_tensordict_loads_the_same_tensors(arrays: dict[str, Array]) -> None:
     from tensordict import TensorDict

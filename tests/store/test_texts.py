@@ -182,7 +182,6 @@ def test_a_flipped_byte_costs_the_texts_of_its_file_until_they_are_kept_again(
 
 
 @given(data=st.data())
-@settings(max_examples=40)
 def test_no_damage_gives_a_wrong_value_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -79,7 +79,6 @@ def test_every_bit_of_the_rows_order_and_of_the_metadata_counts(copy: Path) -> N
     assert verify_folder(copy).ok
 
 
-@settings(max_examples=40)
 @given(draw=st.data())
 def test_every_truncation_and_every_appended_byte_is_found_by_a_stat(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject

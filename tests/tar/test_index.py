@@ -65,7 +65,6 @@ def keep(tar: Path, root: Path) -> TarIndex:
 
 
 @given(members=tar_contents(), tar_format=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
-@settings(max_examples=30)
 def test_what_is_kept_is_what_was_scanned(
     tmp_path_factory: pytest.TempPathFactory, members: list[tuple[str, bytes]], tar_format: int
 ) -> None:

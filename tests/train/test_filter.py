@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -192,7 +192,6 @@ def test_why_keys_differ_names_the_filter_before_what_follows_from_it() -> None:
     assert "the recipe" in why_differ(one, "a" * 16 + "f" * 16 + one[32:])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     taken=st.lists(st.booleans(), min_size=30, max_size=30).filter(any),
     world=st.integers(1, 3),

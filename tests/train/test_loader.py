@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
@@ -178,7 +178,6 @@ def test_set_epoch_goes_to_the_head_of_another_epoch_only() -> None:
 # State
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     first=st.integers(1, 4),
     second=st.integers(1, 4),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import load_config
@@ -236,7 +236,6 @@ def test_keys_with_nothing_in_common_say_nothing_more() -> None:
         assert why_differ(stored, "0" * 64).startswith("the data, the [plan] section or a mixture changed since")
 
 
-@settings(max_examples=60)
 @given(
     count=st.integers(2, 30_000),
     rate=st.sampled_from([8_000, 11_025, 16_000, 22_050, 24_000, 44_100, 48_000]),

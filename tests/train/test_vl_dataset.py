@@ -163,7 +163,7 @@ def with_tail(dataset: CachedVLDataset, tail: str) -> None:
     infinite=st.booleans(),
     tail=st.sampled_from(["short", "drop"]),
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_workers_together_give_the_rank_s_steps_and_go_on_from_their_states(
     root: Path, data: st.DataObject, num_workers: int, world: int, *, infinite: bool, tail: str
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import cli
@@ -70,7 +70,6 @@ def _metadata(word: str) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=25)
 @given(st.lists(ANYTHING, min_size=3, max_size=3), st.lists(ANYTHING, min_size=3, max_size=3), ANYTHING)
 def test_ids_texts_and_metadata_stay_text(ids: list[str], texts: list[str], word: str) -> None:
     word = word.encode("utf-8", "replace").decode()

@@ -256,7 +256,7 @@ def test_changes_have_colours_on_a_terminal_and_what_strangers_write_has_none(
 
 
 @given(text=wicked_texts() | st.text(st.characters(exclude_categories=()), max_size=30))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_is_shown_or_says_why_not(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     config = _config(tmp_path_factory)
     view = view_text(config, text, is_diff=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import BucketConfig
@@ -120,7 +120,6 @@ def simulated(plan: MixturePlan, num_groups: int) -> list[tuple[int, list[tuple[
     return left
 
 
-@settings(max_examples=40)
 @given(mixtures(batches="mixed"), st.integers(0, 3))
 def test_a_mixed_stream_is_what_walking_it_gives(made: Made, first: int) -> None:
     plan, count = made.plan, 4

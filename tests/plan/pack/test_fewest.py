@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import PackConfig
@@ -56,7 +56,6 @@ def best_fit_decreasing(sizes: Array, measure: Callable[[Array], Array]) -> int:
     return len(rooms)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(LENGTHS), st.integers(1, 2500), st.sampled_from([256, 1000, 2048]), st.integers(0, 2**32))
 def test_no_buffer_and_no_best_fit_decreasing_needs_fewer_packs(
     made: Callable[..., Array], count: int, seq_len: int, seed: int
@@ -80,7 +79,6 @@ def test_many_similar_lengths_fill_packs_as_a_buffer_does(low: int, high: int, s
     assert plan.num_batches <= packs(tokens, seq_len, buffer_size=64).num_batches
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.sampled_from(LENGTHS), st.integers(1, 400), st.floats(0.3, 3.0), st.integers(0, 2**32))
 def test_two_budgets_need_no_more_packs_than_best_fit_decreasing_of_vectors(
     made: Callable[..., Array], count: int, share: float, seed: int

@@ -49,7 +49,6 @@ def reason_of(data: bytes, step: Decode = STEP, *, match: str = "sample s-1: ") 
     channels=st.integers(1, 9),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=60)
 def test_lossless_sources_come_back_exactly(kind: str, num_samples: int, channels: int, seed: int) -> None:
     samples = voice(num_samples, channels=min(channels, 8) if kind == "FLAC" else channels, seed=seed)
     waveform = decode(encoded(samples, 16_000, kind=kind, subtype="PCM_16"))
@@ -107,7 +106,6 @@ def test_every_real_recording() -> None:
     clip_s=st.floats(0.05, 2.5),
     kind=st.sampled_from(["FLAC", "WAV", "OGG"]),
 )
-@settings(max_examples=40)
 def test_a_clip_is_the_beginning_of_the_whole(rate_hz: int, clip_s: float, kind: str) -> None:
     if kind == "OGG" and rate_hz < 8_000:
         kind = "WAV"
@@ -245,7 +243,6 @@ def test_damage_gives_a_reason_or_a_finite_waveform(kind: str, flips: list[tuple
 
 
 @given(position=st.integers(42, 60_000), flip=st.integers(1, 255))
-@settings(max_examples=100)
 def test_damage_in_flac_audio_is_never_heard(position: int, flip: int) -> None:
     data = bytearray(FLAC)
     position = 42 + (position - 42) % (len(data) - 42)

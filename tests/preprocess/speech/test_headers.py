@@ -32,7 +32,6 @@ def by_decoding(data: bytes) -> tuple[int, int, int]:
     channels=st.integers(1, 2),
     rate_hz=st.sampled_from([8_000, 16_000, 44_100, 48_000]),
 )
-@settings(max_examples=80)
 def test_a_header_says_what_decoding_gives(kind: str, num_samples: int, channels: int, rate_hz: int) -> None:
     data = encoded(voice(num_samples, channels=channels), rate_hz, kind=kind)
     found = info(data)

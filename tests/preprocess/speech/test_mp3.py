@@ -70,7 +70,6 @@ def test_a_wrong_estimate_of_the_length_loses_and_fails_nothing() -> None:
 
 
 @given(cut=st.floats(0.05, 1), rate_hz=st.sampled_from(RATES_HZ))
-@settings(max_examples=30, deadline=None)
 def test_cut_anywhere_a_tag_tells_and_without_one_every_whole_frame_is_there(cut: float, rate_hz: int) -> None:
     data = tagged(rate_hz)
     bare = without_tag(data)
@@ -122,7 +121,6 @@ def test_a_tag_that_counts_no_frames_is_replaced(*, is_zero: bool) -> None:
     is_tagged=st.booleans(),
     cut=st.integers(0, 9_000),
 )
-@settings(max_examples=60, deadline=None)
 def test_damage_gives_a_reason_or_a_finite_waveform(flips: list[tuple[int, int]], *, is_tagged: bool, cut: int) -> None:
     data = bytearray(tagged() if is_tagged else without_tag(tagged()))
     for position, flip in flips:

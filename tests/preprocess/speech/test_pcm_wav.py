@@ -43,7 +43,6 @@ def by_libsndfile(data: bytes, step: Decode, want: Literal["float32", "int16"]) 
     want=st.sampled_from(("float32", "int16")),
     extremes=st.booleans(),
 )
-@settings(max_examples=80, deadline=None)
 def test_plain_files_are_what_libsndfile_gives(
     samples: int,
     channels: int,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import cli
@@ -113,7 +113,6 @@ def test_left_padding_and_multiples_are_found() -> None:
     assert batch["attention_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
 
 
-@settings(max_examples=25, deadline=None)
 @given(lengths=st.lists(st.integers(400, 12_000), min_size=1, max_size=4))
 def test_a_batch_is_the_extractors_own_at_any_lengths(lengths: list[int]) -> None:
     clips = [noise(n, seed=i) for i, n in enumerate(lengths)]
@@ -128,7 +127,6 @@ _GEMMA = OpenExtractor.of(transformers.Gemma4UnifiedAudioFeatureExtractor())
 _FORM = probe_extractor(_GEMMA.extractor)[0]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     step=st.integers(1, 9),
     hop=st.integers(1, 700),

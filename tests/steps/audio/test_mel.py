@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import load_config
@@ -178,7 +178,6 @@ def noises(draw: st.DrawFn, *, least: int) -> list[np.ndarray]:
     return [(rng.standard_normal(n) * draw(st.sampled_from([0.0, 1e-3, 0.3]))).astype(np.float32) for n in sizes]
 
 
-@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_any_settings_are_the_reference_and_no_clip_depends_on_its_neighbours(data: st.DataObject) -> None:
     step = data.draw(steps())
@@ -198,7 +197,6 @@ def test_any_settings_are_the_reference_and_no_clip_depends_on_its_neighbours(da
 
 
 @given(samples=st.integers(0, 3000), n_fft=st.sampled_from([16, 250, 1024]), hop_length=st.integers(1, 16))
-@settings(max_examples=50, deadline=None)
 def test_a_clip_has_as_many_frames_as_its_length_says(samples: int, n_fft: int, hop_length: int) -> None:
     for center in (True, False, "hop"):
         step = Mel(n_fft=n_fft, hop_length=hop_length, n_mels=8, center=center)

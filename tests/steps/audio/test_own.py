@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config import Config
@@ -288,7 +288,6 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.one_of(st.binary(max_size=200), st.lists(PIECES, max_size=40).map(lambda parts: "".join(parts).encode())))
 def test_a_file_of_anything_is_read_or_refused(content: bytes) -> None:
     version, files = 0, list[str]()

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.steps.audio.mel import Mel
@@ -44,7 +44,6 @@ def yin(clip: np.ndarray, middle: int, step: Pitch) -> float:
     return 0.0
 
 
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_it_is_what_the_paper_says(data: st.DataObject) -> None:
     clip = recordings()[data.draw(st.integers(0, len(recordings()) - 1))][1]

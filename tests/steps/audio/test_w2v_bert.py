@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import SeamlessM4TFeatureExtractor
 
@@ -23,7 +23,6 @@ def test_frames_are_those_of_the_clip_and_400_zeros() -> None:
     assert worst <= 1e-5  # values reach 25; float32 has 2e-6 there
 
 
-@settings(max_examples=25)
 @given(st.data())
 def test_a_crop_on_a_hop_boundary_is_a_slice(data: st.DataObject) -> None:
     clip = recordings()[data.draw(st.integers(0, len(recordings()) - 1))][1]

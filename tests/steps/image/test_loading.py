@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -66,7 +66,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.sampled_from(["size", "crop_size", "resample", "image_mean", "do_resize", "auto_map", "image_processor_type"]),
     JSON,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.steps.form import Table
@@ -88,7 +88,6 @@ def test_both_zeros_are_kept_apart() -> None:
     assert Encoder(Table(axis=0, values=values)).codes(array).tolist() == [[0, 1, 1, 0]] * 2
 
 
-@settings(max_examples=50, deadline=None)
 @given(tables())
 def test_what_is_encoded_expands_to_itself(case: tuple[Table, Array]) -> None:
     table, array = case

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -53,7 +53,6 @@ def together(coder: TextEncoder, rows: Sequence[tuple[str, Any, Any]], start: in
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-@settings(max_examples=50, deadline=None)
 @given(rows=ROWS_OF_TEXT, cuts=st.sets(st.integers(1, 11)), mode=st.sampled_from(["auto", "always"]))
 def test_any_cut_of_texts_into_batches_gives_what_each_gives_alone(
     prompt: str, rows: list[tuple[str, Any, Any]], cuts: set[int], mode: str
@@ -71,7 +70,6 @@ def test_any_cut_of_texts_into_batches_gives_what_each_gives_alone(
 
 
 @pytest.mark.parametrize("prompt", ["whisper", "qwen3_asr"])
-@settings(max_examples=50, deadline=None)
 @given(texts=st.lists(st.one_of(PRINTABLE, ENGLISH, transcripts()), max_size=8))
 def test_words_of_a_table_have_the_ids_of_the_tokenizer(prompt: str, texts: list[str]) -> None:
     vocabulary = encoder(prompt)._vocabulary
@@ -147,7 +145,6 @@ def _word_piece() -> Tokenizer:
 
 
 @pytest.mark.parametrize("make", [_unigram, _word_piece])
-@settings(max_examples=30, deadline=None)
 @given(texts=st.lists(st.one_of(st.text("abcde '", max_size=12), transcripts()), max_size=8))
 def test_a_batch_without_offsets_has_the_ids_of_each_text(make: Any, texts: list[str]) -> None:
     tokenizer = make()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -128,7 +128,6 @@ def test_batches_are_those_of_the_processor(
 
 
 @given(texts=st.lists(st.text(st.sampled_from("thedogcat é1!"), max_size=12), min_size=1, max_size=4))
-@settings(max_examples=30, deadline=None)
 def test_any_texts_are_padded_as_the_tokenizer_does(texts: list[str], folder: Path) -> None:
     encoder = step_of(folder / "clip").opened(Path(), merge_size=None)
     expected = encoder.tokenizer(texts, padding=True, return_tensors="pt")

@@ -200,7 +200,6 @@ def by_generation_block(messages: list[dict[str, Any]], *, with_newline: bool) -
 
 
 @given(conversations())
-@settings(max_examples=60, deadline=None)
 def test_what_is_learnt_is_as_each_framework_s_rule_has_it(
     conversation: tuple[list[dict[str, Any]], list[tuple[int, int, int]]],
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import event, given, settings
+from hypothesis import event, given
 
 from forebay.config.digest import processor_digest, tokenizer_digest
 from forebay.errors import ConfigError, TextError
@@ -138,7 +138,6 @@ def test_folders_are_no_part_of_what_a_step_is(folder_of: Callable[[str], Path])
     assert not [value for value in step.identity().values() if "/" in str(value)]
 
 
-@settings(max_examples=25, deadline=None)
 @given(conversations())
 def test_any_conversation_is_as_the_processor_tokenises_it(
     conversation: tuple[list[dict[str, Any]], list[tuple[int, int, int]]],

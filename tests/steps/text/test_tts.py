@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import load_config
@@ -50,7 +50,6 @@ def test_every_character_is_a_symbol(folder: Path) -> None:
     assert ids_of(folder, "hezzo")[2:4] == [UNKNOWN] * 2
 
 
-@settings(max_examples=25, deadline=None)
 @given(text=st.text(alphabet="helo tr", min_size=1, max_size=20).filter(str.strip), add_eos=st.booleans())
 def test_blanks_stand_around_every_symbol_as_in_vits(folder: Path, text: str, *, add_eos: bool) -> None:
     plain = ids_of(folder, text, add_eos=add_eos)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.steps.batch import fresh
@@ -95,7 +95,6 @@ def test_tiles_of_samples_and_samples_without_an_image() -> None:
     assert assert_equal_on_both(behind, [coded(behind, (2, 3, 4, 4), (1, 3, 4, 4)), []]) == torch.int16
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from([3, 256, 300]),
     st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=3),

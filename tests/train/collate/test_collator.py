@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
@@ -56,7 +56,6 @@ def ragged(draw: st.DrawFn, kinds: Sequence[tuple[str, str | None, str]] = KINDS
     return FakeSource(lengths, features=features, prompt=prompt, dtype=dtype, seed=draw(st.integers(0, 99)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(source=ragged(), dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]), side=st.booleans())
 def test_batches_are_those_of_a_plain_loop_and_share_no_memory_with_the_source(
     source: FakeSource, dtype: torch.dtype, *, side: bool
@@ -75,7 +74,6 @@ def test_batches_are_those_of_a_plain_loop_and_share_no_memory_with_the_source(
         tensor.zero_()
 
 
-@settings(max_examples=25, deadline=None)
 @given(source=ragged(), dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
 def test_every_element_of_reused_memory_is_written(source: FakeSource, dtype: torch.dtype) -> None:
     ring = BufferRing(max_free=8)
@@ -153,7 +151,6 @@ def test_settings_that_give_no_batch_are_refused() -> None:
     stored=st.sampled_from([np.float16, np.float32]),
     dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
 )
-@settings(max_examples=40, deadline=None)
 def test_copies_round_as_torch_does_and_take_read_only_memory(size: int, stored: type, dtype: torch.dtype) -> None:
     values: Array = np.random.default_rng(size).normal(size=size).astype(stored)
     expected = torch.from_numpy(values.astype(np.float32)).to(dtype)

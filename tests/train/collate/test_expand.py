@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
@@ -27,7 +27,6 @@ def plain(patches: torch.Tensor, table: torch.Tensor, *, copies: int, dtype: tor
     return table[channels, planes].to(dtype)[:, :, None].expand(-1, -1, copies, -1).flatten(1)
 
 
-@settings(max_examples=40)
 @given(
     num_patches=st.one_of(st.integers(0, 5), st.sampled_from([63, 64, 65, 129])),
     patch_size=st.sampled_from([2, 3, 14]),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import CacheMismatchError
@@ -26,7 +26,6 @@ def ours(sample: dict[str, Any]) -> np.ndarray[Any, Any]:
     return mrope_positions(sample["input_ids"], sample["image_grid_thw"], image_token_id=IMAGE, merge_size=MERGE_SIZE)
 
 
-@settings(max_examples=100)
 @given(grids=GRIDS, num_text=st.integers(0, 9), seed=st.integers(0, 99))
 def test_positions_are_those_of_the_model(model: Any, grids: list[tuple[int, int]], num_text: int, seed: int) -> None:
     sample = conversation(np.random.default_rng(seed), grids, num_text=num_text)
@@ -41,7 +40,6 @@ def test_positions_are_those_of_the_model(model: Any, grids: list[tuple[int, int
     assert np.array_equal(found, wanted[:, 0].numpy())
 
 
-@settings(max_examples=50)
 @given(packed=st.lists(st.tuples(GRIDS, st.integers(0, 9)), min_size=1, max_size=5))
 def test_segments_of_a_pack_have_the_positions_of_samples_alone(
     packed: list[tuple[list[tuple[int, int]], int]],

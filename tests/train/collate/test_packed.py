@@ -60,7 +60,6 @@ def assert_samples_stand_in(batch: PatchBatch, samples: Sequence[dict[str, Any]]
     return token, patch
 
 
-@settings(max_examples=40)
 @given(seed=st.integers(0, 999), count=st.integers(1, 5), is_fixed=st.booleans(), varlen=st.booleans())
 def test_a_batch_holds_its_samples_and_padding_apart(seed: int, count: int, *, is_fixed: bool, varlen: bool) -> None:
     samples = samples_of(seed, count)

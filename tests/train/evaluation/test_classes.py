@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.train.evaluation.rates import ClassRates, class_rates, counted
@@ -22,7 +22,6 @@ def f1_of(said: np.ndarray, wanted: np.ndarray) -> list[float]:
     return found
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**16), st.integers(1, 12), st.integers(1, 4), st.booleans())
 def test_rates_are_those_of_a_plain_count(seed: int, rows: int, classes: int, several: bool) -> None:  # noqa: FBT001
     rng = np.random.default_rng(seed)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -232,7 +232,6 @@ def test_state_of_another_version_or_type_is_refused(tmp_path: Path, change: dic
         load_state(checkpoint)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     content=st.one_of(
         st.binary(max_size=40), st.recursive(st.none() | st.integers(), st.lists).map(str).map(str.encode)
@@ -251,7 +250,6 @@ def test_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         load_state(tmp_path)
 
 
-@settings(max_examples=100, deadline=None)
 @given(name=st.sampled_from(["model.safetensors", "optimizer.pt"]), data=st.data())
 def test_flipped_or_missing_bytes_are_found(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject

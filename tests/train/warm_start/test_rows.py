@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
@@ -79,7 +79,6 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
         Spread.of(rows, range(20))
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_a_row_depends_on_seed_matrix_and_token_alone(data: st.DataObject) -> None:
     """Neither on the order of the tokens nor on how many there are, but for the rounding of a product in float64."""
@@ -93,7 +92,6 @@ def test_a_row_depends_on_seed_matrix_and_token_alone(data: st.DataObject) -> No
         assert not torch.equal(spread.draw(part[:1], seed=seed, name=name)[0], drawn[part[0]])
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_moves_copy_bit_for_bit_and_pass_over_rows_without_a_token(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
