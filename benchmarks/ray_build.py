@@ -25,9 +25,8 @@ from typing import Any
 from benchmarks.data import BENCH_DATA, corpus, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, ratio, show, timed
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.runner.cluster import imported
 from forebay.preprocess.runner.driver import sole_driver
-from forebay.preprocess.runner.ray import OnNode, Ray
+from forebay.preprocess.runner.ray import OnNode, Ray, imported
 from forebay.preprocess.shard_task import ShardTask, make_shard
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

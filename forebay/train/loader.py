@@ -18,17 +18,16 @@ from forebay.plan.remote_cost import check_remote, windows_of
 from forebay.spans import COLLATE, DATA_WAIT, READ, span
 from forebay.steps.batch import IGNORED
 from forebay.steps.step import Batch, PaddingSide
+from forebay.store.by_hand import source_facts, table_html
 from forebay.store.layout import Ints
-from forebay.store.notebook import source_facts, table_html
 from forebay.store.remote.ahead.foresight import Foresight
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.crop import CropDraws
 from forebay.train.collate.patches import as_filler
 from forebay.train.device import Ahead, side_stream
-from forebay.train.prefetch import Prefetch
+from forebay.train.prefetch import Prefetch, ReadAhead
 from forebay.train.ranks import resolve_ranks
-from forebay.train.read_ahead import ReadAhead
 from forebay.train.ring import BufferRing
 from forebay.train.row_columns import BatchColumns
 

@@ -1,16 +1,23 @@
-"""Results of a function over arguments, in their order, made ahead by background threads."""
+"""Results of a function over arguments, in their order, made ahead by background threads.
+
+The pages of coming batches are read ahead too, while the disk is cold and only then.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
+
+from forebay.store.source import SampleSource
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -99,3 +106,37 @@ def _end(executor: ThreadPoolExecutor, pid: int, name: str) -> None:
     # The garbage collector may run in one of the threads themselves; a thread cannot wait for its own end.
     own = threading.current_thread().name.startswith(name)
     executor.shutdown(wait=not own, cancel_futures=True)
+
+
+_BATCHES = 256
+"""Batches whose pages are asked for after a batch that met the disk; asking costs microseconds a sample."""
+
+
+class ReadAhead:
+    """Asks for pages ahead from the first batch on whose filling waits for a disk, until a while goes by without one.
+
+    Threads may share it: what they race for is a number of batches.
+    """
+
+    def __init__(self, source: SampleSource) -> None:
+        """source: asked by its `will_need`, see `Cache.will_need`."""
+        self._source = source
+        self._left = 0
+
+    def announce(self, indices: Iterable[int]) -> None:
+        """Says which samples are read soon, in the order of reading."""
+        if self._left:
+            self._left -= 1
+            self._source.will_need(indices)
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Notices whether the block, in its thread, waited for pages from a disk."""
+        before = _major_faults()
+        yield
+        if _major_faults() > before:
+            self._left = _BATCHES
+
+
+def _major_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

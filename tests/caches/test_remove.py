@@ -15,7 +15,7 @@ import pytest
 
 from forebay import cli
 from forebay.caches import guard as guards
-from forebay.caches import removal
+from forebay.caches import prune as removal
 from forebay.caches.guard import Guard
 from forebay.caches.root_files import opened_root
 from forebay.caches.survey import survey

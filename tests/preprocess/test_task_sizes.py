@@ -21,7 +21,7 @@ from forebay.preprocess.listing import resolve
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask
 from forebay.rows import image_facts as conversation_images
-from forebay.rows import located_rows as locate
+from forebay.rows import list_rows as locate
 from forebay.rows.readers import jsonl as json_lines
 from forebay.rows.readers import table_records
 from forebay.steps.recipe import recipe_of

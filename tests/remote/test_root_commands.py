@@ -74,7 +74,7 @@ def test_rm_leaves_a_cache_that_changed_since_it_was_looked_at(
         bucket.put("caches/a/audio.npy", b"made again")
         return remove_stored(item, remote)
 
-    monkeypatch.setattr("forebay.caches.removal.remove_stored", changed)
+    monkeypatch.setattr("forebay.caches.prune.remove_stored", changed)
 
     code, out, _ = run(capsys, "cache", "rm", f"{root}/a", "--yes", "--force")
     assert (code, "it changed meanwhile" in out) == (cli.FAILED, True)

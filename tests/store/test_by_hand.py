@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from forebay.config.filter import FilterConfig
+from forebay.store.by_hand import source_html, table_html
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lazy_tensordict import SamplesTensorDict
-from forebay.store.notebook import source_html, table_html
 from forebay.store.sample_filter import Filter
 from forebay.store.selection import Selection, filtered
 from tests.store_factory import make_cache

@@ -18,7 +18,7 @@ from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.store.cache import Cache, open_cache
 from forebay.store.source import SampleSource, SourceUnion
 from forebay.train import read_ahead
-from forebay.train.read_ahead import ReadAhead
+from forebay.train.prefetch import ReadAhead
 from tests.store_factory import make_cache
 from tests.train.fake_source import FakeSource
 from tests.train.loaders import loader_of

@@ -21,7 +21,7 @@ from forebay.config import Config
 from forebay.errors import ResumeError
 from forebay.plan.make import plan_of
 from forebay.plan.names import why_differ
-from forebay.preprocess.audio_lengths import UNKNOWN, decoded_length
+from forebay.preprocess.audio_group import UNKNOWN, decoded_length
 from forebay.preprocess.decode import decode_audio
 from forebay.steps.audio.waveform import Decode
 from forebay.store.sound_headers import parsed_header

@@ -39,7 +39,7 @@ USED = {
     "report": "from forebay.measure.shown_figures import new_figure; new_figure(2.0, 2.0)",
     "hf": "import datasets",
     "remote": "from forebay.store.remote.bucket.bucket import _obstore; _obstore()",
-    "ray": "from forebay.preprocess.runner.cluster import imported; imported()",
+    "ray": "from forebay.preprocess.runner.ray import imported; imported()",
     "zarr": "from forebay.store.cold.arrays import zarr; zarr()",
     "text": "import num2words\n"
     "from forebay.steps.text.language.language_model import loaded, model_digest, model_file; "

@@ -2,31 +2,102 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
+import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from forebay.preprocess.many.linked_parts import Part
-from forebay.store.cache import Cache
-from forebay.store.derived import steps_of
-from forebay.store.key import digest, recipe_key
+from forebay.config.url import is_url, url_or_path
+from forebay.errors import CacheMismatchError, ConfigError
+from forebay.store.cache import Cache, open_cache
+from forebay.store.derived import steps_differences, steps_of
+from forebay.store.key import SHORT, differences, digest, recipe_key
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group, Ints, ListedItems
 from forebay.store.lookup import CONFINED, SOURCES_NAME
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
-from forebay.store.metadata import check_file, foreign_values
+from forebay.store.metadata import check_description, check_file, foreign_values
 from forebay.store.schema import TEXT, record
 from forebay.store.seal import Contents
-from forebay.store.shard import ShardEntry
+from forebay.store.shard import ShardEntry, shard_name
 from forebay.store.source_files import StoredSource, dump_sources, load_sources
+from forebay.visible import from_here, human_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A sealed cache and what is taken of it.
+
+    kept: int64, the indices of the samples that are taken, ascending.
+    """
+
+    cache: Cache
+    kept: Ints
+
+
+def opened(place: str | os.PathLike[str], *, command: str) -> Cache:
+    """Returns the cache of a folder of this machine. command: what to run once it is here, for messages.
+
+    Raises ConfigError for a cache of a store, whose shards cannot be linked, CacheError where it is not whole.
+    """
+    text = url_or_path(os.fspath(place))
+    cache = None if is_url(text) else open_cache(text)
+    if cache is None or cache.mirror is not None:
+        url = text if cache is None else cache.place
+        raise ConfigError(
+            f"{url} lies in a store, and shards are linked from a folder of this machine; run: forebay cache pull "
+            f"{url} DIR, then forebay cache {command} DIR"
+        )
+    check_description(cache.folder, cache.metadata)
+    if "sample_id" not in cache.column_names:
+        raise CacheMismatchError(f"{cache.place} has no field sample_id; run: forebay preprocess CONFIG --rebuild")
+    return cache
+
+
+def require_one_recipe(caches: Sequence[Cache]) -> None:
+    """Raises CacheMismatchError, with the field, both values and both caches, where values were made in two ways.
+
+    What `[source]` chooses, names, splits and the layout of shards may differ.
+    """
+    for other in caches[1:]:
+        first = caches[0]
+        for field, one, two in _disagreements(first, other):
+            raise CacheMismatchError(
+                f"cannot merge {first.place} and {other.place}: {field} is {_short(one)} in the first and "
+                f"{_short(two)} in the second; build both with one setting and one forebay, then merge: "
+                "forebay preprocess CONFIG",
+                code="FB414",
+            )
+
+
+def _disagreements(first: Cache, other: Cache) -> list[tuple[str, Any, Any]]:
+    steps = steps_differences(first.metadata["recipe"], other.metadata["recipe"])
+    found = [(row["field"], row["wanted"], row["stored"]) for row in steps]
+    one, two = ({"probe": cache.metadata["probe"], "constants": dict(cache.constants)} for cache in (first, other))
+    found += [(row["field"], row["wanted"], row["stored"]) for row in differences(one, two)]
+    codecs = (first.metadata.get("codec"), other.metadata.get("codec"))
+    found += [("vision.codec", *codecs)] if codecs[0] != codecs[1] else []
+    fields: list[Mapping[str, Any]] = [{f["name"]: f for f in cache.metadata["fields"]} for cache in (first, other)]
+    found += [(f"field {row['field']}", row["wanted"], row["stored"]) for row in differences(*fields)]
+    for name in ("fields", "length_names"):  # their order too
+        one, two = first.metadata[name], other.metadata[name]
+        found += [(name, one, two)] if one != two else []
+    return found
+
+
+def _short(value: Any) -> str:
+    text = value[:SHORT] if isinstance(value, str) and len(value) in (32, 64) else value
+    return f"{text!r:.80}"
+
 
 REJECTED = "rejected.jsonl"
 _REJECTION = record({"sample_id": TEXT, "kind": TEXT, "reason": TEXT})
@@ -306,3 +377,103 @@ def _file(cache: Cache, name: str) -> bytes:
         return b""
     check_file(cache.folder / name, entry, verify=True)
     return (cache.folder / name).read_bytes()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ManyReport:
+    """The document of `forebay cache merge|subset --json`; its fields are an interface."""
+
+    action: Literal["merge", "subset"]
+    cache: str
+    key: str
+    made_of: list[str]
+    """Keys of the caches, in their order."""
+    num_samples: int
+    hours: float
+    languages: dict[str, Any]
+    shards_linked: int
+    """Files that share their bytes with the caches that this one was made of."""
+    shards_copied: int
+    """Files on another file system than those, which cost their bytes again."""
+    size_bytes: int
+    """Bytes of the shards."""
+    sample_bytes: int
+    """Those of them that are values of samples of this cache."""
+    already_there: bool
+    seconds: float
+    duplicates: int = 0
+    """Samples of a merge that were left out, because an earlier cache has their ids."""
+    missing: int = 0
+    """Ids of a list that the cache does not have."""
+    repeated: int = 0
+    """Lines of a list that name an id again."""
+
+    @classmethod
+    def of(
+        cls,
+        action: Literal["merge", "subset"],
+        folder: Path,
+        contents: Contents,
+        *,
+        parts: Sequence[Part],
+        linked: Linked,
+        **counts: Any,
+    ) -> ManyReport:
+        """Returns the report of a sealed folder; `counts` are the fields that it does not tell."""
+        num_linked, num_files = _num_linked(folder, linked), len(linked.links)
+        return cls(
+            action=action,
+            cache=str(folder),
+            key=contents.document["key"],
+            made_of=[part.cache.key for part in parts],
+            num_samples=contents.document["num_samples"],
+            hours=_hours(parts),
+            languages=contents.document["languages"],
+            shards_linked=num_linked,
+            shards_copied=num_files - num_linked,
+            size_bytes=linked.size_bytes,
+            sample_bytes=linked.sample_bytes,
+            **counts,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON values."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """Yields what the command prints."""
+        done = "already there" if self.already_there else {"merge": "merged", "subset": "made"}[self.action]
+        hours = f", {self.hours:.3g} hours" if self.hours else ""
+        yield f"{done}: {from_here(self.cache)} ({self.num_samples:,} samples{hours}, {self.seconds:.1f} s)"
+        share = f" ({100 * self.sample_bytes / self.size_bytes:.0f} %)" if self.size_bytes else ""
+        yield (
+            f"shards: {self.shards_linked} linked, {self.shards_copied} copied; {human_bytes(self.size_bytes)}, of "
+            f"which {human_bytes(self.sample_bytes)}{share} are values of these samples"
+        )
+        if self.duplicates:
+            yield f"duplicates: {self.duplicates:,} samples left out, an earlier cache has their ids"
+        if self.missing or self.repeated:
+            yield f"ids: {self.missing:,} are not in the cache, {self.repeated:,} lines name an id again"
+        yield f"key: {self.key}"
+        yield "to use it, in a config of the same steps:"
+        yield "  [loader]"
+        yield f"  cache_dir = {json.dumps(self.cache, ensure_ascii=False)}"
+
+
+def _num_linked(folder: Path, linked: Linked) -> int:
+    """Returns how many files of a sealed folder are files of the caches that it was made of."""
+    count = 0
+    for group, links in linked.shards.items():
+        for number, link in enumerate(links):
+            with contextlib.suppress(FileNotFoundError):  # it was there already, in another layout
+                count += os.path.samefile(link.path, folder / shard_name(group, number))
+    return count
+
+
+def _hours(parts: Sequence[Part]) -> float:
+    first = parts[0].cache
+    rate_hz = first.constants.get("sample_rate_hz")
+    if rate_hz is None or "num_audio_samples" not in first.lengths:
+        return 0.0
+    heard = sum(int(part.cache.lengths["num_audio_samples"][part.kept].sum(dtype="int64")) for part in parts)
+    return heard / int(rate_hz) / 3600

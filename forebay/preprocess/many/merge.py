@@ -20,9 +20,17 @@ import pyarrow.compute as pc
 
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import CacheError, CacheMismatchError, ConfigError
-from forebay.preprocess.many.combine import Link, Linked, Rejection, contents_of, rejections_of
-from forebay.preprocess.many.combine_report import ManyReport
-from forebay.preprocess.many.linked_parts import Part, opened, require_one_recipe
+from forebay.preprocess.many.combine import (
+    Link,
+    Linked,
+    ManyReport,
+    Part,
+    Rejection,
+    contents_of,
+    opened,
+    rejections_of,
+    require_one_recipe,
+)
 from forebay.progress import Progress
 from forebay.store.cache import Cache
 from forebay.store.derived import MERGED, SUBSET

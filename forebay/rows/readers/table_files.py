@@ -4,26 +4,248 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from forebay.config.data import SourceConfig
+from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import ManifestError
-from forebay.rows.kept_columns import concatenated
-from forebay.rows.manifest import Manifest, Unused, require_rows
-from forebay.rows.meanings.recording_pieces import SPANS
-from forebay.rows.named_files import NamedFiles, manifest_files, require_folder
-from forebay.rows.reader import DURATIONS, FilePiece, RecordingLister, RowReader, Sink
-from forebay.rows.readers.arrow_files import HfFile, data_files
+from forebay.rows.audio_facts import duration_of, fill_durations, locate_files, located
+from forebay.rows.kept_columns import concatenated, no_column, require_columns
+from forebay.rows.manifest import Manifest, Unused, joined, require_rows, row_table
+from forebay.rows.meanings.recording_pieces import SPANS, spans_of
+from forebay.rows.named_files import NamedFiles, manifest_files, path_stem, require_folder, usable_name
+from forebay.rows.reader import (
+    DURATIONS,
+    IDS,
+    Failures,
+    FilePiece,
+    Located,
+    LocateTask,
+    RecordingLister,
+    RowReader,
+    Sink,
+)
+from forebay.rows.readers.arrow_files import (
+    DEFAULTS,
+    HfFile,
+    TypedColumns,
+    class_names,
+    data_files,
+    holds_media,
+    holds_numbers,
+    is_bytes,
+    is_text,
+)
 from forebay.rows.readers.csv_tables import TextTable, WantedColumns, read_csv, read_json_lines
 from forebay.rows.readers.json_lines import decoded
 from forebay.rows.readers.jsonl import line_runs, piece_lines
 from forebay.rows.readers.table_records import file_runs, form_of, read_table, read_typed, table_runs
-from forebay.rows.readers.table_rows import TableRows, locate_rows, taken_columns
+from forebay.rows.readers.tar_members import member_stems
 from forebay.rows.record import Record
+from forebay.steps.audio.given import HOP_S, matrix_of, num_valid
+from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import folders_in, names_in, place_of
 from forebay.store.source_files import SourceFile
+
+
+class TableRows:
+    """The rows of one table."""
+
+    def __init__(
+        self,
+        manifest: SourceFile,
+        number: int,
+        source: SourceConfig,
+        table: HfFile | TextTable,
+        *,
+        durations: tuple[str, ...] = (),
+    ) -> None:
+        """number: of the file. durations: columns that hold durations where `source.columns` names none.
+
+        Raises ManifestError for columns that are missing or of other types, ConfigError for a missing one of
+        `source.keep_columns`.
+        """
+        self._manifest, self._number = manifest, number
+        self._source, self._columns = source, source.columns
+        self._table, self.problems = table, table.problems
+        self._names: list[str] = table.schema.names
+        named = self._columns.duration
+        self._durations = () if self._columns.features is not None else durations if named is None else (named,)
+        self._taken = taken_columns(source, durations=self._durations)
+        self._audio_kind = self._checked_audio_kind()
+        require_columns(source.keep_columns, self._names, where=str(manifest.path))
+
+    @property
+    def unused(self) -> set[str]:
+        """The columns that nothing takes."""
+        return set(self._names) - self._taken
+
+    def rows(self, files: NamedFiles, start: int) -> tuple[pa.Table, pa.Table]:
+        """Returns the rows, numbered from `start`, and those that cannot be used."""
+        inside, paths = self._audio()
+        count = len(self._table)
+        numbers, problems = self._numbers(files, inside, paths)
+        table = row_table(
+            {
+                "row": pa.array(np.arange(start, start + count)),
+                "group": pa.array(np.full(count, self._number, np.int32)),
+                "file": pa.array(numbers),
+                "member": pc.fill_null(paths, ""),
+                "offset": pa.array(np.where(inside, np.arange(count), 0)),
+                **self._values(paths),
+            },
+            num_rows=count,
+            kept=self._kept(),
+        )
+        bad, failures = sorted(problems), Failures()
+        for row, sample_id in zip(bad, table["sample_id"].take(pa.array(bad, pa.int64())).to_pylist(), strict=True):
+            failures.add(start + row, sample_id, *problems[row])
+        return table.filter(pa.array(~np.isin(np.arange(count), bad))), failures.table()
+
+    def paths(self) -> Any:
+        """Returns the paths of the audio column, null where a row has none."""
+        return self._audio()[1]
+
+    def values(self) -> tuple[dict[str, Any], dict[str, pa.ChunkedArray]]:
+        """Returns what the table says of its rows beside the places of the audio, and the columns that are kept."""
+        return self._values(self.paths()), self._kept()
+
+    def _values(self, paths: Any) -> dict[str, Any]:
+        columns = self._typed([n for n in self._names if n in self._taken and n != self._columns.media])
+        ids, explicit = self._ids(columns, paths)
+        spans = [name for name in self._names if name in SPANS and self._names.count(name) == 1]
+        text, labels = self._columns.text, self._columns.labels
+        return {
+            "sample_id": ids,
+            "explicit_id": explicit,
+            "duration_s": next((c for n in self._durations if (c := columns.seconds(n)) is not None), None),
+            "language": self._language(columns),
+            "prompt": columns.strings("prompt", nullable=True),
+            "text": columns.strings(text, nullable=True) if labels is None else columns.ids(labels),
+            **({} if self._columns.features is not None or not spans else spans_of(self._table.columns(spans))),
+        }
+
+    def _typed(self, names: list[str]) -> TypedColumns:
+        return TypedColumns(self._table.columns(names), self._manifest.path)
+
+    def _kept(self) -> dict[str, pa.ChunkedArray]:
+        return {name: self._table.part(name) for name in self._source.keep_columns}
+
+    def _checked_audio_kind(self) -> Any:
+        named = self._columns
+        name, is_given = named.media, named.features is not None
+        for setting in ("features" if is_given else "audio", "text", "language", "id", "duration", "labels"):
+            column, is_needed = getattr(named, setting), setting in ("audio", "features")
+            if column not in self._names and (is_needed or column != getattr(DEFAULTS, setting)):
+                where = str(self._manifest.path)
+                raise ManifestError(no_column(column, f"columns.{setting}", self._names, where=where), code="FB202")
+        kind = self._table.schema.field(name).type
+        if is_given and not holds_numbers(kind):
+            raise ManifestError(
+                f"{self._manifest.path}: column {name} is {kind}, wanted features as a matrix of floats "
+                "[n_mels, 3000] a row; of an extractor's batch of one, save input_features[0]",
+                code="FB203",
+            )
+        if not is_given and not holds_media(kind):
+            raise ManifestError(
+                f"{self._manifest.path}: column {name} is {kind}, wanted audio as bytes or path", code="FB203"
+            )
+        return kind
+
+    def _audio(self) -> tuple[Array, Any]:
+        """bool [rows], bytes are in the row; the paths, null where there is none."""
+        name, kind, count = self._columns.media, self._audio_kind, len(self._table)
+        no_paths = pa.nulls(count, pa.large_string())
+        if is_bytes(kind) or holds_numbers(kind):
+            return self._table.has_values(name), no_paths
+        if is_text(kind):
+            return np.zeros(count, bool), self._typed([name]).strings(name, nullable=True)
+        children = {field.name for field in kind}
+        inside = self._table.has_values(f"{name}.bytes") if "bytes" in children else np.zeros(count, bool)
+        if "path" not in children:
+            return inside, no_paths
+        return inside, self._typed([f"{name}.path"]).strings("path", nullable=True)
+
+    def _numbers(self, files: NamedFiles, inside: Array, paths: Any) -> tuple[Array, dict[int, tuple[str, str]]]:
+        """The file of each row; why a row cannot be used, by row."""
+        numbers = np.full(len(self._table), self._number, np.int32)
+        problems = dict(self.problems)
+        reason = "missing_file" if self._columns.features is None else "missing_features"
+        nothing = "is null" if holds_numbers(self._audio_kind) else "has neither bytes nor a path"
+        home, outside = Path(self._source.media_dir or self._manifest.path), np.flatnonzero(~inside)
+        for row, written in zip(outside.tolist(), paths.take(pa.array(outside)).to_pylist(), strict=True):
+            if row in problems:
+                continue
+            if problem := nothing if written is None else usable_name(written, home):
+                where = f"{self._manifest.path}, row {row + 1}: column {self._columns.media} {problem}"
+                problems[row] = (reason, where)
+            else:
+                numbers[row] = files.number(written, manifest=self._manifest)
+        return numbers, problems
+
+    def _ids(self, columns: TypedColumns, paths: Any) -> tuple[Any, Any]:
+        derived = joined(path_stem(self._manifest.path.name), "/", pa.array(np.arange(len(self._table))))
+        named = member_stems(paths)
+        derived = pc.coalesce(pc.if_else(pc.equal(named, ""), pa.scalar(None, pa.large_string()), named), derived)
+        _, given = columns.given_ids(_id_names(self._columns))
+        return (derived, None) if given is None else (pc.coalesce(given, derived), pc.is_valid(given))
+
+    def _language(self, columns: TypedColumns) -> Any:
+        name = self._columns.language
+        if name not in columns.table.column_names or not pa.types.is_integer(columns.table[name].type):
+            return columns.strings(name, nullable=True)
+        names = class_names(self._table.schema, name)
+        if names is None:
+            raise columns.wrong(name, f"is {columns.table[name].type}, wanted string or a ClassLabel")
+        codes = pc.cast(columns.table[name], pa.int64())
+        known = pc.and_(pc.greater_equal(codes, 0), pc.less(codes, len(names)))
+        return pa.array(names, pa.large_string()).take(pc.if_else(known, codes, pa.scalar(None, pa.int64())))
+
+
+def taken_columns(source: SourceConfig, *, durations: tuple[str, ...] = ()) -> frozenset[str]:
+    """Returns the names of all columns that a table is asked for, as far as it has them."""
+    columns = source.columns
+    text = columns.text if columns.labels is None else columns.labels
+    named = durations if columns.duration is None else (columns.duration,)
+    others = (*_id_names(columns), *named, *source.keep_columns)
+    return frozenset((columns.media, text, columns.language, "prompt", *others))
+
+
+def _id_names(columns: SourceColumns) -> tuple[str, ...]:
+    return IDS if columns.id is None else (columns.id,)
+
+
+def locate_rows(task: LocateTask) -> Located:
+    """Returns the durations of a task's rows: from the header of the bytes in the row, or of the file that it names."""
+    inside = pc.equal(task.rows["file"], task.group)
+    own = replace(task, rows=task.rows.filter(inside))
+    unknown = np.flatnonzero(np.isnan(own.rows["duration_s"].to_numpy()))
+    file = HfFile(Path(task.paths[task.group])) if len(unknown) else None
+
+    def duration_s(position: int) -> float:
+        assert file is not None
+        data = file.encoded(own.rows["offset"][position].as_py(), task.column) or b""
+        if holds_numbers(file.schema.field(task.column).type):
+            return num_valid(matrix_of(data)) * HOP_S
+        return duration_of(lambda start, count: data[start : start + count], len(data))
+
+    failures = Failures()
+    durations = fill_durations(own, unknown, duration_s, failures)
+    found = located(own, {"duration_s": pa.array(durations)}, failures)
+    if len(own.rows) == len(task.rows):
+        return found
+    named = locate_files(replace(task, rows=task.rows.filter(pc.invert(inside))))
+    return Located(
+        rows=pa.concat_tables([found.rows, named.rows]).sort_by("row"),
+        failed=pa.concat_tables([found.failed, named.failed]),
+        absent=named.absent,
+    )
+
 
 AUDIO_FOLDER = "wavs"
 _EXTENSIONS = (".wav", ".flac")

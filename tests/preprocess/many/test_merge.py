@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError, CacheMismatchError, ConfigError
-from forebay.preprocess.many.combine_report import ManyReport
+from forebay.preprocess.many.combine import ManyReport
 from forebay.preprocess.many.merge import merge, subset
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import hash_file

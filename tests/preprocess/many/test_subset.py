@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError, ConfigError
 from forebay.inspect.cache_lines import report_lines
 from forebay.inspect.facts import cache_facts
-from forebay.preprocess.many.combine_report import ManyReport
+from forebay.preprocess.many.combine import ManyReport
 from forebay.preprocess.many.merge import subset
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS

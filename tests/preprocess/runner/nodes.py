@@ -14,7 +14,7 @@ from forebay.config.tree import Config
 from forebay.preprocess import pipeline
 from forebay.preprocess.build_report import BuildReport, Options
 from forebay.preprocess.pipeline import build
-from forebay.preprocess.runner.cluster import ENVIRONMENT
+from forebay.preprocess.runner.ray import ENVIRONMENT
 
 _STORE_BYTES = 80 * 2**20
 

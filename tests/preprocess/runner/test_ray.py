@@ -24,8 +24,7 @@ from forebay.preprocess import pipeline
 from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
 from forebay.preprocess.runner import ray as runner_ray
-from forebay.preprocess.runner.cluster import address_of, imported
-from forebay.preprocess.runner.ray import Ray
+from forebay.preprocess.runner.ray import Ray, address_of, imported
 from forebay.task_map import WorkerDied
 from tests.commands import run
 from tests.faults.building import finished_shards
@@ -255,7 +254,7 @@ def _driver(corpus: Corpus, address: str, number: int, *, after: int) -> Any:
 def test_an_address_without_a_cluster_is_refused_at_once(
     corpus: Corpus, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, says: Any
 ) -> None:
-    monkeypatch.setattr("forebay.preprocess.runner.cluster.ANSWER_S", 0.5)
+    monkeypatch.setattr("forebay.preprocess.runner.ray.ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}" if says != "no port" else "head"
         if says == "closed":
