@@ -18,9 +18,9 @@ from forebay.store.cache import open_cache
 from forebay.store.files import remove_aside, temporary_name
 from forebay.store.lookup import Sealed
 from forebay.store.metadata import FILE_NAME as METADATA
+from forebay.store.remote.carry.transfer import push
 from forebay.store.remote.mirror import Mirror, key_there
 from forebay.store.remote.node.node import WantedFile
-from forebay.store.remote.transfer.transfer import push
 from forebay.store.seal import quick_problems, verify_folder
 from forebay.store.shared_disk import move
 from forebay.visible import from_here

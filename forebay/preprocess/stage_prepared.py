@@ -27,11 +27,11 @@ from forebay.preprocess.listing_folder import COPY_OF
 from forebay.preprocess.outline import DOCUMENT, folder_of, prepared_document
 from forebay.preprocess.prepared import Prepared, load, locked, save
 from forebay.steps.recipe import Recipe
-from forebay.store.files import temporary_name, write_all, write_aside, write_bytes
+from forebay.store.files import temporary_name, write_bytes
 from forebay.store.remote.bucket.bucket import Bucket
+from forebay.store.remote.carry.proof import save_object
+from forebay.store.remote.carry.tally import for_each
 from forebay.store.remote.node.node import WantedFile
-from forebay.store.remote.transfer.proof import pieces_of
-from forebay.store.remote.transfer.tally import for_each
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +123,7 @@ def _downloaded(bucket: Bucket, folder: Path) -> bool:
 def _fetch(bucket: Bucket, path: Path, entry: Mapping[str, Any]) -> None:
     name = _object(path.name, entry)
     wanted = WantedFile(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=str(entry["xxh3_128"]))
-    with write_aside(path) as file:
-        for piece in pieces_of(bucket, wanted):
-            write_all(file, piece)
+    save_object(bucket, wanted, path)
 
 
 def _put(bucket: Bucket, folder: Path, *, create: bool = False) -> None:

@@ -20,6 +20,7 @@ from forebay.store.cold.strips import GroupStrips
 from forebay.store.held import HeldFile
 from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, Group
 from forebay.store.metadata import FILE_NAME
+from forebay.store.remote.carry.transfer import metadata_bytes
 from forebay.store.shard import shard_fields, to_table
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -49,11 +50,6 @@ def mark_of_cache(cache: Cache, *, level: int) -> Mark:
         chunk_bytes=CHUNK_BYTES,
         shard_bytes=SHARD_BYTES,
     )
-
-
-def metadata_bytes(cache: Cache) -> bytes:
-    """Returns the metadata.json of a cache."""
-    return (next(cache.files())[0].folder / FILE_NAME).read_bytes()
 
 
 def arrays_of(cache: Cache) -> list[Filled]:

@@ -18,15 +18,15 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url, parse_url
 from forebay.errors import CacheNotFoundError, ConfigError, RemoteError, RemoteMissingError
 from forebay.store.cold.arrays import ColdArray, DamagedError, decode, zarr
-from forebay.store.cold.cold_form import ColdForm, ColdPlace, place_of
+from forebay.store.cold.cold_form import ColdForm
 from forebay.store.cold.strips import Piece
 from forebay.store.files import write_all, write_aside
 from forebay.store.layout import Array
 from forebay.store.metadata import FILE_NAME
+from forebay.store.remote.bucket.place import Place, place_named
+from forebay.store.remote.carry.tally import TransferReport
+from forebay.store.remote.carry.transfer import FolderPull, pull
 from forebay.store.remote.node.node import WantedFile
-from forebay.store.remote.transfer.tally import Tally, TransferReport
-from forebay.store.remote.transfer.transfer import FolderPull, copies_beside, occupied, pull, standing
-from forebay.store.seal import publish
 
 _KEPT_BYTES = 512 * 1024 * 1024
 """Compressed objects that are in memory in case the next shard needs them too."""
@@ -39,17 +39,17 @@ def pull_any(source: str, folder: Path, settings: RemoteConfig, *, progress: boo
             raise ConfigError(
                 f"{source} is a cache of this machine already; a pull takes a cache in a store, or the zarr form of one"
             )
-        return pull_zarr(place_of(source, settings), folder, progress=progress)
+        return pull_zarr(place_named(source, settings), folder, progress=progress)
     try:
         return pull(parse_url(source), folder, settings, progress=progress)
     except CacheNotFoundError:
-        place = place_of(source, settings)
+        place = place_named(source, settings)
         if not ColdForm.lies_at(place):
             raise
     return pull_zarr(place, folder, progress=progress)
 
 
-def pull_zarr(place: ColdPlace, folder: Path, *, progress: bool = False) -> TransferReport:
+def pull_zarr(place: Place, folder: Path, *, progress: bool = False) -> TransferReport:
     """Makes `folder` the sealed cache of a cold form, byte for byte, and returns what that took.
 
     An interrupted pull goes on; what another cache beside `folder` has is linked. Raises CacheNotFoundError where no
@@ -58,24 +58,11 @@ def pull_zarr(place: ColdPlace, folder: Path, *, progress: bool = False) -> Tran
     or missing: no file gets its name then whose hash is not that of the cache.
     """
     zarr()
-    folder = folder.absolute()
     form = ColdForm(place)
-    files = form.files
-    is_whole, is_there = standing(folder, form.metadata, form.mark.key)
-    with Tally([wanted.size_bytes for wanted in files], label="pull", progress=progress) as tally:
-        objects = _Objects(place)
-        if is_whole:
-            for wanted in files:
-                tally.add("kept", wanted.size_bytes)
-        else:
-            with occupied(folder.with_name(f".{folder.name}.pulling"), place.url) as aside:
-                making = _Making(form, objects)
-                work = FolderPull(making.make, aside, tally, copies_beside(folder))
-                work.run(files, form.metadata, num_threads=place.settings.max_concurrent)
-                publish(aside, folder, replace=is_there)
-        source, target = str(place.url), str(folder)
-        report = tally.report("pull", source=source, target=target, key=form.mark.key, already_there=is_whole)
-        return dataclasses.replace(report, stored_bytes=objects.read_bytes)
+    objects = _Objects(place)
+    work = FolderPull(_Making(form, objects).make, form.files, form.metadata, form.mark.key)
+    report = work.run(place.url, folder, place.settings, donors=[], progress=progress)
+    return dataclasses.replace(report, stored_bytes=objects.read_bytes)
 
 
 class _Making:
@@ -133,7 +120,7 @@ def _plain(rows: Array, added: int) -> memoryview:
 class _Objects:
     """Objects of a place, each read once while it is needed. Threads share it."""
 
-    def __init__(self, place: ColdPlace) -> None:
+    def __init__(self, place: Place) -> None:
         self.place, self.read_bytes = place, 0
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._size = 0

@@ -161,7 +161,7 @@ class Access:
 
 def decide(url: Url, settings: RemoteConfig) -> Access:
     """Returns how a store is asked. Raises ConfigError for an address that is named by a config alone, and signed."""
-    if url.scheme in ("http", "https"):
+    if url.is_web:
         host = f"{url.scheme}://{url.bucket}"
         check_host(host)
         identity = "anonymous, as https:// URLs carry no credentials"
@@ -200,7 +200,7 @@ def check_resolved(endpoint: str) -> None:
 
 def store_options(url: Url, access: Access) -> dict[str, Any]:
     """Returns what obstore is told. What it would else read from the environment by itself is said outright."""
-    if url.scheme in ("http", "https"):
+    if url.is_web:
         return {}
     found: dict[str, Any] = {"skip_signature": access.is_anonymous}
     if url.scheme == "gs":

@@ -386,7 +386,7 @@ class Bucket:
             "client_options": client_options(self._access, timeout_s=timeout_s),
             "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=(retries + 1) * timeout_s)},
         }
-        if self.url.scheme in ("http", "https"):
+        if self.url.is_web:
             return stores.HTTPStore.from_url(f"{self.url.scheme}://{self.url.bucket}", **common)
         kinds = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
         return kinds[self.url.scheme](self.url.bucket, **options, **common)

@@ -114,7 +114,7 @@ class Objects:
                 folders.setdefault(posixpath.dirname(key), set()).add(key)
         single: list[str] = []
         for folder, wanted in folders.items():
-            if len(wanted) > _SINGLE and self.bucket.url.scheme not in ("http", "https"):
+            if len(wanted) > _SINGLE and not self.bucket.url.is_web:
                 wanted = self._listed(folder, wanted)
             single += sorted(wanted)
         with ThreadPoolExecutor(self.bucket.settings.max_concurrent) as threads:

@@ -23,7 +23,7 @@ from forebay.config.url import Url
 from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissingError
 from forebay.store.files import is_temporary
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
-from forebay.store.remote.fetch.fetch_content import DIGITS, HASHES, Expected, judge
+from forebay.store.remote.carry.proof import DIGITS, HASHES, Expected, judge
 from forebay.visible import an, human_bytes
 
 _DRIVE = re.compile(r"[A-Za-z]:")
