@@ -246,7 +246,7 @@ class StagedWorkspace:
         self.local.remove_superseded()
         parent = Bucket(self.stage.url.parent, self.stage.settings)
         try:
-            names = [name for name in parent.folders() if name != self.stage.url.name]
+            names = [name for name in parent.level()[1] if name != self.stage.url.name]
             for name in names:
                 with contextlib.suppress(RemoteMissingError):
                     if parent.read(f"{name}/{ORIGIN}") == self.local.origin.encode("ascii"):

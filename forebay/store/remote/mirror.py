@@ -11,12 +11,12 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import xxhash
 
@@ -205,7 +205,7 @@ class Mirror:
             return False
         if found.st_size != wanted.size_bytes or not stat.S_ISREG(found.st_mode):
             return False
-        _touch(found, path)
+        touch(found, path)
         return True
 
 
@@ -241,14 +241,14 @@ class MirroredFile(HeldFile):
                 if found.st_nlink and found.st_size == self.wanted.size_bytes:
                     if not has_asked:
                         shared.counters.add(hits=1)
-                        _touch(found, file.fileno())
+                        touch(found, file.fileno())
                     return file
                 file.close()  # removed in between, or cut off
             self.mirror.require(self.wanted)
             has_asked = True
 
 
-def _touch(found: os.stat_result, file: int | Path) -> None:
+def touch(found: os.stat_result, file: int | Path) -> None:
     """Says that a file is used now, which whoever makes room goes by."""
     if abs(time.time() - found.st_mtime) > _TOUCH_S:
         with contextlib.suppress(OSError):  # it went, or is another user's
@@ -273,11 +273,15 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
     if not is_url(str(place)):
         return Path(place)
     url = parse_url(str(place))
+    bucket = Bucket(url, settings)
     try:
-        data = Bucket(url, settings).read(FILE_NAME)
+        data = bucket.read(FILE_NAME)
     except RemoteMissingError as err:
+        hint = None
+        with contextlib.suppress(RemoteError):  # what is missing was said by the store already
+            hint = pull_hint(bucket.read(COLD_ROOT), url)
         raise CacheNotFoundError(
-            _cold_hint(url, settings)
+            hint
             or f"{url} holds no sealed cache: it has no {FILE_NAME}; name another URL, or run: "
             f"forebay preprocess CONFIG --cache-root {url.parent}"
         ) from err
@@ -313,30 +317,21 @@ def key_there(url: Url, settings: RemoteConfig) -> str | None:
         return None
 
 
-def _cold_hint(url: Url, settings: RemoteConfig) -> str | None:
-    """What to do where a URL is the zarr form of a cache."""
-    try:
-        return pull_hint(Bucket(url, settings).read(COLD_ROOT), url)
-    except RemoteError:  # of no object: what is missing was said by the store already
-        return None
-
-
 def _small_files(folder: Path) -> list[WantedFile]:
     metadata = read_metadata(folder)
     with foreign_values(folder):
-        return [_small_file(name, entry) for name, entry in metadata["files"].items()]
-
-
-def _small_file(name: str, entry: Mapping[str, Any]) -> WantedFile:
-    if not is_inside(name):
-        raise ValueError(f"{name!r} is no name of a file")
-    return WantedFile(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=str(entry["xxh3_128"]), is_kept=True)
+        if odd := [name for name in metadata["files"] if not is_inside(name)]:
+            raise ValueError(f"{odd[0]!r} is no name of a file")
+        return [
+            WantedFile(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=str(entry["xxh3_128"]), is_kept=True)
+            for name, entry in metadata["files"].items()
+        ]
 
 
 def _latest(url: Url, settings: RemoteConfig) -> Mirror | None:
     """Returns the mirror of a URL that was opened last and has all its small files."""
     found = []
-    for folder in _folders(settings.folder / MIRRORS):
+    for folder in (settings.folder / MIRRORS).glob("*"):
         with contextlib.suppress(CacheError, FileNotFoundError):
             mirror = Mirror.of(folder)
             if mirror is None or mirror.url != url or mirror.settings.endpoint != settings.endpoint:
@@ -351,7 +346,3 @@ def _is_same(one: Path, other: Path) -> bool:
         return one == other.absolute() or os.path.samefile(one, other)
     except OSError:
         return False
-
-
-def _folders(folder: Path) -> Iterator[Path]:
-    return folder.iterdir() if folder.is_dir() else iter(())

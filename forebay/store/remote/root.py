@@ -84,7 +84,7 @@ class RemoteRoot:
 
     def _names(self) -> list[str]:
         try:
-            return [name for name in self.bucket.folders() if _is_name(name)]
+            return [name for name in self.bucket.level()[1] if _is_name(name)]
         except RemoteError as err:
             known = sorted(path.name for path in (self.folder / LISTED).glob("*") if _is_certain(path))
             if known and not isinstance(err, (RemoteMissingError, RemoteDeniedError)):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import inspect
 import logging
 import random
 import re
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
@@ -65,27 +66,19 @@ def part_bytes(size_bytes: int) -> int:
     return max(PART, size_bytes // _MAX_PARTS)
 
 
-def _one(method: Callable[P, T]) -> Callable[P, T]:
-    """Makes a method that returns one thing work in a fork too."""
+def _anywhere(method: Callable[P, T]) -> Callable[P, T]:
+    """Makes a method work in a fork too, also one that yields."""
+    is_many = inspect.isgeneratorfunction(method)
 
     @functools.wraps(method)
     def anywhere(*args: P.args, **options: P.kwargs) -> T:
-        if beside.is_cut_off():
-            found: list[T] = list(beside.ask(args[0], method.__name__, args[1:], options))
-            return found[0]
-        return method(*args, **options)
-
-    return anywhere
-
-
-def _many(method: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """Makes a method that yields work in a fork too."""
-
-    @functools.wraps(method)
-    def anywhere(*args: P.args, **options: P.kwargs) -> Iterator[T]:
-        if beside.is_cut_off():
-            return beside.ask(args[0], method.__name__, args[1:], options)
-        return method(*args, **options)
+        if not beside.is_cut_off():
+            return method(*args, **options)
+        found = beside.ask(args[0], method.__name__, args[1:], options)
+        if is_many:
+            return cast(T, found)
+        (one,) = found
+        return cast(T, one)
 
     return anywhere
 
@@ -109,7 +102,7 @@ class Bucket:
     def __reduce__(self) -> tuple[Any, ...]:
         return Bucket, (self.url, self.settings)
 
-    @_one
+    @_anywhere
     def info(self, name: str) -> ObjectInfo:
         """Returns what the store says of an object. Raises RemoteMissingError, RemoteError."""
         return self._info(self._asked(name, lambda: _obstore().head(self._store(), self._key(name))))
@@ -123,17 +116,34 @@ class Bucket:
 
         etag: of the version that is wanted. Raises RemoteMissingError, RemoteReplacedError, RemoteError.
         """
-        return b"".join(self._pieces(name, start, stop, etag)) if stop > start else b""
+        return b"".join(self.stream(name, start=start, stop=stop, etag=etag)) if stop > start else b""
 
+    @_anywhere
     def stream(self, name: str, *, start: int = 0, stop: int | None = None, etag: str = "") -> Iterator[bytes]:
         """Yields the bytes of an object from `start` on, up to `stop` or its end, in pieces, all of one version.
 
         Where the body breaks off, the stream goes on from the byte that it reached. etag: of the version that is
         wanted. Raises RemoteMissingError, RemoteReplacedError, RemoteError.
         """
-        return self._pieces(name, start, stop, etag)
+        at, tries, first, end = start, 0, None, 0
+        while True:
+            before = at
+            try:
+                found = self._get(name, at, stop, etag)
+                first = self._same(name, found.meta, first, etag)
+                etag = etag or str(first["e_tag"] or "")
+                end = self._end(name, first["size"], stop)
+                for piece in found.stream(CHUNK):
+                    at += len(piece)
+                    yield piece
+                if at == end:
+                    return
+                raise EndedEarlyError(f"{at} bytes of {end}")
+            except _errors() as err:
+                caught = err
+            tries = self._again(name, caught, 0 if at - before >= CHUNK else tries, start=at, stop=end, etag=etag)
 
-    @_many
+    @_anywhere
     def objects(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
         """Yields every object below a folder, in the order of their names, and keeps none. Raises RemoteError.
 
@@ -152,12 +162,7 @@ class Bucket:
                 caught = err
             tries = self._again(prefix, caught, tries)
 
-    @_one
-    def folders(self, prefix: str = "") -> list[str]:
-        """Returns the names of the folders directly below one. Raises RemoteError."""
-        return self.level(prefix)[1]
-
-    @_one
+    @_anywhere
     def level(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Returns the objects and the names of the folders directly below a folder. Raises RemoteError."""
         key = self._key(prefix) or None
@@ -165,7 +170,7 @@ class Bucket:
         found = self._asked(prefix, lambda: self._listed(prefix, ask))
         return list(map(self._info, found["objects"])), sorted(map(self._name, found["common_prefixes"]))
 
-    @_one
+    @_anywhere
     def put(self, name: str, data: bytes | Path, *, create: bool = False) -> str:
         """Puts an object, of bytes or of a file, and returns its etag. The store holds all of these bytes then.
 
@@ -179,7 +184,7 @@ class Bucket:
             self._check_put(name, size)
         return etag
 
-    @_one
+    @_anywhere
     def copy(self, source: Url, name: str, *, size_bytes: int) -> ObjectInfo:
         """Makes an object a copy of another one of the same bucket and returns what the store says of the copy.
 
@@ -193,33 +198,13 @@ class Bucket:
             raise RemoteMissingError(f"{source} is not there, and was to be copied to {self._where(name)}") from err
         return self.info(name)
 
-    @_one
+    @_anywhere
     def remove(self, names: Sequence[str]) -> None:
         """Makes sure that objects are not there. Raises RemoteError."""
         for start in range(0, len(names), _REMOVED_AT_ONCE):
             keys = [self._key(name) for name in names[start : start + _REMOVED_AT_ONCE]]
             with contextlib.suppress(RemoteMissingError):  # some stores say so, others do not
                 self._asked("", functools.partial(_obstore().delete, self._store(), keys))
-
-    @_many
-    def _pieces(self, name: str, start: int, stop: int | None, etag: str) -> Iterator[bytes]:
-        at, tries, first, end = start, 0, None, 0
-        while True:
-            before = at
-            try:
-                found = self._get(name, at, stop, etag)
-                first = self._same(name, found.meta, first, etag)
-                etag = etag or str(first["e_tag"] or "")
-                end = self._end(name, first["size"], stop)
-                for piece in found.stream(CHUNK):
-                    at += len(piece)
-                    yield piece
-                if at == end:
-                    return
-                raise EndedEarlyError(f"{at} bytes of {end}")
-            except _errors() as err:
-                caught = err
-            tries = self._again(name, caught, 0 if at - before >= CHUNK else tries, start=at, stop=end, etag=etag)
 
     def _get(self, name: str, start: int, stop: int | None, etag: str) -> Any:
         options: dict[str, Any] = {}

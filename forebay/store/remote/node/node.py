@@ -19,14 +19,14 @@ import io
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 from forebay.errors import CacheError, ConfigError, RemoteError, RemoteReplacedError
-from forebay.store.files import hash_file, start_writeback
+from forebay.store.files import hash_file, start_writeback, write_all
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.node.holdings import Known
 from forebay.store.remote.node.node_locks import EXCLUSIVE, pauses, try_lock
@@ -92,11 +92,6 @@ class NodeCache:
             self._shared = os.getpid(), shared(self.folder)
         return self._shared[1]
 
-    @property
-    def free_bytes(self) -> int:
-        """How much may still come before something goes; 0 where that is not known yet. Costs a few microseconds."""
-        return self.room.free_bytes
-
     def fetch(self, target: Path, wanted: WantedFile, bucket: Bucket, *, distance: int = 0) -> str | None:
         """Makes `target` the object, whole, by one download of this node, and returns the xxh3-128 of its bytes.
 
@@ -112,7 +107,7 @@ class NodeCache:
 
     def keep(self, target: Path, wanted: WantedFile, data: bytes) -> None:
         """Makes `target` these bytes, which came from a store, and counts them."""
-        self._fetch(target, wanted, _Source(str(target), lambda start: iter((data[start:],))), distance=0)
+        self._fetch(target, wanted, _Source(str(target), lambda start: (data[start:] for _ in range(1))), distance=0)
 
     def _fetch(self, target: Path, wanted: WantedFile, source: _Source, *, distance: int) -> str | None:
         if is_whole(target, wanted.size_bytes):
@@ -175,10 +170,10 @@ class NodeCache:
         state, size = _hashed(file)
         written = 0
         if size < wanted.size_bytes:
-            with source.opened(size) as pieces:  # they end where the object does
-                for piece in pieces:
+            with contextlib.closing(source.pieces(size)) as pieces:  # type: ignore[type-var]
+                for piece in pieces:  # they end where the object does
                     state.update(piece)
-                    _write(file, piece)
+                    write_all(file, piece)
                     size += len(piece)
                     written += len(piece)
                     self.counters.add(bytes=len(piece))
@@ -213,16 +208,6 @@ class _Source:
 
     where: str
     pieces: Pieces
-
-    @contextlib.contextmanager
-    def opened(self, start: int) -> Iterator[Iterator[bytes]]:
-        """Yields the pieces from an offset on, of a stream that ends with the block."""
-        pieces = self.pieces(start)
-        try:
-            yield pieces
-        finally:
-            if isinstance(pieces, Generator):
-                pieces.close()
 
 
 class _Waiting:
@@ -295,12 +280,6 @@ def _hashed(file: io.FileIO) -> tuple[xxhash.xxh3_128, int]:
         state.update(view[:count])
         size += count
     return state, size
-
-
-def _write(file: io.FileIO, piece: bytes) -> None:
-    view = memoryview(piece).cast("B")
-    while view:
-        view = view[file.write(view) :]
 
 
 def _replaced(where: str, wanted: WantedFile, size: int, found: str) -> RemoteReplacedError:
