@@ -112,10 +112,7 @@ def _settle(folder: Path, url: Url, config: Config) -> None:
 def _files(folder: Path) -> list[WantedFile]:
     """Returns the files of a cache but metadata.json, those beside the shards first."""
     cache = open_cache(folder, verify="never")
-    small = [
-        WantedFile(name=name, is_kept=True, size_bytes=entry["size_bytes"], xxh3_128=entry["xxh3_128"])
-        for name, entry in cache.metadata["files"].items()
-    ]
+    small = [WantedFile.of(name, entry, is_kept=True) for name, entry in cache.metadata["files"].items()]
     return small + [wanted for unit in range(cache.num_units) for wanted in cache.unit_files(unit)]
 
 

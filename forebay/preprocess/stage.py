@@ -27,7 +27,7 @@ from forebay.store.layout import Group
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
 from forebay.store.remote.carry.proof import Proof, hash_object, proof_of
 from forebay.store.remote.node.node import WantedFile
-from forebay.store.remote.raw.elsewhere import Mirrors, mirrors_in, rebased
+from forebay.store.remote.raw.arriving import Mirrors, mirrors_in, rebased
 from forebay.store.source_files import SourceFile
 
 logger = logging.getLogger(__name__)

@@ -121,9 +121,7 @@ def _downloaded(bucket: Bucket, folder: Path) -> bool:
 
 
 def _fetch(bucket: Bucket, path: Path, entry: Mapping[str, Any]) -> None:
-    name = _object(path.name, entry)
-    wanted = WantedFile(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=str(entry["xxh3_128"]))
-    save_object(bucket, wanted, path)
+    save_object(bucket, WantedFile.of(_object(path.name, entry), entry), path)
 
 
 def _put(bucket: Bucket, folder: Path, *, create: bool = False) -> None:

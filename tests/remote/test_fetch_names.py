@@ -129,7 +129,7 @@ def test_a_file_is_no_folder_and_names_may_be_alike() -> None:
 
 
 def expected(data: bytes, **changes: Any) -> Expected:
-    return Expected(**{"name": "a", "key": "a", "size_bytes": len(data), **changes})
+    return Expected(**{"name": "a", "size_bytes": len(data), **changes})
 
 
 def etag_of(data: bytes, part: int) -> str:

@@ -26,7 +26,7 @@ from forebay.store import memo
 from forebay.store.cache import open_cache
 from forebay.store.remote.carry import transfer
 from forebay.store.remote.carry.sent_columns import fetch_skeleton
-from forebay.store.remote.raw import elsewhere
+from forebay.store.remote.raw import arriving
 from forebay.store.remote.raw.origin import forget
 from forebay.train.select import make_loader
 from tests.commands import run, run_json
@@ -197,7 +197,7 @@ class ElsewherePool(HerePool):
     @staticmethod
     def forget() -> None:
         forget()
-        elsewhere._mirror.cache_clear()
+        arriving._mirror.cache_clear()
 
 
 def test_a_task_finds_raw_data_of_a_bucket_on_any_node(

@@ -62,10 +62,7 @@ class ColdForm:
     @cached_property
     def files(self) -> list[WantedFile]:
         """Every file of the cache but metadata.json."""
-        found = [
-            WantedFile(name=name, size_bytes=entry["size_bytes"], xxh3_128=entry["xxh3_128"])
-            for name, entry in self._small.items()
-        ]
+        found = [WantedFile.of(name, entry) for name, entry in self._small.items()]
         for group, strips in self._strips.items():
             for index in range(len(strips.table)):
                 entry = entry_of(strips.table, index)

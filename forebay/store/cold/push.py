@@ -9,10 +9,11 @@ import dataclasses
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import xxhash
+from xxhash import xxh3_128_hexdigest
 
 from forebay.config.remote import RemoteConfig
 from forebay.errors import ConfigError, RemoteExistsError
@@ -76,14 +77,17 @@ def push_to(
     mark = mark_of_cache(cache, level=level)
     texts = documents([filled.array for filled in arrays], mark, metadata_bytes(cache))
     ends = {name: texts.pop(name) for name in (BEGUN, ROOT)}
-    identity, checked = xxhash.xxh3_128_hexdigest(str(mark.to_json()).encode()), _Checked()
+    named = partial(WantedFile, xxh3_128=xxh3_128_hexdigest(str(mark.to_json()).encode()))
     items = [
-        _Item(place, identity, name, len(data), (-2, name, 0), partial(bytes, data), data.__eq__)
+        _Item(place, named(name=name, size_bytes=len(data)), (-2, name, 0), partial(bytes, data), data.__eq__)
         for name, data in texts.items()
     ]
+    checked = _Checked()
     for filled in arrays:
-        cuts = [_Cut(filled, index, level, checked) for index in range(filled.array.num_shards)]
-        items += [_Item(place, identity, cut.name, cut.size_bytes, cut.order, cut.make, cut.is_made) for cut in cuts]
+        for index in range(filled.array.num_shards):
+            cut = _Cut(filled, index, level, checked)
+            wanted = named(name=filled.array.name(index), size_bytes=cut.size_bytes)
+            items.append(_Item(place, wanted, cut.order, cut.encoded, cut.is_made))
     sizes = [*map(len, ends.values()), *(item.wanted.size_bytes for item in items)]
     with Tally(sizes, label="push", progress=progress) as tally:
         work = _ZarrUpload(cache, mark, ends, items, place, tally, verify=verify)
@@ -92,37 +96,30 @@ def push_to(
         return dataclasses.replace(report, stored_bytes=work.stored_bytes)
 
 
+@dataclass(frozen=True, slots=True)
 class _Item:
     """One object to be.
 
-    identity: of the form, of which the bytes are a function. order: what is sent first is first here: documents, then
-    arrays in the order of the shards that they are of, so that each shard is read from the disk once. encoded: gives
-    its bytes. is_made: whether other bytes stand for what is to be in it.
+    wanted: its name, the bytes of its values, and the hash of the form, of which its bytes are a function. order: what
+    is sent first is first here: documents, then arrays in the order of the shards that they are of, so that each shard
+    is read from the disk once. encoded: gives its bytes. is_made: whether other bytes stand for what is to be in it.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        identity: str,
-        name: str,
-        size_bytes: int,
-        order: tuple[int, str, int],
-        encoded: Callable[[], bytes],
-        is_made: Callable[[bytes], bool],
-    ) -> None:
-        self.wanted = WantedFile(name=name, size_bytes=size_bytes, xxh3_128=identity)
-        self.order, self._place, self._encoded, self._is_made = order, place, encoded, is_made
+    place: Place
+    wanted: WantedFile
+    order: tuple[int, str, int]
+    encoded: Callable[[], bytes]
+    is_made: Callable[[bytes], bool]
 
     def make(self) -> Made:
         """Returns its bytes, and what proves them: the same values may be compressed otherwise."""
-        data = self._encoded()
+        data = self.encoded()
 
         def read_back() -> tuple[bool, int]:
-            found = self._place.read(self.wanted.name)
-            return found == data or self._is_made(found), len(found)
+            found = self.place.read(self.wanted.name)
+            return found == data or self.is_made(found), len(found)
 
-        words = f"{len(data)} bytes that were"
-        proves_data = partial(proves, data=data)
+        words, proves_data = f"{len(data)} bytes that were", partial(proves, data=data)
         return Made(data=data, size_bytes=None, words=words, proves=proves_data, read_back=read_back)
 
 
@@ -132,13 +129,12 @@ class _Cut:
     def __init__(self, filled: Filled, index: int, level: int, checked: _Checked) -> None:
         self.filled, self.array, self.index = filled, filled.array, index
         self.level, self.checked = level, checked
-        self.name = filled.array.name(index)
         self.start, self.stop = filled.array.rows(index)
         self.shards = filled.shards(self.start, self.stop)
         self.size_bytes = (self.stop - self.start) * self.array.row_bytes
         self.order = (self.shards[0] if len(self.shards) else -1, self.array.path, index)
 
-    def make(self) -> bytes:
+    def encoded(self) -> bytes:
         """Returns the object of the rows. Raises CacheCorruptError where a shard that they are of is damaged."""
         return encode(self.array, self._rows(), level=self.level)
 

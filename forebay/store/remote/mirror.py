@@ -58,13 +58,7 @@ class Mirror:
     def __init__(self, folder: Path, url: Url, settings: RemoteConfig) -> None:
         """folder: `<node's folder>/mirrors/<name>`."""
         self.folder, self.url, self.settings = folder.absolute(), url, settings
-        self.node = NodeCache(
-            self.folder.parent.parent,
-            bound_bytes=settings.cache_size_bytes,
-            max_concurrent=settings.max_concurrent,
-            timeout_s=settings.timeout_s,
-            retries=settings.retries,
-        )
+        self.node = NodeCache(self.folder.parent.parent, settings)
         self.before_demand: list[Callable[[], None]] = []
         """Called before a file that is not here is asked for: what this process' readers tell is to be true then."""
 
@@ -322,10 +316,7 @@ def _small_files(folder: Path) -> list[WantedFile]:
     with foreign_values(folder):
         if odd := [name for name in metadata["files"] if not is_inside(name)]:
             raise ValueError(f"{odd[0]!r} is no name of a file")
-        return [
-            WantedFile(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=str(entry["xxh3_128"]), is_kept=True)
-            for name, entry in metadata["files"].items()
-        ]
+        return [WantedFile.of(name, entry, is_kept=True) for name, entry in metadata["files"].items()]
 
 
 def _latest(url: Url, settings: RemoteConfig) -> Mirror | None:

@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from forebay.config.remote import RemoteConfig
+from forebay.config.remote import LONGEST_PAUSE_S, RemoteConfig
 from forebay.config.url import Url
 from forebay.errors import ForebayError, MissingExtraError, RemoteError, RemoteMissingError
 from forebay.extras import install_line
@@ -38,7 +38,7 @@ MAX_COPY = 5 * 1024**3
 _REMOVED_AT_ONCE = 1_000
 _COPY_S = 300.0
 """Seconds that a store may take for a large copy: no byte comes back meanwhile."""
-_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 15.0
+_PAUSE_S = 0.25
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 _log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Bucket:
     again, `retries` times, after pauses that grow from 0.25 to 15 s and are no longer than `timeout_s`. The count
     begins anew where 4 MiB of a body came since. So no method is silent for longer than `(retries + 1) *
     timeout_s`, and for each of these requests 10 s to connect and a pause. A put of more than 1 MB has 34 s more each.
-    A listing whose pages stay empty ends with an error after `patience_s`.
+    A listing whose pages stay empty ends with an error after `RemoteConfig.patience_s`.
     """
 
     def __init__(self, url: Url, settings: RemoteConfig) -> None:
@@ -270,21 +270,17 @@ class Bucket:
         if found != size:
             raise RemoteError(f"{self._where(name)} has {found} bytes, {size} were put; put it again")
 
-    @property
-    def patience_s(self) -> float:
-        """Seconds for which a request may be made again and again."""
-        return (self.settings.retries + 1) * self.settings.timeout_s + self.settings.retries * _LONGEST_PAUSE_S
-
     def _listed(self, name: str, ask: Callable[[], Awaitable[T]]) -> T:
         """Returns a part of a listing. Of a store that gives one empty page after the other obstore asks for ever."""
+        patience_s = self.settings.patience_s
 
         async def bounded() -> T:
-            return await asyncio.wait_for(ask(), self.patience_s)
+            return await asyncio.wait_for(ask(), patience_s)
 
         with ThreadPoolExecutor(1) as thread, contextlib.suppress(TimeoutError):  # a notebook has a loop in its own
             return thread.submit(asyncio.run, bounded()).result()
         raise RemoteError(
-            f"{self._where(name)}: no name and no end of its listing in {self.patience_s:g} s, only page after page "
+            f"{self._where(name)}: no name and no end of its listing in {patience_s:g} s, only page after page "
             "without any; name a URL below, or set remote.timeout_s higher",
             code="FB607",
         )
@@ -326,7 +322,7 @@ class Bucket:
             )
         if not refusal.may_pass or tries >= self.settings.retries:
             raise error_of(refusal, where, self._access, tries=tries + 1)
-        pause_s = min(_PAUSE_S * 2**tries, _LONGEST_PAUSE_S, self.settings.timeout_s) * random.uniform(0.5, 1.0)
+        pause_s = min(_PAUSE_S * 2**tries, LONGEST_PAUSE_S, self.settings.timeout_s) * random.uniform(0.5, 1.0)
         _log.warning(
             "%s: %s; again from byte %d in %.1f s (%d of %d)",
             where,

@@ -145,7 +145,7 @@ class Downloads:
 
     def _known(self, expected: Expected) -> Expected:
         """Returns a file with what the store says of it, of which only a manifest is known, or which has no bytes."""
-        info = self.bucket.info(expected.key)
+        info = self.bucket.info(expected.name)
         if info.size_bytes != expected.size_bytes:
             raise _RefusedError(f"the store has {info.size_bytes} bytes, {expected.size_bytes} are wanted")
         return expected.of(info)
@@ -164,7 +164,7 @@ class Downloads:
     def _stream(self, part: FilePart) -> None:
         expected = part.expected
         if part.size_bytes < expected.size_bytes:
-            stream = self.bucket.stream(expected.key, start=part.size_bytes, etag=expected.etag)
+            stream = self.bucket.stream(expected.name, start=part.size_bytes, etag=expected.etag)
             with contextlib.closing(stream):  # type: ignore[type-var]
                 for piece in stream:
                     if part.size_bytes + len(piece) > expected.size_bytes:
@@ -172,7 +172,7 @@ class Downloads:
                     part.append(piece)
                     self.count.arrived(len(piece))
                     if self._is_stopped.is_set():
-                        raise RemoteError(f"{self.bucket.url / expected.key}: another download has ended the fetch")
+                        raise RemoteError(f"{self.bucket.url / expected.name}: another download has ended the fetch")
         if part.size_bytes != expected.size_bytes:
             raise _RefusedError(f"it has {part.size_bytes} bytes, {expected.size_bytes} are wanted")
 
@@ -205,7 +205,7 @@ class Downloads:
             return expected if attempt == 1 else None
         if not isinstance(err, RemoteReplacedError) or attempt == _ATTEMPTS:
             return None
-        if (info := find(self.bucket, expected.key)) is None:
+        if (info := find(self.bucket, expected.name)) is None:
             return None
         now, total = expected.of(info), self.count.total_bytes
         return now if total - expected.size_bytes + now.size_bytes <= self.options.bounds.size_bytes else None
@@ -214,7 +214,7 @@ class Downloads:
         """Counts a file that does not come. Raises RemoteError where the etags of the store seem to say nothing."""
         reason, is_etag = str(err), isinstance(err, _RefusedError) and err.is_etag
         if isinstance(err, _RefusedError):
-            reason = f"{self.bucket.url / expected.key}: {err}; {_NO_MD5 if is_etag else _DAMAGED}"
+            reason = f"{self.bucket.url / expected.name}: {err}; {_NO_MD5 if is_etag else _DAMAGED}"
         self.count.refuse(expected.name, reason)
         if is_etag and next(self._num_by_etag) >= _MOST_BY_ETAG and not self.count.checked_by["etag"]:
             raise RemoteError(reason)

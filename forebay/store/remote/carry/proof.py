@@ -48,13 +48,12 @@ _MADE: dict[str, Callable[[], Any]] = {"xxh3_128": xxhash.xxh3_128, "sha256": ha
 class Expected:
     """An object that is to become a file.
 
-    name: of the file, below the folder. key: of the object, below the bucket's URL. etag: of the version that is
-    wanted, empty where the store tells none. modified_ns: 0 where only a manifest is known. hashes: hex digits by the
-    name of the hash, as a manifest says.
+    name: of both, below the bucket's URL and below the folder. etag: of the version that is wanted, empty where the
+    store tells none. modified_ns: 0 where only a manifest is known. hashes: hex digits by the name of the hash, as a
+    manifest says.
     """
 
     name: str
-    key: str
     size_bytes: int
     etag: str = ""
     modified_ns: int = 0
@@ -63,7 +62,7 @@ class Expected:
     @property
     def identity(self) -> str:
         """Says which bytes it is: what an interrupted download left of the same identity is gone on with."""
-        return f"{self.key}\0{self.size_bytes}\0{self.hashes or self.etag or self.modified_ns}"
+        return f"{self.name}\0{self.size_bytes}\0{self.hashes or self.etag or self.modified_ns}"
 
     @property
     def may_be_proven(self) -> bool:
@@ -185,7 +184,7 @@ def proof_of(file: AnyFile, wanted: WantedFile) -> Proof:
 
 def proves(etag: str, data: bytes) -> bool:
     """Returns whether an etag proves that the object has these bytes. False proves nothing."""
-    expected = Expected(name="", key="", size_bytes=len(data), etag=etag)
+    expected = Expected(name="", size_bytes=len(data), etag=etag)
     return judge((data,), expected, etags_are_md5=False).by == "etag"
 
 

@@ -82,10 +82,7 @@ def metadata_bytes(cache: Cache) -> bytes:
 
 def _files(cache: Cache) -> list[tuple[HeldFile, WantedFile]]:
     """Every file of a cache but metadata.json."""
-    return [
-        (file, WantedFile(name=file.place, size_bytes=entry["size_bytes"], xxh3_128=entry["xxh3_128"]))
-        for file, entry in cache.files()
-    ]
+    return [(file, WantedFile.of(file.place, entry)) for file, entry in cache.files()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,12 +19,14 @@ import io
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
+from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheError, ConfigError, RemoteError, RemoteReplacedError
 from forebay.store.files import hash_file, start_writeback, write_all
 from forebay.store.remote.bucket.bucket import Bucket
@@ -38,8 +40,6 @@ logger = logging.getLogger(__name__)
 _BLOCK_BYTES = 4 * 1024 * 1024
 _WRITEBACK_BYTES = 32 * 1024 * 1024
 _SAY_AFTER_S = 5.0
-_PAUSE_S = 15.0
-"""The longest pause of a bucket before it asks again."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Pieces = Callable[[int], Iterator[bytes]]
@@ -61,6 +61,12 @@ class WantedFile:
     number: int = -1
     is_kept: bool = False
 
+    @classmethod
+    def of(cls, name: str, entry: Mapping[str, Any], *, is_kept: bool = False) -> WantedFile:
+        """Returns a file of a cache as a document tells of it: with its size and its hash."""
+        size_bytes, digest = int(entry["size_bytes"]), str(entry["xxh3_128"])
+        return cls(name=name, size_bytes=size_bytes, xxh3_128=digest, is_kept=is_kept)
+
     @property
     def known(self) -> Known:
         """What the mirror's ledger says of it."""
@@ -70,15 +76,11 @@ class WantedFile:
 class NodeCache:
     """The files under `remote.shard_dir`. Threads may share it, and processes share its folder."""
 
-    def __init__(
-        self, folder: Path, *, bound_bytes: int, max_concurrent: int = 8, timeout_s: float = 60.0, retries: int = 0
-    ) -> None:
-        """Touches nothing yet. timeout_s: without a byte or room. retries: times that an owner of a file asks again."""
-        self.folder, self.bound_bytes = folder, bound_bytes
-        self.max_concurrent, self.timeout_s = max_concurrent, timeout_s
-        self.patience_s = (retries + 1) * timeout_s + retries * _PAUSE_S
+    def __init__(self, folder: Path, settings: RemoteConfig) -> None:
+        """Touches nothing yet."""
+        self.folder, self.settings, self.bound_bytes = folder, settings, settings.cache_size_bytes
         self._shared: tuple[int, Shared] | None = None
-        self.room = Room(folder, bound_bytes=bound_bytes, timeout_s=timeout_s)
+        self.room = Room(folder, bound_bytes=self.bound_bytes, timeout_s=settings.timeout_s)
 
     @property
     def counters(self) -> Counters:
@@ -119,7 +121,7 @@ class NodeCache:
         while not is_whole(target, wanted.size_bytes):
             no_room = None
             if not _is_owned(place.part(wanted.size_bytes)):
-                with self.shared.turns.turn(distance, most=self.max_concurrent):
+                with self.shared.turns.turn(distance, most=self.settings.max_concurrent):
                     try:
                         claim = self.room.claim(
                             place, size_bytes=wanted.size_bytes, known=wanted.known, distance=distance
@@ -234,17 +236,17 @@ class _Waiting:
             self._has_said = True
             what = f"room: {_standing(no_room, self._wanted)}" if no_room else "another process to download it"
             logger.warning("%s: waiting for %s", self._place.target, what)
-        now = time.monotonic()
+        now, settings = time.monotonic(), self._node.settings
         self._no_room_s = None if no_room is None else self._no_room_s or now
-        if no_room is not None and now - (self._no_room_s or now) > self._node.timeout_s:
+        if no_room is not None and now - (self._no_room_s or now) > settings.timeout_s:
             raise CacheError(
                 f"{self._place.target}: no room after {waited_s:.0f} s: {_standing(no_room, self._wanted)}; raise "
                 "remote.cache_size_gb, or end what else reads through this folder",
                 code="FB608",
             )
-        if no_room is None and now - self._moved_s > self._node.patience_s:
+        if no_room is None and now - self._moved_s > settings.patience_s:
             raise RemoteError(
-                f"{self._place.target}: the process that downloads it got no byte in {self._node.patience_s:g} s "
+                f"{self._place.target}: the process that downloads it got no byte in {settings.patience_s:g} s "
                 f"(remote.timeout_s and retries), and {max(self._size, 0)} of {self._wanted.size_bytes} bytes are "
                 "there; see what that process says, and start again"
             )
