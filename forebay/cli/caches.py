@@ -232,7 +232,7 @@ def add_fetch(commands: Any) -> None:
 
 def _fetch(options: argparse.Namespace) -> int:
     from forebay.store.remote.carry.fetch import fetch
-    from forebay.store.remote.carry.fetch_list import FetchBounds, FetchOptions
+    from forebay.store.remote.carry.fetch_list import FetchOptions
     from forebay.tar.index import check_members
 
     for name in ("max_size_gb", "max_files"):
@@ -244,7 +244,8 @@ def _fetch(options: argparse.Namespace) -> int:
         raise ConfigError("--output: missing; it names the folder that the files of a URL come to")
     asked = FetchOptions(
         prefix=options.prefix,
-        bounds=FetchBounds(size_bytes=int(options.max_size_gb * _GB), files=options.max_files),
+        max_bytes=int(options.max_size_gb * _GB),
+        max_files=options.max_files,
         overwrite=options.overwrite,
         etags=not options.ignore_etags,
         dry_run=options.dry_run,

@@ -17,7 +17,7 @@ from benchmarks.objects.beside import Beside
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, parse_url
 from forebay.store.remote.carry.fetch import fetch
-from forebay.store.remote.carry.fetch_list import FetchBounds, FetchOptions
+from forebay.store.remote.carry.fetch_list import FetchOptions
 from forebay.tar.index import check_members
 from tests.faults.children import Children, Ended
 from tests.faults.row import Row, dice
@@ -71,7 +71,7 @@ def fetch_here(url: Url, folder: Path, endpoint: str, kill_at: int) -> tuple[int
         patch.setattr("forebay.store.remote.bucket.bucket.CHUNK", _PIECE)
         for name in _CALLS:
             patch.setattr(os, name, counted(getattr(os, name)))
-        options = FetchOptions(bounds=FetchBounds(size_bytes=10**9, files=100))
+        options = FetchOptions(max_bytes=10**9, max_files=100)
         report = fetch(url, folder, RemoteConfig(max_concurrent=2), options, examine=check_members)
     assert not report.refused
     assert report.moved_files + report.kept_files == len(_FILES)

@@ -30,7 +30,7 @@ from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissin
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.carry import fetch_folder as folders
 from forebay.store.remote.carry.fetch import fetch
-from forebay.store.remote.carry.fetch_list import FetchBounds, FetchOptions
+from forebay.store.remote.carry.fetch_list import FetchOptions
 from forebay.store.remote.carry.tally import FetchReport
 from forebay.tar.index import check_members
 from tests.remote.fake_store import Answer, Asked, fake_store, listing
@@ -65,9 +65,9 @@ def url(bucket: Emptied) -> Url:
 
 def fetched(url: Url, folder: Path, *, retries: int = 0, num_threads: int = 4, **options: Any) -> FetchReport:
     """Fetches in this process. Prints what was refused: a failed test shows it."""
-    bounds = options.pop("bounds", FetchBounds(size_bytes=1_000_000_000, files=1000))
     settings = RemoteConfig(retries=retries, timeout_s=20, max_concurrent=num_threads)
-    report = fetch(url, folder, settings, FetchOptions(bounds=bounds, **options), examine=check_members)
+    asked = FetchOptions(**{"max_bytes": 10**9, "max_files": 1000, **options})
+    report = fetch(url, folder, settings, asked, examine=check_members)
     print("refused:", report.refused)
     return report
 
@@ -453,11 +453,11 @@ def test_two_fetches_at_once_are_both_right(url: Url, tmp_path: Path) -> None:
 
 def test_bounds_are_held_before_a_byte_comes(url: Url, tmp_path: Path, proxy: Proxy) -> None:
     with pytest.raises(RemoteError, match=r"1,004,000 bytes \(1 MB\), at most 1,000,000 \(1 MB\) are.*--max-size-gb"):
-        fetched(url, tmp_path / "out", bounds=FetchBounds(size_bytes=1_000_000, files=10))
+        fetched(url, tmp_path / "out", max_bytes=1_000_000, max_files=10)
     with pytest.raises(RemoteError, match=r"has more than 3 files; name fewer by --prefix, or raise --max-files"):
-        fetched(url, tmp_path / "out", bounds=FetchBounds(size_bytes=10_000_000, files=3))
+        fetched(url, tmp_path / "out", max_bytes=10_000_000, max_files=3)
     assert not any(method == "GET" for method, _ in proxy.requests)
-    assert fetched(url, tmp_path / "out", prefix="hi", bounds=FetchBounds(size_bytes=502_000, files=1)).moved_files == 1
+    assert fetched(url, tmp_path / "out", prefix="hi", max_bytes=502_000, max_files=1).moved_files == 1
 
 
 def at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> Url:
@@ -469,7 +469,7 @@ def test_a_listing_without_an_end_is_left_early(tmp_path: Path, monkeypatch: pyt
     with fake_store(listing(10**9)) as store:
         url = at(monkeypatch, store.endpoint)
         with pytest.raises(RemoteError, match="more than 2,500 files"):
-            fetched(url, tmp_path / "out", bounds=FetchBounds(size_bytes=10**12, files=2500))
+            fetched(url, tmp_path / "out", max_bytes=10**12, max_files=2500)
         assert len(store.asked) <= 5
         monkeypatch.setattr("forebay.store.remote.carry.fetch_list._MAX_LISTED", 3000)
         with pytest.raises(RemoteError, match="more than 3,000 objects to look through"):

@@ -25,7 +25,7 @@ from forebay.store.remote.carry import fetch_list as listing
 from forebay.store.remote.carry import proof as content
 from forebay.store.remote.carry.fetch import fetch
 from forebay.store.remote.carry.fetch_folder import FilePart, TargetFolder
-from forebay.store.remote.carry.fetch_list import FetchBounds, FetchOptions, alike, problem_of, problems
+from forebay.store.remote.carry.fetch_list import FetchOptions, alike, problem_of, problems
 from forebay.store.remote.carry.proof import Expected, judge
 from forebay.tar.index import check_members
 
@@ -63,7 +63,7 @@ def test_nothing_is_written_outside_and_what_is_written_is_the_object(objects: l
     with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
         patch.setattr(listing, "Bucket", lambda url, settings: Memory(objects))
         out = Path(root) / "a" / "out"
-        options = FetchOptions(bounds=FetchBounds(size_bytes=1000, files=10))
+        options = FetchOptions(max_bytes=1000, max_files=10)
         try:
             report = fetch(URL, out, RemoteConfig(), options, examine=check_members)
         except ForebayError:

@@ -66,14 +66,8 @@ class ColdForm:
         for group, strips in self._strips.items():
             for index in range(len(strips.table)):
                 entry = entry_of(strips.table, index)
-                found.append(
-                    WantedFile(
-                        name=shard_name(group, index),
-                        size_bytes=entry.size_bytes,
-                        xxh3_128=entry.xxh3_128,
-                        number=index,
-                    )
-                )
+                name, size = shard_name(group, index), entry.size_bytes
+                found.append(WantedFile(name=name, size_bytes=size, xxh3_128=entry.xxh3_128))
         return found
 
     def pieces(self, name: str) -> list[Piece]:

@@ -58,7 +58,11 @@ def arrays_of(cache: Cache) -> list[Filled]:
     for group in cache.groups:
         fields = shard_fields(tuple(cache.fields.values()), group)
         table = to_table([entry for _, entry in cache.shard_entries(group)], len(fields))
-        found += _group(GroupStrips(cache.folder, group, fields, table))
+        strips = GroupStrips(cache.folder, group, fields, table)
+        for strip in strips.strips:
+            read = partial(strips.read, strip)
+            found.append(Filled(array=strip.array, read=read, strips=strips, shards=strip.shards))
+        found.append(_in_memory(*strips.shard_rows))
     for filled in found:
         if not all(_NAME.fullmatch(part) for part in filled.array.path.split("/")):
             raise CacheCorruptError(
@@ -66,14 +70,6 @@ def arrays_of(cache: Cache) -> list[Filled]:
                 "preprocess CONFIG --rebuild"
             )
     return found
-
-
-def _group(strips: GroupStrips) -> list[Filled]:
-    found = [
-        Filled(array=strip.array, read=partial(strips.read, strip), strips=strips, shards=strip.shards)
-        for strip in strips.strips
-    ]
-    return [*found, _in_memory(*strips.shard_rows)]
 
 
 def _files(cache: Cache) -> list[Filled]:

@@ -12,7 +12,6 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +37,7 @@ from forebay.store.files import hash_file, link_or_copy, sweep, write_bytes
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder, open_own
 from forebay.store.metadata import FILE_NAME, foreign_values, read_metadata, read_regular
 from forebay.store.remote.bucket.bucket import Bucket
+from forebay.store.remote.carry.tally import for_each
 from forebay.store.remote.node.holdings import MIRRORS, NEVER, Known, is_inside
 from forebay.store.remote.node.node import NodeCache, WantedFile, check_bound
 from forebay.store.remote.node.node_locks import SHARED, pauses, try_lock
@@ -298,8 +298,7 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
         raise CacheCorruptError(
             f"{url / FILE_NAME} describes no cache: {err.args[0].partition('; run:')[0]}; push the cache again"
         ) from err
-    with ThreadPoolExecutor(settings.max_concurrent) as threads:
-        list(threads.map(mirror.require, wanted))
+    for_each(mirror.require, wanted, num_threads=settings.max_concurrent)
     return mirror.folder
 
 

@@ -19,6 +19,7 @@ from forebay.store.files import TEMPORARY_MARK, require_writable, write_bytes
 from forebay.store.held import ORIGIN
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.bucket.bucket import Bucket
+from forebay.store.remote.bucket.place import find_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -99,14 +100,11 @@ class RemoteRoot:
     def _kept(self, name: str) -> Path | None:
         """Returns the folder with the metadata.json of a cache, which is asked for if need be; None: it is unsealed."""
         folder = self.folder / LISTED / name
-        if _is_certain(folder):
-            return folder
-        try:
-            data = self.bucket.read(f"{name}/{METADATA}")
-        except RemoteMissingError:
-            return None
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / METADATA, data)
+        if not _is_certain(folder):
+            if (data := find_bytes(self.bucket, f"{name}/{METADATA}")) is None:
+                return None
+            folder.mkdir(parents=True, exist_ok=True)
+            write_bytes(folder / METADATA, data)
         return folder
 
 

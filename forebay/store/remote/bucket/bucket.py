@@ -9,7 +9,6 @@ import hashlib
 import inspect
 import logging
 import random
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +38,6 @@ _REMOVED_AT_ONCE = 1_000
 _COPY_S = 300.0
 """Seconds that a store may take for a large copy: no byte comes back meanwhile."""
 _PAUSE_S = 0.25
-_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -176,12 +174,17 @@ class Bucket:
 
         create: an object that is there already is a RemoteExistsError; such an object is small, it is put at once.
         """
-        size = data.stat().st_size if isinstance(data, Path) else len(data)
         if create:
             return self._create(name, data.read_bytes() if isinstance(data, Path) else data)
+        size = data.stat().st_size if isinstance(data, Path) else len(data)
         etag = self._put(name, data, size)
-        if size > PART or not self._is_md5(etag, data):
-            self._check_put(name, size)
+        if size <= PART:
+            content = data.read_bytes() if isinstance(data, Path) else data
+            if etag.strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest():
+                return etag
+        # The etag tells nothing; requests are signed with a hash of their bytes, so only the size is left.
+        if (found := self.info(name).size_bytes) != size:
+            raise RemoteError(f"{self._where(name)} has {found} bytes, {size} were put; put it again")
         return etag
 
     @_anywhere
@@ -258,17 +261,6 @@ class Bucket:
                     return self.info(name).etag
                 raise exists(self._where(name))
             tries = self._again(name, caught, tries)
-
-    def _is_md5(self, etag: str, data: bytes | Path) -> bool:
-        found = _MD5.fullmatch(etag)
-        content = data.read_bytes() if isinstance(data, Path) else data
-        return found is not None and found[1] == hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-    def _check_put(self, name: str, size: int) -> None:
-        """Where the etag tells nothing: requests are signed with a hash of their bytes, so only the size is left."""
-        found = self.info(name).size_bytes
-        if found != size:
-            raise RemoteError(f"{self._where(name)} has {found} bytes, {size} were put; put it again")
 
     def _listed(self, name: str, ask: Callable[[], Awaitable[T]]) -> T:
         """Returns a part of a listing. Of a store that gives one empty page after the other obstore asks for ever."""

@@ -208,7 +208,7 @@ class Downloads:
         if (info := find(self.bucket, expected.name)) is None:
             return None
         now, total = expected.of(info), self.count.total_bytes
-        return now if total - expected.size_bytes + now.size_bytes <= self.options.bounds.size_bytes else None
+        return now if total - expected.size_bytes + now.size_bytes <= self.options.max_bytes else None
 
     def _refuse(self, expected: Expected, err: Exception) -> None:
         """Counts a file that does not come. Raises RemoteError where the etags of the store seem to say nothing."""

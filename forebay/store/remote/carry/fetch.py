@@ -18,7 +18,6 @@ from forebay.store.remote.carry.fetch_list import (
     FetchListing,
     FetchOptions,
     alike,
-    check_prefix,
     limits,
     list_files,
     problems,
@@ -37,8 +36,7 @@ def fetch(url: Url, folder: Path, settings: RemoteConfig, options: FetchOptions,
     ManifestError for a wrong manifest; ConfigError where something else stands in the folder. Nothing is downloaded
     then. A file that is not what it should be is refused, and the report names it.
     """
-    check_prefix(options.prefix)
-    listing = list_files(url, settings, prefix=options.prefix, bounds=options.bounds)
+    listing = list_files(url, settings, options)
     wanted = list(listing.files.values())
     sizes, is_there = [one.size_bytes for one in wanted], folder.is_dir() or not options.dry_run
     with (

@@ -107,40 +107,38 @@ _HEX = re.compile(r"[0-9a-f]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FetchBounds:
-    """What a fetch brings at most, all files together."""
-
-    size_bytes: int
-    files: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FetchOptions:
     """What is asked of a fetch.
 
-    overwrite: files with other bytes are replaced. etags: an etag of S3 that looks like an MD5 is one; buckets that
-    encrypt with a key of their own have others. dry_run: nothing is downloaded.
+    max_bytes, max_files: what it brings at most, all files together. overwrite: files with other bytes are replaced.
+    etags: an etag of S3 that looks like an MD5 is one; buckets that encrypt with a key of their own have others.
+    dry_run: nothing is downloaded.
     """
 
-    bounds: FetchBounds
+    max_bytes: int
+    max_files: int
     prefix: str = ""
     overwrite: bool = False
     etags: bool = True
     dry_run: bool = False
     progress: bool = False
 
+    def __post_init__(self) -> None:
+        if self.prefix.startswith("/") or ".." in self.prefix.split("/"):
+            raise ConfigError(f"--prefix {self.prefix!r} is of no name below the URL; for example: --prefix hi_")
 
-def list_files(url: Url, settings: RemoteConfig, *, prefix: str, bounds: FetchBounds) -> FetchListing:
-    """Returns the files below a URL, or those that a manifest at the URL names, whose names begin with a prefix.
+
+def list_files(url: Url, settings: RemoteConfig, options: FetchOptions) -> FetchListing:
+    """Returns the files below a URL, or those that a manifest at the URL names, whose names begin with the prefix.
 
     Raises RemoteError where nothing is there, or more than the bounds allow; ManifestError for a manifest that is none,
     or that disagrees with what the store has.
     """
     if url.name.endswith(".json") and url.key:
-        found = FetchListing(Bucket(url.parent, settings), prefix, bounds)
+        found = FetchListing(Bucket(url.parent, settings), options)
         found.take_manifest(url.name, is_alone=True)
         return found.done()
-    found = FetchListing(Bucket(url, settings), prefix, bounds)
+    found = FetchListing(Bucket(url, settings), options)
     if url.is_web:
         try:
             found.take_manifest(MANIFEST, is_alone=True)
@@ -151,8 +149,8 @@ def list_files(url: Url, settings: RemoteConfig, *, prefix: str, bounds: FetchBo
             ) from err
         return found.done()
     found.take_listing()
-    if not found.files and not prefix and url.key:
-        found = FetchListing(Bucket(url.parent, settings), prefix, bounds)
+    if not found.files and not options.prefix and url.key:
+        found = FetchListing(Bucket(url.parent, settings), options)
         found.take_object(url)
     return found.done()
 
@@ -164,8 +162,8 @@ class FetchListing:
     names that do not begin with the prefix.
     """
 
-    def __init__(self, bucket: Bucket, prefix: str, bounds: FetchBounds) -> None:
-        self.bucket, self.prefix, self.bounds = bucket, prefix, bounds
+    def __init__(self, bucket: Bucket, options: FetchOptions) -> None:
+        self.bucket, self.prefix, self.options = bucket, options.prefix, options
         self.files: dict[str, Expected] = {}
         self.tars: dict[str, Any] = {}
         self.others: list[str] = []
@@ -261,16 +259,16 @@ class FetchListing:
         self._check_bounds()
 
     def _check_bounds(self) -> None:
-        if len(self.files) > self.bounds.files:
+        if len(self.files) > self.options.max_files:
             raise RemoteError(
-                f"{self.bucket.url} has more than {self.bounds.files:,} files{self._said()}; name fewer by --prefix, "
-                "or raise --max-files"
+                f"{self.bucket.url} has more than {self.options.max_files:,} files{self._said()}; name fewer by "
+                "--prefix, or raise --max-files"
             )
-        if self.total > self.bounds.size_bytes:
+        if self.total > self.options.max_bytes:
             raise RemoteError(
                 f"{self.bucket.url}: the first {len(self.files):,} files{self._said()} have {self.total:,} "
-                f"bytes ({human_bytes(self.total)}), at most {self.bounds.size_bytes:,} "
-                f"({human_bytes(self.bounds.size_bytes)}) are allowed; name fewer by --prefix, or raise --max-size-gb"
+                f"bytes ({human_bytes(self.total)}), at most {self.options.max_bytes:,} "
+                f"({human_bytes(self.options.max_bytes)}) are allowed; name fewer by --prefix, or raise --max-size-gb"
             )
 
     def _said(self) -> str:
@@ -356,9 +354,3 @@ def _entry(entry: Mapping[str, Any]) -> Expected:
     if not hashes:
         raise ValueError(f"{name!r} has no hash")
     return Expected(name=name, size_bytes=size, hashes=tuple(hashes))
-
-
-def check_prefix(prefix: str) -> None:
-    """Raises ConfigError for a prefix that no name below a URL begins with."""
-    if prefix.startswith("/") or ".." in prefix.split("/"):
-        raise ConfigError(f"--prefix {prefix!r} is of no name below the URL; for example: --prefix hi_")

@@ -25,7 +25,7 @@ def for_each(
 ) -> None:
     """Does the work for every item in threads. After the first error no further item is begun, and it is raised.
 
-    stopped: is set then, so that work that looks at it ends early.
+    stopped: is set then, so that work that looks at it may end early, by any error.
     """
     stopped = stopped or threading.Event()
 
@@ -34,8 +34,9 @@ def for_each(
             if not stopped.is_set():
                 work(item)
         except BaseException:
-            stopped.set()
-            raise
+            if not stopped.is_set():
+                stopped.set()
+                raise
 
     with ThreadPoolExecutor(num_threads) as threads:
         futures = [threads.submit(work_unless_stopped, item) for item in items]

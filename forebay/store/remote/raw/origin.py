@@ -13,7 +13,6 @@ import posixpath
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -29,6 +28,7 @@ from forebay.store.held import ORIGIN
 from forebay.store.locks import wait_alone
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
 from forebay.store.remote.bucket.place import find
+from forebay.store.remote.carry.tally import for_each
 from forebay.store.remote.mirror import Mirror, touch
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.node.room import is_whole
@@ -78,7 +78,8 @@ class Objects:
     def info(self, key: str) -> ObjectInfo | None:
         """Returns what the store says of an object, None where there is none. Raises RemoteError."""
         if key not in self._infos:
-            self._infos[key] = None if not key or posixpath.dirname(key) in self._levels else self._head(key)
+            is_known = not key or posixpath.dirname(key) in self._levels or not _may_be_key(key)
+            self._infos[key] = None if is_known else find(self.bucket, key)
         return self._infos[key]
 
     def forget(self, key: str) -> None:
@@ -117,8 +118,7 @@ class Objects:
             if len(wanted) > _SINGLE and not self.bucket.url.is_web:
                 wanted = self._listed(folder, wanted)
             single += sorted(wanted)
-        with ThreadPoolExecutor(self.bucket.settings.max_concurrent) as threads:
-            list(threads.map(self._look_up_one, single))
+        for_each(self._look_up_one, single, num_threads=self.bucket.settings.max_concurrent)
 
     def _look_up_one(self, key: str) -> None:
         with contextlib.suppress(RemoteDeniedError):  # said of the samples that need it
@@ -137,9 +137,6 @@ class Objects:
                 return left
         self._infos.update(dict.fromkeys(left))
         return set()
-
-    def _head(self, key: str) -> ObjectInfo | None:
-        return find(self.bucket, key) if _may_be_key(key) else None
 
 
 class Origin:
