@@ -54,29 +54,29 @@ class Downloads:
     ) -> None:
         self.bucket, self.folder, self.count, self.options = listing.bucket, folder, count, options
         self.tars, self.examine = listing.tars, examine
-        self._in_the_way: list[str] = []
         self._num_by_etag = itertools.count(1)
         self._is_stopped = threading.Event()
 
     def look(self, wanted: list[Expected]) -> list[Expected]:
         """Returns what is to be downloaded. Raises ConfigError where the folder holds something else."""
         to_come: set[str] = set()
+        in_the_way: list[str] = []
 
         def look_at(expected: Expected) -> None:
             try:
                 problem = self._problem(expected)
             except InTheWayError as err:
-                self._in_the_way.append(str(err))
+                in_the_way.append(str(err))
                 return
             if problem is None:
                 to_come.add(expected.name)
             elif problem:
-                self._in_the_way.append(f"{self.folder.path / expected.name} is there, and {problem}")
+                in_the_way.append(f"{self.folder.path / expected.name} is there, and {problem}")
 
         for_each(look_at, wanted, num_threads=4)
-        if self._in_the_way:
+        if in_the_way:
             raise ConfigError(
-                f"{some(sorted(self._in_the_way))}; nothing was fetched; name another --output, or replace files by "
+                f"{some(sorted(in_the_way))}; nothing was fetched; name another --output, or replace files by "
                 "--overwrite (links, folders and devices are never replaced)",
                 code="FB115",
             )
