@@ -29,6 +29,7 @@ from forebay.preprocess.prepared import Prepared, load, locked, save
 from forebay.steps.recipe import Recipe
 from forebay.store.files import temporary_name, write_bytes
 from forebay.store.remote.bucket.bucket import Bucket
+from forebay.store.remote.bucket.object_store import find, find_bytes
 from forebay.store.remote.carry.proof import save_object
 from forebay.store.remote.carry.tally import for_each
 from forebay.store.remote.node.node import WantedFile
@@ -72,11 +73,9 @@ def _remove_sealed(folder: Path, stage: Url, settings: RemoteConfig) -> None:
     """Removes this node's copies of other prepared builds that their stage has no more: their caches are sealed."""
     for other in folder.parent.glob("prepared-*"):
         document = None if other == folder else prepared_document(other)
-        if document is not None and COPY_OF in document:
-            try:
-                Bucket(stage / other.name, settings).info(DOCUMENT)
-            except RemoteMissingError:
-                shutil.rmtree(other, ignore_errors=True)
+        is_copy = document is not None and COPY_OF in document
+        if is_copy and find(Bucket(stage / other.name, settings), DOCUMENT) is None:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def remove_staged(url: Url, settings: RemoteConfig) -> None:
@@ -91,9 +90,7 @@ def remove_staged(url: Url, settings: RemoteConfig) -> None:
 
 def _downloaded(bucket: Bucket, folder: Path) -> bool:
     """Makes a folder the prepared build of a stage, if there is one; whether there is. Raises RemoteError."""
-    try:
-        data = bucket.read(DOCUMENT)
-    except RemoteMissingError:
+    if (data := find_bytes(bucket, DOCUMENT)) is None:
         return False
     digest = xxhash.xxh3_128_hexdigest(data)
     with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ from forebay.store.cold.hierarchy import file_array, written_as
 from forebay.store.cold.strips import GroupStrips, Piece
 from forebay.store.layout import Array, Group
 from forebay.store.metadata import FILE_NAME, checked_fields, foreign_values, groups_of, parse_metadata
-from forebay.store.remote.bucket.place import Place, find_bytes
+from forebay.store.remote.bucket.object_store import ObjectStore, find_bytes
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.shard import entry_of, shard_fields, shard_name, table_dtype
 
@@ -30,7 +30,7 @@ _MAX_BYTES = 1 << 30
 class ColdForm:
     """What lies at a place. metadata: the bytes of the cache's metadata.json."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ObjectStore) -> None:
         """Reads the documents and the shard tables.
 
         Raises CacheNotFoundError where no cold form lies there, CacheIncompleteError where its push did not end,
@@ -55,7 +55,7 @@ class ColdForm:
             raise self._corrupt(err.args[0].partition("; run:")[0]) from err
 
     @staticmethod
-    def lies_at(place: Place) -> bool:
+    def lies_at(place: ObjectStore) -> bool:
         """Returns whether there is a cold form, or the beginning of one."""
         return any(_mark_at(place, name) is not None for name in (ROOT, BEGUN))
 
@@ -157,6 +157,6 @@ class ColdForm:
         )
 
 
-def _mark_at(place: Place, name: str) -> Mark | None:
+def _mark_at(place: ObjectStore, name: str) -> Mark | None:
     data = find_bytes(place, name)
     return None if data is None else mark_of(data, place.url / name)

@@ -23,7 +23,7 @@ from forebay.store.cold.strips import Piece
 from forebay.store.files import write_all, write_aside
 from forebay.store.layout import Array
 from forebay.store.metadata import FILE_NAME
-from forebay.store.remote.bucket.place import Place, place_named
+from forebay.store.remote.bucket.object_store import ObjectStore, object_store
 from forebay.store.remote.carry.tally import TransferReport
 from forebay.store.remote.carry.transfer import FolderPull, pull
 from forebay.store.remote.node.node import WantedFile
@@ -39,17 +39,17 @@ def pull_any(source: str, folder: Path, settings: RemoteConfig, *, progress: boo
             raise ConfigError(
                 f"{source} is a cache of this machine already; a pull takes a cache in a store, or the zarr form of one"
             )
-        return pull_zarr(place_named(source, settings), folder, progress=progress)
+        return pull_zarr(object_store(source, settings), folder, progress=progress)
     try:
         return pull(parse_url(source), folder, settings, progress=progress)
     except CacheNotFoundError:
-        place = place_named(source, settings)
+        place = object_store(source, settings)
         if not ColdForm.lies_at(place):
             raise
     return pull_zarr(place, folder, progress=progress)
 
 
-def pull_zarr(place: Place, folder: Path, *, progress: bool = False) -> TransferReport:
+def pull_zarr(place: ObjectStore, folder: Path, *, progress: bool = False) -> TransferReport:
     """Makes `folder` the sealed cache of a cold form, byte for byte, and returns what that took.
 
     An interrupted pull goes on; what another cache beside `folder` has is linked. Raises CacheNotFoundError where no
@@ -120,7 +120,7 @@ def _plain(rows: Array, added: int) -> memoryview:
 class _Objects:
     """Objects of a place, each read once while it is needed. Threads share it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ObjectStore) -> None:
         self.place, self.read_bytes = place, 0
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._size = 0

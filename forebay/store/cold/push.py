@@ -24,11 +24,11 @@ from forebay.store.cold.strips import GroupStrips
 from forebay.store.key import SHORT
 from forebay.store.layout import Array
 from forebay.store.metadata import FILE_NAME, check_file
-from forebay.store.remote.bucket.place import FolderPlace, Place, find, find_bytes, place_named
+from forebay.store.remote.bucket.object_store import FolderStore, ObjectStore, find, find_bytes, object_store
 from forebay.store.remote.carry.proof import proves
 from forebay.store.remote.carry.tally import Tally, TransferReport, for_each
 from forebay.store.remote.carry.transfer import metadata_bytes
-from forebay.store.remote.carry.upload import Made, Upload
+from forebay.store.remote.carry.upload import MadeObject, Upload
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.seal import check_shard
 from forebay.store.shard import entry_of
@@ -40,7 +40,7 @@ LEVEL = 3
 
 def write_zarr(cache: Cache, folder: Path, *, level: int = LEVEL, progress: bool = False) -> TransferReport:
     """Makes a folder the cold form of a cache, and returns what that took; see `push_zarr`."""
-    return push_to(FolderPlace(folder.absolute(), RemoteConfig()), cache, level=level, progress=progress)
+    return push_to(FolderStore(folder.absolute(), RemoteConfig()), cache, level=level, progress=progress)
 
 
 def push_zarr(
@@ -59,11 +59,11 @@ def push_zarr(
     1 to 22. Raises CacheCorruptError for a damaged shard, MissingExtraError without zarr; RemoteExistsError where
     another cache, or anything else, lies at the place; RemoteError where the store does not keep what was sent.
     """
-    return push_to(place_named(place, settings), open_cache(folder), level=level, verify=verify, progress=progress)
+    return push_to(object_store(place, settings), open_cache(folder), level=level, verify=verify, progress=progress)
 
 
 def push_to(
-    place: Place, cache: Cache, *, level: int = LEVEL, verify: bool = False, progress: bool = False
+    place: ObjectStore, cache: Cache, *, level: int = LEVEL, verify: bool = False, progress: bool = False
 ) -> TransferReport:
     """Makes a place the cold form of a cache, and returns what that took; see `push_zarr`."""
     zarr()
@@ -105,13 +105,13 @@ class _Item:
     is read from the disk once. encoded: gives its bytes. is_made: whether other bytes stand for what is to be in it.
     """
 
-    place: Place
+    place: ObjectStore
     wanted: WantedFile
     order: tuple[int, str, int]
     encoded: Callable[[], bytes]
     is_made: Callable[[bytes], bool]
 
-    def make(self) -> Made:
+    def make(self) -> MadeObject:
         """Returns its bytes, and what proves them: the same values may be compressed otherwise."""
         data = self.encoded()
 
@@ -120,7 +120,7 @@ class _Item:
             return found == data or self.is_made(found), len(found)
 
         words, proves_data = f"{len(data)} bytes that were", partial(proves, data=data)
-        return Made(data=data, size_bytes=None, words=words, proves=proves_data, read_back=read_back)
+        return MadeObject(data=data, size_bytes=None, words=words, proves=proves_data, read_back=read_back)
 
 
 class _Cut:
@@ -162,7 +162,7 @@ class _ZarrUpload(Upload):
         mark: Mark,
         ends: Mapping[str, bytes],
         items: Sequence[_Item],
-        place: Place,
+        place: ObjectStore,
         tally: Tally,
         *,
         verify: bool,

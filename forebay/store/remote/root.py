@@ -19,7 +19,7 @@ from forebay.store.files import TEMPORARY_MARK, require_writable, write_bytes
 from forebay.store.held import ORIGIN
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.bucket.bucket import Bucket
-from forebay.store.remote.bucket.place import find_bytes
+from forebay.store.remote.bucket.object_store import find_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import ConfigError, RemoteError, RemoteMissingError, RemoteReplacedError, TarError
-from forebay.store.remote.bucket.place import find
+from forebay.store.remote.bucket.object_store import find
 from forebay.store.remote.carry.fetch_folder import FilePart, InTheWayError, TargetFolder, read_pieces
 from forebay.store.remote.carry.fetch_list import FetchListing, FetchOptions, some
 from forebay.store.remote.carry.proof import Expected, Verdict, judge

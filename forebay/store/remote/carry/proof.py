@@ -21,7 +21,7 @@ from forebay.store.files import write_all, write_aside
 from forebay.store.held import AnyFile
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.bucket.bucket import CHUNK, Bucket, ObjectInfo, part_bytes
-from forebay.store.remote.bucket.place import find
+from forebay.store.remote.bucket.object_store import find
 from forebay.store.remote.carry.sent_columns import NAME as COLUMNS
 from forebay.store.remote.node.node import WantedFile
 

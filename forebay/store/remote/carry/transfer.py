@@ -35,11 +35,11 @@ from forebay.store.locks import must_lock
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import FILE_NAME, check_file, read_regular
 from forebay.store.remote.bucket.bucket import MAX_COPY, Bucket, ObjectInfo
-from forebay.store.remote.bucket.place import find_bytes
+from forebay.store.remote.bucket.object_store import find_bytes
 from forebay.store.remote.carry.proof import Proof, hash_object, proof_of, save_object
 from forebay.store.remote.carry.sent_columns import NAME as COLUMNS
 from forebay.store.remote.carry.tally import Kind, Tally, TransferReport, for_each
-from forebay.store.remote.carry.upload import Made, PushedItem, Upload
+from forebay.store.remote.carry.upload import MadeObject, PushedItem, Upload
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.seal import publish, quick_problems
 from forebay.visible import human_bytes
@@ -111,9 +111,9 @@ class _PushedFile:
     file: HeldFile
     wanted: WantedFile
 
-    def make(self) -> Made:
+    def make(self) -> MadeObject:
         size, digest = self.wanted.size_bytes, self.wanted.xxh3_128
-        return Made(
+        return MadeObject(
             data=self.file.path,
             size_bytes=size,
             words=f"{size} bytes of xxh3-128 {digest} of {self.file}",

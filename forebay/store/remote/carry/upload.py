@@ -18,7 +18,7 @@ import xxhash
 
 from forebay.errors import RemoteError, RemoteExistsError
 from forebay.store.remote.bucket.bucket import ObjectInfo
-from forebay.store.remote.bucket.place import Place
+from forebay.store.remote.bucket.object_store import ObjectStore
 from forebay.store.remote.carry.tally import Kind, Tally
 from forebay.store.remote.node.node import WantedFile
 
@@ -27,7 +27,7 @@ _MAX_NAMES = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Made:
+class MadeObject:
     """What is sent of an item.
 
     size_bytes: of the object; None: one of another size may stand for the item too. words: how an error calls its
@@ -48,7 +48,7 @@ class PushedItem(Protocol):
     def wanted(self) -> WantedFile:
         """Its name, the bytes that are counted for it, and the hash by which the journal knows it."""
 
-    def make(self) -> Made:
+    def make(self) -> MadeObject:
         """Returns what is to be sent. Raises CacheCorruptError where it is damaged here."""
 
 
@@ -61,7 +61,7 @@ class Upload:
     elsewhere = "another place"
 
     def __init__(
-        self, place: Place, tally: Tally, known: Collection[str], *, verify: bool, journal_ending: str
+        self, place: ObjectStore, tally: Tally, known: Collection[str], *, verify: bool, journal_ending: str
     ) -> None:
         self.place, self.tally, self.known, self.verify = place, tally, known, verify
         settings = place.settings
@@ -109,14 +109,14 @@ class Upload:
         if not self.is_kept(item, made, there):
             self.send(item, made)
 
-    def is_kept(self, item: PushedItem, made: Made, there: ObjectInfo | None) -> bool:
+    def is_kept(self, item: PushedItem, made: MadeObject, there: ObjectInfo | None) -> bool:
         """Whether what is there is the very object; it is counted then."""
         if there is None or made.size_bytes not in (None, there.size_bytes) or not self._is_right(made, there.etag):
             return False
         self.done(item, there.size_bytes, there.etag, "kept")
         return True
 
-    def send(self, item: PushedItem, made: Made, *, create: bool = False) -> None:
+    def send(self, item: PushedItem, made: MadeObject, *, create: bool = False) -> None:
         """Puts an object, and proves it. Raises RemoteExistsError where `create` meets one, RemoteError."""
         name = item.wanted.name
         etag = self.place.put(name, made.data, create=create)
@@ -125,7 +125,7 @@ class Upload:
         size = len(made.data) if isinstance(made.data, bytes) else item.wanted.size_bytes
         self.done(item, size, etag, "moved")
 
-    def _is_right(self, made: Made, etag: str) -> bool:
+    def _is_right(self, made: MadeObject, etag: str) -> bool:
         if not self.verify and made.proves(etag):
             return True
         is_right, size_bytes = made.read_back()

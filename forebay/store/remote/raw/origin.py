@@ -27,7 +27,7 @@ from forebay.store.files import hash_file
 from forebay.store.held import ORIGIN
 from forebay.store.locks import wait_alone
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
-from forebay.store.remote.bucket.place import find
+from forebay.store.remote.bucket.object_store import find
 from forebay.store.remote.carry.tally import for_each
 from forebay.store.remote.mirror import Mirror, touch
 from forebay.store.remote.node.node import WantedFile

@@ -15,7 +15,7 @@ from forebay.store.files import TEMPORARY_MARK, sweep, temporary_name, write_byt
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
 
 
-class Place(Protocol):
+class ObjectStore(Protocol):
     """Objects by name; `Bucket` says what each method does, and `settings` how many threads may ask at once."""
 
     @property
@@ -37,12 +37,12 @@ class Place(Protocol):
         """Yields every object."""
 
 
-def place_named(text: str | Path, settings: RemoteConfig) -> Place:
+def object_store(text: str | Path, settings: RemoteConfig) -> ObjectStore:
     """Returns the place that a URL or a path names."""
-    return Bucket(parse_url(str(text)), settings) if is_url(str(text)) else FolderPlace(Path(text).absolute(), settings)
+    return Bucket(parse_url(str(text)), settings) if is_url(str(text)) else FolderStore(Path(text).absolute(), settings)
 
 
-def find(place: Place, name: str) -> ObjectInfo | None:
+def find(place: ObjectStore, name: str) -> ObjectInfo | None:
     """Returns what is known of an object, None where there is none."""
     try:
         return place.info(name)
@@ -50,7 +50,7 @@ def find(place: Place, name: str) -> ObjectInfo | None:
         return None
 
 
-def find_bytes(place: Place, name: str) -> bytes | None:
+def find_bytes(place: ObjectStore, name: str) -> bytes | None:
     """Returns a whole object, None where there is none."""
     try:
         return place.read(name)
@@ -58,7 +58,7 @@ def find_bytes(place: Place, name: str) -> bytes | None:
         return None
 
 
-class FolderPlace:
+class FolderStore:
     """A folder of this machine. An object is a file, which is durable when it has its name."""
 
     def __init__(self, folder: Path, settings: RemoteConfig) -> None:
