@@ -12,6 +12,7 @@ from pathlib import Path
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
 from forebay.errors import ConfigError, RemoteError
+from forebay.store.files import sweep
 from forebay.store.remote.carry.download import Downloads, Examine
 from forebay.store.remote.carry.fetch_folder import TargetFolder
 from forebay.store.remote.carry.fetch_list import (
@@ -51,7 +52,7 @@ def fetch(url: Url, folder: Path, settings: RemoteConfig, options: FetchOptions,
             if not options.dry_run:
                 _check_room(target, to_come)
                 downloads.run(to_come)
-                target.sweep()
+                sweep(target.path)  # what dead fetches left of objects that nobody goes on with
         return FetchReport(
             source=str(url),
             target=str(folder.absolute()),

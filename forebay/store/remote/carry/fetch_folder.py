@@ -17,7 +17,7 @@ from pathlib import Path
 import xxhash
 
 from forebay.errors import ConfigError
-from forebay.store.files import TEMPORARY_MARK, abandoned, is_temporary, sweep, temporary_name, this_place
+from forebay.store.files import TEMPORARY_MARK, abandoned, is_temporary, temporary_name, this_place
 from forebay.store.locks import try_alone
 from forebay.store.remote.carry.fetch_list import folders_of
 from forebay.store.remote.carry.proof import Expected
@@ -105,14 +105,14 @@ class TargetFolder:
         digest = xxhash.xxh3_64_hexdigest(f"{source}\0{expected.identity}".encode("utf-8", "surrogatepass"))
         prefix = f".{digest}"
         for left in self._left(prefix + TEMPORARY_MARK):
-            descriptor = self._adopted(left, self._temporary(prefix))
+            descriptor = self._adopted(left, temporary_name(self.path / prefix).name)
             if descriptor is not None:
                 part = FilePart(self, *descriptor, expected)
                 if not (expected.may_be_proven or f"{TEMPORARY_MARK}{this_place()}-" in left):
                     part.begin_anew()
                 return part
         while True:
-            name = self._temporary(prefix)
+            name = temporary_name(self.path / prefix).name
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE
             created = os.open(name, flags, 0o666, dir_fd=self.descriptor)
             if try_alone(created) != "taken" and self._is_still(name, created):
@@ -126,10 +126,6 @@ class TargetFolder:
         except FileNotFoundError:
             return False
         return os.path.samestat(found, os.fstat(descriptor))
-
-    def sweep(self) -> None:
-        """Removes what dead fetches left of objects that nobody goes on with."""
-        sweep(self.path)
 
     def free_bytes(self) -> int:
         """Returns what a fetch may fill: what is free, and what interrupted fetches left, which is gone on with."""
@@ -158,9 +154,6 @@ class TargetFolder:
                 yield entries
         finally:
             os.close(descriptor)
-
-    def _temporary(self, prefix: str) -> str:
-        return temporary_name(self.path / prefix).name
 
     def _left(self, prefix: str) -> list[str]:
         """Returns the parts of a prefix, the largest first."""
