@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,7 @@ def documents(arrays: Sequence[ColdArray], mark: Mark, metadata: bytes) -> dict[
     if len(metadata) <= _MAX_SHOWN:
         about["metadata"] = json.loads(metadata)
     root = zarr().create_group(store, attributes=about)
-    for path in sorted({parent for array in arrays for parent in _parents(array.path)}):
+    for path in sorted({str(parent) for array in arrays for parent in PurePosixPath(array.path).parents} - {"."}):
         root.create_group(path, attributes=mark.to_json() if path == "files" else {})
     for array in arrays:
         _create(root, array, level=mark.level)
@@ -144,11 +145,6 @@ def documents(arrays: Sequence[ColdArray], mark: Mark, metadata: bytes) -> dict[
         zarr().consolidate_metadata(store)
     texts = {name: document.to_bytes() for name, document in memory.items()}
     return {name: texts[name] for name in sorted(texts, key=lambda name: (name == ROOT, name))}
-
-
-def _parents(path: str) -> list[str]:
-    parts = path.split("/")[:-1]
-    return ["/".join(parts[: end + 1]) for end in range(len(parts))]
 
 
 def _create(root: Any, array: ColdArray, *, level: int) -> None:

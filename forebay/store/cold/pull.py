@@ -17,11 +17,10 @@ import xxhash
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url, parse_url
 from forebay.errors import CacheNotFoundError, ConfigError, RemoteError, RemoteMissingError
-from forebay.store.cold.arrays import ColdArray, DamagedError, decode, zarr
+from forebay.store.cold.arrays import DamagedError, decode, zarr
 from forebay.store.cold.cold_form import ColdForm
 from forebay.store.cold.strips import Piece
 from forebay.store.files import write_all, write_aside
-from forebay.store.layout import Array
 from forebay.store.metadata import FILE_NAME
 from forebay.store.remote.bucket.object_store import ObjectStore, object_store
 from forebay.store.remote.carry.tally import TransferReport
@@ -90,19 +89,16 @@ class _Making:
         array, start = self.form.array(piece.array), piece.start
         while start < piece.stop:
             index = start // array.shard_rows
-            stop = min(piece.stop, array.rows(index)[1])
-            yield _plain(self._rows(array, index, start, stop, wanted), piece.added)
+            stop, where = min(piece.stop, array.rows(index)[1]), self.form.place.url / array.name(index)
+            try:
+                rows = decode(array, self.objects.get(array.name(index)), index, start=start, stop=stop)
+            except DamagedError as err:
+                raise RemoteError(f"{where} is damaged, {wanted.name} needs it: {err}; {self._mend}") from err
+            except RemoteMissingError as err:
+                raise RemoteError(f"{where} is missing, {wanted.name} needs it; {self._mend}") from err
+            values = np.ascontiguousarray(rows - piece.added if piece.added else rows)
+            yield values.reshape(-1).view(np.uint8).data
             start = stop
-
-    def _rows(self, array: ColdArray, index: int, start: int, stop: int, wanted: WantedFile) -> Array:
-        name = array.name(index)
-        where = self.form.place.url / name
-        try:
-            return decode(array, self.objects.get(name), index, start=start, stop=stop)
-        except DamagedError as err:
-            raise RemoteError(f"{where} is damaged, {wanted.name} needs it: {err}; {self._mend}") from err
-        except RemoteMissingError as err:
-            raise RemoteError(f"{where} is missing, {wanted.name} needs it; {self._mend}") from err
 
     @property
     def _mend(self) -> str:
@@ -110,11 +106,6 @@ class _Making:
             "push the cache again from a machine that has it whole: forebay cache push CACHE "
             f"{self.form.place.url} --form zarr --verify --level {self.form.mark.level}"
         )
-
-
-def _plain(rows: Array, added: int) -> memoryview:
-    values = np.ascontiguousarray(rows if added == 0 else rows - added)
-    return values.reshape(-1).view(np.uint8).data
 
 
 class _Objects:
