@@ -9,7 +9,6 @@ import dataclasses
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from forebay.store.remote.bucket.object_store import FolderStore, ObjectStore, f
 from forebay.store.remote.carry.proof import proves
 from forebay.store.remote.carry.tally import Tally, TransferReport, for_each
 from forebay.store.remote.carry.transfer import metadata_bytes
-from forebay.store.remote.carry.upload import MadeObject, Upload
+from forebay.store.remote.carry.upload import MadeObject, PushedItem, Upload
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.seal import check_shard
 from forebay.store.shard import entry_of
@@ -77,17 +76,18 @@ def push_to(
     mark = mark_of_cache(cache, level=level)
     texts = documents([filled.array for filled in arrays], mark, metadata_bytes(cache))
     ends = {name: texts.pop(name) for name in (BEGUN, ROOT)}
+    # The bytes of an object are a function of the form and of its name.
     named = partial(WantedFile, xxh3_128=xxh3_128_hexdigest(str(mark.to_json()).encode()))
-    items = [
-        _Item(place, named(name=name, size_bytes=len(data)), (-2, name, 0), partial(bytes, data), data.__eq__)
-        for name, data in texts.items()
-    ]
+    items = []
+    for name, data in texts.items():
+        make = partial(_made, place, name, partial(bytes, data), data.__eq__)
+        items.append(PushedItem(named(name=name, size_bytes=len(data)), make))
     checked = _Checked()
-    for filled in arrays:
-        for index in range(filled.array.num_shards):
-            cut = _Cut(filled, index, level, checked)
-            wanted = named(name=filled.array.name(index), size_bytes=cut.size_bytes)
-            items.append(_Item(place, wanted, cut.order, cut.encoded, cut.is_made))
+    cuts = [_Cut(filled, i, level, checked) for filled in arrays for i in range(filled.array.num_shards)]
+    # In the order of the shards that they are of, so that each shard is read from the disk once.
+    for cut in sorted(cuts, key=lambda cut: cut.order):
+        make = partial(_made, place, cut.name, cut.encoded, cut.is_made)
+        items.append(PushedItem(named(name=cut.name, size_bytes=cut.size_bytes), make))
     sizes = [*map(len, ends.values()), *(item.wanted.size_bytes for item in items)]
     with Tally(sizes, label="push", progress=progress) as tally:
         work = _ZarrUpload(cache, mark, ends, items, place, tally, verify=verify)
@@ -96,31 +96,16 @@ def push_to(
         return dataclasses.replace(report, stored_bytes=work.stored_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """One object to be.
+def _made(place: ObjectStore, name: str, encoded: Callable[[], bytes], is_made: Callable[[bytes], bool]) -> MadeObject:
+    """Returns what is sent as an object. is_made: whether other bytes, compressed otherwise, have the same values."""
+    data = encoded()
 
-    wanted: its name, the bytes of its values, and the hash of the form, of which its bytes are a function. order: what
-    is sent first is first here: documents, then arrays in the order of the shards that they are of, so that each shard
-    is read from the disk once. encoded: gives its bytes. is_made: whether other bytes stand for what is to be in it.
-    """
+    def read_back() -> tuple[bool, int]:
+        found = place.read(name)
+        return found == data or is_made(found), len(found)
 
-    place: ObjectStore
-    wanted: WantedFile
-    order: tuple[int, str, int]
-    encoded: Callable[[], bytes]
-    is_made: Callable[[bytes], bool]
-
-    def make(self) -> MadeObject:
-        """Returns its bytes, and what proves them: the same values may be compressed otherwise."""
-        data = self.encoded()
-
-        def read_back() -> tuple[bool, int]:
-            found = self.place.read(self.wanted.name)
-            return found == data or self.is_made(found), len(found)
-
-        words, proves_data = f"{len(data)} bytes that were", partial(proves, data=data)
-        return MadeObject(data=data, size_bytes=None, words=words, proves=proves_data, read_back=read_back)
+    words, proves_data = f"{len(data)} bytes that were", partial(proves, data=data)
+    return MadeObject(data=data, size_bytes=None, words=words, proves=proves_data, read_back=read_back)
 
 
 class _Cut:
@@ -128,7 +113,7 @@ class _Cut:
 
     def __init__(self, filled: Filled, index: int, level: int, checked: _Checked) -> None:
         self.filled, self.array, self.index = filled, filled.array, index
-        self.level, self.checked = level, checked
+        self.level, self.checked, self.name = level, checked, filled.array.name(index)
         self.start, self.stop = filled.array.rows(index)
         self.shards = filled.shards(self.start, self.stop)
         self.size_bytes = (self.stop - self.start) * self.array.row_bytes
@@ -161,7 +146,7 @@ class _ZarrUpload(Upload):
         cache: Cache,
         mark: Mark,
         ends: Mapping[str, bytes],
-        items: Sequence[_Item],
+        items: Sequence[PushedItem],
         place: ObjectStore,
         tally: Tally,
         *,
@@ -188,8 +173,7 @@ class _ZarrUpload(Upload):
             if "/" not in file.place:
                 check_file(file, entry, verify=True)
         self._begin()
-        items = sorted(self.items, key=lambda item: item.order)
-        for_each(self.keep, items, num_threads=self.place.settings.max_concurrent)
+        for_each(self.keep, self.items, num_threads=self.place.settings.max_concurrent)
         self.compare()
         made = not is_sealed and self.create(ROOT, self.ends[ROOT])
         self.tally.add("moved" if made else "kept", len(self.ends[ROOT]))

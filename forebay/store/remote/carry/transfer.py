@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import xxhash
@@ -103,27 +104,19 @@ class StagedObjects:
         return self.proof.holds(etag)
 
 
-@dataclass(frozen=True, slots=True)
-class _PushedFile:
-    """A file of a cache."""
+def _made(bucket: Bucket, file: HeldFile, wanted: WantedFile) -> MadeObject:
+    """Returns what is sent of a file, which is read. Raises CacheCorruptError where the file is not as wanted."""
 
-    bucket: Bucket
-    file: HeldFile
-    wanted: WantedFile
+    def read_back() -> tuple[bool, int]:
+        return hash_object(bucket, wanted.name) == wanted.xxh3_128, wanted.size_bytes
 
-    def make(self) -> MadeObject:
-        size, digest = self.wanted.size_bytes, self.wanted.xxh3_128
-        return MadeObject(
-            data=self.file.path,
-            size_bytes=size,
-            words=f"{size} bytes of xxh3-128 {digest} of {self.file}",
-            proves=proof_of(self.file, self.wanted).holds,
-            read_back=self.read_back,
-        )
-
-    def read_back(self) -> tuple[bool, int]:
-        """Returns whether the object has the bytes of the file, and how many were read."""
-        return hash_object(self.bucket, self.wanted.name) == self.wanted.xxh3_128, self.wanted.size_bytes
+    return MadeObject(
+        data=file.path,
+        size_bytes=wanted.size_bytes,
+        words=f"{wanted.size_bytes} bytes of xxh3-128 {wanted.xxh3_128} of {file}",
+        proves=proof_of(file, wanted).holds,
+        read_back=read_back,
+    )
 
 
 class _CacheUpload(Upload):
@@ -134,7 +127,7 @@ class _CacheUpload(Upload):
     def __init__(
         self, cache: Cache, bucket: Bucket, tally: Tally, staged: Mapping[str, StagedObjects], *, verify: bool
     ) -> None:
-        files = [_PushedFile(bucket, file, wanted) for file, wanted in _files(cache)]
+        files = [PushedItem(wanted, partial(_made, bucket, file, wanted)) for file, wanted in _files(cache)]
         self.small = sorted((one for one in files if "/" not in one.wanted.name), key=lambda one: one.wanted.name)
         self.shards = [one for one in files if "/" in one.wanted.name]
         known = {one.wanted.name for one in files} | {FILE_NAME, COLUMNS}

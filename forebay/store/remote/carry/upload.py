@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import xxhash
 
@@ -41,15 +41,16 @@ class MadeObject:
     read_back: Callable[[], tuple[bool, int]]
 
 
-class PushedItem(Protocol):
-    """One object to be."""
+@dataclass(frozen=True, slots=True)
+class PushedItem:
+    """One object to be.
 
-    @property
-    def wanted(self) -> WantedFile:
-        """Its name, the bytes that are counted for it, and the hash by which the journal knows it."""
+    wanted: its name, the bytes that are counted for it, and the hash by which the journal knows it. make: returns what
+    is to be sent; raises CacheCorruptError where it is damaged here.
+    """
 
-    def make(self) -> MadeObject:
-        """Returns what is to be sent. Raises CacheCorruptError where it is damaged here."""
+    wanted: WantedFile
+    make: Callable[[], MadeObject]
 
 
 class Upload:
