@@ -103,9 +103,11 @@ def _downloaded(bucket: Bucket, folder: Path) -> bool:
     try:
         document = json.loads(data)
         files: Mapping[str, Any] = document["files"]
-        for_each(
-            lambda name: _fetch(bucket, aside / name, files[name]), files, num_threads=bucket.settings.max_concurrent
-        )
+
+        def fetch(name: str) -> None:
+            save_object(bucket, WantedFile.of(_object(name, files[name]), files[name]), aside / name)
+
+        for_each(fetch, files, num_threads=bucket.settings.max_concurrent)
         write_bytes(aside / DOCUMENT, json.dumps({**document, COPY_OF: digest}).encode("ascii"))
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(aside, folder)
@@ -115,10 +117,6 @@ def _downloaded(bucket: Bucket, folder: Path) -> bool:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return True
-
-
-def _fetch(bucket: Bucket, path: Path, entry: Mapping[str, Any]) -> None:
-    save_object(bucket, WantedFile.of(_object(path.name, entry), entry), path)
 
 
 def _put(bucket: Bucket, folder: Path, *, create: bool = False) -> None:

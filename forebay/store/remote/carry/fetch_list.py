@@ -74,14 +74,11 @@ def alike(names: Collection[str]) -> list[tuple[str, str]]:
     first: dict[str, str] = {}
     pairs = []
     for name in sorted({*names, *folders_of(names)}):
-        other = first.setdefault(_folded(name), name)
+        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
+        other = first.setdefault(folded, name)
         if other != name:
             pairs.append((other, name))
     return pairs
-
-
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
 def some(lines: Collection[str]) -> str:
@@ -181,7 +178,9 @@ class FetchListing:
             if info.name.rpartition("/")[2] == MANIFEST and len(sets) < _MAX_SETS:
                 sets.append(info.name)
             self._take(_expected(info))
-        self._drop_folders()
+        for name in folders_of(self.files) & self.files.keys():
+            if not self.files[name].size_bytes:  # by such an object some tools mark a folder
+                del self.files[name]
         for name in sets:
             self.take_manifest(name, is_alone=False)
 
@@ -273,12 +272,6 @@ class FetchListing:
 
     def _said(self) -> str:
         return f" that begin with {self.prefix!r}" if self.prefix else ""
-
-    def _drop_folders(self) -> None:
-        """Leaves out the objects of no bytes by which some tools mark a folder."""
-        for name in folders_of(self.files) & self.files.keys():
-            if not self.files[name].size_bytes:
-                del self.files[name]
 
     def done(self) -> FetchListing:
         """Returns what was found. Raises RemoteMissingError where that is nothing."""
