@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import io
+import itertools
 import json
 import logging
 import os
@@ -70,7 +71,7 @@ class Mirror:
     @property
     def counters(self) -> Counters:
         """What this process did with the node's folder, all mirrors together."""
-        return self.node.counters
+        return self.node.shared.counters
 
     @classmethod
     def at(cls, url: Url, settings: RemoteConfig, *, state: str = "") -> Mirror:
@@ -251,10 +252,9 @@ def touch(found: os.stat_result, file: int | Path) -> None:
 
 def _lock_shared(file: io.FileIO, path: object) -> None:
     # Its exclusive locks are held for the blink of an eye: by who renames it, and by who removes it.
-    if not try_lock(file.fileno(), SHARED, path):
-        for _ in pauses():
-            if try_lock(file.fileno(), SHARED, path):
-                return
+    for _ in itertools.chain((0.0,), pauses()):
+        if try_lock(file.fileno(), SHARED, path):
+            return
 
 
 def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:

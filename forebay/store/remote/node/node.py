@@ -33,7 +33,7 @@ from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.node.holdings import Known
 from forebay.store.remote.node.node_locks import EXCLUSIVE, pauses, try_lock
 from forebay.store.remote.node.room import NoRoom, Room, RoomPlace, gb, is_whole
-from forebay.store.remote.node.shared import Counters, Shared, shared
+from forebay.store.remote.node.shared import Shared, shared
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +81,6 @@ class NodeCache:
         self.folder, self.settings, self.bound_bytes = folder, settings, settings.cache_size_bytes
         self._shared: tuple[int, Shared] | None = None
         self.room = Room(folder, bound_bytes=self.bound_bytes, timeout_s=settings.timeout_s)
-
-    @property
-    def counters(self) -> Counters:
-        """What this process did with the folder."""
-        return self.shared.counters
 
     @property
     def shared(self) -> Shared:
@@ -143,7 +138,7 @@ class NodeCache:
 
     def _count_wait(self, began: float | None) -> None:
         if began is not None:
-            self.counters.add(stalls=1, stall_s=time.monotonic() - began)
+            self.shared.counters.add(stalls=1, stall_s=time.monotonic() - began)
 
     def _download(self, file: io.FileIO, place: RoomPlace, wanted: WantedFile, source: _Source) -> str:
         """Makes the partial file whole, checks it, gives it its name, and returns its hash."""
@@ -164,7 +159,7 @@ class NodeCache:
         # Without it a machine that dies may leave the name to a file with holes.
         os.fdatasync(file.fileno())
         self.room.finish(place, size_bytes=wanted.size_bytes, known=wanted.known)
-        self.counters.add(downloads=1)
+        self.shared.counters.add(downloads=1)
         return found
 
     def _fill(self, file: io.FileIO, wanted: WantedFile, source: _Source) -> tuple[int, str]:
@@ -178,7 +173,7 @@ class NodeCache:
                     write_all(file, piece)
                     size += len(piece)
                     written += len(piece)
-                    self.counters.add(bytes=len(piece))
+                    self.shared.counters.add(bytes=len(piece))
                     if size > wanted.size_bytes:
                         break
                     if written >= _WRITEBACK_BYTES:
