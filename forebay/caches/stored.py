@@ -18,7 +18,7 @@ from forebay.errors import CacheError, RemoteError
 from forebay.store.metadata import FILE_NAME, read_metadata
 from forebay.store.remote.bucket.bucket import ObjectInfo
 from forebay.store.remote.root import LISTED, RemoteRoot
-from forebay.store.remote.transfer.sent_columns import NAME as COLUMNS
+from forebay.store.remote.carry.sent_columns import NAME as COLUMNS
 
 
 def survey(root: Root) -> Survey:

@@ -67,7 +67,7 @@ def _add_transfer(parser: argparse.ArgumentParser) -> None:
 
 
 def _push(options: argparse.Namespace) -> int:
-    from forebay.store.remote.transfer.transfer import place_below
+    from forebay.store.remote.carry.transfer import place_below
 
     source = url_or_path(options.config)
     if is_url(source):
@@ -96,14 +96,14 @@ def _send(folder: Path, place: str, settings: RemoteConfig, options: argparse.Na
         return printed(options, push_zarr(folder, url_or_path(place), settings, level=level, **how))
     if options.level is not None:
         raise ConfigError("--level is of the form zarr, and a cache in its own form is not compressed; add --form zarr")
-    from forebay.store.remote.transfer.transfer import push
+    from forebay.store.remote.carry.transfer import push
 
     return printed(options, push(folder, parse_url(place), settings, **how))
 
 
 def _pull(options: argparse.Namespace) -> int:
     from forebay.store.cold.pull import pull_any
-    from forebay.store.remote.transfer.transfer import place_below
+    from forebay.store.remote.carry.transfer import place_below
 
     if (options.folder is None) == (options.cache_root is None):
         raise ConfigError(f"where to? forebay cache pull {options.url} DIR, or --cache-root DIR; one of the two")
@@ -231,8 +231,8 @@ def add_fetch(commands: Any) -> None:
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    from forebay.store.remote.fetch.fetch import fetch
-    from forebay.store.remote.fetch.fetch_list import FetchBounds, FetchOptions
+    from forebay.store.remote.carry.fetch import fetch
+    from forebay.store.remote.carry.fetch_list import FetchOptions
     from forebay.tar.index import check_members
 
     for name in ("max_size_gb", "max_files"):
@@ -244,7 +244,8 @@ def _fetch(options: argparse.Namespace) -> int:
         raise ConfigError("--output: missing; it names the folder that the files of a URL come to")
     asked = FetchOptions(
         prefix=options.prefix,
-        bounds=FetchBounds(size_bytes=int(options.max_size_gb * _GB), files=options.max_files),
+        max_bytes=int(options.max_size_gb * _GB),
+        max_files=options.max_files,
         overwrite=options.overwrite,
         etags=not options.ignore_etags,
         dry_run=options.dry_run,

@@ -13,6 +13,8 @@ from forebay.config.url import check_endpoint
 from forebay.errors import ConfigError
 
 GB = 1_000_000_000
+LONGEST_PAUSE_S = 15.0
+"""Before a request is made again."""
 
 _REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 """Regions become part of a host that gets credentials, so nothing that ends a host is in them."""
@@ -71,6 +73,11 @@ class RemoteConfig:
         if self.shard_dir is not None:
             return Path(self.shard_dir)
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay"
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds for which a request may be made again and again."""
+        return (self.retries + 1) * self.timeout_s + self.retries * LONGEST_PAUSE_S
 
     @property
     def cache_size_bytes(self) -> int:

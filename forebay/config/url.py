@@ -54,6 +54,11 @@ class Url:
         return Url(self.scheme, self.bucket, f"{self.key}/{name}" if self.key else name)
 
     @property
+    def is_web(self) -> bool:
+        """Whether a web server answers, which gives objects and lists none."""
+        return self.scheme in ("http", "https")
+
+    @property
     def name(self) -> str:
         """The last part of the key, or the bucket where there is no key."""
         return self.key.rpartition("/")[2] or self.bucket

@@ -23,7 +23,7 @@ from forebay.store.cold.push import write_zarr
 from forebay.store.files import write_aside
 from forebay.store.filling import Entry, Filling, Summed, filling
 from forebay.store.metadata import foreign_values
-from forebay.store.remote.transfer.tally import TransferReport
+from forebay.store.remote.carry.tally import TransferReport
 from forebay.tar.write import member_key
 from forebay.visible import from_here, human_bytes
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from forebay.store.lookup import Sealed
-from forebay.store.remote.transfer.tally import TransferReport
+from forebay.store.remote.carry.tally import TransferReport
 from forebay.visible import from_here, human_bytes
 
 COUNTS = ("num_samples", "excluded", "failed", "longer", "unused_fields")

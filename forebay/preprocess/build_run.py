@@ -195,8 +195,7 @@ class Run:
             return self.runner.run(self._on_node(), tasks)
         if all(file.stat is None or file.stat[0] >= 0 for file in files):
             return self.pool.run(make_shard, tasks)
-        arriving = Arriving(_media_paths, total=len(files))
-        return self.pool.run(Fresh(make_shard), arriving.ahead_of(tasks))
+        return self.pool.run(Fresh(make_shard), iter(Arriving(tasks, _media_paths, total=len(files))))
 
     @contextlib.contextmanager
     def _driving(self) -> Iterator[None]:

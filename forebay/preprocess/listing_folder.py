@@ -24,7 +24,7 @@ from forebay.rows.kept_columns import PREFIX, STORED_TYPES
 from forebay.rows.manifest import CONVERSATION_SCHEMA, IMAGE_SCHEMA, LISTS, REJECTED_SCHEMA, ROW_SCHEMA, Manifest
 from forebay.store.files import hash_file, remove_aside, temporary_name, write_aside, write_bytes
 from forebay.store.memo import SIZE, Stat, is_same, is_young, stat_now
-from forebay.store.remote.raw.elsewhere import mirrors_in, rebased
+from forebay.store.remote.raw.arriving import mirrors_in, rebased
 from forebay.store.remote.raw.raw_sources import localized, look_up
 from forebay.store.shared_disk import move, seen
 from forebay.store.source_files import SourceFile, listed_files

@@ -49,10 +49,10 @@ from forebay.store.layout import BUILDING, INPUTS, PLANS, TAR_INDEX, Group
 from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
 from forebay.store.metadata import FILE_NAME as METADATA
+from forebay.store.remote.carry.transfer import push
 from forebay.store.remote.mirror import Mirror, key_there
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.raw.raw_sources import localized, naming_urls
-from forebay.store.remote.transfer.transfer import push
 from forebay.store.sample_filter import Filter
 from forebay.store.seal import quick_problems, verify_folder
 from forebay.store.selection import filtered
@@ -145,10 +145,7 @@ def _settle(folder: Path, url: Url, config: Config) -> None:
 def _files(folder: Path) -> list[WantedFile]:
     """Returns the files of a cache but metadata.json, those beside the shards first."""
     cache = open_cache(folder, verify="never")
-    small = [
-        WantedFile(name=name, is_kept=True, size_bytes=entry["size_bytes"], xxh3_128=entry["xxh3_128"])
-        for name, entry in cache.metadata["files"].items()
-    ]
+    small = [WantedFile.of(name, entry, is_kept=True) for name, entry in cache.metadata["files"].items()]
     return small + [wanted for unit in range(cache.num_units) for wanted in cache.unit_files(unit)]
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from forebay.preprocess.stage import Stage
 from forebay.preprocess.workspace import Donors, Named, Receipt
 from forebay.store.layout import Group
-from forebay.store.remote.transfer.tally import TransferReport
+from forebay.store.remote.carry.tally import TransferReport
 from forebay.store.seal import Contents
 from forebay.store.shard import ShardEntry
 from forebay.task_map import Map

@@ -20,14 +20,15 @@ from pathlib import Path
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url
-from forebay.errors import ConfigError, RemoteError, RemoteMissingError
+from forebay.errors import ConfigError, RemoteError
 from forebay.preprocess.workspace import Receipt, receipt_from_json, receipt_to_json
 from forebay.store.files import sweep, temporary_name
 from forebay.store.layout import Group
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
+from forebay.store.remote.bucket.object_store import find, find_bytes
+from forebay.store.remote.carry.proof import Proof, hash_object, proof_of
 from forebay.store.remote.node.node import WantedFile
-from forebay.store.remote.raw.elsewhere import Mirrors, mirrors_in, rebased
-from forebay.store.remote.transfer.proof import Proof, hash_object, proof_of
+from forebay.store.remote.raw.arriving import Mirrors, mirrors_in, rebased
 from forebay.store.source_files import SourceFile
 
 logger = logging.getLogger(__name__)
@@ -118,11 +119,9 @@ class Stage:
     def staged(self, group: Group, key: str) -> StagedShard | None:
         """Returns a shard that is staged and whole, by two requests. Raises RemoteError."""
         name = shard_object(group, key)
-        try:
-            found = StagedShard.parse(self.bucket.read(receipt_of(name)), key)
-            return found if found is not None and found.is_at(self.bucket.info(name)) else None
-        except RemoteMissingError:
-            return None
+        told = find_bytes(self.bucket, receipt_of(name))
+        found = None if told is None else StagedShard.parse(told, key)
+        return found if found is not None and found.is_at(find(self.bucket, name)) else None
 
     def put(self, group: Group, path: Path, receipt: Receipt) -> StagedShard:
         """Makes a file of this node a staged shard. Raises CacheCorruptError where it is not what its receipt says."""

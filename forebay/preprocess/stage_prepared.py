@@ -27,11 +27,12 @@ from forebay.preprocess.listing_folder import COPY_OF
 from forebay.preprocess.outline import DOCUMENT, folder_of, prepared_document
 from forebay.preprocess.prepared import Prepared, load, locked, save
 from forebay.steps.recipe import Recipe
-from forebay.store.files import temporary_name, write_all, write_aside, write_bytes
+from forebay.store.files import temporary_name, write_bytes
 from forebay.store.remote.bucket.bucket import Bucket
+from forebay.store.remote.bucket.object_store import find, find_bytes
+from forebay.store.remote.carry.proof import save_object
+from forebay.store.remote.carry.tally import for_each
 from forebay.store.remote.node.node import WantedFile
-from forebay.store.remote.transfer.proof import pieces_of
-from forebay.store.remote.transfer.tally import for_each
 
 logger = logging.getLogger(__name__)
 
@@ -72,11 +73,9 @@ def _remove_sealed(folder: Path, stage: Url, settings: RemoteConfig) -> None:
     """Removes this node's copies of other prepared builds that their stage has no more: their caches are sealed."""
     for other in folder.parent.glob("prepared-*"):
         document = None if other == folder else prepared_document(other)
-        if document is not None and COPY_OF in document:
-            try:
-                Bucket(stage / other.name, settings).info(DOCUMENT)
-            except RemoteMissingError:
-                shutil.rmtree(other, ignore_errors=True)
+        is_copy = document is not None and COPY_OF in document
+        if is_copy and find(Bucket(stage / other.name, settings), DOCUMENT) is None:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def remove_staged(url: Url, settings: RemoteConfig) -> None:
@@ -91,9 +90,7 @@ def remove_staged(url: Url, settings: RemoteConfig) -> None:
 
 def _downloaded(bucket: Bucket, folder: Path) -> bool:
     """Makes a folder the prepared build of a stage, if there is one; whether there is. Raises RemoteError."""
-    try:
-        data = bucket.read(DOCUMENT)
-    except RemoteMissingError:
+    if (data := find_bytes(bucket, DOCUMENT)) is None:
         return False
     digest = xxhash.xxh3_128_hexdigest(data)
     with contextlib.suppress(OSError):
@@ -106,9 +103,11 @@ def _downloaded(bucket: Bucket, folder: Path) -> bool:
     try:
         document = json.loads(data)
         files: Mapping[str, Any] = document["files"]
-        for_each(
-            lambda name: _fetch(bucket, aside / name, files[name]), files, num_threads=bucket.settings.max_concurrent
-        )
+
+        def fetch(name: str) -> None:
+            save_object(bucket, WantedFile.of(_object(name, files[name]), files[name]), aside / name)
+
+        for_each(fetch, files, num_threads=bucket.settings.max_concurrent)
         write_bytes(aside / DOCUMENT, json.dumps({**document, COPY_OF: digest}).encode("ascii"))
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(aside, folder)
@@ -118,14 +117,6 @@ def _downloaded(bucket: Bucket, folder: Path) -> bool:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return True
-
-
-def _fetch(bucket: Bucket, path: Path, entry: Mapping[str, Any]) -> None:
-    name = _object(path.name, entry)
-    wanted = WantedFile(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=str(entry["xxh3_128"]))
-    with write_aside(path) as file:
-        for piece in pieces_of(bucket, wanted):
-            write_all(file, piece)
 
 
 def _put(bucket: Bucket, folder: Path, *, create: bool = False) -> None:

@@ -33,11 +33,10 @@ from forebay.store.key import digest
 from forebay.store.layout import Group
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
+from forebay.store.remote.carry.sent_columns import fetch_skeleton, skeleton_ranges
+from forebay.store.remote.carry.tally import TransferReport, for_each
+from forebay.store.remote.carry.transfer import StagedObjects, push
 from forebay.store.remote.mirror import Mirror, key_there
-from forebay.store.remote.transfer.proof import StagedObjects
-from forebay.store.remote.transfer.sent_columns import fetch_skeleton, skeleton_ranges
-from forebay.store.remote.transfer.tally import TransferReport, for_each
-from forebay.store.remote.transfer.transfer import push
 from forebay.store.seal import Contents, assemble_folder
 from forebay.store.shard import ShardEntry, shard_fields, shard_name
 from forebay.task_map import Map
@@ -247,7 +246,7 @@ class StagedWorkspace:
         self.local.remove_superseded()
         parent = Bucket(self.stage.url.parent, self.stage.settings)
         try:
-            names = [name for name in parent.folders() if name != self.stage.url.name]
+            names = [name for name in parent.level()[1] if name != self.stage.url.name]
             for name in names:
                 with contextlib.suppress(RemoteMissingError):
                     if parent.read(f"{name}/{ORIGIN}") == self.local.origin.encode("ascii"):
@@ -269,7 +268,7 @@ def check_stage(config: Config, text: str) -> None:
             f"{command} --cache-root {text}; else name one of the bucket: --stage s3://bucket/stage"
         )
     stage = parse_url(text)
-    if stage.scheme in ("http", "https"):
+    if stage.is_web:
         raise ConfigError(f"--stage {stage}: nothing is put to a web server; name a folder of s3://, gs:// or az://")
     if config.remote_root is None:
         raise ConfigError(

@@ -31,7 +31,7 @@ from forebay.store.metadata import (
 )
 from forebay.store.open_shards import SLOTS, slot_sums
 from forebay.store.remote.bucket.bucket import Bucket
-from forebay.store.remote.transfer.proof import check_bytes, check_sizes
+from forebay.store.remote.carry.proof import check_bytes, check_sizes
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, to_table
 from forebay.store.shared_disk import SILLY_MARK, move, seen
 

@@ -26,7 +26,7 @@ import xxhash
 from forebay.errors import BuildError, TarError
 from forebay.store import files
 from forebay.store.layout import TAR_INDEX
-from forebay.store.remote.fetch.fetch_list import problem_of
+from forebay.store.remote.carry.fetch_list import problem_of
 from forebay.store.remote.raw.raw_sources import (
     at_hand,
     is_file,

@@ -19,8 +19,8 @@ from forebay.errors import ConfigError
 from forebay.plan.cursor import Cursor, check_ranks
 from forebay.store.layout import Ints
 from forebay.store.remote.ahead.shards import RemoteShards
+from forebay.store.remote.carry.tally import Tally, for_each
 from forebay.store.remote.node.holdings import NEVER, ReaderUses
-from forebay.store.remote.transfer.tally import Tally, for_each
 from forebay.train.loader import Loader
 from forebay.train.loop.checkpoint import find_checkpoint, load_state, run_folder
 from forebay.train.select import make_loader

@@ -16,16 +16,14 @@ import pytest
 from benchmarks.objects.beside import Beside
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, parse_url
-from forebay.store.remote.fetch import download
-from forebay.store.remote.fetch import fetch_folder as folders
-from forebay.store.remote.fetch.fetch import fetch
-from forebay.store.remote.fetch.fetch_list import FetchBounds, FetchOptions
+from forebay.store.remote.carry.fetch import fetch
+from forebay.store.remote.carry.fetch_list import FetchOptions
 from forebay.tar.index import check_members
 from tests.faults.children import Children, Ended
 from tests.faults.row import Row, dice
 from tests.faults.test_push import at, files_of
 
-_SEGMENT = 20_000
+_PIECE = 20_000
 _FILES = {"hi.bin": bytes(range(251)) * 800, "bn.bin": b"bn" * 70_000, "more/deep/a": b"hello", "more/empty": b""}
 _CALLS = ("pwrite", "ftruncate", "fsync", "rename", "mkdir", "open")
 _NEVER = 1 << 30
@@ -44,7 +42,7 @@ class Store:
 @contextlib.contextmanager
 def store(folder: Path) -> Iterator[Store]:
     """Prepares them."""
-    with Beside() as server, Children("forebay.store.remote.fetch.fetch", "obstore.store", __name__) as children:
+    with Beside() as server, Children("forebay.store.remote.carry.fetch", "obstore.store", __name__) as children:
         bucket = server.make_bucket()
         bucket.put_all((f"set/{name}", data) for name, data in _FILES.items())
         url = parse_url(f"{bucket.url}/set")
@@ -70,11 +68,10 @@ def fetch_here(url: Url, folder: Path, endpoint: str, kill_at: int) -> tuple[int
         return call
 
     with at(endpoint) as patch:
-        patch.setattr(folders, "_SEGMENT", _SEGMENT)
-        patch.setattr(download, "_REQUEST", 2 * _SEGMENT)
+        patch.setattr("forebay.store.remote.bucket.bucket.CHUNK", _PIECE)
         for name in _CALLS:
             patch.setattr(os, name, counted(getattr(os, name)))
-        options = FetchOptions(bounds=FetchBounds(size_bytes=10**9, files=100))
+        options = FetchOptions(max_bytes=10**9, max_files=100)
         report = fetch(url, folder, RemoteConfig(max_concurrent=2), options, examine=check_members)
     assert not report.refused
     assert report.moved_files + report.kept_files == len(_FILES)
@@ -118,5 +115,5 @@ def test_a_killed_fetch_goes_on(tmp_path: Path) -> None:
 def test_a_fetch_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kills hit a fetch at every of its writes: without this a change of names would leave nothing to kill."""
     with store(tmp_path) as place:
-        num_segments = sum(-(-len(data) // _SEGMENT) for data in _FILES.values())
-        assert place.num_calls > 2 * num_segments + 3 * len(_FILES)
+        num_pieces = sum(len(data) // (2 * _PIECE) for data in _FILES.values())
+        assert place.num_calls > num_pieces + 3 * len(_FILES)

@@ -24,7 +24,7 @@ from forebay.config.url import Url, parse_url
 from forebay.errors import CacheError, ForebayError, RemoteError, RemoteExistsError
 from forebay.store.cache import open_cache
 from forebay.store.remote.bucket.bucket import Bucket
-from forebay.store.remote.transfer.transfer import pull, push
+from forebay.store.remote.carry.transfer import pull, push
 from tests.faults.children import Children, Ended
 from tests.faults.row import Row, dice
 from tests.faults.test_remote_store import FAULTS, check_kept, may_end
@@ -58,7 +58,7 @@ def store(folder: Path) -> Iterator[Store]:
     first, twin = (make_cache(folder / name, num_samples=10, rows_per_shard=n) for name, n in (("a", 4), ("b", 5)))
     assert first.name == twin.name
     other = make_cache(folder / "c", num_samples=10, seed=1)
-    with Beside() as server, Children("forebay.store.remote.transfer.transfer", "obstore.store", __name__) as children:
+    with Beside() as server, Children("forebay.store.remote.carry.transfer", "obstore.store", __name__) as children:
         yield Store(server, children, (first, twin, other), counted_requests(server, first, folder))
 
 

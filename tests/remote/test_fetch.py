@@ -28,11 +28,10 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import Url, parse_url
 from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissingError
 from forebay.store.remote.bucket.bucket import Bucket
-from forebay.store.remote.fetch import download
-from forebay.store.remote.fetch import fetch_folder as folders
-from forebay.store.remote.fetch.fetch import fetch
-from forebay.store.remote.fetch.fetch_list import FetchBounds, FetchOptions
-from forebay.store.remote.fetch.fetch_report import FetchReport
+from forebay.store.remote.carry import fetch_folder as folders
+from forebay.store.remote.carry.fetch import fetch
+from forebay.store.remote.carry.fetch_list import FetchOptions
+from forebay.store.remote.carry.tally import FetchReport
 from forebay.tar.index import check_members
 from tests.remote.fake_store import Answer, Asked, fake_store, listing
 
@@ -46,15 +45,14 @@ class Content(bytes):
         return bytes.__repr__(self) if len(self) <= 20 else f"<{len(self)} bytes, MD5 {hashlib.md5(self).hexdigest()}>"
 
 
-SEGMENT = 64 * 1024
-LARGE = Content(bytes(range(251)) * 2000)  # eight segments, and no power of two
+PIECE = 64 * 1024
+LARGE = Content(bytes(range(251)) * 2000)  # eight pieces, and no power of two
 FILES = {"hi_eval.tarx": LARGE, "bn_eval.tarx": Content(LARGE[::-1]), "more/deep/a b.txt": b"hello", "empty": b""}
 
 
 @pytest.fixture(autouse=True)
-def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "_SEGMENT", SEGMENT)
-    monkeypatch.setattr(download, "_REQUEST", SEGMENT)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.store.remote.bucket.bucket.CHUNK", PIECE)
     monkeypatch.setattr("forebay.store.remote.bucket.bucket._PAUSE_S", 0.01)
 
 
@@ -67,9 +65,9 @@ def url(bucket: Emptied) -> Url:
 
 def fetched(url: Url, folder: Path, *, retries: int = 0, num_threads: int = 4, **options: Any) -> FetchReport:
     """Fetches in this process. Prints what was refused: a failed test shows it."""
-    bounds = options.pop("bounds", FetchBounds(size_bytes=1_000_000_000, files=1000))
     settings = RemoteConfig(retries=retries, timeout_s=20, max_concurrent=num_threads)
-    report = fetch(url, folder, settings, FetchOptions(bounds=bounds, **options), examine=check_members)
+    asked = FetchOptions(**{"max_bytes": 10**9, "max_files": 1000, **options})
+    report = fetch(url, folder, settings, asked, examine=check_members)
     print("refused:", report.refused)
     return report
 
@@ -100,34 +98,20 @@ def test_a_prefix_of_a_store_becomes_a_folder(url: Url, tmp_path: Path, proxy: P
     assert next(again.lines()).startswith("already there: ")
 
 
-def test_a_large_file_comes_in_segments_at_once(url: Url, tmp_path: Path, proxy: Proxy) -> None:
-    fetched(url, tmp_path / "out", prefix="hi_")
-    assert files_of(tmp_path / "out") == {"hi_eval.tarx": LARGE}
-    asked = [one.range for one in proxy.traffic().exchanges if one.method == "GET"]
-    assert len(asked) == -(-len(LARGE) // SEGMENT)
-    assert proxy.bytes_of("sets/one/hi_eval.tarx") == len(LARGE)
-
-
-def test_a_request_brings_several_segments_and_what_came_of_it_stays(
-    url: Url, tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+def test_what_came_of_a_file_stays_and_the_next_request_goes_on_at_its_end(
+    url: Url, tmp_path: Path, proxy: Proxy
 ) -> None:
-    monkeypatch.setattr(download, "_REQUEST", 3 * SEGMENT)
-    monkeypatch.setattr("forebay.store.remote.bucket.bucket.CHUNK", SEGMENT)
-    proxy.add(Rule(fault=Truncate(after_bytes=2 * SEGMENT + 5), method="GET", times=1))
+    proxy.add(Rule(fault=Truncate(after_bytes=2 * PIECE + 5), method="GET", times=1))
     proxy.add(Rule(fault=SERVER_ERROR, method="GET", after=1))
     with pytest.raises(RemoteError, match="asked once"):
         fetched(url, tmp_path / "out", prefix="hi_", num_threads=1)
     proxy.clear()
     report = fetched(url, tmp_path / "out", prefix="hi_", num_threads=1)
     assert files_of(tmp_path / "out") == {"hi_eval.tarx": LARGE}
-    assert report.resumed_bytes == SEGMENT * (report.resumed_bytes // SEGMENT) >= SEGMENT
-    first = report.resumed_bytes // SEGMENT
-    asked = [one.range or "" for one in proxy.traffic().exchanges if one.method == "GET"]
-    stops = [*range(first + 3, 8, 3), 8]
-    starts = [first, *stops[:-1]]
-    ends = [min(stop * SEGMENT, len(LARGE)) - 1 for stop in stops]
-    assert [one.rpartition("-")[0] for one in asked] == [f"bytes={start * SEGMENT}" for start in starts]
-    assert [int(one.rpartition("-")[2] or ends[-1]) for one in asked] == ends
+    assert report.resumed_bytes >= PIECE
+    asked = [one.range for one in proxy.traffic().exchanges if one.method == "GET"]
+    assert asked == [f"bytes={report.resumed_bytes}-"]
+    assert proxy.bytes_of("sets/one/hi_eval.tarx") == len(LARGE) - report.resumed_bytes
 
 
 def test_one_object_comes_by_its_own_url(url: Url, tmp_path: Path) -> None:
@@ -288,44 +272,44 @@ def test_what_breaks_off_is_asked_for_again(url: Url, tmp_path: Path, proxy: Pro
     assert not report.refused
 
 
-@pytest.mark.parametrize("after", [1, 4, 9])
+def interrupted(url: Url, out: Path, proxy: Proxy, *, after: int = 0, **options: Any) -> None:
+    """Fetches until a body breaks off, after so many requests that go well."""
+    proxy.add(Rule(fault=Truncate(after_bytes=4 * PIECE), method="GET", after=after))
+    with pytest.raises(RemoteError, match=r"sets/one/.*asked once"):
+        fetched(url, out, **options)
+    proxy.clear()
+
+
+@pytest.mark.parametrize("after", [0, 1])
 def test_an_interrupted_fetch_goes_on_with_what_is_there(url: Url, tmp_path: Path, proxy: Proxy, after: int) -> None:
     out = tmp_path / "out"
-    proxy.add(Rule(fault=Reset(after_bytes=0), method="GET", after=after))
-    with pytest.raises(RemoteError, match=r"sets/one/.*asked once"):
-        fetched(url, out, num_threads=2)
+    interrupted(url, out, proxy, after=after, num_threads=2)
     whole = {name: data for name, data in files_of(out).items() if ".tmp-" not in name}
     assert whole.items() <= FILES.items()
-    sent = sum(proxy.bytes_of(f"sets/one/{name}") for name in FILES)
-    proxy.clear()
+    left = sum(len(data) for data in files_of(out).values())
     report = fetched(url, out)
     assert files_of(out) == FILES
-    assert sum(proxy.bytes_of(f"sets/one/{name}") for name in FILES) <= sum(map(len, FILES.values())) - sent
-    assert report.resumed_bytes + report.kept_bytes == sent >= after * SEGMENT * 0.9
+    assert sum(proxy.bytes_of(f"sets/one/{name}") for name in FILES) == sum(map(len, FILES.values())) - left
+    assert report.resumed_bytes + report.kept_bytes == left >= 3 * PIECE
 
 
-def test_a_torn_segment_is_not_believed(url: Url, tmp_path: Path, proxy: Proxy) -> None:
-    """As after the death of a machine: the hash of a segment is on the disk, its bytes are not."""
+def test_what_was_left_and_is_torn_is_not_believed(url: Url, tmp_path: Path, proxy: Proxy) -> None:
+    """As after the death of a machine: the end of the bytes is on the disk, and some before it are not."""
     out = tmp_path / "out"
-    proxy.add(Rule(fault=Reset(after_bytes=0), method="GET", after=5))
-    with pytest.raises(RemoteError, match="asked once"):
-        fetched(url, out, num_threads=1, prefix="hi_")
+    interrupted(url, out, proxy, num_threads=1, prefix="hi_")
     (part,) = out.iterdir()
     with part.open("r+b") as file:
-        file.seek(SEGMENT + 5)
+        file.seek(PIECE + 5)
         file.write(bytes(1000))
-    proxy.clear()
     report = fetched(url, out, prefix="hi_")
     assert files_of(out) == {"hi_eval.tarx": LARGE}
-    assert report.resumed_bytes == 4 * SEGMENT
+    assert report.resumed_bytes == 0
+    assert not report.refused
 
 
 def test_what_was_left_of_another_version_goes(url: Url, bucket: Emptied, tmp_path: Path, proxy: Proxy) -> None:
     out = tmp_path / "out"
-    proxy.add(Rule(fault=Reset(after_bytes=0), method="GET", after=5))
-    with pytest.raises(RemoteError, match="asked once"):
-        fetched(url, out, num_threads=1, prefix="hi_")
-    proxy.clear()
+    interrupted(url, out, proxy, num_threads=1, prefix="hi_")
     bucket.put("sets/one/hi_eval.tarx", LARGE[::-1])
     (part,) = out.iterdir()
     part.rename(out / re.sub("-[0-9a-f]+-([0-9a-f]{8})$", r"-3fffffff-\1", part.name))  # of a process that is gone
@@ -376,13 +360,13 @@ def test_etags_that_are_no_md5_stop_a_fetch_early(bucket: Emptied, tmp_path: Pat
         fetched(url, tmp_path / "out", etags=False)
 
 
-def test_an_object_that_is_replaced_midway_is_one_version(
+def test_an_object_that_is_replaced_meanwhile_is_one_version(
     url: Url, bucket: Emptied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, other = iter(range(10**6)), b"other" * 70_000
 
     def act() -> None:
-        if next(calls) == 3:
+        if next(calls) == 0:
             bucket.put("sets/one/hi_eval.tarx", other)
 
     before_each_stream(monkeypatch, act)
@@ -413,10 +397,10 @@ def obstore_delete(bucket: Emptied, key: str) -> None:
 def test_a_full_disk_is_told_and_what_is_finished_stays(
     url: Url, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, real, written = tmp_path / "out", os.pwrite, iter(range(10**6))
+    out, real = tmp_path / "out", os.pwrite
 
     def pwrite(descriptor: int, data: bytes, at: int) -> int:
-        if next(written) > 20:
+        if len(list(out.iterdir())) == 3:  # two are done, the third is begun
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(descriptor, data, at)
 
@@ -441,14 +425,15 @@ def test_what_does_not_fit_the_disk_is_told_before(url: Url, tmp_path: Path, mon
 def test_an_interrupt_ends_it_and_the_next_one_goes_on(
     url: Url, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calls = iter(range(10**6))
+    real, calls = folders.FilePart.append, iter(range(10**6))
 
-    def act() -> None:
+    def append(self: folders.FilePart, data: bytes) -> None:
         if next(calls) == 6:
             raise KeyboardInterrupt
+        real(self, data)
 
     with monkeypatch.context() as patch:
-        before_each_stream(patch, act)
+        patch.setattr(folders.FilePart, "append", append)
         asked = ["fetch", str(url), "--output", str(tmp_path / "out"), "--set", "remote.max_concurrent=1"]
         assert main(asked) == 130
     assert "run the command again to go on" in capsys.readouterr().err
@@ -468,11 +453,11 @@ def test_two_fetches_at_once_are_both_right(url: Url, tmp_path: Path) -> None:
 
 def test_bounds_are_held_before_a_byte_comes(url: Url, tmp_path: Path, proxy: Proxy) -> None:
     with pytest.raises(RemoteError, match=r"1,004,000 bytes \(1 MB\), at most 1,000,000 \(1 MB\) are.*--max-size-gb"):
-        fetched(url, tmp_path / "out", bounds=FetchBounds(size_bytes=1_000_000, files=10))
+        fetched(url, tmp_path / "out", max_bytes=1_000_000, max_files=10)
     with pytest.raises(RemoteError, match=r"has more than 3 files; name fewer by --prefix, or raise --max-files"):
-        fetched(url, tmp_path / "out", bounds=FetchBounds(size_bytes=10_000_000, files=3))
+        fetched(url, tmp_path / "out", max_bytes=10_000_000, max_files=3)
     assert not any(method == "GET" for method, _ in proxy.requests)
-    assert fetched(url, tmp_path / "out", prefix="hi", bounds=FetchBounds(size_bytes=502_000, files=1)).moved_files == 1
+    assert fetched(url, tmp_path / "out", prefix="hi", max_bytes=502_000, max_files=1).moved_files == 1
 
 
 def at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> Url:
@@ -484,9 +469,9 @@ def test_a_listing_without_an_end_is_left_early(tmp_path: Path, monkeypatch: pyt
     with fake_store(listing(10**9)) as store:
         url = at(monkeypatch, store.endpoint)
         with pytest.raises(RemoteError, match="more than 2,500 files"):
-            fetched(url, tmp_path / "out", bounds=FetchBounds(size_bytes=10**12, files=2500))
+            fetched(url, tmp_path / "out", max_bytes=10**12, max_files=2500)
         assert len(store.asked) <= 5
-        monkeypatch.setattr("forebay.store.remote.fetch.fetch_list._MAX_LISTED", 3000)
+        monkeypatch.setattr("forebay.store.remote.carry.fetch_list._MAX_LISTED", 3000)
         with pytest.raises(RemoteError, match="more than 3,000 objects to look through"):
             fetched(url, tmp_path / "out", prefix="none")
 
@@ -650,8 +635,7 @@ def test_a_web_server_without_ranges_goes_on_from_the_beginning(
     (source / "set.json").write_bytes(manifest_of({"hi_eval.tarx": LARGE}))
     with web_server(source) as url:
         with monkeypatch.context() as patch:
-            patch.setattr("forebay.store.remote.bucket.bucket.CHUNK", 50_000)
-            patch.setattr(folders.FilePart, "ended", failing(folders.FilePart.ended, 3))
+            patch.setattr(folders.FilePart, "append", failing(folders.FilePart.append, 3))
             with pytest.raises(RemoteError, match="the network has gone"):
                 fetched(url / "set.json", out)
         report = fetched(url / "set.json", out)
@@ -675,15 +659,14 @@ def test_a_web_server_with_ranges_goes_on_where_it_was(tmp_path: Path, monkeypat
     with fake_store(answers) as store:
         url = parse_url(f"{store.endpoint}/a/set.json")
         with monkeypatch.context() as patch:
-            patch.setattr("forebay.store.remote.bucket.bucket.CHUNK", 50_000)
-            patch.setattr(folders.FilePart, "ended", failing(folders.FilePart.ended, 3))
+            patch.setattr(folders.FilePart, "append", failing(folders.FilePart.append, 3))
             with pytest.raises(RemoteError, match="the network has gone"):
                 fetched(url, tmp_path / "out")
         report = fetched(url, tmp_path / "out")
         assert [one.headers["range"] for one in store.asked if "range" in one.headers] == [
             f"bytes={report.resumed_bytes}-"
         ]
-    assert report.resumed_bytes >= SEGMENT
+    assert report.resumed_bytes >= PIECE
     assert (tmp_path / "out" / "hi_eval.tarx").read_bytes() == LARGE
 
 

@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import os
 import tempfile
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,13 +21,12 @@ from forebay.config.url import Url
 from forebay.errors import ForebayError, RemoteMissingError
 from forebay.store.files import temporary_name
 from forebay.store.remote.bucket.bucket import ObjectInfo
-from forebay.store.remote.fetch import fetch_content as content
-from forebay.store.remote.fetch import fetch_list as listing
-from forebay.store.remote.fetch.download import Queue
-from forebay.store.remote.fetch.fetch import fetch
-from forebay.store.remote.fetch.fetch_content import Expected, judge
-from forebay.store.remote.fetch.fetch_folder import FilePart, TargetFolder
-from forebay.store.remote.fetch.fetch_list import FetchBounds, FetchOptions, alike, problem_of, problems
+from forebay.store.remote.carry import fetch_list as listing
+from forebay.store.remote.carry import proof as content
+from forebay.store.remote.carry.fetch import fetch
+from forebay.store.remote.carry.fetch_folder import FilePart, TargetFolder
+from forebay.store.remote.carry.fetch_list import FetchOptions, alike, problem_of, problems
+from forebay.store.remote.carry.proof import Expected, judge
 from forebay.tar.index import check_members
 
 URL = Url("gs", "bucket", "x")
@@ -65,7 +63,7 @@ def test_nothing_is_written_outside_and_what_is_written_is_the_object(objects: l
     with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
         patch.setattr(listing, "Bucket", lambda url, settings: Memory(objects))
         out = Path(root) / "a" / "out"
-        options = FetchOptions(bounds=FetchBounds(size_bytes=1000, files=10))
+        options = FetchOptions(max_bytes=1000, max_files=10)
         try:
             report = fetch(URL, out, RemoteConfig(), options, examine=check_members)
         except ForebayError:
@@ -131,7 +129,7 @@ def test_a_file_is_no_folder_and_names_may_be_alike() -> None:
 
 
 def expected(data: bytes, **changes: Any) -> Expected:
-    return Expected(**{"name": "a", "key": "a", "size_bytes": len(data), **changes})
+    return Expected(**{"name": "a", "size_bytes": len(data), **changes})
 
 
 def etag_of(data: bytes, part: int) -> str:
@@ -189,17 +187,13 @@ def test_two_writers_have_a_part_each_and_the_next_one_goes_on(tmp_path: Path) -
     with TargetFolder(tmp_path) as folder:
         first, second = part_of(folder, data), part_of(folder, data)
         assert first.name != second.name
-        first.write(0, data)
-        first.ended(0, xxhash.xxh3_64(data))
-        first.close()
-        third = part_of(folder, data)
-        assert third.missing() == []
-        assert second.missing() == [0]
-        assert part_of(folder, data[1:]).missing() == [0], "an object of another size is another one"
-        third.trim()
-        third.publish()
+        with first:
+            first.append(data)
+        with part_of(folder, data) as third:
+            assert (second.size_bytes, third.size_bytes, third.resumed_bytes) == (0, 50, 50)
+            assert part_of(folder, data[1:]).size_bytes == 0, "an object of another size is another one"
+            third.publish()
         assert (tmp_path / "a").read_bytes() == data
-        third.close()
 
 
 def test_a_part_that_somebody_took_over_and_finished_is_not_written_to(
@@ -212,30 +206,24 @@ def test_a_part_that_somebody_took_over_and_finished_is_not_written_to(
     def flock(descriptor: int, how: int) -> None:
         if not finished:
             finished.append("other")
-            with TargetFolder(tmp_path) as folder:
-                other = part_of(folder, data)
-                other.write(0, data)
-                other.trim()
+            with TargetFolder(tmp_path) as folder, part_of(folder, data) as other:
+                other.append(data)
                 other.publish()
-                other.close()
         real(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with TargetFolder(tmp_path) as folder:
-        part = part_of(folder, data)
+    with TargetFolder(tmp_path) as folder, part_of(folder, data) as part:
         assert (tmp_path / "a").read_bytes() == data
         assert part.path.exists()
-        assert part.missing() == [0]
-        part.close()
+        assert part.size_bytes == 0
 
 
 def test_threads_that_look_for_parts_at_once_find_them_all(tmp_path: Path) -> None:
     with TargetFolder(tmp_path) as folder:
         names = []
         for number in range(64):
-            part = folder.part(expected(b"12345", etag=f'"{number}"'), "s3://bucket")
-            names.append(part.name)
-            part.close()
+            with folder.part(expected(b"12345", etag=f'"{number}"'), "s3://bucket") as part:
+                names.append(part.name)
         with ThreadPoolExecutor(8) as threads:
             prefixes = [name.partition(".tmp-")[0] for name in names]
             assert list(threads.map(folder._left, prefixes * 20)) == [[name] for name in names] * 20
@@ -250,23 +238,34 @@ def test_a_file_system_without_locks_has_the_number_of_the_process(
     monkeypatch.setattr(fcntl, "flock", flock)
     data = b"12345" * 10
     with TargetFolder(tmp_path) as folder:
-        first = part_of(folder, data)
-        first.write(0, data)
-        first.ended(0, xxhash.xxh3_64(data))
-        first.close()
-        assert part_of(folder, data).missing() == [0], "this process lives"
+        with part_of(folder, data) as first:
+            first.append(data)
+        assert part_of(folder, data).size_bytes == 0, "this process lives"
         monkeypatch.setattr("forebay.store.files.is_running", lambda pid: False)
-        assert part_of(folder, data).missing() == []
+        assert part_of(folder, data).size_bytes == 50
 
 
-@pytest.mark.parametrize("plant", ["link", "hard link", "folder", "short"])
+def test_a_part_of_a_machine_that_died_goes_on_only_where_its_bytes_can_be_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = b"12345" * 10
+    md5 = f'"{hashlib.md5(data).hexdigest()}"'
+    with TargetFolder(tmp_path) as folder:
+        for etag in ('"1"', md5):
+            with folder.part(expected(data, etag=etag), "s3://bucket") as part:
+                part.append(data[:20])
+        monkeypatch.setattr("forebay.store.remote.carry.fetch_folder.this_place", lambda: "00000000")
+        sizes = [folder.part(expected(data, etag=etag), "s3://bucket").size_bytes for etag in ('"1"', md5)]
+    assert sizes == [0, 20]
+
+
+@pytest.mark.parametrize("plant", ["link", "hard link", "folder", "long"])
 def test_a_planted_part_is_not_gone_on_with(plant: str, tmp_path: Path) -> None:
     out, victim = tmp_path / "out", tmp_path / "victim"
     victim.write_bytes(b"v" * 58)
     with TargetFolder(out) as folder:
-        first = part_of(folder, b"12345" * 10)
-        first.close()
-        path = first.path
+        with part_of(folder, b"12345" * 10) as first:
+            path = first.path
         path.unlink()
         if plant == "link":
             path.symlink_to(victim)
@@ -275,23 +274,11 @@ def test_a_planted_part_is_not_gone_on_with(plant: str, tmp_path: Path) -> None:
         elif plant == "folder":
             path.mkdir()
         else:
-            path.write_bytes(b"12345" * 10)
+            path.write_bytes(b"12345" * 11)
         second = part_of(folder, b"12345" * 10)
-        second.write(0, b"x" * 50)
-        assert second.missing() == [0]
+        assert second.size_bytes == 0
+        second.append(b"x" * 50)
     assert victim.read_bytes() == b"v" * 58
-
-
-def test_a_large_file_has_at_most_so_many_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.store.remote.fetch.fetch_folder._MAX_SEGMENTS", 10)
-    with TargetFolder(tmp_path) as folder:
-        part = folder.part(Expected(name="a", key="a", size_bytes=10**9, etag='"1"'), "s3://bucket")
-        bounds = [part.bounds(index) for index in range(part.num_segments)]
-        assert len(bounds) <= 10
-        assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
-        assert bounds[-1][1] == 10**9
-        assert part.missing() == list(range(part.num_segments))
-        part.remove()
 
 
 def test_the_folder_says_whether_it_tells_names_apart(tmp_path: Path) -> None:
@@ -299,10 +286,3 @@ def test_the_folder_says_whether_it_tells_names_apart(tmp_path: Path) -> None:
         (tmp_path / "a").touch()
         assert folder.tells_apart() is not (tmp_path / "A").exists()
         assert os.listdir(tmp_path) == ["a"]
-
-
-def test_the_queue_ends_only_when_nothing_can_come() -> None:
-    queue = Queue(deque([(expected(b""), 1)]))
-    assert queue.take() is not None
-    queue.begun([])
-    assert queue.take() is None

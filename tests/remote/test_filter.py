@@ -16,7 +16,7 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import parse_url
 from forebay.store.cache import Cache, open_cache
 from forebay.store.remote.ahead.shards import RemoteShards
-from forebay.store.remote.transfer.transfer import push
+from forebay.store.remote.carry.transfer import push
 from forebay.store.sample_filter import Filter
 from forebay.store.selection import Selection, filtered
 from forebay.store.source import SourceUnion

@@ -67,7 +67,7 @@ def test_a_fork_asks_for_everything(place: Bucket) -> None:
             place.read_range("big", 3, 9) == DATA[3:9],
             b"".join(new.stream("big", start=7)) == DATA[7:],
             [found.name for found in new.objects()],
-            new.folders(),
+            new.level()[1],
             place.info("small").size_bytes,
             bool(place.put("put", b"new")) and place.read("put"),
         ]

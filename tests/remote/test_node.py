@@ -221,7 +221,7 @@ def test_a_file_larger_than_the_bound_is_refused_at_once(tmp_path: Path, bucket:
         ConfigError, match=r"remote\.cache_size_gb = 0\.001 \(1\.000 MB\) is less than tars/a\.tar needs"
     ):
         mirror.require(wanted)
-    assert not mirror.node.free_bytes > MB
+    assert not mirror.node.room.free_bytes > MB
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, bucket: FolderBucket) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -164,7 +165,7 @@ def test_what_is_read_or_downloaded_stays(tmp_path: Path, bucket: FolderBucket) 
 
 def test_where_all_is_read_the_error_has_the_numbers(tmp_path: Path, bucket: FolderBucket) -> None:
     mirror, shards = node_with(tmp_path, bucket, shards=2), bucket.shards(3, size_bytes=SHARD)
-    mirror.node.room.timeout_s = mirror.node.timeout_s = 0.3
+    mirror.node.room.timeout_s, mirror.node.settings = 0.3, replace(mirror.settings, timeout_s=0.3)
     with ExitStack() as stack:
         for wanted in shards[:2]:
             mirror.require(wanted)
@@ -414,7 +415,7 @@ def fill_up(patch: pytest.MonkeyPatch, node: Path, limit: int) -> None:
 def test_the_bound_holds_while_many_read(tmp_path: Path, bucket: FolderBucket) -> None:
     """Four processes over a node with room for three shards; each reads one at a time."""
     mirror, shards = node_with(tmp_path, bucket, shards=3), bucket.shards(8, size_bytes=SHARD)
-    mirror.node.room.timeout_s = mirror.node.timeout_s = 30
+    mirror.node.room.timeout_s, mirror.node.settings = 30, replace(mirror.settings, timeout_s=30)
     processes = []
     for seed in range(4):
         process = os.fork()

@@ -24,10 +24,10 @@ from forebay.preprocess.pipeline import build, prepare
 from forebay.preprocess.stage import Stage
 from forebay.store import memo
 from forebay.store.cache import open_cache
-from forebay.store.remote.raw import elsewhere
+from forebay.store.remote.carry import transfer
+from forebay.store.remote.carry.sent_columns import fetch_skeleton
+from forebay.store.remote.raw import arriving
 from forebay.store.remote.raw.origin import forget
-from forebay.store.remote.transfer import transfer
-from forebay.store.remote.transfer.sent_columns import fetch_skeleton
 from forebay.train.select import make_loader
 from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus
@@ -197,7 +197,7 @@ class ElsewherePool(HerePool):
     @staticmethod
     def forget() -> None:
         forget()
-        elsewhere._mirror.cache_clear()
+        arriving._mirror.cache_clear()
 
 
 def test_a_task_finds_raw_data_of_a_bucket_on_any_node(

@@ -17,8 +17,8 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.url import parse_url
 from forebay.errors import ConfigError, ResumeError
 from forebay.store.cache import open_cache
+from forebay.store.remote.carry.transfer import push
 from forebay.store.remote.node.holdings import FOLDER
-from forebay.store.remote.transfer.transfer import push
 from forebay.train.select import make_loader
 from forebay.train.warm import WarmOptions, WarmReport, ranks_of_node, warm
 from tests.commands import run, run_json

@@ -38,7 +38,7 @@ from forebay.store.files import TEMPORARY_MARK, require_writable, sweep
 from forebay.store.key import SHORT
 from forebay.store.layout import INPUTS, PLANS, TAR_INDEX, TEXTS, Array, Ints
 from forebay.store.metadata import read_metadata
-from forebay.store.remote.transfer.tally import for_each
+from forebay.store.remote.carry.tally import for_each
 from forebay.store.row_table import strings_digest
 from forebay.store.sample_ids import read_ids
 from forebay.store.seal import Contents, check_shard, quick_problems, seal

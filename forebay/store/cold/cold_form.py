@@ -1,129 +1,27 @@
-"""A cold form that is read: what it says of itself, and of which of its arrays each file of the cache is made.
-
-Where a cold form lies: a store's URL or a folder of this machine, asked in the same words.
-"""
+"""A cold form that is read: what it says of itself, and of which of its arrays each file of the cache is made."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import xxhash
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url, is_url, parse_url
-from forebay.errors import (
-    CacheCorruptError,
-    CacheIncompleteError,
-    CacheNotFoundError,
-    ConfigError,
-    RemoteExistsError,
-    RemoteMissingError,
-)
+from forebay.errors import CacheCorruptError, CacheIncompleteError, CacheNotFoundError, RemoteMissingError
 from forebay.store.cold.arrays import BEGUN, ROOT, ColdArray, DamagedError, Mark, decode, mark_of
 from forebay.store.cold.hierarchy import file_array, written_as
 from forebay.store.cold.strips import GroupStrips, Piece
-from forebay.store.files import TEMPORARY_MARK, sweep, temporary_name, write_bytes
 from forebay.store.layout import Array, Group
 from forebay.store.metadata import FILE_NAME, checked_fields, foreign_values, groups_of, parse_metadata
-from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
+from forebay.store.remote.bucket.object_store import ObjectStore, find_bytes
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.shard import entry_of, shard_fields, shard_name, table_dtype
-
-
-class ColdPlace(Protocol):
-    """Objects by name; `Bucket` says what each method does, and `settings` how many threads may ask at once."""
-
-    @property
-    def url(self) -> Url | Path:
-        """What to call it; `url / name` is the place of an object."""
-
-    settings: RemoteConfig
-
-    def info(self, name: str) -> ObjectInfo:
-        """Returns what is known of an object. Raises RemoteMissingError."""
-
-    def read(self, name: str) -> bytes:
-        """Returns a whole object. Raises RemoteMissingError."""
-
-    def put(self, name: str, data: bytes, *, create: bool = False) -> str:
-        """Puts an object, and returns its etag. Raises RemoteExistsError where `create` meets one."""
-
-    def objects(self) -> Iterator[ObjectInfo]:
-        """Yields every object."""
-
-
-def place_of(text: str | Path, settings: RemoteConfig) -> ColdPlace:
-    """Returns the place that a URL or a path names."""
-    return Bucket(parse_url(str(text)), settings) if is_url(str(text)) else Folder(Path(text).absolute(), settings)
-
-
-class Folder:
-    """A folder of this machine. An object is a file, which is durable when it has its name."""
-
-    def __init__(self, folder: Path, settings: RemoteConfig) -> None:
-        """Raises ConfigError where something else has the name."""
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{folder} is a file, wanted a folder; name another place")
-        self.url, self.settings = folder, settings
-        self._made: set[Path] = set()
-
-    def info(self, name: str) -> ObjectInfo:
-        """Returns what is known of a file; its etag is its size and the time of its last change."""
-        try:
-            found = (self.url / name).stat()
-        except (FileNotFoundError, NotADirectoryError) as err:
-            raise RemoteMissingError(f"{self.url / name} is missing") from err
-        etag = f"{found.st_size}-{found.st_mtime_ns}"
-        return ObjectInfo(name=name, size_bytes=found.st_size, etag=etag, modified_ns=found.st_mtime_ns)
-
-    def read(self, name: str) -> bytes:
-        """Returns a whole file."""
-        try:
-            return (self.url / name).read_bytes()
-        except (FileNotFoundError, NotADirectoryError) as err:
-            raise RemoteMissingError(f"{self.url / name} is missing") from err
-
-    def put(self, name: str, data: bytes, *, create: bool = False) -> str:
-        """Makes a file, complete or absent, and returns its etag."""
-        path = self.url / name
-        if path.parent not in self._made:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            sweep(path.parent)
-            self._made.add(path.parent)
-        if create:
-            self._create(path, data)
-        else:
-            write_bytes(path, data)
-        return self.info(name).etag
-
-    @staticmethod
-    def _create(path: Path, data: bytes) -> None:
-        aside = temporary_name(path)
-        try:
-            write_bytes(aside, data)
-            os.link(aside, path)
-        except FileExistsError as err:
-            raise RemoteExistsError(f"{path} is there already") from err
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                aside.unlink()
-
-    def objects(self) -> Iterator[ObjectInfo]:
-        """Yields every file but those that are being written."""
-        for path in sorted(self.url.rglob("*")):
-            if TEMPORARY_MARK not in path.name and not path.is_dir():
-                with contextlib.suppress(RemoteMissingError):  # another push has put another in its place
-                    yield self.info(path.relative_to(self.url).as_posix())
-
 
 _MAX_BYTES = 1 << 30
 """Of a file that is read into memory: metadata.json, and the shard tables."""
@@ -132,7 +30,7 @@ _MAX_BYTES = 1 << 30
 class ColdForm:
     """What lies at a place. metadata: the bytes of the cache's metadata.json."""
 
-    def __init__(self, place: ColdPlace) -> None:
+    def __init__(self, place: ObjectStore) -> None:
         """Reads the documents and the shard tables.
 
         Raises CacheNotFoundError where no cold form lies there, CacheIncompleteError where its push did not end,
@@ -157,28 +55,19 @@ class ColdForm:
             raise self._corrupt(err.args[0].partition("; run:")[0]) from err
 
     @staticmethod
-    def lies_at(place: ColdPlace) -> bool:
+    def lies_at(place: ObjectStore) -> bool:
         """Returns whether there is a cold form, or the beginning of one."""
         return any(_mark_at(place, name) is not None for name in (ROOT, BEGUN))
 
     @cached_property
     def files(self) -> list[WantedFile]:
         """Every file of the cache but metadata.json."""
-        found = [
-            WantedFile(name=name, size_bytes=entry["size_bytes"], xxh3_128=entry["xxh3_128"])
-            for name, entry in self._small.items()
-        ]
+        found = [WantedFile.of(name, entry) for name, entry in self._small.items()]
         for group, strips in self._strips.items():
             for index in range(len(strips.table)):
                 entry = entry_of(strips.table, index)
-                found.append(
-                    WantedFile(
-                        name=shard_name(group, index),
-                        size_bytes=entry.size_bytes,
-                        xxh3_128=entry.xxh3_128,
-                        number=index,
-                    )
-                )
+                name, size = shard_name(group, index), entry.size_bytes
+                found.append(WantedFile(name=name, size_bytes=size, xxh3_128=entry.xxh3_128))
         return found
 
     def pieces(self, name: str) -> list[Piece]:
@@ -268,8 +157,6 @@ class ColdForm:
         )
 
 
-def _mark_at(place: ColdPlace, name: str) -> Mark | None:
-    try:
-        return mark_of(place.read(name), place.url / name)
-    except RemoteMissingError:
-        return None
+def _mark_at(place: ObjectStore, name: str) -> Mark | None:
+    data = find_bytes(place, name)
+    return None if data is None else mark_of(data, place.url / name)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from forebay.store.cold.strips import GroupStrips
 from forebay.store.held import HeldFile
 from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, Group
 from forebay.store.metadata import FILE_NAME
+from forebay.store.remote.carry.transfer import metadata_bytes
 from forebay.store.shard import shard_fields, to_table
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -51,18 +53,17 @@ def mark_of_cache(cache: Cache, *, level: int) -> Mark:
     )
 
 
-def metadata_bytes(cache: Cache) -> bytes:
-    """Returns the metadata.json of a cache."""
-    return (next(cache.files())[0].folder / FILE_NAME).read_bytes()
-
-
 def arrays_of(cache: Cache) -> list[Filled]:
     """Returns all arrays of a cache's cold form. Raises CacheCorruptError for names that none of forebay's has."""
     found = [*_files(cache), *_samples(cache)]
     for group in cache.groups:
         fields = shard_fields(tuple(cache.fields.values()), group)
         table = to_table([entry for _, entry in cache.shard_entries(group)], len(fields))
-        found += _group(GroupStrips(cache.folder, group, fields, table))
+        strips = GroupStrips(cache.folder, group, fields, table)
+        for strip in strips.strips:
+            read = partial(strips.read, strip)
+            found.append(Filled(array=strip.array, read=read, strips=strips, shards=strip.shards))
+        found.append(_in_memory(*strips.shard_rows))
     for filled in found:
         if not all(_NAME.fullmatch(part) for part in filled.array.path.split("/")):
             raise CacheCorruptError(
@@ -70,14 +71,6 @@ def arrays_of(cache: Cache) -> list[Filled]:
                 "preprocess CONFIG --rebuild"
             )
     return found
-
-
-def _group(strips: GroupStrips) -> list[Filled]:
-    found = [
-        Filled(array=strip.array, read=partial(strips.read, strip), strips=strips, shards=strip.shards)
-        for strip in strips.strips
-    ]
-    return [*found, _in_memory(*strips.shard_rows)]
 
 
 def _files(cache: Cache) -> list[Filled]:
@@ -143,7 +136,7 @@ def documents(arrays: Sequence[ColdArray], mark: Mark, metadata: bytes) -> dict[
     if len(metadata) <= _MAX_SHOWN:
         about["metadata"] = json.loads(metadata)
     root = zarr().create_group(store, attributes=about)
-    for path in sorted({parent for array in arrays for parent in _parents(array.path)}):
+    for path in sorted({str(parent) for array in arrays for parent in PurePosixPath(array.path).parents} - {"."}):
         root.create_group(path, attributes=mark.to_json() if path == "files" else {})
     for array in arrays:
         _create(root, array, level=mark.level)
@@ -152,11 +145,6 @@ def documents(arrays: Sequence[ColdArray], mark: Mark, metadata: bytes) -> dict[
         zarr().consolidate_metadata(store)
     texts = {name: document.to_bytes() for name, document in memory.items()}
     return {name: texts[name] for name in sorted(texts, key=lambda name: (name == ROOT, name))}
-
-
-def _parents(path: str) -> list[str]:
-    parts = path.split("/")[:-1]
-    return ["/".join(parts[: end + 1]) for end in range(len(parts))]
 
 
 def _create(root: Any, array: ColdArray, *, level: int) -> None:

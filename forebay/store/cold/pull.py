@@ -17,16 +17,15 @@ import xxhash
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url, parse_url
 from forebay.errors import CacheNotFoundError, ConfigError, RemoteError, RemoteMissingError
-from forebay.store.cold.arrays import ColdArray, DamagedError, decode, zarr
-from forebay.store.cold.cold_form import ColdForm, ColdPlace, place_of
+from forebay.store.cold.arrays import DamagedError, decode, zarr
+from forebay.store.cold.cold_form import ColdForm
 from forebay.store.cold.strips import Piece
 from forebay.store.files import write_all, write_aside
-from forebay.store.layout import Array
 from forebay.store.metadata import FILE_NAME
+from forebay.store.remote.bucket.object_store import ObjectStore, object_store
+from forebay.store.remote.carry.tally import TransferReport
+from forebay.store.remote.carry.transfer import FolderPull, pull
 from forebay.store.remote.node.node import WantedFile
-from forebay.store.remote.transfer.tally import Tally, TransferReport
-from forebay.store.remote.transfer.transfer import FolderPull, copies_beside, occupied, pull, standing
-from forebay.store.seal import publish
 
 _KEPT_BYTES = 512 * 1024 * 1024
 """Compressed objects that are in memory in case the next shard needs them too."""
@@ -39,17 +38,17 @@ def pull_any(source: str, folder: Path, settings: RemoteConfig, *, progress: boo
             raise ConfigError(
                 f"{source} is a cache of this machine already; a pull takes a cache in a store, or the zarr form of one"
             )
-        return pull_zarr(place_of(source, settings), folder, progress=progress)
+        return pull_zarr(object_store(source, settings), folder, progress=progress)
     try:
         return pull(parse_url(source), folder, settings, progress=progress)
     except CacheNotFoundError:
-        place = place_of(source, settings)
+        place = object_store(source, settings)
         if not ColdForm.lies_at(place):
             raise
     return pull_zarr(place, folder, progress=progress)
 
 
-def pull_zarr(place: ColdPlace, folder: Path, *, progress: bool = False) -> TransferReport:
+def pull_zarr(place: ObjectStore, folder: Path, *, progress: bool = False) -> TransferReport:
     """Makes `folder` the sealed cache of a cold form, byte for byte, and returns what that took.
 
     An interrupted pull goes on; what another cache beside `folder` has is linked. Raises CacheNotFoundError where no
@@ -58,24 +57,11 @@ def pull_zarr(place: ColdPlace, folder: Path, *, progress: bool = False) -> Tran
     or missing: no file gets its name then whose hash is not that of the cache.
     """
     zarr()
-    folder = folder.absolute()
     form = ColdForm(place)
-    files = form.files
-    is_whole, is_there = standing(folder, form.metadata, form.mark.key)
-    with Tally([wanted.size_bytes for wanted in files], label="pull", progress=progress) as tally:
-        objects = _Objects(place)
-        if is_whole:
-            for wanted in files:
-                tally.add("kept", wanted.size_bytes)
-        else:
-            with occupied(folder.with_name(f".{folder.name}.pulling"), place.url) as aside:
-                making = _Making(form, objects)
-                work = FolderPull(making.make, aside, tally, copies_beside(folder))
-                work.run(files, form.metadata, num_threads=place.settings.max_concurrent)
-                publish(aside, folder, replace=is_there)
-        source, target = str(place.url), str(folder)
-        report = tally.report("pull", source=source, target=target, key=form.mark.key, already_there=is_whole)
-        return dataclasses.replace(report, stored_bytes=objects.read_bytes)
+    objects = _Objects(place)
+    work = FolderPull(_Making(form, objects).make, form.files, form.metadata, form.mark.key)
+    report = work.run(place.url, folder, place.settings, donors=[], progress=progress)
+    return dataclasses.replace(report, stored_bytes=objects.read_bytes)
 
 
 class _Making:
@@ -103,19 +89,16 @@ class _Making:
         array, start = self.form.array(piece.array), piece.start
         while start < piece.stop:
             index = start // array.shard_rows
-            stop = min(piece.stop, array.rows(index)[1])
-            yield _plain(self._rows(array, index, start, stop, wanted), piece.added)
+            stop, where = min(piece.stop, array.rows(index)[1]), self.form.place.url / array.name(index)
+            try:
+                rows = decode(array, self.objects.get(array.name(index)), index, start=start, stop=stop)
+            except DamagedError as err:
+                raise RemoteError(f"{where} is damaged, {wanted.name} needs it: {err}; {self._mend}") from err
+            except RemoteMissingError as err:
+                raise RemoteError(f"{where} is missing, {wanted.name} needs it; {self._mend}") from err
+            values = np.ascontiguousarray(rows - piece.added if piece.added else rows)
+            yield values.reshape(-1).view(np.uint8).data
             start = stop
-
-    def _rows(self, array: ColdArray, index: int, start: int, stop: int, wanted: WantedFile) -> Array:
-        name = array.name(index)
-        where = self.form.place.url / name
-        try:
-            return decode(array, self.objects.get(name), index, start=start, stop=stop)
-        except DamagedError as err:
-            raise RemoteError(f"{where} is damaged, {wanted.name} needs it: {err}; {self._mend}") from err
-        except RemoteMissingError as err:
-            raise RemoteError(f"{where} is missing, {wanted.name} needs it; {self._mend}") from err
 
     @property
     def _mend(self) -> str:
@@ -125,15 +108,10 @@ class _Making:
         )
 
 
-def _plain(rows: Array, added: int) -> memoryview:
-    values = np.ascontiguousarray(rows if added == 0 else rows - added)
-    return values.reshape(-1).view(np.uint8).data
-
-
 class _Objects:
     """Objects of a place, each read once while it is needed. Threads share it."""
 
-    def __init__(self, place: ColdPlace) -> None:
+    def __init__(self, place: ObjectStore) -> None:
         self.place, self.read_bytes = place, 0
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._size = 0

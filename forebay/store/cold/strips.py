@@ -126,7 +126,7 @@ class GroupStrips:
             if strip.added is not None:
                 buffer[low - start : high - start] += strip.added[shard]
         if strip.added is not None and start < stop == array.shape[0]:
-            buffer[-1] = self._total(strip)
+            buffer[-1] = self.values[self.offsets.index(strip)].starts[-1]
         return buffer
 
     def path(self, shard: int) -> Path:
@@ -198,9 +198,6 @@ class GroupStrips:
                     raise self._foreign(
                         shard, f"{offsets.array.path} goes from {ends[0]} to {ends[1]}, wanted 0 to {count}"
                     )
-
-    def _total(self, strip: Strip) -> int:
-        return int(self.values[self.offsets.index(strip)].starts[-1])
 
     def _foreign(self, shard: int, what: str) -> CacheCorruptError:
         return CacheCorruptError(

@@ -6,17 +6,17 @@ import contextlib
 import dataclasses
 import errno
 import io
+import itertools
 import json
 import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import xxhash
 
@@ -38,6 +38,7 @@ from forebay.store.files import hash_file, link_or_copy, sweep, write_bytes
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder, open_own
 from forebay.store.metadata import FILE_NAME, foreign_values, read_metadata, read_regular
 from forebay.store.remote.bucket.bucket import Bucket
+from forebay.store.remote.carry.tally import for_each
 from forebay.store.remote.node.holdings import MIRRORS, NEVER, Known, is_inside
 from forebay.store.remote.node.node import NodeCache, WantedFile, check_bound
 from forebay.store.remote.node.node_locks import SHARED, pauses, try_lock
@@ -58,13 +59,7 @@ class Mirror:
     def __init__(self, folder: Path, url: Url, settings: RemoteConfig) -> None:
         """folder: `<node's folder>/mirrors/<name>`."""
         self.folder, self.url, self.settings = folder.absolute(), url, settings
-        self.node = NodeCache(
-            self.folder.parent.parent,
-            bound_bytes=settings.cache_size_bytes,
-            max_concurrent=settings.max_concurrent,
-            timeout_s=settings.timeout_s,
-            retries=settings.retries,
-        )
+        self.node = NodeCache(self.folder.parent.parent, settings)
         self.before_demand: list[Callable[[], None]] = []
         """Called before a file that is not here is asked for: what this process' readers tell is to be true then."""
 
@@ -76,7 +71,7 @@ class Mirror:
     @property
     def counters(self) -> Counters:
         """What this process did with the node's folder, all mirrors together."""
-        return self.node.counters
+        return self.node.shared.counters
 
     @classmethod
     def at(cls, url: Url, settings: RemoteConfig, *, state: str = "") -> Mirror:
@@ -205,7 +200,7 @@ class Mirror:
             return False
         if found.st_size != wanted.size_bytes or not stat.S_ISREG(found.st_mode):
             return False
-        _touch(found, path)
+        touch(found, path)
         return True
 
 
@@ -241,14 +236,14 @@ class MirroredFile(HeldFile):
                 if found.st_nlink and found.st_size == self.wanted.size_bytes:
                     if not has_asked:
                         shared.counters.add(hits=1)
-                        _touch(found, file.fileno())
+                        touch(found, file.fileno())
                     return file
                 file.close()  # removed in between, or cut off
             self.mirror.require(self.wanted)
             has_asked = True
 
 
-def _touch(found: os.stat_result, file: int | Path) -> None:
+def touch(found: os.stat_result, file: int | Path) -> None:
     """Says that a file is used now, which whoever makes room goes by."""
     if abs(time.time() - found.st_mtime) > _TOUCH_S:
         with contextlib.suppress(OSError):  # it went, or is another user's
@@ -257,10 +252,9 @@ def _touch(found: os.stat_result, file: int | Path) -> None:
 
 def _lock_shared(file: io.FileIO, path: object) -> None:
     # Its exclusive locks are held for the blink of an eye: by who renames it, and by who removes it.
-    if not try_lock(file.fileno(), SHARED, path):
-        for _ in pauses():
-            if try_lock(file.fileno(), SHARED, path):
-                return
+    for _ in itertools.chain((0.0,), pauses()):
+        if try_lock(file.fileno(), SHARED, path):
+            return
 
 
 def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
@@ -273,11 +267,15 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
     if not is_url(str(place)):
         return Path(place)
     url = parse_url(str(place))
+    bucket = Bucket(url, settings)
     try:
-        data = Bucket(url, settings).read(FILE_NAME)
+        data = bucket.read(FILE_NAME)
     except RemoteMissingError as err:
+        hint = None
+        with contextlib.suppress(RemoteError):  # what is missing was said by the store already
+            hint = pull_hint(bucket.read(COLD_ROOT), url)
         raise CacheNotFoundError(
-            _cold_hint(url, settings)
+            hint
             or f"{url} holds no sealed cache: it has no {FILE_NAME}; name another URL, or run: "
             f"forebay preprocess CONFIG --cache-root {url.parent}"
         ) from err
@@ -300,8 +298,7 @@ def cache_folder(place: str | Path, settings: RemoteConfig) -> Path:
         raise CacheCorruptError(
             f"{url / FILE_NAME} describes no cache: {err.args[0].partition('; run:')[0]}; push the cache again"
         ) from err
-    with ThreadPoolExecutor(settings.max_concurrent) as threads:
-        list(threads.map(mirror.require, wanted))
+    for_each(mirror.require, wanted, num_threads=settings.max_concurrent)
     return mirror.folder
 
 
@@ -313,30 +310,18 @@ def key_there(url: Url, settings: RemoteConfig) -> str | None:
         return None
 
 
-def _cold_hint(url: Url, settings: RemoteConfig) -> str | None:
-    """What to do where a URL is the zarr form of a cache."""
-    try:
-        return pull_hint(Bucket(url, settings).read(COLD_ROOT), url)
-    except RemoteError:  # of no object: what is missing was said by the store already
-        return None
-
-
 def _small_files(folder: Path) -> list[WantedFile]:
     metadata = read_metadata(folder)
     with foreign_values(folder):
-        return [_small_file(name, entry) for name, entry in metadata["files"].items()]
-
-
-def _small_file(name: str, entry: Mapping[str, Any]) -> WantedFile:
-    if not is_inside(name):
-        raise ValueError(f"{name!r} is no name of a file")
-    return WantedFile(name=name, size_bytes=int(entry["size_bytes"]), xxh3_128=str(entry["xxh3_128"]), is_kept=True)
+        if odd := [name for name in metadata["files"] if not is_inside(name)]:
+            raise ValueError(f"{odd[0]!r} is no name of a file")
+        return [WantedFile.of(name, entry, is_kept=True) for name, entry in metadata["files"].items()]
 
 
 def _latest(url: Url, settings: RemoteConfig) -> Mirror | None:
     """Returns the mirror of a URL that was opened last and has all its small files."""
     found = []
-    for folder in _folders(settings.folder / MIRRORS):
+    for folder in (settings.folder / MIRRORS).glob("*"):
         with contextlib.suppress(CacheError, FileNotFoundError):
             mirror = Mirror.of(folder)
             if mirror is None or mirror.url != url or mirror.settings.endpoint != settings.endpoint:
@@ -351,7 +336,3 @@ def _is_same(one: Path, other: Path) -> bool:
         return one == other.absolute() or os.path.samefile(one, other)
     except OSError:
         return False
-
-
-def _folders(folder: Path) -> Iterator[Path]:
-    return folder.iterdir() if folder.is_dir() else iter(())

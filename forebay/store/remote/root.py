@@ -19,6 +19,7 @@ from forebay.store.files import TEMPORARY_MARK, require_writable, write_bytes
 from forebay.store.held import ORIGIN
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.bucket.bucket import Bucket
+from forebay.store.remote.bucket.object_store import find_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class RemoteRoot:
 
     def _names(self) -> list[str]:
         try:
-            return [name for name in self.bucket.folders() if _is_name(name)]
+            return [name for name in self.bucket.level()[1] if _is_name(name)]
         except RemoteError as err:
             known = sorted(path.name for path in (self.folder / LISTED).glob("*") if _is_certain(path))
             if known and not isinstance(err, (RemoteMissingError, RemoteDeniedError)):
@@ -99,14 +100,11 @@ class RemoteRoot:
     def _kept(self, name: str) -> Path | None:
         """Returns the folder with the metadata.json of a cache, which is asked for if need be; None: it is unsealed."""
         folder = self.folder / LISTED / name
-        if _is_certain(folder):
-            return folder
-        try:
-            data = self.bucket.read(f"{name}/{METADATA}")
-        except RemoteMissingError:
-            return None
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / METADATA, data)
+        if not _is_certain(folder):
+            if (data := find_bytes(self.bucket, f"{name}/{METADATA}")) is None:
+                return None
+            folder.mkdir(parents=True, exist_ok=True)
+            write_bytes(folder / METADATA, data)
         return folder
 
 

@@ -82,7 +82,7 @@ class DownloadsAhead:
 
     def _most(self) -> int:
         """Returns how many downloads may be under way."""
-        if self._fits or min(mirror.node.free_bytes for mirror in self._shards.mirrors) > self._shards.sizes.max():
+        if self._fits or min(mirror.node.room.free_bytes for mirror in self._shards.mirrors) > self._shards.sizes.max():
             return self._max_concurrent
         waiting = len(self._due.keys() - self._flying)
         return min(self._max_concurrent, self._depth - waiting)

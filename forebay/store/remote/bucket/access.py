@@ -122,6 +122,8 @@ _ENDPOINTS = {
 }
 """Variables that name the address of a store, those that count more first."""
 
+_PREFIXES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+
 _AWS_REGION = r"[a-z]{2}(?:-[a-z]+)+-[0-9]"
 _AWS = rf"(?:.+\.)?s3(?:-fips|-accelerate|-{_AWS_REGION})?(?:\.dualstack)?(?:\.{_AWS_REGION})?\.amazonaws\.com(?:\.cn)?"
 _GOOGLE = r"(?:.+\.)?storage\.googleapis\.com|storage\.[a-z0-9-]+\.rep\.googleapis\.com"
@@ -161,12 +163,13 @@ class Access:
 
 def decide(url: Url, settings: RemoteConfig) -> Access:
     """Returns how a store is asked. Raises ConfigError for an address that is named by a config alone, and signed."""
-    if url.scheme in ("http", "https"):
+    if url.is_web:
         host = f"{url.scheme}://{url.bucket}"
         check_host(host)
         identity = "anonymous, as https:// URLs carry no credentials"
         return Access(endpoint=host, region=None, identity=identity, is_anonymous=True)
-    is_anonymous = settings.anonymous or _is_set(f"{_prefix(url)}_SKIP_SIGNATURE")
+    unsigned = os.environ.get(f"{_PREFIXES[url.scheme]}_SKIP_SIGNATURE", "")
+    is_anonymous = settings.anonymous or unsigned.lower() in ("1", "true", "yes", "on")
     profile = read_profile() if url.scheme == "s3" and not is_anonymous else None
     named = [os.environ[name] for name in _ENDPOINTS[url.scheme] if os.environ.get(name)]
     if profile is not None and profile.endpoint is not None:
@@ -177,7 +180,8 @@ def decide(url: Url, settings: RemoteConfig) -> Access:
         if not is_anonymous:
             _check_trusted(url, endpoint, named)
     keys, identity = _identity(profile, is_anonymous=is_anonymous)
-    region = settings.region or _region(profile)
+    is_region_set = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    region = settings.region or (None if is_region_set or profile is None else profile.region)
     return Access(endpoint=endpoint, region=region, identity=identity, is_anonymous=is_anonymous, keys=keys)
 
 
@@ -200,7 +204,7 @@ def check_resolved(endpoint: str) -> None:
 
 def store_options(url: Url, access: Access) -> dict[str, Any]:
     """Returns what obstore is told. What it would else read from the environment by itself is said outright."""
-    if url.scheme in ("http", "https"):
+    if url.is_web:
         return {}
     found: dict[str, Any] = {"skip_signature": access.is_anonymous}
     if url.scheme == "gs":
@@ -212,7 +216,7 @@ def store_options(url: Url, access: Access) -> dict[str, Any]:
         found |= {"endpoint": access.endpoint, "aws_endpoint_url_s3": access.endpoint}
     if access.region:
         found["region"] = access.region
-    if access.is_anonymous and _customer_key():
+    if access.is_anonymous and "AWS_SSE_CUSTOMER_KEY_BASE64" in map(str.upper, os.environ):
         # obstore would send the customer's own key with every request, signed or not.
         found["server_side_encryption"] = "AES256"
     if access.keys is not None:
@@ -276,7 +280,7 @@ def _identity(profile: Profile | None, *, is_anonymous: bool) -> tuple[Keys | No
     """Returns the profile's keys, where they are used, and words for whose credentials are sent."""
     if is_anonymous:
         return None, "anonymous"
-    if profile is None or _has_keys():
+    if profile is None or (os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY")):
         return None, "the environment"
     is_role = any(os.environ.get(name) for name in _ROLE_VARIABLES)
     if not profile.is_named and (is_role or profile.keys is None):
@@ -298,25 +302,3 @@ def _provider(keys: Keys) -> Callable[[], dict[str, Any]]:
         }
 
     return current
-
-
-def _region(profile: Profile | None) -> str | None:
-    if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or profile is None:
-        return None
-    return profile.region
-
-
-def _customer_key() -> bool:
-    return any(name.upper() == "AWS_SSE_CUSTOMER_KEY_BASE64" for name in os.environ)
-
-
-def _has_keys() -> bool:
-    return bool(os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY"))
-
-
-def _prefix(url: Url) -> str:
-    return {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}[url.scheme]
-
-
-def _is_set(name: str) -> bool:
-    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")

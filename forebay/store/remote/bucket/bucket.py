@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import inspect
 import logging
 import random
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
-from forebay.config.remote import RemoteConfig
+from forebay.config.remote import LONGEST_PAUSE_S, RemoteConfig
 from forebay.config.url import Url
 from forebay.errors import ForebayError, MissingExtraError, RemoteError, RemoteMissingError
 from forebay.extras import install_line
@@ -37,8 +37,7 @@ MAX_COPY = 5 * 1024**3
 _REMOVED_AT_ONCE = 1_000
 _COPY_S = 300.0
 """Seconds that a store may take for a large copy: no byte comes back meanwhile."""
-_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 15.0
-_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
+_PAUSE_S = 0.25
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -65,27 +64,19 @@ def part_bytes(size_bytes: int) -> int:
     return max(PART, size_bytes // _MAX_PARTS)
 
 
-def _one(method: Callable[P, T]) -> Callable[P, T]:
-    """Makes a method that returns one thing work in a fork too."""
+def _anywhere(method: Callable[P, T]) -> Callable[P, T]:
+    """Makes a method work in a fork too, also one that yields."""
+    is_many = inspect.isgeneratorfunction(method)
 
     @functools.wraps(method)
     def anywhere(*args: P.args, **options: P.kwargs) -> T:
-        if beside.is_cut_off():
-            found: list[T] = list(beside.ask(args[0], method.__name__, args[1:], options))
-            return found[0]
-        return method(*args, **options)
-
-    return anywhere
-
-
-def _many(method: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """Makes a method that yields work in a fork too."""
-
-    @functools.wraps(method)
-    def anywhere(*args: P.args, **options: P.kwargs) -> Iterator[T]:
-        if beside.is_cut_off():
-            return beside.ask(args[0], method.__name__, args[1:], options)
-        return method(*args, **options)
+        if not beside.is_cut_off():
+            return method(*args, **options)
+        found = beside.ask(args[0], method.__name__, args[1:], options)
+        if is_many:
+            return cast(T, found)
+        (one,) = found
+        return cast(T, one)
 
     return anywhere
 
@@ -97,7 +88,7 @@ class Bucket:
     again, `retries` times, after pauses that grow from 0.25 to 15 s and are no longer than `timeout_s`. The count
     begins anew where 4 MiB of a body came since. So no method is silent for longer than `(retries + 1) *
     timeout_s`, and for each of these requests 10 s to connect and a pause. A put of more than 1 MB has 34 s more each.
-    A listing whose pages stay empty ends with an error after `patience_s`.
+    A listing whose pages stay empty ends with an error after `RemoteConfig.patience_s`.
     """
 
     def __init__(self, url: Url, settings: RemoteConfig) -> None:
@@ -109,7 +100,7 @@ class Bucket:
     def __reduce__(self) -> tuple[Any, ...]:
         return Bucket, (self.url, self.settings)
 
-    @_one
+    @_anywhere
     def info(self, name: str) -> ObjectInfo:
         """Returns what the store says of an object. Raises RemoteMissingError, RemoteError."""
         return self._info(self._asked(name, lambda: _obstore().head(self._store(), self._key(name))))
@@ -123,17 +114,34 @@ class Bucket:
 
         etag: of the version that is wanted. Raises RemoteMissingError, RemoteReplacedError, RemoteError.
         """
-        return b"".join(self._pieces(name, start, stop, etag)) if stop > start else b""
+        return b"".join(self.stream(name, start=start, stop=stop, etag=etag)) if stop > start else b""
 
+    @_anywhere
     def stream(self, name: str, *, start: int = 0, stop: int | None = None, etag: str = "") -> Iterator[bytes]:
         """Yields the bytes of an object from `start` on, up to `stop` or its end, in pieces, all of one version.
 
         Where the body breaks off, the stream goes on from the byte that it reached. etag: of the version that is
         wanted. Raises RemoteMissingError, RemoteReplacedError, RemoteError.
         """
-        return self._pieces(name, start, stop, etag)
+        at, tries, first, end = start, 0, None, 0
+        while True:
+            before = at
+            try:
+                found = self._get(name, at, stop, etag)
+                first = self._same(name, found.meta, first, etag)
+                etag = etag or str(first["e_tag"] or "")
+                end = self._end(name, first["size"], stop)
+                for piece in found.stream(CHUNK):
+                    at += len(piece)
+                    yield piece
+                if at == end:
+                    return
+                raise EndedEarlyError(f"{at} bytes of {end}")
+            except _errors() as err:
+                caught = err
+            tries = self._again(name, caught, 0 if at - before >= CHUNK else tries, start=at, stop=end, etag=etag)
 
-    @_many
+    @_anywhere
     def objects(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
         """Yields every object below a folder, in the order of their names, and keeps none. Raises RemoteError.
 
@@ -152,12 +160,7 @@ class Bucket:
                 caught = err
             tries = self._again(prefix, caught, tries)
 
-    @_one
-    def folders(self, prefix: str = "") -> list[str]:
-        """Returns the names of the folders directly below one. Raises RemoteError."""
-        return self.level(prefix)[1]
-
-    @_one
+    @_anywhere
     def level(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Returns the objects and the names of the folders directly below a folder. Raises RemoteError."""
         key = self._key(prefix) or None
@@ -165,21 +168,26 @@ class Bucket:
         found = self._asked(prefix, lambda: self._listed(prefix, ask))
         return list(map(self._info, found["objects"])), sorted(map(self._name, found["common_prefixes"]))
 
-    @_one
+    @_anywhere
     def put(self, name: str, data: bytes | Path, *, create: bool = False) -> str:
         """Puts an object, of bytes or of a file, and returns its etag. The store holds all of these bytes then.
 
         create: an object that is there already is a RemoteExistsError; such an object is small, it is put at once.
         """
-        size = data.stat().st_size if isinstance(data, Path) else len(data)
         if create:
             return self._create(name, data.read_bytes() if isinstance(data, Path) else data)
+        size = data.stat().st_size if isinstance(data, Path) else len(data)
         etag = self._put(name, data, size)
-        if size > PART or not self._is_md5(etag, data):
-            self._check_put(name, size)
+        if size <= PART:
+            content = data.read_bytes() if isinstance(data, Path) else data
+            if etag.strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest():
+                return etag
+        # The etag tells nothing; requests are signed with a hash of their bytes, so only the size is left.
+        if (found := self.info(name).size_bytes) != size:
+            raise RemoteError(f"{self._where(name)} has {found} bytes, {size} were put; put it again")
         return etag
 
-    @_one
+    @_anywhere
     def copy(self, source: Url, name: str, *, size_bytes: int) -> ObjectInfo:
         """Makes an object a copy of another one of the same bucket and returns what the store says of the copy.
 
@@ -193,33 +201,13 @@ class Bucket:
             raise RemoteMissingError(f"{source} is not there, and was to be copied to {self._where(name)}") from err
         return self.info(name)
 
-    @_one
+    @_anywhere
     def remove(self, names: Sequence[str]) -> None:
         """Makes sure that objects are not there. Raises RemoteError."""
         for start in range(0, len(names), _REMOVED_AT_ONCE):
             keys = [self._key(name) for name in names[start : start + _REMOVED_AT_ONCE]]
             with contextlib.suppress(RemoteMissingError):  # some stores say so, others do not
                 self._asked("", functools.partial(_obstore().delete, self._store(), keys))
-
-    @_many
-    def _pieces(self, name: str, start: int, stop: int | None, etag: str) -> Iterator[bytes]:
-        at, tries, first, end = start, 0, None, 0
-        while True:
-            before = at
-            try:
-                found = self._get(name, at, stop, etag)
-                first = self._same(name, found.meta, first, etag)
-                etag = etag or str(first["e_tag"] or "")
-                end = self._end(name, first["size"], stop)
-                for piece in found.stream(CHUNK):
-                    at += len(piece)
-                    yield piece
-                if at == end:
-                    return
-                raise EndedEarlyError(f"{at} bytes of {end}")
-            except _errors() as err:
-                caught = err
-            tries = self._again(name, caught, 0 if at - before >= CHUNK else tries, start=at, stop=end, etag=etag)
 
     def _get(self, name: str, start: int, stop: int | None, etag: str) -> Any:
         options: dict[str, Any] = {}
@@ -274,32 +262,17 @@ class Bucket:
                 raise exists(self._where(name))
             tries = self._again(name, caught, tries)
 
-    def _is_md5(self, etag: str, data: bytes | Path) -> bool:
-        found = _MD5.fullmatch(etag)
-        content = data.read_bytes() if isinstance(data, Path) else data
-        return found is not None and found[1] == hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-    def _check_put(self, name: str, size: int) -> None:
-        """Where the etag tells nothing: requests are signed with a hash of their bytes, so only the size is left."""
-        found = self.info(name).size_bytes
-        if found != size:
-            raise RemoteError(f"{self._where(name)} has {found} bytes, {size} were put; put it again")
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds for which a request may be made again and again."""
-        return (self.settings.retries + 1) * self.settings.timeout_s + self.settings.retries * _LONGEST_PAUSE_S
-
     def _listed(self, name: str, ask: Callable[[], Awaitable[T]]) -> T:
         """Returns a part of a listing. Of a store that gives one empty page after the other obstore asks for ever."""
+        patience_s = self.settings.patience_s
 
         async def bounded() -> T:
-            return await asyncio.wait_for(ask(), self.patience_s)
+            return await asyncio.wait_for(ask(), patience_s)
 
         with ThreadPoolExecutor(1) as thread, contextlib.suppress(TimeoutError):  # a notebook has a loop in its own
             return thread.submit(asyncio.run, bounded()).result()
         raise RemoteError(
-            f"{self._where(name)}: no name and no end of its listing in {self.patience_s:g} s, only page after page "
+            f"{self._where(name)}: no name and no end of its listing in {patience_s:g} s, only page after page "
             "without any; name a URL below, or set remote.timeout_s higher",
             code="FB607",
         )
@@ -341,7 +314,7 @@ class Bucket:
             )
         if not refusal.may_pass or tries >= self.settings.retries:
             raise error_of(refusal, where, self._access, tries=tries + 1)
-        pause_s = min(_PAUSE_S * 2**tries, _LONGEST_PAUSE_S, self.settings.timeout_s) * random.uniform(0.5, 1.0)
+        pause_s = min(_PAUSE_S * 2**tries, LONGEST_PAUSE_S, self.settings.timeout_s) * random.uniform(0.5, 1.0)
         _log.warning(
             "%s: %s; again from byte %d in %.1f s (%d of %d)",
             where,
@@ -386,7 +359,7 @@ class Bucket:
             "client_options": client_options(self._access, timeout_s=timeout_s),
             "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=(retries + 1) * timeout_s)},
         }
-        if self.url.scheme in ("http", "https"):
+        if self.url.is_web:
             return stores.HTTPStore.from_url(f"{self.url.scheme}://{self.url.bucket}", **common)
         kinds = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
         return kinds[self.url.scheme](self.url.bucket, **options, **common)

@@ -19,27 +19,27 @@ import io
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
+from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheError, ConfigError, RemoteError, RemoteReplacedError
-from forebay.store.files import hash_file, start_writeback
+from forebay.store.files import hash_file, start_writeback, write_all
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.node.holdings import Known
 from forebay.store.remote.node.node_locks import EXCLUSIVE, pauses, try_lock
 from forebay.store.remote.node.room import NoRoom, Room, RoomPlace, gb, is_whole
-from forebay.store.remote.node.shared import Counters, Shared, shared
+from forebay.store.remote.node.shared import Shared, shared
 
 logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 4 * 1024 * 1024
 _WRITEBACK_BYTES = 32 * 1024 * 1024
 _SAY_AFTER_S = 5.0
-_PAUSE_S = 15.0
-"""The longest pause of a bucket before it asks again."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Pieces = Callable[[int], Iterator[bytes]]
@@ -61,6 +61,12 @@ class WantedFile:
     number: int = -1
     is_kept: bool = False
 
+    @classmethod
+    def of(cls, name: str, entry: Mapping[str, Any], *, is_kept: bool = False) -> WantedFile:
+        """Returns a file of a cache as a document tells of it: with its size and its hash."""
+        size_bytes, digest = int(entry["size_bytes"]), str(entry["xxh3_128"])
+        return cls(name=name, size_bytes=size_bytes, xxh3_128=digest, is_kept=is_kept)
+
     @property
     def known(self) -> Known:
         """What the mirror's ledger says of it."""
@@ -70,20 +76,11 @@ class WantedFile:
 class NodeCache:
     """The files under `remote.shard_dir`. Threads may share it, and processes share its folder."""
 
-    def __init__(
-        self, folder: Path, *, bound_bytes: int, max_concurrent: int = 8, timeout_s: float = 60.0, retries: int = 0
-    ) -> None:
-        """Touches nothing yet. timeout_s: without a byte or room. retries: times that an owner of a file asks again."""
-        self.folder, self.bound_bytes = folder, bound_bytes
-        self.max_concurrent, self.timeout_s = max_concurrent, timeout_s
-        self.patience_s = (retries + 1) * timeout_s + retries * _PAUSE_S
+    def __init__(self, folder: Path, settings: RemoteConfig) -> None:
+        """Touches nothing yet."""
+        self.folder, self.settings, self.bound_bytes = folder, settings, settings.cache_size_bytes
         self._shared: tuple[int, Shared] | None = None
-        self.room = Room(folder, bound_bytes=bound_bytes, timeout_s=timeout_s)
-
-    @property
-    def counters(self) -> Counters:
-        """What this process did with the folder."""
-        return self.shared.counters
+        self.room = Room(folder, bound_bytes=self.bound_bytes, timeout_s=settings.timeout_s)
 
     @property
     def shared(self) -> Shared:
@@ -91,11 +88,6 @@ class NodeCache:
         if self._shared is None or self._shared[0] != os.getpid():
             self._shared = os.getpid(), shared(self.folder)
         return self._shared[1]
-
-    @property
-    def free_bytes(self) -> int:
-        """How much may still come before something goes; 0 where that is not known yet. Costs a few microseconds."""
-        return self.room.free_bytes
 
     def fetch(self, target: Path, wanted: WantedFile, bucket: Bucket, *, distance: int = 0) -> str | None:
         """Makes `target` the object, whole, by one download of this node, and returns the xxh3-128 of its bytes.
@@ -112,7 +104,7 @@ class NodeCache:
 
     def keep(self, target: Path, wanted: WantedFile, data: bytes) -> None:
         """Makes `target` these bytes, which came from a store, and counts them."""
-        self._fetch(target, wanted, _Source(str(target), lambda start: iter((data[start:],))), distance=0)
+        self._fetch(target, wanted, _Source(str(target), lambda start: (data[start:] for _ in range(1))), distance=0)
 
     def _fetch(self, target: Path, wanted: WantedFile, source: _Source, *, distance: int) -> str | None:
         if is_whole(target, wanted.size_bytes):
@@ -124,7 +116,7 @@ class NodeCache:
         while not is_whole(target, wanted.size_bytes):
             no_room = None
             if not _is_owned(place.part(wanted.size_bytes)):
-                with self.shared.turns.turn(distance, most=self.max_concurrent):
+                with self.shared.turns.turn(distance, most=self.settings.max_concurrent):
                     try:
                         claim = self.room.claim(
                             place, size_bytes=wanted.size_bytes, known=wanted.known, distance=distance
@@ -146,7 +138,7 @@ class NodeCache:
 
     def _count_wait(self, began: float | None) -> None:
         if began is not None:
-            self.counters.add(stalls=1, stall_s=time.monotonic() - began)
+            self.shared.counters.add(stalls=1, stall_s=time.monotonic() - began)
 
     def _download(self, file: io.FileIO, place: RoomPlace, wanted: WantedFile, source: _Source) -> str:
         """Makes the partial file whole, checks it, gives it its name, and returns its hash."""
@@ -167,7 +159,7 @@ class NodeCache:
         # Without it a machine that dies may leave the name to a file with holes.
         os.fdatasync(file.fileno())
         self.room.finish(place, size_bytes=wanted.size_bytes, known=wanted.known)
-        self.counters.add(downloads=1)
+        self.shared.counters.add(downloads=1)
         return found
 
     def _fill(self, file: io.FileIO, wanted: WantedFile, source: _Source) -> tuple[int, str]:
@@ -175,13 +167,13 @@ class NodeCache:
         state, size = _hashed(file)
         written = 0
         if size < wanted.size_bytes:
-            with source.opened(size) as pieces:  # they end where the object does
-                for piece in pieces:
+            with contextlib.closing(source.pieces(size)) as pieces:  # type: ignore[type-var]
+                for piece in pieces:  # they end where the object does
                     state.update(piece)
-                    _write(file, piece)
+                    write_all(file, piece)
                     size += len(piece)
                     written += len(piece)
-                    self.counters.add(bytes=len(piece))
+                    self.shared.counters.add(bytes=len(piece))
                     if size > wanted.size_bytes:
                         break
                     if written >= _WRITEBACK_BYTES:
@@ -214,16 +206,6 @@ class _Source:
     where: str
     pieces: Pieces
 
-    @contextlib.contextmanager
-    def opened(self, start: int) -> Iterator[Iterator[bytes]]:
-        """Yields the pieces from an offset on, of a stream that ends with the block."""
-        pieces = self.pieces(start)
-        try:
-            yield pieces
-        finally:
-            if isinstance(pieces, Generator):
-                pieces.close()
-
 
 class _Waiting:
     """Pauses of one that waits for another's download or for room; gives up where nothing moves for too long."""
@@ -249,17 +231,17 @@ class _Waiting:
             self._has_said = True
             what = f"room: {_standing(no_room, self._wanted)}" if no_room else "another process to download it"
             logger.warning("%s: waiting for %s", self._place.target, what)
-        now = time.monotonic()
+        now, settings = time.monotonic(), self._node.settings
         self._no_room_s = None if no_room is None else self._no_room_s or now
-        if no_room is not None and now - (self._no_room_s or now) > self._node.timeout_s:
+        if no_room is not None and now - (self._no_room_s or now) > settings.timeout_s:
             raise CacheError(
                 f"{self._place.target}: no room after {waited_s:.0f} s: {_standing(no_room, self._wanted)}; raise "
                 "remote.cache_size_gb, or end what else reads through this folder",
                 code="FB608",
             )
-        if no_room is None and now - self._moved_s > self._node.patience_s:
+        if no_room is None and now - self._moved_s > settings.patience_s:
             raise RemoteError(
-                f"{self._place.target}: the process that downloads it got no byte in {self._node.patience_s:g} s "
+                f"{self._place.target}: the process that downloads it got no byte in {settings.patience_s:g} s "
                 f"(remote.timeout_s and retries), and {max(self._size, 0)} of {self._wanted.size_bytes} bytes are "
                 "there; see what that process says, and start again"
             )
@@ -295,12 +277,6 @@ def _hashed(file: io.FileIO) -> tuple[xxhash.xxh3_128, int]:
         state.update(view[:count])
         size += count
     return state, size
-
-
-def _write(file: io.FileIO, piece: bytes) -> None:
-    view = memoryview(piece).cast("B")
-    while view:
-        view = view[file.write(view) :]
 
 
 def _replaced(where: str, wanted: WantedFile, size: int, found: str) -> RemoteReplacedError:

@@ -94,7 +94,7 @@ class Room:
 
     @property
     def free_bytes(self) -> int:
-        """The limit less what is there, as it was last counted; 0 where nobody has counted yet."""
+        """The limit less what is there, as it was last counted; 0 where nobody has counted yet. Costs microseconds."""
         try:
             descriptor = os.open(self.folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:

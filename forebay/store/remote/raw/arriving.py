@@ -1,4 +1,8 @@
-"""Raw data of a store on its way to this node: downloaded ahead of the tasks that read it, each object once."""
+"""Raw data of a store on its way to this node: downloaded ahead of the tasks that read it, each object once.
+
+Files that another node has listed lie in mirrors below its own `remote.shard_dir`. The path of a mirror stands for its
+URL, and from the URL follows the folder on any node.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from forebay.config.data import SourceConfig
-from forebay.config.remote import GB
+from forebay.config.remote import GB, RemoteConfig
+from forebay.config.url import Url
 from forebay.errors import ForebayError
 from forebay.progress import Progress
 from forebay.store.memo import SIZE
+from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.room import gb
 from forebay.store.remote.raw.origin import Place, forget
 from forebay.store.remote.raw.raw_sources import is_hash_known, place_of
@@ -46,22 +52,7 @@ def run_on_sources(
     """
     if not is_remote:
         return list(map_(function, tasks))
-    ahead = _Ahead(Arriving(needs, total=total), tasks)
-    return list(map_(Fresh(function), cast(Sequence[T], ahead)))
-
-
-@dataclass(frozen=True)
-class _Ahead(Generic[T]):
-    """Tasks that are handed out when what they read is here; as many as there are."""
-
-    arriving: Arriving[T]
-    tasks: Sequence[T]
-
-    def __len__(self) -> int:
-        return len(self.tasks)
-
-    def __iter__(self) -> Iterator[T]:
-        return self.arriving.ahead_of(self.tasks)
+    return list(map_(Fresh(function), cast(Sequence[T], Arriving(tasks, needs, total=total))))
 
 
 @dataclass(frozen=True)
@@ -85,25 +76,28 @@ def _forget_once(made_at: int) -> None:  # noqa: ARG001  once for each
 
 
 class Arriving(Generic[T]):
-    """Downloads what tasks need, some of it ahead, and hands out a task when all of that is here.
+    """Tasks that are handed out, in their order, when what they read is here; some of it is downloaded ahead.
 
     What cannot be downloaded is left to the task, which says so of its samples.
     """
 
-    def __init__(self, needs: Needs[T], *, total: int) -> None:
-        self._needs, self._total = needs, total
+    def __init__(self, tasks: Iterable[T], needs: Needs[T], *, total: int) -> None:
+        self._tasks, self._needs, self._total = tasks, needs, total
         self._count, self._bytes = 0, 0
         self._lock = threading.Lock()
         self._bar: Progress | None = None
 
-    def ahead_of(self, tasks: Iterable[T]) -> Iterator[T]:
-        """Yields the tasks in their order."""
+    def __len__(self) -> int:
+        """As many as there are tasks, where these are a sequence."""
+        return len(cast(Sequence[T], self._tasks))
+
+    def __iter__(self) -> Iterator[T]:
         started_s = time.monotonic()
         waiting: deque[tuple[T, list[_Download]]] = deque()
         jobs: queue.SimpleQueue[_Download | None] = queue.SimpleQueue()
         threads: list[threading.Thread] = []
         try:
-            for task in tasks:
+            for task in self._tasks:
                 downloads = [_Download(place) for path in self._needs(task) if (place := _missing(path)) is not None]
                 if downloads and not threads:
                     threads = self._started(jobs, downloads[0].place.origin.mirror.settings.max_concurrent)
@@ -207,3 +201,33 @@ def tell_if_too_large(files: Sequence[SourceFile]) -> None:
                 gb(size_bytes),
                 gb(settings.cache_size_bytes),
             )
+
+
+Mirrors = tuple[tuple[str, Url], ...]
+"""Folders of one node, each with the URL that it stands for."""
+
+
+def mirrors_in(files: Iterable[SourceFile]) -> Mirrors:
+    """Returns the mirrors of this node that files lie in, as another node must know them."""
+    places = (place_of(file.path) for file in files)
+    return tuple(sorted({(str(p.origin.folder), p.origin.url) for p in places if p is not None}, key=str))
+
+
+def rebased(files: Sequence[SourceFile], mirrors: Mirrors, settings: RemoteConfig) -> tuple[SourceFile, ...]:
+    """Returns files, whose paths another node has listed, with the paths that they have here.
+
+    mirrors: folders of that node, with the URL that each stands for. A path outside of them is the same on all nodes.
+    """
+    return tuple(_rebased(file, mirrors, settings) for file in files) if mirrors else tuple(files)
+
+
+def _rebased(file: SourceFile, mirrors: Mirrors, settings: RemoteConfig) -> SourceFile:
+    for folder, url in mirrors:
+        if file.path.is_relative_to(folder):
+            return replace(file, path=_mirror(url, settings, os.getpid()) / file.path.relative_to(folder))
+    return file
+
+
+@functools.lru_cache(maxsize=256)
+def _mirror(url: Url, settings: RemoteConfig, pid: int) -> Path:  # noqa: ARG001  a fork opens it anew
+    return Mirror.at(url, settings).folder

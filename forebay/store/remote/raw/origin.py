@@ -11,10 +11,8 @@ import functools
 import os
 import posixpath
 import threading
-import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -29,8 +27,11 @@ from forebay.store.files import hash_file
 from forebay.store.held import ORIGIN
 from forebay.store.locks import wait_alone
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
-from forebay.store.remote.mirror import Mirror
+from forebay.store.remote.bucket.object_store import find
+from forebay.store.remote.carry.tally import for_each
+from forebay.store.remote.mirror import Mirror, touch
 from forebay.store.remote.node.node import WantedFile
+from forebay.store.remote.node.room import is_whole
 
 T = TypeVar("T")
 
@@ -48,7 +49,6 @@ _SINGLE = 4
 _SKIPPED, _SKIPPED_SHARE = 2_000, 20
 """Names that a listing may pass over beside those that are wanted, in all and for each of these."""
 _ATTEMPTS = 3
-_TOUCH_S = 60.0
 
 
 def version_of(where: str, info: ObjectInfo) -> Version:
@@ -78,7 +78,8 @@ class Objects:
     def info(self, key: str) -> ObjectInfo | None:
         """Returns what the store says of an object, None where there is none. Raises RemoteError."""
         if key not in self._infos:
-            self._infos[key] = None if not key or posixpath.dirname(key) in self._levels else self._head(key)
+            is_known = not key or posixpath.dirname(key) in self._levels or not _may_be_key(key)
+            self._infos[key] = None if is_known else find(self.bucket, key)
         return self._infos[key]
 
     def forget(self, key: str) -> None:
@@ -114,11 +115,10 @@ class Objects:
                 folders.setdefault(posixpath.dirname(key), set()).add(key)
         single: list[str] = []
         for folder, wanted in folders.items():
-            if len(wanted) > _SINGLE and self.bucket.url.scheme not in ("http", "https"):
+            if len(wanted) > _SINGLE and not self.bucket.url.is_web:
                 wanted = self._listed(folder, wanted)
             single += sorted(wanted)
-        with ThreadPoolExecutor(self.bucket.settings.max_concurrent) as threads:
-            list(threads.map(self._look_up_one, single))
+        for_each(self._look_up_one, single, num_threads=self.bucket.settings.max_concurrent)
 
     def _look_up_one(self, key: str) -> None:
         with contextlib.suppress(RemoteDeniedError):  # said of the samples that need it
@@ -138,14 +138,6 @@ class Objects:
         self._infos.update(dict.fromkeys(left))
         return set()
 
-    def _head(self, key: str) -> ObjectInfo | None:
-        if not _may_be_key(key):
-            return None
-        try:
-            return self.bucket.info(key)
-        except RemoteMissingError:
-            return None
-
 
 class Origin:
     """The store behind a mirror, and what the node has of it."""
@@ -161,10 +153,7 @@ class Origin:
 
     def is_here(self, version: Version) -> bool:
         """Whether the node has a version."""
-        try:
-            return self.path(version).stat().st_size == version[2]
-        except OSError:
-            return False
+        return is_whole(self.path(version), version[2])
 
     def hash(self, version: Version) -> str | None:
         """Returns the xxh3-128 of a version that the node has downloaded at any time, None of others."""
@@ -174,7 +163,8 @@ class Origin:
         """Returns the node's copy of a version, which is there then. Raises RemoteError."""
         path = self.path(version)
         if self.is_here(version):
-            self._touch(path)
+            with contextlib.suppress(OSError):  # evicted in between
+                touch(path.stat(), path)
         else:
             if not (self.folder / ORIGIN).is_file():  # nobody had opened the mirror for a day, so it went
                 self.mirror.describe()
@@ -183,13 +173,6 @@ class Origin:
             if found is not None and self.hash(version) is None:
                 self._hashes.add(version, found)
         return path
-
-    @staticmethod
-    def _touch(path: Path) -> None:
-        """Says that a copy is used: what was not for the longest time is evicted first."""
-        with contextlib.suppress(OSError):
-            if abs(time.time() - path.stat().st_mtime) > _TOUCH_S:
-                os.utime(path)
 
     def read_hash(self, version: Version) -> str:
         """Returns the xxh3-128 of a version whose copy is here. Raises OSError where it is gone again."""

@@ -52,7 +52,7 @@ def local_entry(text: str, settings: RemoteConfig) -> str:
     url = parse_url(text)
     objects = objects_of(Url(url.scheme, url.bucket), settings, os.getpid())
     is_object = bool(url.key) and objects.info(url.key) is not None
-    is_folder = url.scheme not in ("http", "https") and objects.is_folder(url.key)
+    is_folder = not url.is_web and objects.is_folder(url.key)
     if is_object and is_folder:
         raise ManifestError(f"{url} is an object and a folder; name what is meant by a glob: {url}/*, or {url}*")
     if is_folder:
@@ -118,7 +118,7 @@ def is_elsewhere(written: str, home: Place | None) -> bool:
     except ConfigError:
         return True
     own = home.origin.url
-    return url.scheme != own.scheme or (url.scheme in ("http", "https") and url.bucket != own.bucket)
+    return url.scheme != own.scheme or (url.is_web and url.bucket != own.bucket)
 
 
 def _other_path(written: str, place: Place, *, named_in: Path) -> Path:
@@ -189,7 +189,7 @@ def is_folder(path: Path) -> bool:
     place = place_of(path)
     if place is None:
         return path.is_dir()
-    return place.origin.url.scheme not in ("http", "https") and place.origin.objects.is_folder(place.key)
+    return not place.origin.url.is_web and place.origin.objects.is_folder(place.key)
 
 
 def exists(path: Path) -> bool:

@@ -13,7 +13,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import xxhash
@@ -23,7 +23,7 @@ from forebay.config.url import Url
 from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissingError
 from forebay.store.files import is_temporary
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
-from forebay.store.remote.fetch.fetch_content import DIGITS, HASHES, Expected, judge
+from forebay.store.remote.carry.proof import DIGITS, HASHES, Expected, judge
 from forebay.visible import an, human_bytes
 
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -74,14 +74,11 @@ def alike(names: Collection[str]) -> list[tuple[str, str]]:
     first: dict[str, str] = {}
     pairs = []
     for name in sorted({*names, *folders_of(names)}):
-        other = first.setdefault(_folded(name), name)
+        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
+        other = first.setdefault(folded, name)
         if other != name:
             pairs.append((other, name))
     return pairs
-
-
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
 def some(lines: Collection[str]) -> str:
@@ -107,55 +104,39 @@ _HEX = re.compile(r"[0-9a-f]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FetchBounds:
-    """What a fetch brings at most, all files together."""
-
-    size_bytes: int
-    files: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FetchOptions:
     """What is asked of a fetch.
 
-    overwrite: files with other bytes are replaced. etags: an etag of S3 that looks like an MD5 is one; buckets that
-    encrypt with a key of their own have others. dry_run: nothing is downloaded.
+    max_bytes, max_files: what it brings at most, all files together. overwrite: files with other bytes are replaced.
+    etags: an etag of S3 that looks like an MD5 is one; buckets that encrypt with a key of their own have others.
+    dry_run: nothing is downloaded.
     """
 
-    bounds: FetchBounds
+    max_bytes: int
+    max_files: int
     prefix: str = ""
     overwrite: bool = False
     etags: bool = True
     dry_run: bool = False
     progress: bool = False
 
-
-@dataclass(slots=True)
-class FetchListing:
-    """What is to come from below a URL.
-
-    tars: those of evaluation sets, by name, with what the index.json of their set says of them, or None.
-    """
-
-    bucket: Bucket
-    files: dict[str, Expected] = field(default_factory=dict)
-    tars: dict[str, Any] = field(default_factory=dict)
+    def __post_init__(self) -> None:
+        if self.prefix.startswith("/") or ".." in self.prefix.split("/"):
+            raise ConfigError(f"--prefix {self.prefix!r} is of no name below the URL; for example: --prefix hi_")
 
 
-def list_files(url: Url, settings: RemoteConfig, *, prefix: str, bounds: FetchBounds) -> FetchListing:
-    """Returns the files below a URL, or those that a manifest at the URL names, whose names begin with a prefix.
+def list_files(url: Url, settings: RemoteConfig, options: FetchOptions) -> FetchListing:
+    """Returns the files below a URL, or those that a manifest at the URL names, whose names begin with the prefix.
 
     Raises RemoteError where nothing is there, or more than the bounds allow; ManifestError for a manifest that is none,
     or that disagrees with what the store has.
     """
-    is_web = url.scheme in ("http", "https")
     if url.name.endswith(".json") and url.key:
-        bucket = Bucket(url.parent, settings)
-        found = _Finding(bucket, prefix, bounds)
+        found = FetchListing(Bucket(url.parent, settings), options)
         found.take_manifest(url.name, is_alone=True)
-    elif is_web:
-        bucket = Bucket(url, settings)
-        found = _Finding(bucket, prefix, bounds)
+        return found.done()
+    found = FetchListing(Bucket(url, settings), options)
+    if url.is_web:
         try:
             found.take_manifest(MANIFEST, is_alone=True)
         except RemoteMissingError as err:
@@ -163,21 +144,25 @@ def list_files(url: Url, settings: RemoteConfig, *, prefix: str, bounds: FetchBo
                 f"{url}: a web server lists nothing, and {url / MANIFEST} is not there; name the manifest that lists "
                 f"the files: forebay fetch {url}/NAME.json"
             ) from err
-    else:
-        found = _Finding(Bucket(url, settings), prefix, bounds)
-        found.take_listing()
-        if not found.listing.files and not prefix and url.key:
-            found = _Finding(Bucket(url.parent, settings), prefix, bounds)
-            found.take_object(url)
+        return found.done()
+    found.take_listing()
+    if not found.files and not options.prefix and url.key:
+        found = FetchListing(Bucket(url.parent, settings), options)
+        found.take_object(url)
     return found.done()
 
 
-class _Finding:
-    """The search for files: what its steps share."""
+class FetchListing:
+    """What is to come from a bucket.
 
-    def __init__(self, bucket: Bucket, prefix: str, bounds: FetchBounds) -> None:
-        self.bucket, self.prefix, self.bounds = bucket, prefix, bounds
-        self.listing = FetchListing(bucket)
+    tars: those of evaluation sets, by name, with what the index.json of their set says of them, or None. others: some
+    names that do not begin with the prefix.
+    """
+
+    def __init__(self, bucket: Bucket, options: FetchOptions) -> None:
+        self.bucket, self.prefix, self.options = bucket, options.prefix, options
+        self.files: dict[str, Expected] = {}
+        self.tars: dict[str, Any] = {}
         self.others: list[str] = []
         self.total = 0
 
@@ -193,7 +178,9 @@ class _Finding:
             if info.name.rpartition("/")[2] == MANIFEST and len(sets) < _MAX_SETS:
                 sets.append(info.name)
             self._take(_expected(info))
-        self._drop_folders()
+        for name in folders_of(self.files) & self.files.keys():
+            if not self.files[name].size_bytes:  # by such an object some tools mark a folder
+                del self.files[name]
         for name in sets:
             self.take_manifest(name, is_alone=False)
 
@@ -214,26 +201,26 @@ class _Finding:
         below = f"{folder}/" if folder else ""
         data, info = read_document(self.bucket, name)
         if is_alone:
-            self._take(replace(_expected(info), name=name, size_bytes=len(data)))
-        if name in self.listing.files:
+            self._take(replace(_expected(info), size_bytes=len(data)))
+        if name in self.files:
             itself = (("xxh3_128", xxhash.xxh3_128_hexdigest(data)),)
-            self.listing.files[name] = replace(self.listing.files[name], hashes=itself)
+            self.files[name] = replace(self.files[name], hashes=itself)
         files, index = _entries(_parsed(where, data), where)
         for file in [*files, index] if index is not None else files:
-            expected = replace(file, name=below + file.name, key=below + file.key)
+            expected = replace(file, name=below + file.name)
             if is_alone:
                 self._take(expected)
             elif expected.name.startswith(self.prefix):
                 self._join(expected, where)
-        tars = [file.name for file in files if file.name.endswith(".tar") and (below + file.name) in self.listing.files]
+        tars = [file.name for file in files if file.name.endswith(".tar") and (below + file.name) in self.files]
         said = self._index(below, index, where) if tars and index is not None else None
         for tar in tars:
-            self.listing.tars[below + tar] = None if said is None else said.get(tar, {})
+            self.tars[below + tar] = None if said is None else said.get(tar, {})
 
     def _index(self, below: str, said: Expected, where: Url) -> Mapping[str, Any]:
         """Returns what an index says of the members of its tars, by their names. Raises ManifestError."""
-        there = self.bucket.url / (below + said.key)
-        data, _ = read_document(self.bucket, below + said.key)
+        there = self.bucket.url / (below + said.name)
+        data, _ = read_document(self.bucket, below + said.name)
         if problem := judge([data], said, etags_are_md5=False).problem:
             raise ManifestError(f"{there} is not what {where} says: {problem}; one of the two was replaced")
         tars = _parsed(there, data).get("tars")
@@ -243,7 +230,7 @@ class _Finding:
 
     def _join(self, said: Expected, where: Url) -> None:
         """Adds what a manifest says to what the store says. Raises ManifestError where the two disagree."""
-        there = self.listing.files.get(said.name)
+        there = self.files.get(said.name)
         if there is None:
             raise ManifestError(f"{where} names {said.name!r}, which {self.bucket.url} does not have; push it again")
         if there.size_bytes != said.size_bytes:
@@ -251,7 +238,7 @@ class _Finding:
                 f"{where} says that {said.name!r} has {said.size_bytes} bytes, the store says {there.size_bytes}; "
                 "one of the two was replaced"
             )
-        self.listing.files[said.name] = replace(there, hashes=said.hashes)
+        self.files[said.name] = replace(there, hashes=said.hashes)
 
     def _take(self, expected: Expected) -> None:
         name = expected.name
@@ -261,41 +248,35 @@ class _Finding:
             if len(self.others) < _SHOWN:
                 self.others.append(name)
             return
-        if (other := self.listing.files.get(name)) is not None:
+        if (other := self.files.get(name)) is not None:
             if other.size_bytes and not expected.size_bytes:  # `name/`, see above
                 return
             if other.size_bytes or not expected.size_bytes:
                 raise ManifestError(f"{self.bucket.url}: {name!r} is there twice; a folder holds it once")
-        self.listing.files[name] = expected
+        self.files[name] = expected
         self.total += expected.size_bytes
         self._check_bounds()
 
     def _check_bounds(self) -> None:
-        if len(self.listing.files) > self.bounds.files:
+        if len(self.files) > self.options.max_files:
             raise RemoteError(
-                f"{self.bucket.url} has more than {self.bounds.files:,} files{self._said()}; name fewer by --prefix, "
-                "or raise --max-files"
+                f"{self.bucket.url} has more than {self.options.max_files:,} files{self._said()}; name fewer by "
+                "--prefix, or raise --max-files"
             )
-        if self.total > self.bounds.size_bytes:
+        if self.total > self.options.max_bytes:
             raise RemoteError(
-                f"{self.bucket.url}: the first {len(self.listing.files):,} files{self._said()} have {self.total:,} "
-                f"bytes ({human_bytes(self.total)}), at most {self.bounds.size_bytes:,} "
-                f"({human_bytes(self.bounds.size_bytes)}) are allowed; name fewer by --prefix, or raise --max-size-gb"
+                f"{self.bucket.url}: the first {len(self.files):,} files{self._said()} have {self.total:,} "
+                f"bytes ({human_bytes(self.total)}), at most {self.options.max_bytes:,} "
+                f"({human_bytes(self.options.max_bytes)}) are allowed; name fewer by --prefix, or raise --max-size-gb"
             )
 
     def _said(self) -> str:
         return f" that begin with {self.prefix!r}" if self.prefix else ""
 
-    def _drop_folders(self) -> None:
-        """Leaves out the objects of no bytes by which some tools mark a folder."""
-        for name in folders_of(self.listing.files) & self.listing.files.keys():
-            if not self.listing.files[name].size_bytes:
-                del self.listing.files[name]
-
     def done(self) -> FetchListing:
         """Returns what was found. Raises RemoteMissingError where that is nothing."""
-        if self.listing.files:
-            return self.listing
+        if self.files:
+            return self
         if not self.others:
             raise RemoteMissingError(f"{self.bucket.url}: nothing lies below it; name another URL")
         raise RemoteMissingError(
@@ -305,9 +286,7 @@ class _Finding:
 
 
 def _expected(info: ObjectInfo) -> Expected:
-    return Expected(
-        name=info.name, key=info.name, size_bytes=info.size_bytes, etag=info.quoted_etag, modified_ns=info.modified_ns
-    )
+    return Expected(name=info.name, size_bytes=info.size_bytes, etag=info.quoted_etag, modified_ns=info.modified_ns)
 
 
 def read_document(bucket: Bucket, name: str) -> tuple[bytes, ObjectInfo]:
@@ -367,10 +346,4 @@ def _entry(entry: Mapping[str, Any]) -> Expected:
         hashes.append((kind, digest))
     if not hashes:
         raise ValueError(f"{name!r} has no hash")
-    return Expected(name=name, key=name, size_bytes=size, hashes=tuple(hashes))
-
-
-def check_prefix(prefix: str) -> None:
-    """Raises ConfigError for a prefix that no name below a URL begins with."""
-    if prefix.startswith("/") or ".." in prefix.split("/"):
-        raise ConfigError(f"--prefix {prefix!r} is of no name below the URL; for example: --prefix hi_")
+    return Expected(name=name, size_bytes=size, hashes=tuple(hashes))

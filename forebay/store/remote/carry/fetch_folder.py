@@ -17,14 +17,12 @@ from pathlib import Path
 import xxhash
 
 from forebay.errors import ConfigError
-from forebay.store.files import TEMPORARY_MARK, abandoned, is_temporary, sweep, temporary_name
+from forebay.store.files import TEMPORARY_MARK, abandoned, is_temporary, temporary_name, this_place
 from forebay.store.locks import try_alone
-from forebay.store.remote.fetch.fetch_content import Expected
-from forebay.store.remote.fetch.fetch_list import folders_of
+from forebay.store.remote.carry.fetch_list import folders_of
+from forebay.store.remote.carry.proof import Expected
 
-_SEGMENT, _MAX_SEGMENTS = 4 * 1024 * 1024, 16_384
 _BLOCK = 4 * 1024 * 1024
-_DIGITS = 8
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -94,21 +92,27 @@ class TargetFolder:
         other = (path.name.swapcase(), path.name.replace("\u00e9", "e\u0301"))
         descriptor = os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, dir_fd=self.descriptor)
         try:
-            return not any(_is_there(name, self.descriptor) for name in other)
+            return not any(os.access(name, os.F_OK, dir_fd=self.descriptor, follow_symlinks=False) for name in other)
         finally:
             os.close(descriptor)
             os.unlink(path.name, dir_fd=self.descriptor)
 
     def part(self, expected: Expected, source: str) -> FilePart:
-        """Returns the beginning of a file: what a dead fetch left of the same object, or nothing yet."""
+        """Returns the beginning of a file: what a dead fetch left of the same object, or nothing yet.
+
+        A machine that died may have lost bytes in the middle: where nothing would show it, the file begins anew.
+        """
         digest = xxhash.xxh3_64_hexdigest(f"{source}\0{expected.identity}".encode("utf-8", "surrogatepass"))
         prefix = f".{digest}"
         for left in self._left(prefix + TEMPORARY_MARK):
-            descriptor = self._adopted(left, self._temporary(prefix))
+            descriptor = self._adopted(left, temporary_name(self.path / prefix).name)
             if descriptor is not None:
-                return FilePart(self, *descriptor, expected)
+                part = FilePart(self, *descriptor, expected)
+                if not (expected.may_be_proven or f"{TEMPORARY_MARK}{this_place()}-" in left):
+                    part.begin_anew()
+                return part
         while True:
-            name = self._temporary(prefix)
+            name = temporary_name(self.path / prefix).name
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE
             created = os.open(name, flags, 0o666, dir_fd=self.descriptor)
             if try_alone(created) != "taken" and self._is_still(name, created):
@@ -122,10 +126,6 @@ class TargetFolder:
         except FileNotFoundError:
             return False
         return os.path.samestat(found, os.fstat(descriptor))
-
-    def sweep(self) -> None:
-        """Removes what dead fetches left of objects that nobody goes on with."""
-        sweep(self.path)
 
     def free_bytes(self) -> int:
         """Returns what a fetch may fill: what is free, and what interrupted fetches left, which is gone on with."""
@@ -155,17 +155,14 @@ class TargetFolder:
         finally:
             os.close(descriptor)
 
-    def _temporary(self, prefix: str) -> str:
-        return temporary_name(self.path / prefix).name
-
     def _left(self, prefix: str) -> list[str]:
-        """Returns the parts of a prefix, the one with most bytes first."""
+        """Returns the parts of a prefix, the largest first."""
         found: list[tuple[int, str]] = []
         with self._entries() as entries:
             for entry in entries:
                 if entry.name.startswith(prefix):
                     with contextlib.suppress(FileNotFoundError):
-                        found.append((-entry.stat(follow_symlinks=False).st_blocks, entry.name))
+                        found.append((-entry.stat(follow_symlinks=False).st_size, entry.name))
         return [name for _, name in sorted(found)]
 
     def _adopted(self, left: str, name: str) -> tuple[int, str] | None:
@@ -219,66 +216,48 @@ class TargetFolder:
 
 
 class FilePart:
-    """A file while it is downloaded: its bytes, and behind them a hash of each segment that is there.
+    """A file while it is downloaded: its bytes from the first one on, as far as they came. A context.
 
-    The hash makes a segment count that is really there, whatever died: a process or the machine.
+    size_bytes: what is there. resumed_bytes: what a dead fetch had left. It goes on at its end; whether all of it is
+    right shows when it is whole.
     """
 
     def __init__(self, folder: TargetFolder, descriptor: int, name: str, expected: Expected) -> None:
         self.folder, self.name, self.expected = folder, name, expected
         self._descriptor = descriptor
-        size = expected.size_bytes
-        self.segment = _SEGMENT * max(1, -(-size // (_SEGMENT * _MAX_SEGMENTS)))
-        self.num_segments = -(-size // self.segment)
-        full = size + _DIGITS * self.num_segments
-        if os.fstat(descriptor).st_size != full:
-            with self._naming():
-                os.ftruncate(descriptor, 0)
-                os.ftruncate(descriptor, full)
+        self.size_bytes = self.resumed_bytes = os.fstat(descriptor).st_size
+        if self.size_bytes > expected.size_bytes:
+            self.begin_anew()
+
+    def __enter__(self) -> FilePart:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Lets go of it: whoever comes next goes on."""
+        os.close(self._descriptor)
 
     @property
     def path(self) -> Path:
         """Where it is until it has its name."""
         return self.folder.path / self.name
 
-    def bounds(self, index: int) -> tuple[int, int]:
-        """Returns where a segment begins and ends."""
-        return index * self.segment, min((index + 1) * self.segment, self.expected.size_bytes)
-
-    def missing(self) -> list[int]:
-        """Returns the segments that are not there; what is there is hashed."""
-        return [index for index in range(self.num_segments) if not self._has(index)]
-
-    def _has(self, index: int) -> bool:
-        stored = os.pread(self._descriptor, _DIGITS, self._place(index))
-        if not any(stored):
-            return False
-        state = xxhash.xxh3_64()
-        for piece in self.pieces(*self.bounds(index)):
-            state.update(piece)
-        return stored == _digest(state)
-
-    def write(self, start: int, data: bytes) -> None:
-        """Writes bytes at their place."""
+    def append(self, data: bytes) -> None:
+        """Writes bytes at its end."""
         view = memoryview(data).cast("B")
         with self._naming():
             while view:
-                count = os.pwrite(self._descriptor, view, start)
-                view, start = view[count:], start + count
+                count = os.pwrite(self._descriptor, view, self.size_bytes)
+                view, self.size_bytes = view[count:], self.size_bytes + count
 
-    def ended(self, index: int, state: xxhash.xxh3_64 | None) -> None:
-        """Notes that a segment is there, by the hash of its bytes; None: that it is not."""
-        self.write(self._place(index), bytes(_DIGITS) if state is None else _digest(state))
-
-    def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """Yields what is there."""
-        stop = self.expected.size_bytes if stop is None else stop
-        return read_pieces(self._descriptor, start, stop)
-
-    def trim(self) -> None:
-        """Leaves the bytes of the file alone: all are there."""
+    def begin_anew(self) -> None:
+        """Takes away what is there."""
         with self._naming():
-            os.ftruncate(self._descriptor, self.expected.size_bytes)
+            os.ftruncate(self._descriptor, 0)
+        self.size_bytes = self.resumed_bytes = 0
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yields what is there."""
+        return read_pieces(self._descriptor, self.size_bytes)
 
     def publish(self) -> None:
         """Gives the file its name: durable and whole. Whether it is right was seen before."""
@@ -291,13 +270,6 @@ class FilePart:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.name, dir_fd=self.folder.descriptor)
 
-    def close(self) -> None:
-        """Lets go of it: whoever comes next goes on."""
-        os.close(self._descriptor)
-
-    def _place(self, index: int) -> int:
-        return self.expected.size_bytes + _DIGITS * index
-
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:
         """Adds the path to an error: those of write and fsync name none."""
@@ -308,23 +280,12 @@ class FilePart:
             raise
 
 
-def read_pieces(descriptor: int, start: int, stop: int) -> Iterator[bytes]:
-    """Yields the bytes of an open file between two places, as far as it goes."""
-    while start < stop and (piece := os.pread(descriptor, min(_BLOCK, stop - start), start)):
+def read_pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:
+    """Yields the first bytes of an open file, as far as it goes."""
+    start = 0
+    while start < size_bytes and (piece := os.pread(descriptor, min(_BLOCK, size_bytes - start), start)):
         yield piece
         start += len(piece)
-
-
-def _digest(state: xxhash.xxh3_64) -> bytes:
-    return (state.intdigest() or 1).to_bytes(_DIGITS, "little")
-
-
-def _is_there(name: str, place: int) -> bool:
-    try:
-        os.stat(name, dir_fd=place, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _kind(found: os.stat_result) -> str:

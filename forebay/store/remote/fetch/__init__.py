@@ -1,1 +1,0 @@
-"""Objects of a store, or the files of a manifest, as files of a folder of this machine."""

@@ -1,1 +1,0 @@
-"""Sealed caches to a store and back."""
