@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -18,6 +19,16 @@ LABEL = 14
 
 _HELD = "\x00"
 """A space at which no line is broken, until it is printed."""
+
+
+class CommandReport:
+    """A dataclass that a command prints: its `lines`, or its fields as one document."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON values; their names are an interface."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]
 
 
 def columns() -> int:

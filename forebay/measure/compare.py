@@ -28,9 +28,19 @@ from forebay.extras import install_line
 from forebay.measure.child_process import Child
 from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels
 from forebay.measure.compare_runs import RunComparison, compare_runs
-from forebay.measure.compared_ways import PARTS, Arm, ArmTask, Block, Setup, arms_of, dealt, num_blocks, planned_steps
+from forebay.measure.compared_ways import (
+    PARTS,
+    Arm,
+    ArmTask,
+    Block,
+    Setup,
+    arms_of,
+    dealt,
+    num_blocks,
+    planned_steps,
+    sample_key,
+)
 from forebay.measure.machine import machine
-from forebay.measure.own_way import sample_key
 from forebay.measure.step_clock import ArmTurn
 from forebay.measure.step_runner import checked_model
 from forebay.steps.recipe import recipe_of
@@ -213,7 +223,7 @@ def _run(tasks: Sequence[ArmTask], *, logs: Path) -> list[ArmFigures]:
 
 
 def _started(task: ArmTask, *, logs: Path) -> Child:
-    work = "forebay.measure.plain_loop:work" if task.arm.is_plain else "forebay.measure.own_way:work"
+    work = "forebay.measure.plain_loop:work" if task.arm.is_plain else "forebay.measure.compared_ways:work"
     log = logs / f"{task.arm.name}.log"
     return Child(f"the arm {task.arm.name}", work, log=log, advice="leave it out of --against")
 

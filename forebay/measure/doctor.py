@@ -23,15 +23,13 @@ from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.errors import ConfigError, ForebayError
-from forebay.measure.advice import advice
-from forebay.measure.cache_arms import codecs, find, listing, plans, reads
+from forebay.measure.cache_arms import codecs, find, listing, made, plans, reads
 from forebay.measure.child_process import Child
 from forebay.measure.diagnosis import MeasuredArms
 from forebay.measure.doctor_bench import Bench, DoctorTask
-from forebay.measure.doctor_report import DoctorReport
+from forebay.measure.doctor_report import DoctorReport, advice
 from forebay.measure.loader_arms import cached, pieces, uncached, workers
 from forebay.measure.predict import Skip, StepTime, StepTimes
-from forebay.measure.sample_cache import made
 from forebay.measure.tuned_config import apply, check_target, settings_of
 from forebay.progress import Progress
 from forebay.steps.recipe import plan_example

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +14,12 @@ from forebay.preprocess.many.combine import Linked
 from forebay.preprocess.many.linked_parts import Part
 from forebay.store.seal import Contents
 from forebay.store.shard import shard_name
+from forebay.terminal import CommandReport
 from forebay.visible import from_here, human_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ManyReport:
+class ManyReport(CommandReport):
     """The document of `forebay cache merge|subset --json`; its fields are an interface."""
 
     action: Literal["merge", "subset"]
@@ -73,10 +74,6 @@ class ManyReport:
             sample_bytes=linked.sample_bytes,
             **counts,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values."""
-        return asdict(self)
 
     def lines(self) -> Iterator[str]:
         """Yields what the command prints."""

@@ -7,14 +7,15 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from forebay.config.tree import Config
 from forebay.preprocess.runner.parts import BuildRate, PartRecord, compressed, rate_of, seconds_left
 from forebay.preprocess.runner.seen import SeenParts, seen_of
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import SHORT
+from forebay.terminal import CommandReport
 from forebay.visible import from_here
 
 BuildState = Literal["sealed", "not begun", "prepared", "building", "finished"]
@@ -53,7 +54,7 @@ class PartStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusReport:
+class StatusReport(CommandReport):
     """How far a build is; its fields are those of `forebay status --json`.
 
     state: `sealed`; `not begun`; `prepared`: listed and hashed; `building`; `finished`: all shards are there, and the
@@ -84,10 +85,6 @@ class StatusReport:
     seconds_left: float | None = None
     next: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON document."""
-        return asdict(self)
 
     def lines(self) -> Iterator[str]:
         """Yields what `forebay status` prints."""
