@@ -14,7 +14,8 @@ from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.measure.diagnosis import FED, MeasuredArms
 from forebay.measure.predict import Prediction, Sure
-from forebay.measure.shown_figures import duration, ms_text, percent, short_number
+from forebay.measure.shown_figures import ms_text, percent, short_number
+from forebay.progress import duration
 from forebay.terminal import human_number, paragraph, table
 from forebay.visible import from_here, human_bytes
 
@@ -109,7 +110,7 @@ def _prefetch(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     if rate is None or not rate.workers:
         return
     more = 4 * config.loader.prefetch
-    before, after = found.timeline(rate), found.timeline(rate, prefetch=more)
+    before, after = (found.timeline(rate, prefetch=each) for each in (found.prefetch, more))
     saved = 1 - after.total_s / before.total_s
     if saved < 2 * _POINT:
         return

@@ -13,6 +13,7 @@ from typing import Literal
 from forebay.config.tree import Config
 from forebay.preprocess.runner.parts import BuildRate, PartRecord, compressed, rate_of, seconds_left
 from forebay.preprocess.runner.seen import SeenParts, seen_of
+from forebay.progress import duration
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import SHORT
 from forebay.terminal import CommandReport
@@ -141,15 +142,6 @@ def _part_line(part: PartStatus) -> str:
         text += "" if part.heard_s is None else f", heard of {duration(part.heard_s)} ago"
     text += f": {part.error}" if part.error else ""
     return text + (f"; its log: {from_here(part.log)}" if part.log and part.state != "running" else "")
-
-
-def duration(seconds: float) -> str:
-    """Returns a time as a person says it: `12 s`, `3 min`, `5.2 h`, `3.1 d`."""
-    if seconds < 99.5:
-        return f"{max(0.0, seconds):.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} d"
 
 
 def status_of(config: Config) -> StatusReport:
