@@ -43,6 +43,11 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     )
 
 
+def first_of(names: Sequence[str], most: int) -> str:
+    """Returns the first of some names, and how many more there are: `hi, ta and 3 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
 def _value(value: Any) -> str:
     # A digest of 64 digits says no more to a reader than its first 16.
     if isinstance(value, str) and len(value) == 64:

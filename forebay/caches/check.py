@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forebay.terminal import CommandReport
+from forebay.terminal import first_of, CommandReport
 from forebay.errors import CacheError
 from forebay.store.cache import Cache, open_cache
 from forebay.store.derived import is_derived
@@ -33,8 +33,7 @@ class Damage(CommandReport):
     def words(self) -> str:
         """Returns it for a line."""
         fields = ", ".join(self.fields) or "no field alone"
-        more = f" and {len(self.samples) - _SHOWN} more" if len(self.samples) > _SHOWN else ""
-        samples = f"; samples {', '.join(map(printable, self.samples[:_SHOWN]))}{more}" if self.samples else ""
+        samples = f"; samples {first_of(list(map(printable, self.samples)), _SHOWN)}" if self.samples else ""
         return f"{self.shard}: damaged in {fields}{samples}"
 
 

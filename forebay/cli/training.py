@@ -114,11 +114,32 @@ class CompareCommand(ConfigCommand):
     out: Path | None = option("default: compare/ in the run's folder", "DIR")
 
     def run(self) -> int:
-        from forebay.measure.compare import CompareOptions, show
+        from forebay.measure.compare import compare
+        from forebay.measure.compare_runs import compare_runs
+        from forebay.measure.compared_ways import PARTS
 
         _tell(self)
-        first = Path(self.config)
-        return self.printed(show(first if first.is_dir() else self.loaded(), self.into(CompareOptions)))
+        first, found = Path(self.config), None
+        if first.is_dir():
+            if self.other is None:
+                raise ConfigError(f"{first} is a folder; name another run's folder behind it, or a config file instead")
+            if self.given("against", "steps"):
+                raise ConfigError(
+                    "--against and --steps go with a config; two runs are compared by what their folders tell"
+                )
+            found = compare_runs(first, Path(self.other), out=self.out)
+            found.write()
+            return self.printed(found)
+        config = self.loaded()
+        if self.other is not None:
+            raise ConfigError(
+                f"{config.path} is a config and {self.other} stands behind it; give a config alone, or two run folders"
+            )
+        if self.against is None:
+            raise ConfigError(f"compare CONFIG needs --against, one or more of {', '.join(PARTS)} separated by commas")
+        compared = compare(config, against=self.against, steps=self.steps, out=self.out)
+        compared.write()
+        return self.printed(compared)
 
 
 @command("eval")

@@ -8,7 +8,6 @@ The arms over forebay's loader: the config's own way, without its cache, without
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from forebay.store.source import SampleSource, SourceUnion
 from forebay.train.collate.patches import fields_of
 from forebay.train.models.model_folder import model_facts
 from forebay.train.select import as_stored, make_loader
+from forebay.visible import did_you_mean
 
 OWN = "config"
 """What tables call the config's own way: its cache and its plan."""
@@ -74,7 +74,8 @@ def arms_of(names: str, config: Config) -> list[Arm]:
     arms = [Arm(name=OWN)]
     for name in filter(None, (part.strip() for part in names.split(","))):
         arm = _arm(name)
-        _require_possible(arm, config)
+        for problem in _problems(arm, config):
+            raise ConfigError(f"--against names {arm.name}, but {problem}")
         if arm not in arms:
             arms.append(arm)
     if len(arms) == 1:
@@ -86,10 +87,9 @@ def _arm(name: str) -> Arm:
     parts = [part.strip() for part in name.split("+")]
     for part in parts:
         if part not in PARTS:
-            near = difflib.get_close_matches(part, PARTS, n=1)
             raise ConfigError(
                 f"--against names {part!r}, wanted {', '.join(PARTS)}, or two of them as uncached+unbucketed"
-                + (f"; the nearest is {near[0]!r}" if near else "")
+                f"{did_you_mean(part, PARTS)}"
             )
     if "hf" in parts and len(set(parts)) > 1:
         raise ConfigError(f"--against names {name!r}, but hf reads raw data in random batches anyway; name hf alone")
@@ -99,47 +99,36 @@ def _arm(name: str) -> Arm:
     )
 
 
-def _require_possible(arm: Arm, config: Config) -> None:
+def _problems(arm: Arm, config: Config) -> Iterator[str]:
+    """Yields why a config's samples cannot have an arm, and what to do."""
     if config.plan is not None and config.plan.kind == "pack" and arm.name != "uncached":
-        raise ConfigError(
-            f"--against names {arm.name}, but {config.path} makes packs, whose samples have no length of a batch; "
-            "for packs give --against uncached"
-        )
+        yield (f"{config.path} makes packs, whose samples have no length of a batch; for packs give --against uncached")
     if (arm.is_plain or arm.is_unbucketed) and config.mixture.source:
-        raise ConfigError(
-            f"--against names {arm.name}, but {config.path} reads several sources by [[mixture.source]], which have no "
-            "random batches in common; give --against uncached, or compare a config of one source"
+        yield (
+            f"{config.path} reads several sources by [[mixture.source]], which have no random batches in common; give "
+            "--against uncached, or compare a config of one source"
         )
     if arm.is_plain:
-        _require_of_transformers(config)
+        yield from (f"{problem}; give --against uncached,unbucketed" for problem in _not_of_transformers(config))
     if arm.is_uncached and any(entry.cache is not None for entry in config.mixture.source):
-        raise ConfigError(
-            f"--against names {arm.name}, but {config.path} names the folder of a cache in [[mixture.source]]; name "
-            "the source's config there, which says where its raw data is"
+        yield (
+            f"{config.path} names the folder of a cache in [[mixture.source]]; name the source's config there, which "
+            "says where its raw data is"
         )
 
 
-def _require_of_transformers(config: Config) -> None:
+def _not_of_transformers(config: Config) -> Iterator[str]:
     if config.audio is not None and is_own(config.audio.features):
-        raise ConfigError(
-            f"--against names hf, but audio.features of {config.path} is {config.audio.features}, which no extractor "
-            "of transformers makes; give --against uncached,unbucketed"
-        )
+        made = f"audio.features of {config.path} is {config.audio.features}"
+        yield f"{made}, which no extractor of transformers makes"
     audio, image = audio_step_of(config), image_step_of(config)
     if image is not None and audio is not None:
-        raise ConfigError(
-            f"--against names hf, but rows of {config.path} are recordings with images, and that way is one of either; "
-            "give --against uncached,unbucketed"
-        )
+        yield f"rows of {config.path} are recordings with images, and that way is one of either"
     if image is not None and not image.is_of_transformers:
-        raise ConfigError(
-            f"--against names hf, but {config.path} stores patches, and that way is one of recordings and of images as "
-            "their processor gives them; give --against uncached,unbucketed"
-        )
+        way = "that way is one of recordings and of images as their processor gives them"
+        yield f"{config.path} stores patches, and {way}"
     if image is None and (audio is None or not audio.reads_sound):
-        raise ConfigError(
-            f"--against names hf, but {config.path} has no sound for an extractor; give --against uncached,unbucketed"
-        )
+        yield f"{config.path} has no sound for an extractor"
 
 
 _STEPS_A_BLOCK = 10

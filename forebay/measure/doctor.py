@@ -81,8 +81,7 @@ class Answer:
     """What an arm came to: its figures, or why there are none."""
 
     value: Any = None
-    skipped: str | None = None
-    failed: str | None = None
+    why: str = "it gave nothing"
 
 
 def work(task: DoctorTask, parent: Connection) -> None:
@@ -94,12 +93,10 @@ def work(task: DoctorTask, parent: Connection) -> None:
         name, seconds, bench.pace_s = parent.recv()
         try:
             answer = Answer(value=ARMS[name].work(bench, seconds))
-        except Skip as err:
-            answer = Answer(skipped=str(err))
-        except ForebayError as err:
-            answer = Answer(failed=str(err))
+        except (Skip, ForebayError) as err:
+            answer = Answer(why=str(err))
         except OSError as err:
-            answer = Answer(failed=f"{err.strerror or err}{f': {err.filename}' if err.filename else ''}")
+            answer = Answer(why=f"{err.strerror or err}{f': {err.filename}' if err.filename else ''}")
         parent.send(answer)
 
 
@@ -127,17 +124,17 @@ class DoctorSession:
         """Returns what an arm came to in about so many seconds; the child is killed where it does not end."""
         left_s = self._deadline_s - time.monotonic()
         if left_s < 1:
-            return Answer(skipped="no time was left for it")
+            return Answer(why="no time was left for it")
         limit_s = min(2 * seconds + _SET_UP_S + ARMS[name].more_s, left_s)
         try:
             child = self._ready(left_s)
             child.send((name, min(seconds, left_s / 2), self.pace_s))
             answer: Answer = child.receive(limit_s)
         except TimeoutError:
-            answer = Answer(failed=f"it did not end in {limit_s:.0f} s and was stopped")
+            answer = Answer(why=f"it did not end in {limit_s:.0f} s and was stopped")
             self._kill()
         except ForebayError as err:
-            answer = Answer(failed=str(err))
+            answer = Answer(why=str(err))
             self._kill()
         return answer
 
@@ -259,7 +256,7 @@ def _measured(session: DoctorSession, config: Config, options: DoctorOptions, *,
         session.pace_s = 0.0 if step is None else step.ms / 1e3
         answer = _asked(session, name, options)
         if answer.value is None:
-            missing[name] = answer.skipped or answer.failed or "it gave nothing"
+            missing[name] = answer.why
         else:
             found[field] = answer.value
         if name == "listing":
@@ -285,7 +282,7 @@ def _asked(session: DoctorSession, name: str, options: DoctorOptions) -> Answer:
     """Returns an arm's answer; of a listing that takes too long that of the first rows."""
     seconds = ARMS[name].share * options.seconds
     answer = session.ask(name, seconds)
-    if name != "listing" or "did not end" not in (answer.failed or ""):
+    if name != "listing" or "did not end" not in answer.why:
         return answer
     session.limit(_FEW_ROWS)
     return session.ask(name, seconds)

@@ -28,7 +28,7 @@ from forebay.steps.text.transcript import Transcript
 from forebay.store.files import folder_aside, temporary_name
 from forebay.store.remote.raw.raw_sources import localized
 from forebay.store.texts import TextStore
-from forebay.terminal import CommandReport
+from forebay.terminal import CommandReport, first_of
 from forebay.visible import from_here, json_text, printable
 
 COUNTS = "symbols.json"
@@ -73,9 +73,8 @@ class SymbolsReport(CommandReport):
         )
         seldom = sorted((count, symbol) for symbol, count in self.symbols.items() if count < _RARE)
         if seldom:
-            shown = ", ".join(f"{printable(symbol)!r} {count}" for count, symbol in seldom[:_SHOWN])
-            more = f" and {len(seldom) - _SHOWN} more" if len(seldom) > _SHOWN else ""
-            yield f"  seen fewer than {_RARE} times: {shown}{more}"
+            shown = first_of([f"{printable(symbol)!r} {count}" for count, symbol in seldom], _SHOWN)
+            yield f"  seen fewer than {_RARE} times: {shown}"
         for reason, count in self.failed.items():
             yield f"  without symbols: {count} {reason}"
 
