@@ -13,7 +13,7 @@ import pkgutil
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -194,7 +194,14 @@ def doctor(config: Config, options: DoctorOptions | None = None) -> DoctorReport
     temporary folder alone, and `apply`. Raises ConfigError for a config that cannot be measured.
     """
     options = options or DoctorOptions()
-    check(config, options)
+    if config.plan is None:
+        raise ConfigError(
+            f"{config.path}: no [plan] section, so there are no batches to measure; add one, for example: "
+            f"{plan_example(config)}",
+            code="FB104",
+        )
+    if options.apply is not None:
+        check_target(config, options.apply)
     began = time.monotonic() - options.passed_s
     root = tempfile.mkdtemp(prefix="forebay-doctor-")
     cores = len(os.sched_getaffinity(0))
@@ -220,95 +227,58 @@ def doctor(config: Config, options: DoctorOptions | None = None) -> DoctorReport
     )
 
 
-def check(config: Config, options: DoctorOptions) -> None:
-    """Raises ConfigError for what cannot be measured, or written."""
-    if config.plan is None:
-        raise ConfigError(
-            f"{config.path}: no [plan] section, so there are no batches to measure; add one, for example: "
-            f"{plan_example(config)}",
-            code="FB104",
-        )
-    if options.apply is not None:
-        check_target(config, options.apply)
-
-
 def _measured(session: DoctorSession, config: Config, options: DoctorOptions, *, cores: int) -> MeasuredArms:
-    found: dict[str, Any] = {} if options.step_s is None else {"steps": given_step(options.step_s)}
     missing: dict[str, str] = {}
-
-    def so_far() -> MeasuredArms:
-        return MeasuredArms(
-            cores=cores,
-            prefetch=config.loader.prefetch,
-            num_threads=config.loader.num_threads,
-            num_workers=config.run.num_workers or 0,
-            not_measured=missing,
-            start_s=session.start_s,
-            **found,
-        )
-
-    for name in _wanted(config, options):
-        field = ARMS[name].field
-        if (why := _pointless(name, found, missing)) is not None:
+    found = MeasuredArms(
+        cores=cores,
+        prefetch=config.loader.prefetch,
+        num_threads=config.loader.num_threads,
+        num_workers=config.run.num_workers or 0,
+        steps=None if options.step_s is None else given_step(options.step_s),
+        not_measured=missing,
+    )
+    needless = {"step": options.step_s is not None, "codecs": not isinstance(config.plan, PackConfig)}
+    wanted = [name for name in ARMS if not needless.get(name)]
+    for name in Progress(len(wanted), desc="doctor", unit="arm", is_shown=options.progress).over(wanted):
+        if (why := _pointless(name, found)) is not None:
             missing[name] = why
             continue
-        step = so_far().step
-        session.pace_s = 0.0 if step is None else step.ms / 1e3
-        answer = _asked(session, name, options)
+        session.pace_s = 0.0 if found.step is None else found.step.ms / 1e3
+        seconds = ARMS[name].share * options.seconds
+        answer = session.ask(name, seconds)
+        if name == "listing" and "did not end" in answer.why:
+            session.limit(_FEW_ROWS)
+            answer = session.ask(name, seconds)
         if answer.value is None:
             missing[name] = answer.why
         else:
-            found[field] = answer.value
+            found = dataclasses.replace(found, **{ARMS[name].field: answer.value})
         if name == "listing":
-            _require(found, missing, config)
+            _require_data(found, config)
     for name in ("cached loader", "uncached loader", "uncached DataLoader"):
-        if (rates := found.get(ARMS[name].field)) is not None:
+        if (rates := getattr(found, ARMS[name].field)) is not None:
             missing |= {f"{name} with {number}": why for number, why in rates.skipped.items()}
-    return so_far()
+    return dataclasses.replace(found, start_s=session.start_s)
 
 
-def _wanted(config: Config, options: DoctorOptions) -> Iterator[str]:
-    """Yields the arms that say something of a config, as they are to be asked for."""
-    with Progress(len(ARMS), desc="doctor", unit="arm", is_shown=options.progress) as progress:
-        for name in ARMS:
-            progress.say(name)
-            is_given = name == "step" and options.step_s is not None
-            if not is_given and (name != "codecs" or isinstance(config.plan, PackConfig)):
-                yield name
-            progress.update()
-
-
-def _asked(session: DoctorSession, name: str, options: DoctorOptions) -> Answer:
-    """Returns an arm's answer; of a listing that takes too long that of the first rows."""
-    seconds = ARMS[name].share * options.seconds
-    answer = session.ask(name, seconds)
-    if name != "listing" or "did not end" not in answer.why:
-        return answer
-    session.limit(_FEW_ROWS)
-    return session.ask(name, seconds)
-
-
-def _pointless(name: str, found: Mapping[str, Any], missing: Mapping[str, str]) -> str | None:
+def _pointless(name: str, found: MeasuredArms) -> str | None:
     """Returns why an arm is not even tried."""
     needs = ARMS[name].needs
-    if needs == "raw data" and "listing" in missing:
+    if needs == "raw data" and "listing" in found.not_measured:
         return "there is no listing of the raw data"
-    if needs == "raw data" and "did not end" in missing.get("raw read", ""):
+    if needs == "raw data" and "did not end" in found.not_measured.get("raw read", ""):
         return "reading raw data hangs"
-    if needs == "a cache" and not _is_sealed(found) and "made" not in found:
+    if needs == "a cache" and not found.is_sealed and found.made is None:
         return "there is no cache, and no sample of one could be made"
-    if name == "uncached DataLoader" and "uncached" not in found:
+    if name == "uncached DataLoader" and found.uncached is None:
         return "the loader without a cache could not be measured"
     return None
 
 
-def _is_sealed(found: Mapping[str, Any]) -> bool:
-    return "opened" in found and found["opened"].place is not None
-
-
-def _require(found: Mapping[str, Any], missing: Mapping[str, str], config: Config) -> None:
+def _require_data(found: MeasuredArms, config: Config) -> None:
     """Raises ConfigError where there is neither a cache nor raw data that this machine has."""
-    if _is_sealed(found) or "listing" not in missing:
+    missing = found.not_measured
+    if found.is_sealed or "listing" not in missing:
         return
     if any(map(is_url, config.source.manifests)):
         raise ConfigError(

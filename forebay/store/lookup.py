@@ -356,8 +356,8 @@ def _mismatch(cache: Sealed, recipe: KeyedRecipe) -> str:
 def _stale(cache: Sealed, names: Sequence[str]) -> str:
     return (
         f"loader.cache_dir {cache.place}: {first_of(names, 4)} by source.manifest is not what this cache was made of "
-        f"(it is {described(cache.metadata['recipe'])}); build the caches again and make this one of them again, or name the "
-        "manifests that it was made of"
+        f"(it is {described(cache.metadata['recipe'])}); build the caches again and make this one of them again, or "
+        "name the manifests that it was made of"
     )
 
 
