@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.cli.housekeeping import CACHE_OR_CONFIG, HOUSEKEEPING
 from forebay.cli.options import DONE, FAILED, CacheCommand, Command, ConfigCommand, argument, command, option
 from forebay.config.hub import split_id
 from forebay.config.load import read_remote
@@ -19,15 +18,16 @@ from forebay.errors import ConfigError
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.lookup import find_cache, require
 
+_CACHE = "the folder of a cache, or the TOML file that made it"
 _PLACE = "of the cache; with a slash at its end, of a folder of caches"
 _OUT = "a folder, or a name without a slash: a folder beside the (first) cache, or in --cache-root"
 
 
-@command("push")
+@command("cache push")
 class PushCommand(CacheCommand):
     """Make a URL of a store a sealed cache of this machine; goes on."""
 
-    config: str = argument("CACHE|CONFIG", CACHE_OR_CONFIG)
+    config: str = argument("CACHE|CONFIG", _CACHE)
     url: str | None = argument("URL", f"{_PLACE}; default: a run.cache_root that is a URL", nargs="?")
     form: Literal["tdz", "zarr"] = option(
         "tdz: the cache as it is, to train from. zarr: compressed, for other readers and to keep; a pull makes "
@@ -77,7 +77,7 @@ class PushCommand(CacheCommand):
         return self.printed(push(folder, parse_url(place), settings, **how))
 
 
-@command("pull")
+@command("cache pull")
 class PullCommand(CacheCommand):
     """Make a folder the sealed cache of a URL; goes on."""
 
@@ -100,7 +100,7 @@ class PullCommand(CacheCommand):
         return self.printed(pull_any(source, Path(folder), read_remote(self.set), progress=self.progress))
 
 
-@command("warm")
+@command("cache warm")
 class WarmCommand(ConfigCommand):
     """Download what the next micro-batches of this node need, soonest first."""
 
@@ -123,11 +123,11 @@ class WarmCommand(ConfigCommand):
         return self.printed(warm(self.loaded(), wanted))
 
 
-@command("merge")
+@command("cache merge")
 class MergeCommand(CacheCommand):
     """Make several caches of one recipe one cache; shards are linked."""
 
-    caches: list[str] = argument("CACHE|CONFIG", CACHE_OR_CONFIG, nargs="+")
+    caches: list[str] = argument("CACHE|CONFIG", _CACHE, nargs="+")
     out: str = option(_OUT, "NAME|DIR", required=True)
     no_progress: bool = option("no bars")
     on_duplicate: Literal["refuse", "keep-first"] = option(
@@ -142,11 +142,11 @@ class MergeCommand(CacheCommand):
         return self.printed(merge(places, self.out, **how))
 
 
-@command("subset")
+@command("cache subset")
 class SubsetCommand(CacheCommand):
     """Make some samples of a cache a cache of its own; shards are linked."""
 
-    cache: str = argument("CACHE|CONFIG", CACHE_OR_CONFIG)
+    cache: str = argument("CACHE|CONFIG", _CACHE)
     ids: Path | None = option("a file with the id of a sample a line", "FILE", apart="required")
     where: str | None = option(
         "a condition over the columns of the row table: language == 'hi' and ...", "EXPR", apart="required"
@@ -171,16 +171,6 @@ def _sealed_place(asked: CacheCommand, text: str) -> str:
     config = asked.load(text)
     return require(config, find_cache(config, recipe_of(config))).place
 
-
-ACTIONS: tuple[type[Command], ...] = (
-    PushCommand,
-    PullCommand,
-    WarmCommand,
-    MergeCommand,
-    SubsetCommand,
-    *HOUSEKEEPING,
-)
-"""The commands `forebay cache ACTION`."""
 
 _GB = 1_000_000_000
 

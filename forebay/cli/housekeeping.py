@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from forebay.caches.root_files import opened_root
-from forebay.cli.options import DONE, FAILED, CacheCommand, Command, argument, command, option
+from forebay.cli.options import DONE, FAILED, CacheCommand, argument, command, option
 from forebay.config.load import read_remote
 from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheNotFoundError, ConfigError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _ROOT = "a cache root, a folder or URL; default: that of the configs, else ./caches"
 _SETTINGS = "where this node keeps what of stores"
-CACHE_OR_CONFIG = "the folder of a cache, or the TOML file that made it"
 _CACHE = "the folder of a cache, its URL, or the TOML file that made it"
 
 
@@ -73,7 +72,7 @@ class _RootCommand(CacheCommand):
             yield surveyed
 
 
-@command("ls")
+@command("cache ls")
 class ListCommand(_RootCommand):
     """List the caches of a root: what they were made of, size, last use, configs."""
 
@@ -94,7 +93,7 @@ class ListCommand(_RootCommand):
             return self.printed(ListReport(survey=found, wanted=wanted, sort=self.sort))
 
 
-@command("du")
+@command("cache du")
 class UsageCommand(_RootCommand):
     """Say what everything under a cache root takes, hard links once."""
 
@@ -113,7 +112,7 @@ _YES = "do it; without it nothing is removed"
 _FORCE = "also what was used within 7 days, or may be in use on another host; never what a process has open"
 
 
-@command("rm")
+@command("cache rm")
 class RemoveCommand(_RootCommand):
     """Remove caches, or anything else of a root, by name; without --yes only says what would go."""
 
@@ -172,7 +171,7 @@ _EARLIER = {
 """Options of `prune` that a kind has had, by the name that `--kind` takes."""
 
 
-@command("prune")
+@command("cache prune")
 class PruneCommand(_RootCommand):
     """Remove what rules choose under a root; without --yes only says what would go, and why the rest stays."""
 
@@ -251,7 +250,7 @@ class PruneCommand(_RootCommand):
         return rules
 
 
-@command("diff")
+@command("cache diff")
 class DiffCommand(_RootCommand):
     """Say how two caches differ: settings, source files, samples, sizes."""
 
@@ -280,7 +279,7 @@ class DiffCommand(_RootCommand):
         return Side(name=text, recipe=cache.metadata["recipe"], cache=cache)
 
 
-@command("verify")
+@command("cache verify")
 class VerifyCommand(_RootCommand):
     """Re-hash every byte of caches; ends with 1 where something is wrong, and says what and how to mend it."""
 
@@ -318,14 +317,3 @@ class VerifyCommand(_RootCommand):
             else:
                 sealed = require(found, find_cache(found, recipe_of(found)))
                 yield mirrored(sealed, found.remote).folder, sealed.place, text
-
-
-HOUSEKEEPING: tuple[type[Command], ...] = (
-    ListCommand,
-    UsageCommand,
-    RemoveCommand,
-    PruneCommand,
-    DiffCommand,
-    VerifyCommand,
-)
-"""The commands `forebay cache ls|du|rm|prune|diff|verify`."""

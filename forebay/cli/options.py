@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from forebay.config.load import read_remote
 from forebay.config.remote import RemoteConfig
@@ -83,7 +83,6 @@ def on_disk(text: str) -> Path:
 class Command:
     """A command, and what it was asked for."""
 
-    name: ClassVar[str]
     json: bool = option("print one JSON document on standard output")
     verbose: int = option("log more; twice for all", flags=("-v", "--verbose"), action="count", default=0)
 
@@ -118,6 +117,10 @@ class Command:
         """Prints a report: its document, or its lines."""
         print(json_text(report.to_json()) if self.json else "\n".join(report.lines()))
         return DONE
+
+
+COMMANDS: dict[str, type[Command]] = {}
+"""The commands by their names, as far as their modules were imported."""
 
 
 @dataclass(kw_only=True)
@@ -165,19 +168,24 @@ class ConfigCommand(CacheCommand):
 
 
 def command(name: str) -> Callable[[type[C]], type[C]]:
-    """Returns what makes a class the command of a name."""
+    """Returns what makes a class the command of a name in `COMMANDS`; `cache push` is an action of `cache`."""
 
     def made(cls: type[C]) -> type[C]:
-        cls.name = name
-        return dataclass(kw_only=True)(cls)
+        COMMANDS[name] = dataclass(kw_only=True)(cls)
+        return cls
 
     return made
 
 
-def add_command(commands: Any, cls: type[Command]) -> None:
-    """Adds the parser of a command; `command` of what it parses is the class, for `command_of`."""
-    summary = summary_of(cls)
-    parser: argparse.ArgumentParser = commands.add_parser(cls.name, help=summary, description=summary)
+def add_command(commands: Any, name: str) -> None:
+    """Adds the parser of a command; `command` of what it parses is the class, for `command_of`.
+
+    Its help says the docstring of the class, as in the middle of a sentence.
+    """
+    cls = COMMANDS[name]
+    summary = " ".join(str(cls.__doc__).split()).removesuffix(".")
+    summary = summary if summary[1].isupper() else summary[0].lower() + summary[1:]
+    parser: argparse.ArgumentParser = commands.add_parser(name.split()[-1], help=summary, description=summary)
     parser.set_defaults(command=cls)
 
     @functools.cache
@@ -199,12 +207,6 @@ def add_command(commands: Any, cls: type[Command]) -> None:
         added = holder(said["group"], said["apart"]).add_argument(*names, **how)
         if said["completes"]:  # shtab reads it, see `forebay completion`
             added.complete = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
-
-
-def summary_of(cls: type[Command]) -> str:
-    """Returns what a help says of a command: its docstring, in the middle of a sentence."""
-    text = " ".join(str(cls.__doc__).split()).removesuffix(".")
-    return text if text[1].isupper() else text[0].lower() + text[1:]
 
 
 def command_of(parsed: argparse.Namespace) -> Command:

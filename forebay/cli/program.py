@@ -22,36 +22,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from forebay.cli.build import (
-    EvalsetCommand,
-    IndexCommand,
-    KeyCommand,
-    PreprocessCommand,
-    StatusCommand,
-    SymbolsCommand,
-)
-from forebay.cli.caches import ACTIONS, FetchCommand
-from forebay.cli.look import ExplainCommand, ExportCommand, InspectCommand, LintCommand, TextCommand
-from forebay.cli.options import (
-    BAD_CONFIG,
-    CLOSED,
-    DONE,
-    FAILED,
-    INTERRUPTED,
-    NO_CACHE,
-    Command,
-    add_command,
-    command_of,
-)
-from forebay.cli.training import (
-    CalibrateCommand,
-    CompareCommand,
-    DoctorCommand,
-    EvalCommand,
-    InitCommand,
-    TrainCommand,
-    WarmStartCommand,
-)
+from forebay.cli import build, caches, housekeeping, look, training  # noqa: F401  their commands stand in `COMMANDS`
+from forebay.cli.options import BAD_CONFIG, CLOSED, DONE, FAILED, INTERRUPTED, NO_CACHE, add_command, command_of
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.extras import require_module
 from forebay.store.files import is_refusal, refusal
@@ -75,8 +47,8 @@ def _add_cache(commands: Any) -> None:
     summary = "list, compare, verify and remove caches; bring them to a store and back; make caches of caches"
     actions = commands.add_parser("cache", help=summary, description=summary)
     actions = actions.add_subparsers(required=True, metavar="ACTION")
-    for each in ACTIONS:
-        add_command(actions, each)
+    for name in _ACTIONS.split():
+        add_command(actions, f"cache {name}")
 
 
 def _completion(parser: argparse.ArgumentParser, shell: str) -> int:
@@ -257,14 +229,16 @@ class _Parser(argparse.ArgumentParser):
         self.error(f"there is no command {value!r}; {advice}")
 
 
-_GROUPS: tuple[tuple[str, tuple[type[Command] | Callable[[Any], None], ...]], ...] = (
-    ("first day", (InitCommand, PreprocessCommand, InspectCommand, TrainCommand, ExplainCommand)),
-    ("data", (LintCommand, TextCommand, SymbolsCommand, IndexCommand, FetchCommand, EvalsetCommand)),
-    ("training", (CalibrateCommand, CompareCommand, EvalCommand, WarmStartCommand)),
-    ("caches", (KeyCommand, _add_cache, ExportCommand)),
-    ("machines", (StatusCommand, DoctorCommand, _add_completion)),
-)
-"""The commands as `forebay --help` lists them, and what adds those that are no class."""
+_GROUPS = {
+    "first day": "init preprocess inspect train explain",
+    "data": "lint text symbols index fetch evalset",
+    "training": "calibrate compare eval warm-start",
+    "caches": "key cache export",
+    "machines": "status doctor completion",
+}
+"""The commands as `forebay --help` lists them."""
+_ACTIONS = "push pull warm merge subset ls du rm prune diff verify"
+"""The commands `forebay cache ACTION`."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -275,10 +249,11 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="forebay", help=argparse.SUPPRESS)
     listed = commands._choices_actions
     lines: list[str] = []
-    for title, group in _GROUPS:
+    others = {"cache": _add_cache, "completion": _add_completion}
+    for title, names in _GROUPS.items():
         first = len(listed)
-        for each in group:
-            add_command(commands, each) if isinstance(each, type) else each(commands)
+        for name in names.split():
+            others[name](commands) if name in others else add_command(commands, name)
         lines += [f"\n{title}:", *(f"  {each.dest:<12}{each.help}" for each in listed[first:])]
     parser.epilog = "\n".join([*lines, "", _CODES])[1:]
     return parser

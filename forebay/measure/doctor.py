@@ -239,7 +239,9 @@ def _measured(session: DoctorSession, config: Config, options: DoctorOptions, *,
     )
     needless = {"step": options.step_s is not None, "codecs": not isinstance(config.plan, PackConfig)}
     wanted = [name for name in ARMS if not needless.get(name)]
-    for name in Progress(len(wanted), desc="doctor", unit="arm", is_shown=options.progress).over(wanted):
+    progress = Progress(len(wanted), desc="doctor", unit="arm", is_shown=options.progress)
+    for name in progress.over(wanted):
+        progress.say(name)
         if (why := _pointless(name, found)) is not None:
             missing[name] = why
             continue
