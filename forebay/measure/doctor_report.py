@@ -14,8 +14,7 @@ from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.measure.diagnosis import FED, MeasuredArms
 from forebay.measure.predict import Prediction, Sure
-from forebay.measure.shown_figures import ms_text, percent, short_number
-from forebay.progress import duration
+from forebay.measure.shown_figures import duration_text, ms_text, percent, short_number
 from forebay.terminal import human_number, paragraph, table
 from forebay.visible import from_here, human_bytes
 
@@ -68,7 +67,7 @@ def _build(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     now, then = found.predicted(is_cached=False), found.predicted(is_cached=True)
     if now is None or then is None:
         return
-    cost = [] if found.build_s is None else [f"{duration(found.build_s)} once"]
+    cost = [] if found.build_s is None else [f"{duration_text(found.build_s)} once"]
     cost += [] if found.size_bytes is None else [human_bytes(found.size_bytes)]
     saved = 1 - then.epoch_s / now.epoch_s if now.epoch_s else 0.0
     if saved < _POINT:
@@ -218,7 +217,7 @@ def _workers(found: MeasuredArms, config: Config) -> Iterator[Advice]:
     yield Advice(
         text="build with all cores",
         line=f"run.num_workers = {found.cores}",
-        gain=f"the build {duration(found.build_s)} -> {duration(faster)}",
+        gain=f"the build {duration_text(found.build_s)} -> {duration_text(faster)}",
         settings={"run.num_workers": found.cores},
     )
 
@@ -243,7 +242,7 @@ def _shards(found: MeasuredArms, config: Config) -> Iterator[Advice]:
 
 
 def _change(now: Prediction, then: Prediction) -> str:
-    epochs = f"an epoch {duration(now.epoch_s)} -> {duration(then.epoch_s)}"
+    epochs = f"an epoch {duration_text(now.epoch_s)} -> {duration_text(then.epoch_s)}"
     if now.idle is None or then.idle is None:
         return epochs
     return f"idle {percent(now.idle)} -> {percent(then.idle)}, {epochs}"
@@ -339,12 +338,12 @@ class DoctorReport:
             rows = []
             for each in found.predictions:
                 idle = "?" if each.idle is None else percent(each.idle)
-                rows.append([each.name, idle, duration(each.epoch_s), human_number(each.samples_per_s), each.sure])
+                rows.append([each.name, idle, duration_text(each.epoch_s), human_number(each.samples_per_s), each.sure])
             yield from table(["a run", "idle", "an epoch", "samples/s", "how sure"], rows, left=1, last_left=True)
             if found.steps is None:
                 yield from paragraph("  ", "idle needs a step: a [train] model in the config, or --step-s")
         if found.build_s is not None and found.size_bytes is not None:
-            yield from paragraph("a build: ", f"{duration(found.build_s)}, {human_bytes(found.size_bytes)}")
+            yield from paragraph("a build: ", f"{duration_text(found.build_s)}, {human_bytes(found.size_bytes)}")
 
     def _advice(self) -> Iterator[str]:
         yield ""

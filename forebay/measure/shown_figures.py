@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import MissingExtraError
 from forebay.extras import install_line
+from forebay.progress import duration
 from forebay.store.files import write_bytes
 from forebay.visible import from_here, human_bytes, json_text
 
@@ -37,6 +38,13 @@ def ms_text(ms: float) -> str:
 def short_number(value: float) -> str:
     """Returns a number in three digits, from 1000 on whole."""
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def duration_text(seconds: float) -> str:
+    """Returns a time that was measured, in three digits below 100 s."""
+    if seconds < 1:
+        return ms_text(1e3 * seconds)
+    return f"{seconds:.3g} s" if seconds < 99.5 else duration(seconds)
 
 
 def cells(rows: Sequence[TableRow], columns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
