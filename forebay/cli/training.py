@@ -119,7 +119,7 @@ class CompareCommand(ConfigCommand):
         from forebay.measure.compared_ways import PARTS
 
         _tell(self)
-        first, found = Path(self.config), None
+        first = Path(self.config)
         if first.is_dir():
             if self.other is None:
                 raise ConfigError(f"{first} is a folder; name another run's folder behind it, or a config file instead")
@@ -127,19 +127,20 @@ class CompareCommand(ConfigCommand):
                 raise ConfigError(
                     "--against and --steps go with a config; two runs are compared by what their folders tell"
                 )
-            found = compare_runs(first, Path(self.other), out=self.out)
-            found.write()
-            return self.printed(found)
-        config = self.loaded()
-        if self.other is not None:
-            raise ConfigError(
-                f"{config.path} is a config and {self.other} stands behind it; give a config alone, or two run folders"
-            )
-        if self.against is None:
-            raise ConfigError(f"compare CONFIG needs --against, one or more of {', '.join(PARTS)} separated by commas")
-        compared = compare(config, against=self.against, steps=self.steps, out=self.out)
-        compared.write()
-        return self.printed(compared)
+            found: Any = compare_runs(first, Path(self.other), out=self.out)
+        else:
+            config = self.loaded()
+            if self.other is not None:
+                raise ConfigError(
+                    f"{config.path} is a config and {self.other} stands behind it; give a config alone, or two run "
+                    "folders"
+                )
+            if self.against is None:
+                parts = ", ".join(PARTS)
+                raise ConfigError(f"compare CONFIG needs --against, one or more of {parts} separated by commas")
+            found = compare(config, against=self.against, steps=self.steps, out=self.out)
+        found.write()
+        return self.printed(found)
 
 
 @command("eval")
