@@ -183,7 +183,7 @@ def during(desc: str, *, is_shown: bool = True) -> Progress:
 def duration(seconds: float) -> str:
     """Returns a time for a person, two digits or so: `42 s`, `6 min`, `3.2 h`, `4.1 days`."""
     if seconds < 99.5:
-        return f"{seconds:.0f} s"
+        return f"{max(seconds, 0.0):.0f} s"
     if seconds < 99.5 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

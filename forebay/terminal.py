@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -20,6 +21,16 @@ _HELD = "\x00"
 """A space at which no line is broken, until it is printed."""
 
 
+class CommandReport:
+    """A dataclass that a command prints: its `lines`, or its fields as one document."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON values; their names are an interface."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]
+
+
 def columns() -> int:
     """Returns how wide a line may be: as the terminal or COLUMNS says, 30 to 100. A pipe and a file have 100."""
     return min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
@@ -30,6 +41,11 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{name}{_HELD}={_HELD}{printable(_value(value))}" for name, value in settings.items() if value is not None
     )
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Returns the first of some names, and how many more there are: `hi, ta and 3 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def _value(value: Any) -> str:

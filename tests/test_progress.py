@@ -186,6 +186,14 @@ def test_a_duration_has_two_digits_or_so(seconds: float) -> None:
     assert abs(float(number) * per - seconds) <= per * 0.51
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "0 s"), (12.3, "12 s"), (100, "2 min"), (3 * 3600, "3.0 h"), (3 * 86400, "3.0 days")],
+)
+def test_a_duration_is_said_as_a_person_says_it(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
 def test_beside_items_texts_show_by_their_failures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
     receipt: Any = SimpleNamespace(failures=("one",))

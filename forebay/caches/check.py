@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from forebay.terminal import first_of, CommandReport
 from forebay.errors import CacheError
 from forebay.store.cache import Cache, open_cache
 from forebay.store.derived import is_derived
@@ -21,7 +22,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Damage:
+class Damage(CommandReport):
     """The damaged parts of a shard: fields by their checksums, samples by their hashes and ids."""
 
     shard: str
@@ -32,13 +33,8 @@ class Damage:
     def words(self) -> str:
         """Returns it for a line."""
         fields = ", ".join(self.fields) or "no field alone"
-        more = f" and {len(self.samples) - _SHOWN} more" if len(self.samples) > _SHOWN else ""
-        samples = f"; samples {', '.join(map(printable, self.samples[:_SHOWN]))}{more}" if self.samples else ""
+        samples = f"; samples {first_of(list(map(printable, self.samples)), _SHOWN)}" if self.samples else ""
         return f"{self.shard}: damaged in {fields}{samples}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns it for the document."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)

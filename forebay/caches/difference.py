@@ -24,7 +24,7 @@ from forebay.store.lookup import SOURCES_NAME
 from forebay.store.metadata import check_file
 from forebay.store.shard import sample_hash
 from forebay.store.source_files import StoredSource, load_sources
-from forebay.terminal import paragraph, table
+from forebay.terminal import first_of, paragraph, table
 from forebay.visible import from_here, human_bytes, printable
 
 _UNITS = {"": 1, "B": 1, **{f"{unit}B": 1000**power for power, unit in enumerate("kMGTP", 1)}}
@@ -275,8 +275,7 @@ def _lines(what: str, names: Names | None) -> Iterator[str]:
     yield f"{what}: {names.same:,} the same in both" + "".join(f", {len(v):,} {k}" for k, v in found.items() if v)
     for words, first in found.items():
         if first:
-            more = f" and {len(first) - _SHOWN:,} more" if len(first) > _SHOWN else ""
-            yield from paragraph(f"  {words}: ", f"{', '.join(first[:_SHOWN])}{more}")
+            yield from paragraph(f"  {words}: ", first_of(first, _SHOWN))
 
 
 def compare(a: Side, b: Side, *, progress: bool) -> DiffReport:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from forebay.terminal import first_of
 from forebay.caches.difference import ago
 from forebay.caches.root_files import File, Inode, Root, RootContents, contents_of, entered
 from forebay.caches.root_items import RootItem, Survey
@@ -138,8 +139,7 @@ def strangers(item: RootItem, contents: RootContents, descriptor: int, folder: P
     odd += [name for name in folders if not inside.is_folder(name, contents)]
     if not odd:
         return None
-    more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
-    return f"it holds what forebay did not write: {', '.join(odd[:_SHOWN])}{more}; move that elsewhere first"
+    return f"it holds what forebay did not write: {first_of(odd, _SHOWN)}; move that elsewhere first"
 
 
 @dataclass(kw_only=True)

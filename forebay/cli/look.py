@@ -9,329 +9,228 @@ The command `forebay explain`: what an error code, or the reason for which a sam
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from forebay.cli.options import DONE, FAILED, add_config, command, load, on_disk, printed, remote
-from forebay.config.remote import RemoteConfig
-from forebay.config.tree import Config
+from forebay.cli.options import DONE, FAILED, CacheCommand, Command, ConfigCommand, argument, command, on_disk, option
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import find_cache, require
 from forebay.visible import json_text
 
-
-def add_inspect(commands: Any) -> None:
-    """Adds `forebay inspect`."""
-    parser = command(commands, "inspect", _inspect, "show what is inside a cache or a plan, or what a run has used")
-    add_config(parser, is_needed=False)
-    parser.add_argument(
-        "--usage", metavar="FILE", help="a run's logs/data_usage.jsonl: used against expected, never used"
-    )
-    parser.add_argument(
-        "--sample",
-        metavar="I",
-        help="one sample by its index, or its id where it is no index; of a plan: a pack by its number or a sample's "
-        "id",
-    )
-    parser.add_argument(
-        "--wav", metavar="FILE", type=on_disk, help="with --sample: write its audio, where the cache keeps it"
-    )
-    parser.add_argument("--png", metavar="FILE", type=on_disk, help="with --sample: draw its features, or its images")
-    parser.add_argument("--export", metavar="FILE.parquet", type=on_disk, help="write the row table")
-    parser.add_argument(
-        "--bucket-manifests", metavar="DIR", type=on_disk, help="write one shuffled row table for each bucket of [plan]"
-    )
-    parser.add_argument("--seed", type=int, metavar="N", help="with --bucket-manifests: of the shuffle; default: 42")
-    parser.add_argument(
-        "--verify", action="store_true", help="re-hash everything; exit code 1 where something is wrong"
-    )
-    parser.add_argument(
-        "--html", metavar="FILE.html", type=on_disk, help="write a page to see and hear it: one file, at most 10 MB"
-    )
-    parser.add_argument("--serve", action="store_true", help="the same page over all samples, on this machine alone")
-    parser.add_argument("--port", type=int, metavar="N", help="with --serve: the port; default: any free one")
-    parser.add_argument(
-        "--ids", metavar="IDS", help="with --html or --serve: show these samples; ids like a,b or a file, one a line"
-    )
-    parser.add_argument("--longest", action="store_true", help="with --html or --serve: show the longest samples")
-    parser.add_argument(
-        "--worst",
-        action="store_true",
-        help="with --html or --serve: show samples whose text does not fit, that clip, or that are padded most",
-    )
-    parser.add_argument("--no-progress", action="store_true", help="no bars")
-
-
-def _inspect(options: argparse.Namespace) -> int:
-    from forebay.inspect import command
-    from forebay.inspect.usage_report import run_usage
-    from forebay.preprocess.decode import Heard
-
-    is_page = _is_page(options)
-    if options.usage is not None:
-        if options.config is not None:
-            raise ConfigError(f"--usage {options.usage} is all that is looked at; leave {options.config} out")
-        return run_usage(on_disk(options.usage), as_json=options.json, remote=remote(options))
-    if options.config is None:
-        raise ConfigError("inspect needs a cache (a folder or URL) or a config, or --usage FILE")
-    place = url_or_path(options.config)
-    path = Path(place)
-    if not is_url(place) and not path.exists():
-        raise ConfigError(f"{path}: no such cache, plan or config; name a folder, a URL or a TOML file")
-    config = None if is_url(place) or path.is_dir() else load(options)
-    if options.seed is not None and options.bucket_manifests is None:
-        raise ConfigError("--seed goes with --bucket-manifests DIR; for training: --set loader.seed=N")
-    if options.bucket_manifests is not None:
-        if config is None:
-            raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {place} is a folder")
-        from forebay.rows.list_rows import tar_places
-
-        seed, folder = 42 if options.seed is None else options.seed, options.bucket_manifests
-        return command.show_bucket_manifests(config, folder, seed=seed, places=tar_places, as_json=options.json)
-    if is_page:
-        return _page(place if config is None else config, options)
-    asked = {name: getattr(options, name) for name in ("sample", "wav", "png", "export", "verify", "cache_root")}
-    asked["remote"] = remote(options) if config is None else config.remote
-    wanted = command.InspectOptions(**asked, sounds=Heard, as_json=options.json, progress=not options.no_progress)
-    return command.show(place if config is None else config, wanted)
-
-
-_PAGES = ("html", "serve")
-_OF_PAGES = ("port", "ids", "longest", "worst")
-_CHOICES = ("ids", "longest", "worst")
 _APART = ("usage", "sample", "wav", "png", "export", "bucket_manifests", "seed", "verify")
 """What a page has no place for."""
 
 
-def _is_page(options: argparse.Namespace) -> bool:
-    """Whether a page is asked for. Raises ConfigError for options that do not go together."""
+@command("inspect")
+class InspectCommand(ConfigCommand):
+    """Show what is inside a cache or a plan, or what a run has used."""
 
-    def given(names: tuple[str, ...]) -> list[str]:
-        return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) not in (None, False)]
-
-    pages, own = given(_PAGES), given(_OF_PAGES)
-    if not pages and own:
-        raise ConfigError(f"{own[0]} goes with --html FILE or --serve; add one of them")
-    if len(pages) > 1:
-        raise ConfigError(
-            "--html and --serve do not go together: one writes a file, one answers a browser; leave one out"
-        )
-    if pages and (others := given(_APART)):
-        raise ConfigError(f"{pages[0]} and {others[0]} do not go together; leave one out")
-    if len(chosen := given(_CHOICES)) > 1:
-        raise ConfigError(f"{chosen[0]} and {chosen[1]} do not go together: each says which samples are shown")
-    if options.port is not None and not options.serve:
-        raise ConfigError("--port goes with --serve; --html writes a file and needs none")
-    if options.port is not None and not 0 <= options.port < 65_536:
-        raise ConfigError(f"--port is {options.port}, wanted 0 to 65535; 0 is any free one")
-    return bool(pages)
-
-
-def _page(target: str | Path | Config, options: argparse.Namespace) -> int:
-    from forebay.inspect.page.overview import CardChoice
-    from forebay.inspect.page.page_command import ReportOptions, report
-    from forebay.preprocess.decode import Heard
-
-    wanted = ReportOptions(
-        html=options.html,
-        serve=options.serve,
-        port=options.port or 0,
-        choice=CardChoice(ids=options.ids, longest=options.longest, worst=options.worst),
-        as_json=options.json,
-        progress=not options.no_progress,
-        cache_root=options.cache_root,
-        sounds=Heard,
-        remote=target.remote if isinstance(target, Config) else remote(options),
+    config: str = argument("CONFIG", "a TOML file", completes=True, nargs="?")
+    usage: str | None = option("a run's logs/data_usage.jsonl: used against expected, never used", "FILE")
+    sample: str | None = option(
+        "one sample by its index, or its id where it is no index; of a plan: a pack by its number or a sample's id",
+        "I",
     )
-    return report(target, wanted)
-
-
-def add_export(commands: Any) -> None:
-    """Adds `forebay export`."""
-    parser = command(commands, "export", _export, "write the samples of a cache as files of another form; goes on")
-    parser.add_argument("config", metavar="CACHE|CONFIG", help="a cache, its URL, or the TOML file that made it")
-    parser.add_argument("--form", required=True, choices=("parquet", "webdataset", "zarr"), help="of the files")
-    parser.add_argument("--out", metavar="DIR", type=on_disk, required=True, help="an empty or new folder")
-    parser.add_argument("--shard-size-mb", type=int, metavar="N", help="about how large a file becomes; default: 1000")
-    parser.add_argument("--ids", metavar="FILE", type=on_disk, help="only the samples with these ids, one a line")
-    parser.add_argument("--max-samples", type=int, metavar="N", dest="limit", help="only the first N of them")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="as if it stood in the config"
+    wav: Path | None = option("with --sample: write its audio, where the cache keeps it", "FILE")
+    png: Path | None = option("with --sample: draw its features, or its images", "FILE")
+    export: Path | None = option("write the row table", "FILE.parquet")
+    bucket_manifests: Path | None = option("write one shuffled row table for each bucket of [plan]", "DIR")
+    seed: int | None = option("with --bucket-manifests: of the shuffle; default: 42", "N")
+    verify: bool = option("re-hash everything; exit code 1 where something is wrong")
+    html: Path | None = option("write a page to see and hear it: one file, at most 10 MB", "FILE.html")
+    serve: bool = option("the same page over all samples, on this machine alone")
+    port: int | None = option("with --serve: the port; default: any free one", "N")
+    ids: str | None = option("with --html or --serve: show these samples; ids like a,b or a file, one a line", "IDS")
+    longest: bool = option("with --html or --serve: show the longest samples")
+    worst: bool = option(
+        "with --html or --serve: show samples whose text does not fit, that clip, or that are padded most"
     )
-    parser.add_argument("--no-progress", action="store_true", help="no bars")
+    no_progress: bool = option("no bars")
+
+    def run(self) -> int:
+        from forebay.inspect import command
+        from forebay.inspect.usage_report import run_usage
+        from forebay.preprocess.decode import Heard
+
+        is_page = self._is_page()
+        if self.usage is not None:
+            if self.config is not None:
+                raise ConfigError(f"--usage {self.usage} is all that is looked at; leave {self.config} out")
+            return run_usage(on_disk(self.usage), as_json=self.json, remote=self.remote(self.set))
+        if self.config is None:
+            raise ConfigError("inspect needs a cache (a folder or URL) or a config, or --usage FILE")
+        place = url_or_path(self.config)
+        path = Path(place)
+        if not is_url(place) and not path.exists():
+            raise ConfigError(f"{path}: no such cache, plan or config; name a folder, a URL or a TOML file")
+        config = None if is_url(place) or path.is_dir() else self.loaded()
+        if self.seed is not None and self.bucket_manifests is None:
+            raise ConfigError("--seed goes with --bucket-manifests DIR; for training: --set loader.seed=N")
+        if self.bucket_manifests is not None:
+            if config is None:
+                raise ConfigError(f"--bucket-manifests needs a config with a [plan] section, {place} is a folder")
+            from forebay.rows.list_rows import tar_places
+
+            seed, folder = 42 if self.seed is None else self.seed, self.bucket_manifests
+            return command.show_bucket_manifests(config, folder, seed=seed, places=tar_places, as_json=self.json)
+        target, settings = (place, self.remote(self.set)) if config is None else (config, config.remote)
+        how = {"sounds": Heard, "as_json": self.json, "remote": settings}
+        if is_page:
+            from forebay.inspect.page.overview import CardChoice
+            from forebay.inspect.page.page_command import ReportOptions, report
+
+            return report(target, self.into(ReportOptions, port=self.port or 0, choice=self.into(CardChoice), **how))
+        return command.show(target, self.into(command.InspectOptions, **how))
+
+    def _is_page(self) -> bool:
+        """Whether a page is asked for. Raises ConfigError for options that do not go together."""
+        pages, own = self.given("html", "serve"), self.given("port", "ids", "longest", "worst")
+        if not pages and own:
+            raise ConfigError(f"{own[0]} goes with --html FILE or --serve; add one of them")
+        if len(pages) > 1:
+            raise ConfigError(
+                "--html and --serve do not go together: one writes a file, one answers a browser; leave one out"
+            )
+        if pages and (others := self.given(*_APART)):
+            raise ConfigError(f"{pages[0]} and {others[0]} do not go together; leave one out")
+        if len(chosen := self.given("ids", "longest", "worst")) > 1:
+            raise ConfigError(f"{chosen[0]} and {chosen[1]} do not go together: each says which samples are shown")
+        if self.port is not None and not self.serve:
+            raise ConfigError("--port goes with --serve; --html writes a file and needs none")
+        if self.port is not None and not 0 <= self.port < 65_536:
+            raise ConfigError(f"--port is {self.port}, wanted 0 to 65535; 0 is any free one")
+        return bool(pages)
 
 
-def _export(options: argparse.Namespace) -> int:
-    from forebay.inspect.export import ExportOptions, export
-    from forebay.store.cache import open_cache
-    from forebay.store.memo import note
+@command("export")
+class ExportCommand(CacheCommand):
+    """Write the samples of a cache as files of another form; goes on."""
 
-    place, settings = _cache_of(options)
-    wanted = ExportOptions(
-        form=options.form,
-        out=options.out,
-        shard_size_mb=options.shard_size_mb,
-        ids=options.ids,
-        max_samples=options.limit,
-        progress=not options.no_progress,
+    config: str = argument("CACHE|CONFIG", "a cache, its URL, or the TOML file that made it")
+    form: Literal["parquet", "webdataset", "zarr"] = option("of the files", required=True)
+    out: Path = option("an empty or new folder", "DIR", required=True)
+    shard_size_mb: int | None = option("about how large a file becomes; default: 1000", "N")
+    ids: Path | None = option("only the samples with these ids, one a line", "FILE")
+    max_samples: int | None = option("only the first N of them", "N")
+    set: list[str] = option("as if it stood in the config", "SECTION.FIELD=VALUE")
+    no_progress: bool = option("no bars")
+
+    def run(self) -> int:
+        from forebay.inspect.export import ExportOptions, export, export_zarr
+        from forebay.store.cache import open_cache
+        from forebay.store.memo import note
+
+        found = self.named(self.config, overrides=self.set)
+        if isinstance(found, str):
+            cache = open_cache(found, remote=self.remote(self.set))
+        else:
+            cache = open_cache(require(found, find_cache(found, recipe_of(found))).place, remote=found.remote)
+        note(cache.folder)
+        return self.printed((export_zarr if self.form == "zarr" else export)(cache, self.into(ExportOptions)))
+
+
+@command("lint")
+class LintCommand(CacheCommand):
+    """Look for faults in raw data or a cache: silence, clipping, duplicates, leaks, texts."""
+
+    config: list[str] = argument("CONFIG|CACHE", "TOML files, caches or their URLs", nargs="*")
+    set: list[str] = option("as if it stood in the config", "SECTION.FIELD=VALUE")
+    max_samples: int | None = option("only the first N samples of each", "N")
+    against: list[str] = option(
+        "sets whose samples must not be among these; those of [[train.eval]] always", "CONFIG|CACHE", nargs="+"
     )
-    cache = open_cache(place, remote=settings)
-    note(cache.folder)
-    if options.form == "zarr":
-        from forebay.inspect.export import export_zarr
-
-        return printed(options, export_zarr(cache, wanted))
-    return printed(options, export(cache, wanted))
-
-
-def _cache_of(options: argparse.Namespace) -> tuple[str, RemoteConfig]:
-    """Returns the cache that the options name, or that of the config, and how its store is asked."""
-    place = url_or_path(options.config)
-    if is_url(place) or Path(place).is_dir():
-        return place, remote(options)
-    if not Path(place).exists():
-        raise ConfigError(f"{place}: no such cache or config; name a folder, a URL or a TOML file")
-    config = load(options)
-    return require(config, find_cache(config, recipe_of(config))).place, config.remote
-
-
-def add_lint(commands: Any) -> None:
-    """Adds `forebay lint`."""
-    parser = command(
-        commands, "lint", _lint, "look for faults in raw data or a cache: silence, clipping, duplicates, leaks, texts"
+    raw: bool = option("read the raw data, also where a cache keeps the recordings")
+    drop_ids: Path | None = option("write the ids for [filter] drop_ids", "FILE")
+    severity: Literal["error", "warning", "info"] = option(
+        "of --drop-ids and --strict: this and worse; default: error", default="error"
     )
-    parser.add_argument("config", metavar="CONFIG|CACHE", nargs="*", help="TOML files, caches or their URLs")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="as if it stood in the config"
-    )
-    parser.add_argument("--max-samples", type=int, metavar="N", help="only the first N samples of each")
-    parser.add_argument(
-        "--against",
-        nargs="+",
-        default=[],
-        metavar="CONFIG|CACHE",
-        help="sets whose samples must not be among these; those of [[train.eval]] always",
-    )
-    parser.add_argument("--raw", action="store_true", help="read the raw data, also where a cache keeps the recordings")
-    parser.add_argument("--drop-ids", metavar="FILE", type=on_disk, help="write the ids for [filter] drop_ids")
-    parser.add_argument(
-        "--severity",
-        choices=("error", "warning", "info"),
-        default="error",
-        help="of --drop-ids and --strict: this and worse; default: error",
-    )
-    parser.add_argument("--strict", action="store_true", help="end with 1 where something of --severity was found")
-    parser.add_argument("--skip", action="append", default=[], metavar="CHECK", help="leave a check out")
-    parser.add_argument("--limit", action="append", default=[], metavar="NAME=VALUE", help="change a limit")
-    parser.add_argument("--explain-checks", action="store_true", help="print the checks and their limits, and end")
-    parser.add_argument("--show", type=int, default=3, metavar="N", help="findings of a check in the lines; default: 3")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: the cores")
-    parser.add_argument("--no-progress", action="store_true", help="no bars")
+    strict: bool = option("end with 1 where something of --severity was found")
+    skip: list[str] = option("leave a check out", "CHECK")
+    limit: list[str] = option("change a limit", "NAME=VALUE")
+    explain_checks: bool = option("print the checks and their limits, and end")
+    show: int = option("findings of a check in the lines; default: 3", "N", default=3)
+    workers: int | None = option("processes; default: the cores", "N")
+    no_progress: bool = option("no bars")
+
+    def run(self) -> int:
+        from forebay.inspect.checks.limits import Limits, check_lines
+
+        limits = Limits().changed(self.limit)
+        if self.explain_checks:
+            print("\n".join(check_lines(limits)))
+            return DONE
+        from forebay.inspect.checks.lint import LintOptions, lint
+
+        if not self.config:
+            raise ConfigError("lint needs a config or a cache (a folder or URL), or --explain-checks")
+        for flag, number in (("--max-samples", self.max_samples), ("--workers", self.workers)):
+            if number is not None and number < 1:
+                raise ConfigError(f"{flag} {number}: wanted 1 or more")
+        wanted = self.into(LintOptions, limits=limits, is_raw=self.raw, most=self.max_samples, shown=max(0, self.show))
+        targets = [self._target(text, max_samples=self.max_samples) for text in self.config]
+        against = [self._target(text, max_samples=None) for text in self.against]
+        report = lint(targets, against, wanted)
+        self.printed(report)
+        return FAILED if self.strict and report.at_least(self.severity) else DONE
+
+    def _target(self, text: str, *, max_samples: int | None) -> Any:
+        from forebay.inspect.checks.lint import Target
+
+        found = self.named(text, overrides=self.set, max_samples=max_samples)
+        if isinstance(found, str):
+            return Target(place=found, remote=self.remote(self.set))
+        return Target(config=found)
 
 
-def _lint(options: argparse.Namespace) -> int:
-    from forebay.inspect.checks.limits import Limits, check_lines
+@command("text")
+class TextCommand(ConfigCommand):
+    """Show what becomes of texts: every step, tokens; without a text, a report over all."""
 
-    limits = Limits().changed(options.limit)
-    if options.explain_checks:
-        print("\n".join(check_lines(limits)))
-        return DONE
-    from forebay.inspect.checks.lint import LintOptions, lint
+    sample: str | None = option("a sample by its row of the listing, or its id where it is no row", "I")
+    text: str | None = option("a text that is given here", "TEXT")
+    language: str | None = option("with --text: its language, as a manifest has it", "CODE")
+    diff: bool = option("with --sample or --text: mark what each step changes")
+    no_progress: bool = option("no bars")
 
-    if not options.config:
-        raise ConfigError("lint needs a config or a cache (a folder or URL), or --explain-checks")
-    for name in ("max_samples", "workers"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)}: wanted 1 or more")
-    wanted = LintOptions(
-        limits=limits,
-        severity=options.severity,
-        drop_ids=options.drop_ids,
-        skip=options.skip,
-        is_raw=options.raw,
-        workers=options.workers,
-        most=options.max_samples,
-        shown=max(0, options.show),
-        progress=not options.no_progress,
-    )
-    targets = [_target(text, options, max_samples=options.max_samples) for text in options.config]
-    against = [_target(text, options, max_samples=None) for text in options.against]
-    report = lint(targets, against, wanted)
-    printed(options, report)
-    return FAILED if options.strict and report.at_least(options.severity) else DONE
+    def run(self) -> int:
+        from forebay.inspect.text_command import print_view, report_texts, view_sample, view_text
 
+        self._check()
+        config = self.loaded()
+        if self.text is not None:
+            view = view_text(config, self.text, language=self.language or "", is_diff=self.diff)
+        elif self.sample is not None:
+            view = view_sample(config, self.sample, is_diff=self.diff, progress=self.progress)
+        else:
+            return self.printed(report_texts(config, progress=self.progress))
+        if self.json:
+            print(json_text(view.to_json()))
+        else:
+            print_view(view)
+        return DONE if view.look.failure is None else FAILED
 
-def _target(text: str, options: argparse.Namespace, *, max_samples: int | None) -> Any:
-    from forebay.inspect.checks.lint import Target
-
-    place = url_or_path(text)
-    if is_url(place) or Path(place).is_dir():
-        return Target(place=place, remote=remote(options))
-    if not Path(place).exists():
-        raise ConfigError(f"{place}: no such cache or config; name a folder, a URL or a TOML file")
-    # What --set says is of the linted sets: another set has settings of its own.
-    named = {"config": text, "max_samples": max_samples}
-    return Target(config=load(argparse.Namespace(**{**vars(options), **named})))
+    def _check(self) -> None:
+        if self.text is not None and self.sample is not None:
+            raise ConfigError(f"--text and --sample {self.sample} are two texts; name one")
+        if self.language is not None and self.text is None:
+            raise ConfigError(f"--language {self.language} is of --text; a sample's language stands in its manifest")
+        if self.diff and self.text is None and self.sample is None:
+            raise ConfigError("--diff shows one text; name it with --sample or --text")
 
 
-def add_text(commands: Any) -> None:
-    """Adds `forebay text`."""
-    parser = command(
-        commands, "text", _text, "show what becomes of texts: every step, tokens; without a text, a report over all"
-    )
-    add_config(parser)
-    parser.add_argument(
-        "--sample", metavar="I", help="a sample by its row of the listing, or its id where it is no row"
-    )
-    parser.add_argument("--text", metavar="TEXT", help="a text that is given here")
-    parser.add_argument("--language", metavar="CODE", help="with --text: its language, as a manifest has it")
-    parser.add_argument("--diff", action="store_true", help="with --sample or --text: mark what each step changes")
-    parser.add_argument("--no-progress", action="store_true", help="no bars")
+@command("explain")
+class ExplainCommand(Command):
+    """Say what an error code (FB101) or a reason (corrupt_audio) means, and what to do."""
 
-
-def _text(options: argparse.Namespace) -> int:
-    from forebay.inspect.text_command import print_view, report_texts, view_sample, view_text
-
-    _check(options)
-    config, progress = load(options), not options.no_progress
-    if options.text is not None:
-        view = view_text(config, options.text, language=options.language or "", is_diff=options.diff)
-    elif options.sample is not None:
-        view = view_sample(config, options.sample, is_diff=options.diff, progress=progress)
-    else:
-        return printed(options, report_texts(config, progress=progress))
-    if options.json:
-        print(json_text(view.to_json()))
-    else:
-        print_view(view)
-    return DONE if view.look.failure is None else FAILED
-
-
-def _check(options: argparse.Namespace) -> None:
-    if options.text is not None and options.sample is not None:
-        raise ConfigError(f"--text and --sample {options.sample} are two texts; name one")
-    if options.language is not None and options.text is None:
-        raise ConfigError(f"--language {options.language} is of --text; a sample's language stands in its manifest")
-    if options.diff and options.text is None and options.sample is None:
-        raise ConfigError("--diff shows one text; name it with --sample or --text")
-
-
-def add_explain(commands: Any) -> None:
-    """Adds `forebay explain [TOPIC]`."""
-    summary = "say what an error code (FB101) or a reason (corrupt_audio) means, and what to do"
-    parser = command(commands, "explain", _explain, summary, has_caches=False)
-    parser.add_argument(
-        "topic",
-        metavar="CODE",
+    topic: list[str] = argument(
+        "CODE",
+        "a code, a reason, the class of an error, or words to look for; left out: the list of all codes",
         nargs="*",
-        help="a code, a reason, the class of an error, or words to look for; left out: the list of all codes",
     )
 
+    def run(self) -> int:
+        from forebay.explain import explained
 
-def _explain(options: argparse.Namespace) -> int:
-    from forebay.explain import explained
-
-    return printed(options, explained(" ".join(options.topic)))
+        return self.printed(explained(" ".join(self.topic)))

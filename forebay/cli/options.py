@@ -1,14 +1,21 @@
-"""What the commands share: options, the config that they name, how a report is printed; and the exit codes."""
+"""What commands are made of: a command is a dataclass, its fields are options, its docstring is what its help says.
+
+What commands share: the config that they name, how a report is printed; and the exit codes.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from forebay.config.load import read_remote
 from forebay.config.remote import RemoteConfig
@@ -22,20 +29,34 @@ DONE, FAILED, BAD_CONFIG, NO_CACHE, INTERRUPTED = 0, 1, 2, 3, 130
 CLOSED = 128 + 13
 """What a shell shows of a program that SIGPIPE ended."""
 
+T = TypeVar("T")
+C = TypeVar("C", bound="Command")
 
-def command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str, *, has_caches: bool = True
-) -> argparse.ArgumentParser:
-    """Returns the parser of a new command; `run` carries it out and returns its exit code."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
-    parser.set_defaults(run=run)
-    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="log more; twice for all")
-    if has_caches:
-        parser.add_argument(
-            "--cache-root", metavar="DIR", type=place, help="instead of run.cache_root; a folder or URL"
-        )
-    return parser
+
+def option(
+    said: str,
+    metavar: str | None = None,
+    *,
+    flags: Sequence[str] | None = None,
+    group: str = "",
+    apart: Literal["", "one", "required"] = "",
+    completes: bool = False,
+    **how: Any,
+) -> Any:
+    """Returns a field of a command that is an option, by its own name if `flags` gives no others.
+
+    said: its help. apart: of these options of a group one at most, or exactly one, is given. completes: a shell
+    completes names of files. how: what argparse takes beside that which the field's type says.
+    """
+    about = {"flags": flags, "group": group, "apart": apart, "completes": completes}
+    return dataclasses.field(
+        default=how.get("default"), metadata={**about, "how": {**how, "help": said, "metavar": metavar}}
+    )
+
+
+def argument(metavar: str, said: str, *, completes: bool = False, **how: Any) -> Any:
+    """Returns a field of a command that is given by its place; see `option`."""
+    return option(said, metavar, flags=(), completes=completes, **how)
 
 
 def place(text: str) -> str:
@@ -58,44 +79,155 @@ def on_disk(text: str) -> Path:
     return Path(place)
 
 
-def add_config(parser: argparse.ArgumentParser, *, is_needed: bool = True) -> None:
-    """Adds CONFIG and what changes its settings."""
-    config = parser.add_argument("config", metavar="CONFIG", nargs=None if is_needed else "?", help="a TOML file")
-    completes(config)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="as if it stood in the file"
-    )
-    parser.add_argument("--max-samples", type=int, metavar="N", help="short for --set source.max_samples=N")
+@dataclass(kw_only=True)
+class Command:
+    """A command, and what it was asked for."""
+
+    json: bool = option("print one JSON document on standard output")
+    verbose: int = option("log more; twice for all", flags=("-v", "--verbose"), action="count", default=0)
+
+    def run(self) -> int:
+        """Carries the command out, and returns its exit code."""
+        raise NotImplementedError
+
+    @property
+    def log_level(self) -> int:
+        """The level of logging that was asked for."""
+        return {0: logging.WARNING, 1: logging.INFO}.get(self.verbose, logging.DEBUG)
+
+    @property
+    def progress(self) -> bool:
+        """Whether bars are shown."""
+        return not getattr(self, "no_progress", False)
+
+    def given(self, *names: str) -> list[str]:
+        """Returns which of these options were given, as they are written."""
+        values = {name: getattr(self, name) for name in names}
+        return [
+            f"--{name.replace('_', '-')}" for name, value in values.items() if value is not None and value is not False
+        ]
+
+    def into(self, cls: Callable[..., T], /, **more: Any) -> T:
+        """Returns the options of a room, a dataclass: what was asked for by the names of its fields, and more."""
+        own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)} | {"progress": self.progress}
+        names = [each.name for each in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        return cls(**{name: own[name] for name in names if name in own} | more)
+
+    def printed(self, report: Any) -> int:
+        """Prints a report: its document, or its lines."""
+        print(json_text(report.to_json()) if self.json else "\n".join(report.lines()))
+        return DONE
 
 
-def completes(argument: argparse.Action) -> None:
-    """Makes a shell complete the names of files for an argument; shtab reads it, see `forebay completion`."""
-    argument.complete = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}  # type: ignore[attr-defined]
+COMMANDS: dict[str, type[Command]] = {}
+"""The commands by their names, as far as their modules were imported."""
 
 
-def load(options: argparse.Namespace) -> Config:
-    """Returns the config that the options name, with what they set in it. Raises ConfigError."""
-    overrides = list(getattr(options, "set", []))
-    if getattr(options, "max_samples", None) is not None:
-        overrides.append(f"source.max_samples={options.max_samples}")
-    if options.cache_root is not None:
-        overrides.append(f"run.cache_root={json.dumps(options.cache_root)}")
-    if getattr(options, "workers", None) is not None:
-        overrides.append(f"run.num_workers={options.workers}")
-    return load_config(options.config, overrides=overrides)
+@dataclass(kw_only=True)
+class CacheCommand(Command):
+    """A command about caches."""
+
+    cache_root: str | None = option("instead of run.cache_root; a folder or URL", "DIR", type=place)
+
+    def remote(self, overrides: Sequence[str]) -> RemoteConfig:
+        """Returns what `--set remote.x=y` says, for a command that was given no config. The rest is a config's."""
+        return read_remote([override for override in overrides if override.lstrip().startswith("remote.")])
+
+    def named(self, text: str, *, overrides: Sequence[str] = (), max_samples: int | None = None) -> str | Config:
+        """Returns the folder or URL of a cache that was named, or the config. Raises ConfigError if it is neither."""
+        found = url_or_path(text)
+        if is_url(found) or Path(found).is_dir():
+            return found
+        if not Path(found).exists():
+            raise ConfigError(f"{found}: no such cache or config; name a folder, a URL or a TOML file")
+        return self.load(text, overrides=overrides, max_samples=max_samples)
+
+    def load(self, config: str, *, overrides: Sequence[str] = (), max_samples: int | None = None) -> Config:
+        """Returns a config with what the options set in it. Raises ConfigError."""
+        changed = list(overrides)
+        if max_samples is not None:
+            changed.append(f"source.max_samples={max_samples}")
+        if self.cache_root is not None:
+            changed.append(f"run.cache_root={json.dumps(self.cache_root)}")
+        if (workers := getattr(self, "workers", None)) is not None:
+            changed.append(f"run.num_workers={workers}")
+        return load_config(config, overrides=changed)
 
 
-def remote(options: argparse.Namespace) -> RemoteConfig:
-    """Returns what `--set remote.x=y` says, for a command that was given no config. The rest is a config's."""
-    return read_remote([override for override in options.set if override.lstrip().startswith("remote.")])
+@dataclass(kw_only=True)
+class ConfigCommand(CacheCommand):
+    """A command about a config, whose settings it may change."""
+
+    config: str = argument("CONFIG", "a TOML file", completes=True)
+    set: list[str] = option("as if it stood in the file", "SECTION.FIELD=VALUE")  # noqa: RUF009  a field
+    max_samples: int | None = option("short for --set source.max_samples=N", "N")
+
+    def loaded(self) -> Config:
+        """Returns the config that was named, with what the options set in it. Raises ConfigError."""
+        return self.load(self.config, overrides=self.set, max_samples=self.max_samples)
 
 
-def printed(options: argparse.Namespace, report: Any) -> int:
-    """Prints a report: its document, or its lines."""
-    print(json_text(report.to_json()) if options.json else "\n".join(report.lines()))
-    return DONE
+def command(name: str) -> Callable[[type[C]], type[C]]:
+    """Returns what makes a class the command of a name in `COMMANDS`; `cache push` is an action of `cache`."""
+
+    def made(cls: type[C]) -> type[C]:
+        COMMANDS[name] = dataclass(kw_only=True)(cls)
+        return cls
+
+    return made
 
 
-def level(options: argparse.Namespace) -> int:
-    """Returns the level of logging that was asked for."""
-    return {0: logging.WARNING, 1: logging.INFO}.get(options.verbose, logging.DEBUG)
+def add_command(commands: Any, name: str) -> None:
+    """Adds the parser of a command; `command` of what it parses is the class, for `command_of`.
+
+    Its help says the docstring of the class, as in the middle of a sentence.
+    """
+    cls = COMMANDS[name]
+    summary = " ".join(str(cls.__doc__).split()).removesuffix(".")
+    summary = summary if summary[1].isupper() else summary[0].lower() + summary[1:]
+    parser: argparse.ArgumentParser = commands.add_parser(name.split()[-1], help=summary, description=summary)
+    parser.set_defaults(command=cls)
+
+    @functools.cache
+    def holder(group: str, apart: str) -> Any:
+        if apart:
+            return holder(group, "").add_mutually_exclusive_group(required=apart == "required")
+        return parser.add_argument_group(group) if group else parser
+
+    hints = get_type_hints(cls)
+    for each in dataclasses.fields(cls):
+        said = each.metadata
+        how = {**_by_type(hints[each.name], said["how"], is_option=said["flags"] != ()), **said["how"]}
+        if said["flags"] == ():
+            names: Sequence[str] = (each.name,)
+        else:
+            names, how["dest"] = said["flags"] or (f"--{each.name.replace('_', '-')}",), each.name
+        if how["metavar"] is None:  # which flags do not take
+            del how["metavar"]
+        added = holder(said["group"], said["apart"]).add_argument(*names, **how)
+        if said["completes"]:  # shtab reads it, see `forebay completion`
+            added.complete = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+
+
+def command_of(parsed: argparse.Namespace) -> Command:
+    """Returns the command that was parsed."""
+    cls = parsed.command
+    made: Command = cls(**{each.name: getattr(parsed, each.name) for each in dataclasses.fields(cls)})
+    return made
+
+
+def _by_type(hint: Any, how: dict[str, Any], *, is_option: bool) -> dict[str, Any]:
+    """Returns what argparse takes for a field of a type, as far as `how` does not say it."""
+    kind = hint
+    if get_origin(hint) in (Union, UnionType):
+        kind = next(each for each in get_args(hint) if each is not NoneType)
+    if "action" in how:
+        return {}
+    if kind is bool:
+        return {"action": "store_true"}
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind)}
+    if get_origin(kind) is list:
+        action = {} if "nargs" in how else {"action": "append"}
+        return {**action, "default": []} if is_option and hint is kind else {}
+    return {} if kind is str else {"type": on_disk if kind is Path else kind}

@@ -20,14 +20,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
-from forebay.cli.build import add_evalset, add_index, add_key, add_preprocess, add_status, add_symbols
-from forebay.cli.caches import add_cache, add_fetch
-from forebay.cli.look import add_explain, add_export, add_inspect, add_lint, add_text
-from forebay.cli.options import BAD_CONFIG, CLOSED, DONE, FAILED, INTERRUPTED, NO_CACHE, level
-from forebay.cli.training import add_calibrate, add_compare, add_doctor, add_eval, add_init, add_train, add_warm_start
+from forebay.cli import build, caches, housekeeping, look, training  # noqa: F401  their commands stand in `COMMANDS`
+from forebay.cli.options import BAD_CONFIG, CLOSED, DONE, FAILED, INTERRUPTED, NO_CACHE, add_command, command_of
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.extras import require_module
 from forebay.store.files import is_refusal, refusal
@@ -37,14 +33,22 @@ from forebay.visible import one_message, visible_output
 SHELLS = ("bash", "zsh", "tcsh")
 
 
-def add_completion(commands: Any, *, program: Callable[[], argparse.ArgumentParser]) -> None:
-    """Adds `forebay completion`. program: makes the parser of all commands."""
+def _add_completion(commands: Any) -> None:
+    """Adds `forebay completion`."""
     summary = "print what makes a shell complete forebay's commands and options"
     parser = commands.add_parser(
         "completion", help=summary, description=f'{summary}; in ~/.bashrc: eval "$(forebay completion bash)"'
     )
     parser.add_argument("shell", choices=SHELLS)
-    parser.set_defaults(run=lambda options: _completion(program(), options.shell), verbose=0)
+
+
+def _add_cache(commands: Any) -> None:
+    """Adds `forebay cache ACTION`."""
+    summary = "list, compare, verify and remove caches; bring them to a store and back; make caches of caches"
+    actions = commands.add_parser("cache", help=summary, description=summary)
+    actions = actions.add_subparsers(required=True, metavar="ACTION")
+    for name in _ACTIONS.split():
+        add_command(actions, f"cache {name}")
 
 
 def _completion(parser: argparse.ArgumentParser, shell: str) -> int:
@@ -117,9 +121,13 @@ def _end_after_interrupt(told: socket.socket, is_over: threading.Event) -> None:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    options = make_parser().parse_args(arguments)
-    _log_to_standard_error(level(options))
-    return _guarded(lambda: options.run(options))
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if "shell" in options:
+        return _guarded(lambda: _completion(parser, options.shell))
+    asked = command_of(options)
+    _log_to_standard_error(asked.log_level)
+    return _guarded(asked.run)
 
 
 class _OneMessage(logging.Formatter):
@@ -221,25 +229,31 @@ class _Parser(argparse.ArgumentParser):
         self.error(f"there is no command {value!r}; {advice}")
 
 
+_GROUPS = {
+    "first day": "init preprocess inspect train explain",
+    "data": "lint text symbols index fetch evalset",
+    "training": "calibrate compare eval warm-start",
+    "caches": "key cache export",
+    "machines": "status doctor completion",
+}
+"""The commands as `forebay --help` lists them."""
+_ACTIONS = "push pull warm merge subset ls du rm prune diff verify"
+"""The commands `forebay cache ACTION`."""
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands."""
-    groups: tuple[tuple[str, tuple[Callable[[Any], None], ...]], ...] = (
-        ("first day", (add_init, add_preprocess, add_inspect, add_train, add_explain)),
-        ("data", (add_lint, add_text, add_symbols, add_index, add_fetch, add_evalset)),
-        ("training", (add_calibrate, add_compare, add_eval, add_warm_start)),
-        ("caches", (add_key, add_cache, add_export)),
-        ("machines", (add_status, add_doctor, partial(add_completion, program=make_parser))),
-    )
     usage = "forebay [-h] [--version] COMMAND ..."
     parser = _Parser(prog="forebay", usage=usage, description=_ABOUT, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--version", action="version", version=f"forebay {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="forebay", help=argparse.SUPPRESS)
     listed = commands._choices_actions
     lines: list[str] = []
-    for title, adders in groups:
+    others = {"cache": _add_cache, "completion": _add_completion}
+    for title, names in _GROUPS.items():
         first = len(listed)
-        for add in adders:
-            add(commands)
+        for name in names.split():
+            others[name](commands) if name in others else add_command(commands, name)
         lines += [f"\n{title}:", *(f"  {each.dest:<12}{each.help}" for each in listed[first:])]
     parser.epilog = "\n".join([*lines, "", _CODES])[1:]
     return parser

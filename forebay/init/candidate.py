@@ -31,6 +31,7 @@ from forebay.steps.form import BatchForm
 from forebay.steps.recipe import Recipe
 from forebay.store.image.formats import image_size
 from forebay.store.sound_headers import header_info
+from forebay.terminal import first_of
 
 Setting = tuple[str, Any, str]
 """Name, value and comment."""
@@ -323,8 +324,7 @@ def problems(found: Candidate) -> list[str]:
 def _shares(counts: Counter[str]) -> str:
     """Returns the commonest values and their shares: `hi 60 %, ta 40 %`."""
     total = counts.total()
-    shown = [f"{name} {100 * count / total:.0f} %" for name, count in counts.most_common(_LANGUAGES)]
-    return ", ".join(shown) + (f" and {len(counts) - _LANGUAGES} more" if len(counts) > _LANGUAGES else "")
+    return first_of([f"{name} {100 * count / total:.0f} %" for name, count in counts.most_common()], _LANGUAGES)
 
 
 def _hours(hours: float) -> str:

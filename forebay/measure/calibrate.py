@@ -29,6 +29,7 @@ from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.make import make_plan, samples_of
 from forebay.steps.recipe import plan_example
 from forebay.store.source import SampleSource, parts_of
+from forebay.terminal import CommandReport
 from forebay.train.collate.patches import fields_of
 from forebay.train.device import Batch
 from forebay.train.loop.launch import process_state
@@ -44,7 +45,7 @@ _SIZES = ("batch_seconds", "batch_tokens", "batch_size", "calibration", "seq_len
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CalibrationReport:
+class CalibrationReport(CommandReport):
     """What `forebay calibrate --json` prints; its fields are an interface."""
 
     file: str
@@ -63,10 +64,6 @@ class CalibrationReport:
     """The lines for `[plan]`."""
     replaces: str = ""
     """The settings of `[plan]` that these lines replace: a plan takes one of them."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values."""
-        return dataclasses.asdict(self)
 
     def lines(self) -> list[str]:
         """Returns what `forebay calibrate` prints at its end; a line for each bucket was printed before."""
@@ -251,17 +248,13 @@ class RankRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RanksReport:
+class RanksReport(CommandReport):
     """What `forebay calibrate --mode verify-all --json` prints; its fields are an interface."""
 
     world_size: int
     rows: list[RankRow]
     problems: list[str]
     """How ranks differ; empty where they do not."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values."""
-        return dataclasses.asdict(self)
 
     def lines(self) -> list[str]:
         """Returns what is printed at the end; the rows were printed before."""

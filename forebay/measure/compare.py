@@ -3,8 +3,6 @@
 Each arm is a process with a copy of the model from the same weights. The steps of the config's plan are dealt to
 blocks. Each arm in its turn trains on the samples of a block, while the others rest; who begins changes from block to
 block, so that what else the machine does falls on all of them alike.
-
-`forebay compare`: the arms of a config, or two run folders, by what was asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import logging
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +24,18 @@ from forebay.errors import CacheNotFoundError, ConfigError, ForebayError, Missin
 from forebay.extras import install_line
 from forebay.measure.child_process import Child
 from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels
-from forebay.measure.compare_runs import RunComparison, compare_runs
-from forebay.measure.compared_ways import PARTS, Arm, ArmTask, Block, Setup, arms_of, dealt, num_blocks, planned_steps
+from forebay.measure.compared_ways import (
+    Arm,
+    ArmTask,
+    Block,
+    Setup,
+    arms_of,
+    dealt,
+    num_blocks,
+    planned_steps,
+    sample_key,
+)
 from forebay.measure.machine import machine
-from forebay.measure.own_way import sample_key
 from forebay.measure.step_clock import ArmTurn
 from forebay.measure.step_runner import checked_model
 from forebay.steps.recipe import recipe_of
@@ -46,43 +51,7 @@ logger = logging.getLogger(__name__)
 _DEFAULT_STEPS = 200
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompareOptions:
-    """What the command line says beside the config, or beside the first run's folder."""
-
-    other: str | None = None
-    against: str | None = None
-    steps: int | None = None
-    out: Path | None = None
-
-
-def show(first: Config | Path, options: CompareOptions) -> ArmComparison | RunComparison:
-    """Returns the comparison of a config's arms, or of the runs in two folders; its files are written."""
-    found = _runs(first, options) if isinstance(first, Path) else _arms(first, options)
-    found.write()
-    return found
-
-
-def _runs(first: Path, options: CompareOptions) -> RunComparison:
-    if options.other is None:
-        raise ConfigError(f"{first} is a folder; name another run's folder behind it, or a config file instead")
-    if options.against is not None or options.steps is not None:
-        raise ConfigError("--against and --steps go with a config; two runs are compared by what their folders tell")
-    return compare_runs(first, Path(options.other), out=options.out)
-
-
-def _arms(config: Config, options: CompareOptions) -> ArmComparison:
-    if options.other is not None:
-        raise ConfigError(
-            f"{config.path} is a config and {options.other} stands behind it; give a config alone, or two run folders"
-        )
-    if options.against is None:
-        raise ConfigError(f"compare CONFIG needs --against, one or more of {', '.join(PARTS)} separated by commas")
-    steps = _DEFAULT_STEPS if options.steps is None else options.steps
-    return compare(config, against=options.against, steps=steps, out=options.out)
-
-
-def compare(config: Config, *, against: str, steps: int = _DEFAULT_STEPS, out: Path | None = None) -> ArmComparison:
+def compare(config: Config, *, against: str, steps: int | None = None, out: Path | None = None) -> ArmComparison:
     """Returns how the config's own way and the arms `against` trained on the samples of `steps` steps of its plan.
 
     against: for example `uncached,uncached+unbucketed,hf`. out: where tables and logs go; left out,
@@ -90,6 +59,7 @@ def compare(config: Config, *, against: str, steps: int = _DEFAULT_STEPS, out: P
     Raises ConfigError for what cannot be compared, CacheNotFoundError where the config's cache is not sealed,
     ForebayError where an arm died.
     """
+    steps = _DEFAULT_STEPS if steps is None else steps
     if steps < 1:
         raise ConfigError(f"--steps is {steps}, wanted 1 or more")
     arms = arms_of(against, config)
@@ -213,7 +183,7 @@ def _run(tasks: Sequence[ArmTask], *, logs: Path) -> list[ArmFigures]:
 
 
 def _started(task: ArmTask, *, logs: Path) -> Child:
-    work = "forebay.measure.plain_loop:work" if task.arm.is_plain else "forebay.measure.own_way:work"
+    work = "forebay.measure.plain_loop:work" if task.arm.is_plain else "forebay.measure.compared_ways:work"
     log = logs / f"{task.arm.name}.log"
     return Child(f"the arm {task.arm.name}", work, log=log, advice="leave it out of --against")
 

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import logging
-import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forebay.config.plan import bucket_names
 from forebay.measure.compared_ways import OWN, Block, Setup
-from forebay.measure.drawn_figures import draw_arms
 from forebay.measure.machine import peak_flops
-from forebay.measure.shown_figures import TableRow, cells, draw_or_tell, markdown_table, write_report, written_line
+from forebay.measure.shown_figures import (
+    OTHERS,
+    OURS,
+    TableRow,
+    cells,
+    largest_difference,
+    markdown_table,
+    new_figure,
+    write_figure,
+    write_report,
+    written_line,
+)
 from forebay.measure.step_clock import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements
 from forebay.plan.bucket.bucket_plan import BucketPlan
 from forebay.plan.interface import Plan
-from forebay.visible import human_bytes
+from forebay.visible import human_bytes, printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +152,7 @@ class ArmComparison:
         own, measured, speed = self.arms[0], figures.measured, figures.flops_per_s
         peak = peak_flops(figures.setup.device or "", precision=self.precision)
         room = sum(turn.room for turn in measured)
+        differ = largest_difference(*(dict(enumerate(each.losses, 1)) for each in (own, figures)))
         return {
             "samples_per_s": quartiles(figures.rates),
             "ratio": quartiles([a / b for a, b in zip(figures.rates, own.rates, strict=True)]),
@@ -162,7 +176,7 @@ class ArmComparison:
             "workers": figures.setup.workers,
             "agreement": figures.setup.agreement,
             "losses": figures.losses,
-            "loss_difference": largest_difference(own.losses, figures.losses),
+            "loss_difference": {"step": differ["step"] or 0, "difference": differ["difference"] or 0.0},
         }
 
     def _audio_speed(self, figures: ArmFigures) -> float | None:
@@ -182,8 +196,8 @@ class ArmComparison:
     def write(self) -> None:
         """Makes the folder hold compare.md and compare.json, and compare.png if matplotlib is installed."""
         document = self.to_json()
-        write_report(self.folder, "compare", document, _markdown(document))
-        draw_or_tell(lambda: draw_arms(document, self.folder / "compare.png"), logger.warning)
+        draw, lines = partial(draw_arms, document), _markdown(document)
+        write_report(self.folder, "compare", document, draw, log=logger.warning, lines=lines)
 
 
 def bucket_labels(plan: Plan) -> dict[int, str]:
@@ -191,17 +205,6 @@ def bucket_labels(plan: Plan) -> dict[int, str]:
     if not isinstance(plan, BucketPlan):
         return {}
     return dict(enumerate(bucket_names(plan.edges_s, num_buckets=len(plan.batch_sizes))))
-
-
-def largest_difference(first: Sequence[float], other: Sequence[float]) -> dict[str, float]:
-    """Returns the largest difference between two curves at equal steps, and the step, from 1, where it is.
-
-    Steps at which a loss is not finite, as under fp16, are passed over. Without a step both are 0.
-    """
-    found = {step: abs(one - two) for step, (one, two) in enumerate(zip(first, other, strict=False), start=1)}
-    finite = {step: value for step, value in found.items() if math.isfinite(value)}
-    step = max(finite, key=lambda each: finite[each], default=0)
-    return {"step": step, "difference": finite.get(step, 0.0)}
 
 
 def _markdown(document: dict[str, Any]) -> Iterator[str]:
@@ -287,3 +290,62 @@ _ROWS: tuple[TableRow, ...] = (
     ("loss, first step", "loss_first", "{:.4f}"),
     ("loss, last step", "loss_last", "{:.4f}"),
 )
+
+
+def draw_arms(document: dict[str, Any], path: Path) -> None:
+    """Makes `path` a PNG of a comparison's document. Raises MissingExtraError where matplotlib is not installed."""
+    figure = new_figure(12, 8)
+    arms: dict[str, dict[str, Any]] = document["arms"]
+    colours = dict(zip(arms, (OURS, *OTHERS * len(arms)), strict=False))
+    (speed, losses), (steps, shares) = figure.subplots(2, 2)
+    _speed(speed, arms, colours)
+    _losses(losses, arms, colours)
+    _steps(steps, arms, colours)
+    _shares(shares, arms, colours)
+    title = f"{printable(document['name'])}: {document['steps']} steps, {document['samples']} samples, "
+    figure.suptitle(title + (document["device"] or document["machine"]["cpu"]), parse_math=False)
+    write_figure(figure, path)
+
+
+def _speed(axes: Axes, arms: dict[str, dict[str, Any]], colours: dict[str, str]) -> None:
+    for place, (name, arm) in enumerate(reversed(arms.items())):
+        rate = arm["samples_per_s"]
+        reach = [[rate["median"] - rate["low"]], [rate["high"] - rate["median"]]]
+        axes.barh(place, rate["median"], xerr=reach, color=colours[name], capsize=3)
+        axes.text(0, place, f" {rate['median']:.3g}", va="center", color="white", fontsize=9)
+    axes.set_yticks(range(len(arms)), list(reversed(arms)))
+    axes.set_title("samples/s: median and quartiles of blocks", loc="left", fontsize=10)
+
+
+def _losses(axes: Axes, arms: dict[str, dict[str, Any]], colours: dict[str, str]) -> None:
+    for name, arm in reversed(arms.items()):
+        axes.plot(range(1, len(arm["losses"]) + 1), arm["losses"], color=colours[name], label=name, linewidth=1.2)
+    axes.set_title("loss by step", loc="left", fontsize=10)
+    axes.legend(fontsize=8)
+
+
+def _steps(axes: Axes, arms: dict[str, dict[str, Any]], colours: dict[str, str]) -> None:
+    labels = list(dict.fromkeys(label for arm in arms.values() for label in arm["buckets"]))
+    heights = {
+        name: {label: 1000 * row["step_s"] for label, row in arm["buckets"].items()} for name, arm in arms.items()
+    }
+    _beside(axes, labels, heights, colours)
+    axes.set_xticks(range(len(labels)), labels, rotation=30, ha="right", fontsize=8)
+    axes.set_title("median step by bucket, ms", loc="left", fontsize=10)
+
+
+def _shares(axes: Axes, arms: dict[str, dict[str, Any]], colours: dict[str, str]) -> None:
+    names = {"waiting for data": "wait_share", "padding": "padding", "device busy": "utilisation", "MFU": "mfu"}
+    known = {label: key for label, key in names.items() if any(arm[key] is not None for arm in arms.values())}
+    heights = {name: {label: 100 * (arm[key] or 0.0) for label, key in known.items()} for name, arm in arms.items()}
+    _beside(axes, list(known), heights, colours)
+    axes.set_xticks(range(len(known)), list(known))
+    axes.set_title("shares, %", loc="left", fontsize=10)
+
+
+def _beside(axes: Axes, labels: list[str], heights: dict[str, dict[str, float]], colours: dict[str, str]) -> None:
+    """Draws the bars of all arms beside each other at each label."""
+    width = 0.8 / len(heights)
+    for number, (name, found) in enumerate(heights.items()):
+        places = [labels.index(label) + (number - (len(heights) - 1) / 2) * width for label in found]
+        axes.bar(places, list(found.values()), width=width, color=colours[name])

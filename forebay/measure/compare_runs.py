@@ -7,12 +7,23 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from forebay.errors import ConfigError
-from forebay.measure.drawn_figures import draw_runs
-from forebay.measure.shown_figures import TableRow, cells, draw_or_tell, markdown_table, write_report, written_line
+from forebay.measure.shown_figures import (
+    OTHERS,
+    OURS,
+    TableRow,
+    cells,
+    largest_difference,
+    markdown_table,
+    new_figure,
+    write_figure,
+    write_report,
+    written_line,
+)
 from forebay.train.evaluation.evaluate import HIGHER_IS_BETTER
 from forebay.train.loop.meter import FILE_NAME, VERSION, read_lines
 from forebay.visible import from_here, printable
@@ -46,8 +57,7 @@ class RunLog:
                 f"{folder} is no folder of a run: it lacks logs/{FILE_NAME} and holds {found}; name a folder that "
                 "forebay train has written, <train.output_dir>/<name>"
             )
-        lines = read_lines(path)
-        head, steps = lines[0] if lines else {}, lines[1:]
+        head, *steps = read_lines(path) or [{}]
         if head.get("version") != VERSION or not isinstance(head.get("settings"), dict):
             raise ConfigError(f"{path} begins with {_short(head)}, wanted a head of version {VERSION}; train again")
         # A line has no loss if all of its steps were skipped.
@@ -105,12 +115,15 @@ class RunComparison:
     def to_json(self) -> dict[str, Any]:
         """Returns the document; its fields are an interface."""
         first, other = self.runs
+        losses = [[[line["step"], line["loss"]] for line in run.steps] for run in self.runs]
         return {
             "version": 1,
             "runs": [str(run.folder) for run in self.runs],
             "final": [run.final for run in self.runs],
-            "losses": [[[line["step"], line["loss"]] for line in run.steps] for run in self.runs],
-            "loss_difference": loss_difference(first, other),
+            "losses": losses,
+            "loss_difference": largest_difference(
+                *({line["step"]: line["loss"] for line in run.steps} for run in self.runs)
+            ),
             "settings": settings_that_differ(first.settings, other.settings),
         }
 
@@ -125,25 +138,13 @@ class RunComparison:
         if (out := self.out) is None:
             return
         document = self.to_json()
-        write_report(out, "compare", document, _markdown(document))
-        draw_or_tell(lambda: draw_runs(document, out / "compare.png"), _logger.warning)
+        draw, lines = partial(draw_runs, document), _markdown(document)
+        write_report(out, "compare", document, draw, log=_logger.warning, lines=lines)
 
 
 def compare_runs(first: Path, other: Path, *, out: Path | None = None) -> RunComparison:
     """Returns two runs beside each other, by what their folders tell. Raises ConfigError where one is no run."""
     return RunComparison(runs=(RunLog.of(first), RunLog.of(other)), out=out)
-
-
-def loss_difference(first: RunLog, other: RunLog) -> dict[str, Any]:
-    """Returns the largest difference between losses at equal steps, and where; `equal_steps` 0 where there are none.
-
-    A line's loss is the mean since the line before it, so steps are equal if they end lines of both runs.
-    """
-    curves = [{line["step"]: line["loss"] for line in run.steps} for run in (first, other)]
-    common = sorted(curves[0].keys() & curves[1].keys())
-    found = {step: abs(curves[0][step] - curves[1][step]) for step in common}
-    step = max(found, key=lambda each: found[each], default=None)
-    return {"equal_steps": len(common), "step": step, "difference": None if step is None else found[step]}
 
 
 def settings_that_differ(first: dict[str, Any], other: dict[str, Any]) -> dict[str, list[Any]]:
@@ -214,3 +215,15 @@ _ROWS: tuple[TableRow, ...] = (
     ("padding", "padding", "{:.1f} %", 100),
     ("skipped steps", "skipped_steps"),
 )
+
+
+def draw_runs(document: dict[str, Any], path: Path) -> None:
+    """Makes `path` a PNG of the loss curves of two runs. Raises MissingExtraError where matplotlib is not installed."""
+    figure = new_figure(9, 4.5)
+    axes = figure.subplots()
+    for name, curve, colour in zip(document["runs"], document["losses"], (OURS, OTHERS[0]), strict=True):
+        label = printable(from_here(name)).replace("$", r"\$")
+        axes.plot(*zip(*curve, strict=True), color=colour, label=label, linewidth=1.2)
+    axes.set_title("loss by step, mean since the log line before", loc="left", fontsize=10)
+    axes.legend(fontsize=8)
+    write_figure(figure, path)

@@ -1,27 +1,39 @@
 """The arms of a comparison: the config's own way, and the ways that it is held against; and what each of them gets.
 
 Blocks of a comparison: samples that every arm trains on in its turn, and the batches that an arm makes of them.
+
+The arms over forebay's loader: the config's own way, without its cache, without its buckets.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from forebay.config.tree import Config
-from forebay.errors import ConfigError
+from forebay.errors import CacheMismatchError, ConfigError
+from forebay.measure.machine import device_name, release_memory
+from forebay.measure.step_clock import ArmTurn, BlockClock, Shapes, finish, timed
+from forebay.measure.step_runner import StepRunner
 from forebay.plan.in_order import InOrderPlan
 from forebay.plan.interface import Plan
 from forebay.steps.audio.audio_section import audio_step_of
 from forebay.steps.image.image_section import image_step_of
 from forebay.steps.table import is_own
-from forebay.train.select import as_stored
+from forebay.store.source import SampleSource, SourceUnion
+from forebay.train.collate.patches import fields_of
+from forebay.train.models.model_folder import model_facts
+from forebay.train.select import as_stored, make_loader
+from forebay.visible import did_you_mean
 
 OWN = "config"
 """What tables call the config's own way: its cache and its plan."""
@@ -62,7 +74,8 @@ def arms_of(names: str, config: Config) -> list[Arm]:
     arms = [Arm(name=OWN)]
     for name in filter(None, (part.strip() for part in names.split(","))):
         arm = _arm(name)
-        _require_possible(arm, config)
+        for problem in _problems(arm, config):
+            raise ConfigError(f"--against names {arm.name}, but {problem}")
         if arm not in arms:
             arms.append(arm)
     if len(arms) == 1:
@@ -74,10 +87,9 @@ def _arm(name: str) -> Arm:
     parts = [part.strip() for part in name.split("+")]
     for part in parts:
         if part not in PARTS:
-            near = difflib.get_close_matches(part, PARTS, n=1)
             raise ConfigError(
                 f"--against names {part!r}, wanted {', '.join(PARTS)}, or two of them as uncached+unbucketed"
-                + (f"; the nearest is {near[0]!r}" if near else "")
+                f"{did_you_mean(part, PARTS)}"
             )
     if "hf" in parts and len(set(parts)) > 1:
         raise ConfigError(f"--against names {name!r}, but hf reads raw data in random batches anyway; name hf alone")
@@ -87,47 +99,36 @@ def _arm(name: str) -> Arm:
     )
 
 
-def _require_possible(arm: Arm, config: Config) -> None:
+def _problems(arm: Arm, config: Config) -> Iterator[str]:
+    """Yields why a config's samples cannot have an arm, and what to do."""
     if config.plan is not None and config.plan.kind == "pack" and arm.name != "uncached":
-        raise ConfigError(
-            f"--against names {arm.name}, but {config.path} makes packs, whose samples have no length of a batch; "
-            "for packs give --against uncached"
-        )
+        yield (f"{config.path} makes packs, whose samples have no length of a batch; for packs give --against uncached")
     if (arm.is_plain or arm.is_unbucketed) and config.mixture.source:
-        raise ConfigError(
-            f"--against names {arm.name}, but {config.path} reads several sources by [[mixture.source]], which have no "
-            "random batches in common; give --against uncached, or compare a config of one source"
+        yield (
+            f"{config.path} reads several sources by [[mixture.source]], which have no random batches in common; give "
+            "--against uncached, or compare a config of one source"
         )
     if arm.is_plain:
-        _require_of_transformers(config)
+        yield from (f"{problem}; give --against uncached,unbucketed" for problem in _not_of_transformers(config))
     if arm.is_uncached and any(entry.cache is not None for entry in config.mixture.source):
-        raise ConfigError(
-            f"--against names {arm.name}, but {config.path} names the folder of a cache in [[mixture.source]]; name "
-            "the source's config there, which says where its raw data is"
+        yield (
+            f"{config.path} names the folder of a cache in [[mixture.source]]; name the source's config there, which "
+            "says where its raw data is"
         )
 
 
-def _require_of_transformers(config: Config) -> None:
+def _not_of_transformers(config: Config) -> Iterator[str]:
     if config.audio is not None and is_own(config.audio.features):
-        raise ConfigError(
-            f"--against names hf, but audio.features of {config.path} is {config.audio.features}, which no extractor "
-            "of transformers makes; give --against uncached,unbucketed"
-        )
+        made = f"audio.features of {config.path} is {config.audio.features}"
+        yield f"{made}, which no extractor of transformers makes"
     audio, image = audio_step_of(config), image_step_of(config)
     if image is not None and audio is not None:
-        raise ConfigError(
-            f"--against names hf, but rows of {config.path} are recordings with images, and that way is one of either; "
-            "give --against uncached,unbucketed"
-        )
+        yield f"rows of {config.path} are recordings with images, and that way is one of either"
     if image is not None and not image.is_of_transformers:
-        raise ConfigError(
-            f"--against names hf, but {config.path} stores patches, and that way is one of recordings and of images as "
-            "their processor gives them; give --against uncached,unbucketed"
-        )
+        way = "that way is one of recordings and of images as their processor gives them"
+        yield f"{config.path} stores patches, and {way}"
     if image is None and (audio is None or not audio.reads_sound):
-        raise ConfigError(
-            f"--against names hf, but {config.path} has no sound for an extractor; give --against uncached,unbucketed"
-        )
+        yield f"{config.path} has no sound for an extractor"
 
 
 _STEPS_A_BLOCK = 10
@@ -254,3 +255,86 @@ class Setup:
     """Samples/s of the numbers of DataLoader workers that were tried; empty for arms without such workers."""
     agreement: dict[str, Any] | None = None
     """Of `hf` over images: how batches of the cache compare with the processor's own. None for other arms."""
+
+
+def work(task: ArmTask, parent: Connection) -> None:
+    """Does the turns that the parent asks for, by their number; None ends them."""
+    arm = _OwnArm(task)
+    parent.send(arm.setup)
+    while (number := parent.recv()) is not None:
+        parent.send(arm.turn(number))
+    parent.send(finish(arm.seen, arm.ready))  # the model is of no use afterwards
+
+
+class _OwnArm:
+    """An arm's loader and learner from its first turn to its last. seen: a micro-batch of each shape."""
+
+    def __init__(self, task: ArmTask) -> None:
+        self._blocks = task.random_blocks() if task.arm.is_unbucketed else task.blocks
+        config = task.arm_config
+        began = time.perf_counter()
+        self._loader = make_loader(config, dp_rank=0, dp_world_size=1)
+        self._places = places_in(self._loader.source, task.ids)
+        data_s = time.perf_counter() - began
+        facts, facts_s = timed(partial(model_facts, Path(str(config.train.model)), config))
+        self._runner, model_s = timed(partial(StepRunner, config, facts, self._loader.source))
+        self.setup = Setup(data_s=data_s, model_s=facts_s + model_s, device=device_name())
+        self.seen: dict[Shapes, tuple[int, ...]] = {}
+
+    def turn(self, number: int) -> ArmTurn:
+        """Returns what was taken over a block, which the model has learnt from."""
+        block, before = self._blocks[number], self._loader.report()
+        clock = BlockClock()
+        with self._runner.groups(self._loader, self._plan(block)) as groups, clock:
+            for step, group in zip(block.steps, groups, strict=False):
+                batches = [fields_of(batch) for batch, _ in group.batches]
+                clock.got_batches(batches, wait_s=group.wait_s, bucket=step.bucket)
+                del batches  # buffers of the loader
+                outcome = self._runner.update(group)
+                clock.step_done(outcome.loss, bucket=step.bucket, is_skipped=outcome.is_skipped)
+        after = self._loader.report()
+        frames, padded = (after[name] - before[name] for name in ("frames", "padded_frames"))
+        release_memory()
+        turn = clock.turn
+        turn.frames, turn.room = frames, frames + padded
+        turn.ids = sorted(sample_key(self._loader.source, self._places[index]) for index in block.samples)
+        self.seen |= zip(turn.shapes, (batch for step in block.steps for batch in step.batches), strict=True)
+        return turn
+
+    def ready(self, batch: tuple[int, ...]) -> Callable[[], Any]:
+        """Returns a step of one micro-batch, which is loaded."""
+        plan = self._plan(Block((BlockStep(bucket=-1, batches=(batch,)),)))
+        with self._runner.groups(self._loader, plan) as groups:
+            return partial(self._runner.update, next(groups))
+
+    def _plan(self, block: Block) -> InOrderPlan:
+        """Returns a block as an epoch of the arm's own source."""
+        steps = tuple(
+            dataclasses.replace(step, batches=tuple(tuple(self._places[i] for i in batch) for batch in step.batches))
+            for step in block.steps
+        )
+        return block_plan(Block(steps))
+
+
+def places_in(source: SampleSource, ids: dict[int, str]) -> dict[int, int]:
+    """Returns where the samples of some indices of the config's own source stand in another one, found by their ids.
+
+    A source without a cache has samples that a build would leave out.
+    """
+    if all(index < len(source) and sample_key(source, index) == key for index, key in ids.items()):
+        return {index: index for index in ids}
+    found = {sample_key(source, place): place for place in range(len(source))}
+    for key in ids.values():
+        if key not in found:
+            raise CacheMismatchError(
+                f"sample {key!r} of the cache is not in the raw data, which was changed after the build; run: "
+                "forebay preprocess CONFIG",
+                code="FB405",
+            )
+    return {index: found[key] for index, key in ids.items()}
+
+
+def sample_key(source: SampleSource, index: int) -> str:
+    """Returns the id of a sample, of one of several sources with the source's number before the id."""
+    own = source.sample_id(index)
+    return f"{source.part(index)}/{own}" if isinstance(source, SourceUnion) else own

@@ -6,29 +6,9 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
-from forebay.measure.predict import (
-    Codecs,
-    Listed,
-    Made,
-    OpeningTimes,
-    Pieces,
-    PlanFacts,
-    PlannedBatch,
-    Prediction,
-    Rate,
-    Rates,
-    Reads,
-    StageCost,
-    StepTimes,
-    Sure,
-    Timeline,
-    build_seconds,
-    more_workers,
-    run,
-    seconds_of,
-)
+from forebay.measure import predict
+from forebay.measure.predict import PlannedBatch, Prediction, Rate, StageCost, Sure, Timeline
 
 FED = 0.05
 """The idle share below which data is no bottleneck: the step is."""
@@ -48,17 +28,17 @@ class MeasuredArms:
     num_threads: int
     num_workers: int
     """Of a build, as the config says; 0: as many as there are cores."""
-    opened: OpeningTimes | None = None
-    listed: Listed | None = None
-    raw_read: Reads | None = None
-    made: Made | None = None
-    pieces: Pieces | None = None
-    plan: PlanFacts | None = None
-    cached: Rates | None = None
-    uncached: Rates | None = None
-    workers: Rates | None = None
-    steps: StepTimes | None = None
-    codecs: Codecs | None = None
+    opened: predict.OpeningTimes | None = None
+    listed: predict.Listed | None = None
+    raw_read: predict.Reads | None = None
+    made: predict.Made | None = None
+    pieces: predict.Pieces | None = None
+    plan: predict.PlanFacts | None = None
+    cached: predict.Rates | None = None
+    uncached: predict.Rates | None = None
+    workers: predict.Rates | None = None
+    steps: predict.StepTimes | None = None
+    codecs: predict.Codecs | None = None
     not_measured: Mapping[str, str] = field(default_factory=dict)
     start_s: float = 0.0
     """What a process that imports the steps takes to start."""
@@ -101,16 +81,15 @@ class MeasuredArms:
         """Seconds of each batch's step; zeros where nothing is known."""
         if self.steps is None:
             return [0.0] * len(self.batches)
-        return seconds_of(self.steps.times, [batch.room for batch in self.batches])
+        return predict.seconds_of(self.steps.times, [batch.room for batch in self.batches])
 
-    def timeline(self, rate: Rate, *, prefetch: int | None = None) -> Timeline:
-        """Returns how these batches go where a loader gives them. prefetch: None: that of the config."""
+    def timeline(self, rate: Rate, *, prefetch: int) -> Timeline:
+        """Returns how these batches go where a loader gives them, which fills so many of them ahead."""
         fills, cores, step_cores = [rate.fill_s(batch) for batch in self.batches], 0, 0.0
         if self.steps is not None and self.steps.device == "cpu":
             busy = [time.cpu_s / time.seconds for time in self.steps.times if time.seconds > 0]
             cores, step_cores = self.cores, statistics.fmean(busy) if busy else 0.0
-        ahead = self.prefetch if prefetch is None else prefetch
-        return run(fills, self.steps_s, hands=rate.workers, ahead=ahead, cores=cores, step_cores=step_cores)
+        return predict.run(fills, self.steps_s, hands=rate.workers, ahead=prefetch, cores=cores, step_cores=step_cores)
 
     @cached_property
     def predictions(self) -> list[Prediction]:
@@ -126,7 +105,7 @@ class MeasuredArms:
         for number in _WORKERS:
             if number in of_workers:
                 found.append(self._of_workers(of_workers[number], sure="measured"))
-            elif (rate := more_workers(list(of_workers.values()), number, cores=self.cores)) is not None:
+            elif (rate := predict.more_workers(list(of_workers.values()), number, cores=self.cores)) is not None:
                 found.append(self._of_workers(rate, sure="extrapolated"))
         sure: Sure = "measured" if self.is_sealed else "extrapolated"
         rates = sorted(self.cached.rates.items()) if self.cached else []
@@ -135,17 +114,16 @@ class MeasuredArms:
     def _of_loader(self, rate: Rate, *, is_cached: bool, sure: Sure) -> Prediction:
         way, number = "cached" if is_cached else "uncached", rate.workers
         name = f"{way}, loader, {number} thread{'' if number == 1 else 's'}"
-        return self._prediction(self.timeline(rate), rate, name=name, is_cached=is_cached, sure=sure)
+        return self._prediction(rate, self.prefetch, name=name, is_cached=is_cached, sure=sure)
 
     def _of_workers(self, rate: Rate, *, sure: Sure) -> Prediction:
         """Returns what torch's DataLoader with worker processes would do."""
-        found = self.timeline(rate, prefetch=max(_AHEAD_A_WORKER * rate.workers, 1))
         name = f"uncached, DataLoader, {rate.workers} workers"
-        return self._prediction(found, rate, name=name, is_cached=False, sure=sure)
+        return self._prediction(rate, max(_AHEAD_A_WORKER * rate.workers, 1), name=name, is_cached=False, sure=sure)
 
-    def _prediction(self, found: Timeline, rate: Rate, *, name: str, is_cached: bool, sure: Sure) -> Prediction:
+    def _prediction(self, rate: Rate, prefetch: int, *, name: str, is_cached: bool, sure: Sure) -> Prediction:
         assert self.plan is not None  # it gave the batches
-        samples = sum(batch.samples for batch in self.batches)
+        found, samples = self.timeline(rate, prefetch=prefetch), sum(batch.samples for batch in self.batches)
         return Prediction(
             name=name,
             is_cached=is_cached,
@@ -156,11 +134,10 @@ class MeasuredArms:
             sure=sure,
         )
 
-    def predicted(self, *, is_cached: bool, workers: int | None = None) -> Prediction | None:
-        """Returns what forebay's loader would do, with the config's threads or others."""
-        number = self.num_threads if workers is None else workers
+    def predicted(self, *, is_cached: bool) -> Prediction | None:
+        """Returns what forebay's loader would do with the config's threads."""
         loaders = [each for each in self.predictions if each.is_cached == is_cached and "loader" in each.name]
-        return next((each for each in loaders if each.workers == number), None)
+        return next((each for each in loaders if each.workers == self.num_threads), None)
 
     @property
     def now(self) -> Prediction | None:
@@ -191,10 +168,14 @@ class MeasuredArms:
         if self.made is None or self.listed is None:
             return None
         read_ms = 0.0 if self.raw_read is None else self.raw_read.cold_ms or self.raw_read.warm_ms
-        workers = self.num_workers or self.cores
-        rows = self.listed.num_rows
-        machine: dict[str, Any] = {"workers": workers, "cores": self.cores, "start_s": self.start_s}
-        made_s = build_seconds(rows=rows, cpu_ms=self.made.cpu_ms, read_ms=read_ms, **machine)
+        made_s = predict.build_seconds(
+            rows=self.listed.num_rows,
+            cpu_ms=self.made.cpu_ms,
+            read_ms=read_ms,
+            workers=self.num_workers or self.cores,
+            cores=self.cores,
+            start_s=self.start_s,
+        )
         return made_s + (self.listed.seconds if self.listed.is_whole else 0.0)
 
     @property
@@ -202,6 +183,4 @@ class MeasuredArms:
         """What a cache takes: the sealed one's bytes, else those of the sample in proportion."""
         if self.opened is not None and self.is_sealed:
             return self.opened.size_bytes
-        if self.made is None or self.listed is None:
-            return None
-        return self.made.bytes_a_sample * self.listed.num_rows
+        return self.made.bytes_a_sample * self.listed.num_rows if self.made and self.listed else None

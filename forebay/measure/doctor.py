@@ -13,7 +13,7 @@ import pkgutil
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,15 +23,13 @@ from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.errors import ConfigError, ForebayError
-from forebay.measure.advice import advice
-from forebay.measure.cache_arms import codecs, find, listing, plans, reads
+from forebay.measure.cache_arms import codecs, find, listing, made, plans, reads
 from forebay.measure.child_process import Child
 from forebay.measure.diagnosis import MeasuredArms
 from forebay.measure.doctor_bench import Bench, DoctorTask
-from forebay.measure.doctor_report import DoctorReport
+from forebay.measure.doctor_report import DoctorReport, advice
 from forebay.measure.loader_arms import cached, pieces, uncached, workers
 from forebay.measure.predict import Skip, StepTime, StepTimes
-from forebay.measure.sample_cache import made
 from forebay.measure.tuned_config import apply, check_target, settings_of
 from forebay.progress import Progress
 from forebay.steps.recipe import plan_example
@@ -83,8 +81,7 @@ class Answer:
     """What an arm came to: its figures, or why there are none."""
 
     value: Any = None
-    skipped: str | None = None
-    failed: str | None = None
+    why: str = "it gave nothing"
 
 
 def work(task: DoctorTask, parent: Connection) -> None:
@@ -96,12 +93,10 @@ def work(task: DoctorTask, parent: Connection) -> None:
         name, seconds, bench.pace_s = parent.recv()
         try:
             answer = Answer(value=ARMS[name].work(bench, seconds))
-        except Skip as err:
-            answer = Answer(skipped=str(err))
-        except ForebayError as err:
-            answer = Answer(failed=str(err))
+        except (Skip, ForebayError) as err:
+            answer = Answer(why=str(err))
         except OSError as err:
-            answer = Answer(failed=f"{err.strerror or err}{f': {err.filename}' if err.filename else ''}")
+            answer = Answer(why=f"{err.strerror or err}{f': {err.filename}' if err.filename else ''}")
         parent.send(answer)
 
 
@@ -129,17 +124,17 @@ class DoctorSession:
         """Returns what an arm came to in about so many seconds; the child is killed where it does not end."""
         left_s = self._deadline_s - time.monotonic()
         if left_s < 1:
-            return Answer(skipped="no time was left for it")
+            return Answer(why="no time was left for it")
         limit_s = min(2 * seconds + _SET_UP_S + ARMS[name].more_s, left_s)
         try:
             child = self._ready(left_s)
             child.send((name, min(seconds, left_s / 2), self.pace_s))
             answer: Answer = child.receive(limit_s)
         except TimeoutError:
-            answer = Answer(failed=f"it did not end in {limit_s:.0f} s and was stopped")
+            answer = Answer(why=f"it did not end in {limit_s:.0f} s and was stopped")
             self._kill()
         except ForebayError as err:
-            answer = Answer(failed=str(err))
+            answer = Answer(why=str(err))
             self._kill()
         return answer
 
@@ -199,7 +194,14 @@ def doctor(config: Config, options: DoctorOptions | None = None) -> DoctorReport
     temporary folder alone, and `apply`. Raises ConfigError for a config that cannot be measured.
     """
     options = options or DoctorOptions()
-    check(config, options)
+    if config.plan is None:
+        raise ConfigError(
+            f"{config.path}: no [plan] section, so there are no batches to measure; add one, for example: "
+            f"{plan_example(config)}",
+            code="FB104",
+        )
+    if options.apply is not None:
+        check_target(config, options.apply)
     began = time.monotonic() - options.passed_s
     root = tempfile.mkdtemp(prefix="forebay-doctor-")
     cores = len(os.sched_getaffinity(0))
@@ -225,95 +227,60 @@ def doctor(config: Config, options: DoctorOptions | None = None) -> DoctorReport
     )
 
 
-def check(config: Config, options: DoctorOptions) -> None:
-    """Raises ConfigError for what cannot be measured, or written."""
-    if config.plan is None:
-        raise ConfigError(
-            f"{config.path}: no [plan] section, so there are no batches to measure; add one, for example: "
-            f"{plan_example(config)}",
-            code="FB104",
-        )
-    if options.apply is not None:
-        check_target(config, options.apply)
-
-
 def _measured(session: DoctorSession, config: Config, options: DoctorOptions, *, cores: int) -> MeasuredArms:
-    found: dict[str, Any] = {} if options.step_s is None else {"steps": given_step(options.step_s)}
     missing: dict[str, str] = {}
-
-    def so_far() -> MeasuredArms:
-        return MeasuredArms(
-            cores=cores,
-            prefetch=config.loader.prefetch,
-            num_threads=config.loader.num_threads,
-            num_workers=config.run.num_workers or 0,
-            not_measured=missing,
-            start_s=session.start_s,
-            **found,
-        )
-
-    for name in _wanted(config, options):
-        field = ARMS[name].field
-        if (why := _pointless(name, found, missing)) is not None:
+    found = MeasuredArms(
+        cores=cores,
+        prefetch=config.loader.prefetch,
+        num_threads=config.loader.num_threads,
+        num_workers=config.run.num_workers or 0,
+        steps=None if options.step_s is None else given_step(options.step_s),
+        not_measured=missing,
+    )
+    needless = {"step": options.step_s is not None, "codecs": not isinstance(config.plan, PackConfig)}
+    wanted = [name for name in ARMS if not needless.get(name)]
+    progress = Progress(len(wanted), desc="doctor", unit="arm", is_shown=options.progress)
+    for name in progress.over(wanted):
+        progress.say(name)
+        if (why := _pointless(name, found)) is not None:
             missing[name] = why
             continue
-        step = so_far().step
-        session.pace_s = 0.0 if step is None else step.ms / 1e3
-        answer = _asked(session, name, options)
+        session.pace_s = 0.0 if found.step is None else found.step.ms / 1e3
+        seconds = ARMS[name].share * options.seconds
+        answer = session.ask(name, seconds)
+        if name == "listing" and "did not end" in answer.why:
+            session.limit(_FEW_ROWS)
+            answer = session.ask(name, seconds)
         if answer.value is None:
-            missing[name] = answer.skipped or answer.failed or "it gave nothing"
+            missing[name] = answer.why
         else:
-            found[field] = answer.value
+            found = dataclasses.replace(found, **{ARMS[name].field: answer.value})
         if name == "listing":
-            _require(found, missing, config)
+            _require_data(found, config)
     for name in ("cached loader", "uncached loader", "uncached DataLoader"):
-        if (rates := found.get(ARMS[name].field)) is not None:
+        if (rates := getattr(found, ARMS[name].field)) is not None:
             missing |= {f"{name} with {number}": why for number, why in rates.skipped.items()}
-    return so_far()
+    return dataclasses.replace(found, start_s=session.start_s)
 
 
-def _wanted(config: Config, options: DoctorOptions) -> Iterator[str]:
-    """Yields the arms that say something of a config, as they are to be asked for."""
-    with Progress(len(ARMS), desc="doctor", unit="arm", is_shown=options.progress) as progress:
-        for name in ARMS:
-            progress.say(name)
-            is_given = name == "step" and options.step_s is not None
-            if not is_given and (name != "codecs" or isinstance(config.plan, PackConfig)):
-                yield name
-            progress.update()
-
-
-def _asked(session: DoctorSession, name: str, options: DoctorOptions) -> Answer:
-    """Returns an arm's answer; of a listing that takes too long that of the first rows."""
-    seconds = ARMS[name].share * options.seconds
-    answer = session.ask(name, seconds)
-    if name != "listing" or "did not end" not in (answer.failed or ""):
-        return answer
-    session.limit(_FEW_ROWS)
-    return session.ask(name, seconds)
-
-
-def _pointless(name: str, found: Mapping[str, Any], missing: Mapping[str, str]) -> str | None:
+def _pointless(name: str, found: MeasuredArms) -> str | None:
     """Returns why an arm is not even tried."""
     needs = ARMS[name].needs
-    if needs == "raw data" and "listing" in missing:
+    if needs == "raw data" and "listing" in found.not_measured:
         return "there is no listing of the raw data"
-    if needs == "raw data" and "did not end" in missing.get("raw read", ""):
+    if needs == "raw data" and "did not end" in found.not_measured.get("raw read", ""):
         return "reading raw data hangs"
-    if needs == "a cache" and not _is_sealed(found) and "made" not in found:
+    if needs == "a cache" and not found.is_sealed and found.made is None:
         return "there is no cache, and no sample of one could be made"
-    if name == "uncached DataLoader" and "uncached" not in found:
+    if name == "uncached DataLoader" and found.uncached is None:
         return "the loader without a cache could not be measured"
     return None
 
 
-def _is_sealed(found: Mapping[str, Any]) -> bool:
-    return "opened" in found and found["opened"].place is not None
-
-
-def _require(found: Mapping[str, Any], missing: Mapping[str, str], config: Config) -> None:
+def _require_data(found: MeasuredArms, config: Config) -> None:
     """Raises ConfigError where there is neither a cache nor raw data that this machine has."""
-    if _is_sealed(found) or "listing" not in missing:
+    missing = found.not_measured
+    if found.is_sealed or "listing" not in missing:
         return
     if any(map(is_url, config.source.manifests)):
         raise ConfigError(

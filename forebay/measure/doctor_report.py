@@ -1,17 +1,252 @@
-"""What `forebay doctor` prints: a table of stages, predictions, advice; or one document."""
+"""What `forebay doctor` prints: a table of stages, predictions, advice; or one document.
+
+What to change, the most useful first, each with its line, its gain and how sure that is. Pure.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from forebay.measure.advice import Advice
-from forebay.measure.diagnosis import MeasuredArms
-from forebay.measure.shown_figures import duration, ms_text, percent, short_number
+from forebay.config.plan import PackConfig
+from forebay.config.tree import Config
+from forebay.measure.diagnosis import FED, MeasuredArms
+from forebay.measure.predict import Prediction, Sure
+from forebay.measure.shown_figures import duration_text, ms_text, percent, short_number
 from forebay.terminal import human_number, paragraph, table
 from forebay.visible import from_here, human_bytes
+
+Needs = Literal["nothing", "build"]
+"""What a setting needs to be of use: nothing, or a new build of the cache."""
+
+_POINT = 0.01
+"""The least gain worth a line."""
+_SLOW_DISK = 2.0
+"""Times that reading from the disk takes beyond reading from memory, from which on the disk is worth a line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """One thing to do. settings: dotted name -> value, for `--apply`. rank: the share of an epoch that it saves."""
+
+    text: str
+    line: str
+    """The line of the config, or the command."""
+    gain: str
+    sure: Sure = "extrapolated"
+    rank: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    needs: Needs = "nothing"
+
+
+def advice(found: MeasuredArms, config: Config) -> list[Advice]:
+    """Returns what to do, what saves the most of an epoch first; where nothing does, that the step decides."""
+    makers = (_build, _threads, _prefetch, _plan, _codec, _storage, _workers, _shards)
+    all_of_them = [each for make in makers for each in make(found, config)]
+    ranked = sorted(all_of_them, key=lambda each: -each.rank)
+    return [*_step(found, config), *ranked]
+
+
+def _step(found: MeasuredArms, config: Config) -> Iterator[Advice]:
+    now = found.now
+    if now is None or now.idle is None or now.idle >= FED:
+        return
+    yield Advice(
+        text="the step is the bottleneck: data can be no faster",
+        line=f"forebay train {from_here(config.path)} --profile 5",
+        gain=f"the device waits {percent(now.idle)} of the time",
+        sure="measured" if now.sure == "measured" else "extrapolated",
+    )
+
+
+def _build(found: MeasuredArms, config: Config) -> Iterator[Advice]:
+    if found.is_sealed:
+        return
+    now, then = found.predicted(is_cached=False), found.predicted(is_cached=True)
+    if now is None or then is None:
+        return
+    cost = [] if found.build_s is None else [f"{duration_text(found.build_s)} once"]
+    cost += [] if found.size_bytes is None else [human_bytes(found.size_bytes)]
+    saved = 1 - then.epoch_s / now.epoch_s if now.epoch_s else 0.0
+    if saved < _POINT:
+        return
+    yield Advice(
+        text="build the cache",
+        line=f"forebay preprocess {from_here(config.path)}",
+        gain=", ".join([_change(now, then), *cost]),
+        rank=saved,
+    )
+
+
+def _threads(found: MeasuredArms, _config: Config) -> Iterator[Advice]:
+    now = found.predicted(is_cached=True)
+    if now is None or now.idle is None:  # without a step nothing overlaps, and no thread is of use
+        return
+    others = [each for each in found.predictions if each.is_cached]
+    best_s = min(each.epoch_s for each in others)
+    # The fewest that are as good: a thread more takes a core from somebody else.
+    enough = min((each for each in others if each.epoch_s <= best_s * (1 + _POINT)), key=lambda each: each.workers)
+    saved = 1 - enough.epoch_s / now.epoch_s if now.epoch_s else 0.0
+    if saved < 5 * _POINT:
+        return
+    yield Advice(
+        text="fill batches with more threads" if enough.workers > now.workers else "fill batches with fewer threads",
+        line=f"loader.num_threads = {enough.workers}",
+        gain=_change(now, enough),
+        sure="measured" if found.is_sealed else "extrapolated",
+        rank=saved * now.epoch_s / max((found.now or now).epoch_s, now.epoch_s) if now.epoch_s else saved,
+        settings={"loader.num_threads": enough.workers},
+    )
+
+
+def _prefetch(found: MeasuredArms, config: Config) -> Iterator[Advice]:
+    rates = found.cached if found.is_sealed else found.uncached
+    if found.step is None or found.now is None or rates is None:
+        return
+    rate = rates.rates.get(found.num_threads)
+    if rate is None or not rate.workers:
+        return
+    more = 4 * config.loader.prefetch
+    before, after = (found.timeline(rate, prefetch=each) for each in (found.prefetch, more))
+    saved = 1 - after.total_s / before.total_s
+    if saved < 2 * _POINT:
+        return
+    yield Advice(
+        text="fill more batches ahead: some batches take longer to fill than others",
+        line=f"loader.prefetch = {more}",
+        gain=f"idle {percent(before.idle)} -> {percent(after.idle)}",
+        rank=saved,
+        settings={"loader.prefetch": more},
+    )
+
+
+def _plan(found: MeasuredArms, config: Config) -> Iterator[Advice]:
+    plan = found.plan
+    if plan is None or not plan.others or plan.room_is_fixed:
+        return
+    best = min(plan.others, key=lambda other: other.padding)
+    if best.padding >= plan.padding:
+        return
+    # The fewest buckets that save most of it: every bucket has a last batch that is not full.
+    enough = next(o for o in plan.others if plan.padding - o.padding >= 0.8 * (plan.padding - best.padding))
+    saved = 1 - (1 - plan.padding) / (1 - enough.padding)
+    if saved < 2 * _POINT:
+        return
+    is_pack = isinstance(config.plan, PackConfig)
+    what = "empty room" if is_pack else "padding"
+    settings = {f"plan.{name}": value for name, value in enough.settings.items()}
+    edges = "plan.edges" if getattr(config.plan, "edges", None) else "plan.edges_s"  # of tokens, or of seconds
+    yield Advice(
+        text="fill the packs better" if is_pack else "cut buckets where the lengths are",
+        line=", ".join(f"{name} = {value}" for name, value in settings.items()),
+        gain=f"{what} {percent(plan.padding)} -> {percent(enough.padding)}",
+        sure="measured" if plan.is_exact else "extrapolated",
+        # A step takes what its room takes; a device that waits gains less.
+        rank=saved * (1 - (found.now.idle or 0.0)) if found.now is not None and found.now.idle is not None else saved,
+        # `k` stands instead of edges.
+        settings={**settings, edges: None} if "plan.k" in settings else settings,
+    )
+
+
+def _codec(found: MeasuredArms, config: Config) -> Iterator[Advice]:
+    codecs = found.codecs
+    if codecs is None or not isinstance(config.plan, PackConfig):
+        return
+    own_bytes, own_ms = codecs.bytes_a_sample[codecs.own], codecs.read_ms[codecs.own]
+    hands = max(found.num_threads, 1)
+    # A codec pays if a cache of it is smaller and the loader still keeps up with half of its hands' time to spare.
+    budget_ms = max(2 * own_ms, 1e3 * sum(found.steps_s) / max(len(found.batches), 1) * hands / 2)
+    pays = [
+        codec
+        for codec in codecs.read_ms
+        if codec != codecs.own and codecs.bytes_a_sample[codec] < 0.8 * own_bytes and codecs.read_ms[codec] <= budget_ms
+    ]
+    if not pays:
+        return
+    best = min(pays, key=lambda codec: codecs.bytes_a_sample[codec])
+    slow = {codec: ms_text(ms) for codec, ms in codecs.read_ms.items() if codec not in (*pays, codecs.own)}
+    against = f"; {', '.join(slow)} would take {', '.join(slow.values())}" if slow else ""
+    share, size = codecs.bytes_a_sample[best] / own_bytes, found.size_bytes
+    sizes = f"{human_bytes(size)} -> {human_bytes(size * share)}" if size else f"{share:.2f} of the bytes"
+    yield Advice(
+        text=f"codec {best} pays on this set",
+        line=f'vision.codec = "{best}"',
+        gain=f"{sizes}; {ms_text(own_ms)} -> {ms_text(codecs.read_ms[best])} to read a pack{against}",
+        rank=_POINT * (1 - share),
+        settings={"vision.codec": best},
+        needs="build",
+    )
+
+
+def _storage(found: MeasuredArms, config: Config) -> Iterator[Advice]:
+    path = from_here(config.path)
+    now = found.now
+    if now is None:
+        return
+    if found.is_sealed and found.pieces is not None and found.pieces.cold_ms is not None:
+        warm = next((stage.ms for stage in found.pieces.stages if stage.name == "cached read"), 0.0)
+        cold, what = found.pieces.cold_ms, "the cache"
+        fix = ("copy the cache to a disk of this machine", 'forebay cache pull CACHE, or plan.locality = "shards:16"')
+    elif not found.is_sealed and found.raw_read is not None and found.raw_read.cold_ms is not None:
+        warm, cold, what = found.raw_read.warm_ms, found.raw_read.cold_ms, "raw data"
+        fix = ("copy the raw data to a disk of this machine, or build the cache", f"forebay preprocess {path}")
+    else:
+        return
+    hands = max(found.num_threads, 1)
+    sample_ms = 1e3 / now.samples_per_s if now.samples_per_s else 0.0
+    if cold < _SLOW_DISK * warm or cold / hands <= sample_ms:
+        return
+    slower = (cold - warm) / hands / (sample_ms + (cold - warm) / hands)
+    yield Advice(
+        text=f"the storage of {what} is slow: {fix[0]}",
+        line=fix[1],
+        gain=f"a sample takes {ms_text(cold)} from the disk and {ms_text(warm)} from memory; an epoch that does not "
+        f"fit into memory waits {percent(slower)} of its time for the disk",
+        rank=slower / 2,
+    )
+
+
+def _workers(found: MeasuredArms, config: Config) -> Iterator[Advice]:
+    own = config.run.num_workers or found.cores
+    if found.is_sealed or found.build_s is None or own >= found.cores:
+        return
+    faster = dataclasses.replace(found, num_workers=found.cores).build_s
+    assert faster is not None
+    yield Advice(
+        text="build with all cores",
+        line=f"run.num_workers = {found.cores}",
+        gain=f"the build {duration_text(found.build_s)} -> {duration_text(faster)}",
+        settings={"run.num_workers": found.cores},
+    )
+
+
+def _shards(found: MeasuredArms, config: Config) -> Iterator[Advice]:
+    made, listed, rows = found.made, found.listed, config.layout.rows_per_shard
+    if found.is_sealed or made is None or listed is None or not listed.is_whole:
+        return
+    hands = min(config.run.num_workers or found.cores, found.cores)
+    shards = -(-listed.num_rows // rows)
+    if shards >= 2 * hands or listed.num_rows < 64 * hands:
+        return
+    wanted = max(listed.num_rows // (4 * hands), 16)
+    yield Advice(
+        text=f"cut the build into more shards: {shards} for {hands} workers leave some of them idle",
+        line=f"layout.rows_per_shard = {wanted}",
+        gain=f"a build of up to {hands} times the speed",
+        sure="rule",
+        settings={"layout.rows_per_shard": wanted},
+        needs="build",
+    )
+
+
+def _change(now: Prediction, then: Prediction) -> str:
+    epochs = f"an epoch {duration_text(now.epoch_s)} -> {duration_text(then.epoch_s)}"
+    if now.idle is None or then.idle is None:
+        return epochs
+    return f"idle {percent(now.idle)} -> {percent(then.idle)}, {epochs}"
+
 
 _TITLES = {"raw": "from raw data", "build": "a build, beside that", "cache": "from a cache", "step": "training"}
 
@@ -103,12 +338,12 @@ class DoctorReport:
             rows = []
             for each in found.predictions:
                 idle = "?" if each.idle is None else percent(each.idle)
-                rows.append([each.name, idle, duration(each.epoch_s), human_number(each.samples_per_s), each.sure])
+                rows.append([each.name, idle, duration_text(each.epoch_s), human_number(each.samples_per_s), each.sure])
             yield from table(["a run", "idle", "an epoch", "samples/s", "how sure"], rows, left=1, last_left=True)
             if found.steps is None:
                 yield from paragraph("  ", "idle needs a step: a [train] model in the config, or --step-s")
         if found.build_s is not None and found.size_bytes is not None:
-            yield from paragraph("a build: ", f"{duration(found.build_s)}, {human_bytes(found.size_bytes)}")
+            yield from paragraph("a build: ", f"{duration_text(found.build_s)}, {human_bytes(found.size_bytes)}")
 
     def _advice(self) -> Iterator[str]:
         yield ""

@@ -194,45 +194,41 @@ def _in_turns(rounds: dict[int, Round], seconds: float, *, own: int) -> dict[int
     others = [number for number in rounds if number != own]
     turns = [number for other in others for number in (own, other)] if own in rounds and others else [*rounds]
     each_s = max(min(_ROUND_S, seconds / (2 * max(len(turns), 1))), 0.05)
-    found: dict[int, list[_Turn]] = {number: [] for number in rounds}
+    found = {number: _Turn([], 0.0) for number in rounds}
     for run in rounds.values():
         run(0.01)  # what is loaded at the first batch is loaded
     ends = time.perf_counter() + seconds
     while True:
         for number in turns:
-            found[number].append(rounds[number](each_s))
+            turn = rounds[number](each_s)
+            found[number].batches += turn.batches
+            found[number].seconds += turn.seconds
         if time.perf_counter() + len(turns) * each_s > ends:
             break
     return _rates(found)
 
 
-def _rates(found: dict[int, list[_Turn]]) -> dict[int, Rate]:
+def _rates(found: dict[int, _Turn]) -> dict[int, Rate]:
     """Returns the rate of each loader, all its turns together: a median would leave the long batches out.
 
     How samples and frames share a batch's seconds is the same for all loaders, and that with the most batches says it.
-    """
-    batches = {number: [batch for turn in turns for batch in turn.batches] for number, turns in found.items()}
-    shape = costs(max(batches.values(), key=len))
-    return {number: _rate(number, turns, shape=shape) for number, turns in found.items() if batches[number]}
-
-
-def _rate(workers: int, turns: Sequence[_Turn], *, shape: tuple[float, float]) -> Rate:
-    """Returns the rate of some turns. shape: what a sample and a frame take, but for a factor.
-
     What a batch takes is what a worker was busy with it: a turn's beginning and its end, at which some workers have
     nothing to do, do not count.
     """
-    batches = [batch for turn in turns for batch in turn.batches]
-    expected = sum(shape[0] * batch.samples + shape[1] * batch.frames for batch in batches)
-    factor = sum(batch.seconds for batch in batches) / max(expected, 1e-12)
-    of_sample, of_frame = factor * shape[0], factor * shape[1]
-    return Rate(
-        workers=workers,
-        samples_per_s=sum(batch.samples for batch in batches) / max(sum(turn.seconds for turn in turns), 1e-9),
-        seconds_per_sample=of_sample,
-        seconds_per_frame=of_frame,
-        batches=len(batches),
-    )
+    of_sample, of_frame = costs(max((turn.batches for turn in found.values()), key=len))
+    rates = {}
+    for number, turn in found.items():
+        if turn.batches:
+            expected = sum(of_sample * batch.samples + of_frame * batch.frames for batch in turn.batches)
+            factor = sum(batch.seconds for batch in turn.batches) / max(expected, 1e-12)
+            rates[number] = Rate(
+                workers=number,
+                samples_per_s=sum(batch.samples for batch in turn.batches) / max(turn.seconds, 1e-9),
+                seconds_per_sample=factor * of_sample,
+                seconds_per_frame=factor * of_frame,
+                batches=len(turn.batches),
+            )
+    return rates
 
 
 def _of_workers(data: Batches, number: int, seconds: float) -> Rate:
@@ -250,7 +246,7 @@ def _of_workers(data: Batches, number: int, seconds: float) -> Rate:
     filled_s = sum(batch.seconds for batch in found.batches)
     factor = max(number * found.seconds / max(filled_s, 1e-9), 1.0)
     found.batches = [dataclasses.replace(batch, seconds=factor * batch.seconds) for batch in found.batches]
-    return _rates({number: [found]})[number]
+    return _rates({number: found})[number]
 
 
 _COLD_READS = 32

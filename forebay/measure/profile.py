@@ -11,19 +11,22 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.measure.drawn_figures import draw_shares
 from forebay.measure.machine import device_name
-from forebay.measure.profile_shares import Shares, read_trace, shares_of
-from forebay.measure.shown_figures import draw_or_tell, write_report, written_line
+from forebay.measure.profile_shares import UNCLAIMED, Shares, read_trace, shares_of
+from forebay.measure.shown_figures import new_figure, write_figure, write_report, written_line
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
 from forebay.train.loop.meter import Phases, StepLog
 from forebay.train.loop.recorder import Recorder
 from forebay.train.loop.run import run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _logger = logging.getLogger(__name__)
 
@@ -82,9 +85,8 @@ class ProfileReport:
 
     def write(self) -> None:
         """Makes profile.json, and profile.png if matplotlib is installed; a line names the extra if it is not."""
-        folder = Path(self.folder)
-        write_report(folder, "profile", self.to_json())
-        draw_or_tell(lambda: draw_shares(self.shares, self.device, folder / _PICTURE), _logger.info)
+        draw = partial(draw_shares, self.shares, self.device)
+        write_report(Path(self.folder), "profile", self.to_json(), draw, log=_logger.info)
 
 
 def profile(
@@ -142,3 +144,43 @@ def _short(config: Config, folder: Path) -> Config:
         output_dir=str(folder / _FOLDER),
     )
     return dataclasses.replace(config, train=settings)
+
+
+def draw_shares(shares: Shares, device: str, path: Path) -> None:
+    """Makes `path` a PNG: a bar for the main thread, one for the other threads, one for the device if there is one.
+
+    Raises MissingExtraError where matplotlib is not installed.
+    """
+    bars = {"main thread": shares.main, "device": shares.device}
+    bars = {title: parts for title, parts in bars.items() if parts}
+    panels = len(bars) + bool(shares.threads)
+    rows = [len(parts) for parts in bars.values()] + [len(shares.threads)] * bool(shares.threads)
+    why = "the profile goes without its picture, which needs matplotlib"
+    figure = new_figure(9, 0.9 * panels + 0.28 * sum(rows), why=why)
+    axes = list(figure.subplots(panels, 1, squeeze=False, sharex=True, height_ratios=[row + 1 for row in rows])[:, 0])
+    for title, parts in bars.items():
+        _draw_parts(axes.pop(0), title, {name: seconds / shares.wall_s for name, seconds in parts.items()})
+    if axes:
+        _draw_threads(axes[0], shares)
+    figure.suptitle(f"{shares.num_steps} steps of {1e3 * shares.wall_s / shares.num_steps:.1f} ms on {device}")
+    write_figure(figure, path)
+
+
+def _draw_parts(axes: Axes, title: str, shares: Mapping[str, float]) -> None:
+    names = list(shares)[::-1]
+    colours = ["tab:gray" if name.startswith("idle") or name == UNCLAIMED else "tab:blue" for name in names]
+    bars = axes.barh(names, [100 * shares[name] for name in names], color=colours)
+    axes.bar_label(bars, labels=[f"{100 * shares[name]:.1f} %" for name in names], padding=3, fontsize=8)
+    axes.set_title(f"{title}, % of the wall time", loc="left", fontsize=9)
+    axes.margins(x=0.12)
+
+
+def _draw_threads(axes: Axes, shares: Shares) -> None:
+    names = list(shares.threads)[::-1]
+    found = [shares.threads[name] for name in names]
+    beside = [100 * each.seconds * each.beside / shares.wall_s for each in found]
+    alone = [100 * each.seconds * (1 - each.beside) / shares.wall_s for each in found]
+    axes.barh(names, beside, color="tab:green", label="while the main thread works")
+    axes.barh(names, alone, left=beside, color="tab:orange", label="while the main thread waits")
+    axes.set_title("other threads, % of the wall time", loc="left", fontsize=9)
+    axes.legend(fontsize=8)

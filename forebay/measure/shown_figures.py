@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import MissingExtraError
 from forebay.extras import install_line
+from forebay.progress import duration
 from forebay.store.files import write_bytes
 from forebay.visible import from_here, human_bytes, json_text
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DPI = 120
+OURS, OTHERS = "#c2410c", ("#52606d", "#2b6cb0", "#9aa5b1", "#2f855a", "#805ad5")
+"""Colours of the first way, or run, and of those beside it."""
 
 TableRow = tuple[str, str] | tuple[str, str, str] | tuple[str, str, str, float]
 """A row of a table: label, name of the figure, its form (`bytes`, or one of `str.format`), and a factor."""
@@ -36,15 +40,11 @@ def short_number(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
-def duration(seconds: float) -> str:
-    """Returns a time in the unit that suits it."""
+def duration_text(seconds: float) -> str:
+    """Returns a time that was measured, in three digits below 100 s."""
     if seconds < 1:
-        return f"{1e3 * seconds:.3g} ms"
-    if seconds < 99.5:
-        return f"{seconds:.3g} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.0f} days"
+        return ms_text(1e3 * seconds)
+    return f"{seconds:.3g} s" if seconds < 99.5 else duration(seconds)
 
 
 def cells(rows: Sequence[TableRow], columns: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -70,20 +70,38 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterat
         yield f"| {' | '.join(row)} |"
 
 
-def write_report(folder: Path, stem: str, document: Mapping[str, Any], lines: Iterator[str] | None = None) -> None:
-    """Makes a folder hold a document as `STEM.json`, and its lines, if there are any, as `STEM.md`."""
+def write_report(
+    folder: Path,
+    stem: str,
+    document: Mapping[str, Any],
+    draw: Callable[[Path], None],
+    *,
+    log: Callable[[str], None],
+    lines: Iterator[str] | None = None,
+) -> None:
+    """Makes a folder hold a document as `STEM.json`, its lines, if there are any, as `STEM.md`, and its `STEM.png`.
+
+    A picture that cannot be drawn is a line of a log, which names the extra.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / f"{stem}.json", json_text(document).encode())
     if lines is not None:
         write_bytes(folder / f"{stem}.md", ("\n".join(lines) + "\n").encode())
-
-
-def draw_or_tell(draw: Callable[[], None], log: Callable[[str], None]) -> None:
-    """Draws a picture; one that cannot be drawn is a line of a log, which names the extra."""
     try:
-        draw()
+        draw(folder / f"{stem}.png")
     except MissingExtraError as err:
         log(str(err))
+
+
+def largest_difference(first: Mapping[int, float], other: Mapping[int, float]) -> dict[str, Any]:
+    """Returns the largest difference between the losses of two runs at equal steps, the step, and how many are equal.
+
+    Losses that are not finite, as under fp16, are passed over. `step` and `difference` are None without an equal step.
+    """
+    found = {step: abs(loss - other[step]) for step, loss in first.items() if step in other}
+    found = {step: value for step, value in found.items() if math.isfinite(value)}
+    step = max(found, key=lambda each: found[each], default=None)
+    return {"equal_steps": len(found), "step": step, "difference": None if step is None else found[step]}
 
 
 def written_line(folder: str | Path, names: Sequence[str]) -> str:

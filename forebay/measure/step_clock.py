@@ -193,8 +193,6 @@ class StageClock:
 
     def __init__(self) -> None:
         self.wall_s: Counter[str] = Counter()
-        self.cpu_s: Counter[str] = Counter()
-        """CPU seconds of the thread that the stretch was in; threads that it had work for it are not in there."""
         self._local, self._lock = threading.local(), threading.Lock()
 
     @contextlib.contextmanager
@@ -216,9 +214,8 @@ class StageClock:
             stack.pop()
 
     def _put_down(self, stack: list[str]) -> None:
-        now = time.perf_counter(), time.thread_time()
+        now = time.perf_counter()
         if stack:
             with self._lock:
-                self.wall_s[stack[-1]] += now[0] - self._local.since[0]
-                self.cpu_s[stack[-1]] += now[1] - self._local.since[1]
+                self.wall_s[stack[-1]] += now - self._local.since
         self._local.since = now

@@ -12,7 +12,7 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ForebayError
-from forebay.measure.advice import Advice
+from forebay.measure.doctor_report import Advice
 from forebay.steps.recipe import load_config
 from forebay.store.files import temporary_name
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from forebay.store.lookup import Sealed
 from forebay.store.remote.carry.tally import TransferReport
+from forebay.terminal import CommandReport
 from forebay.visible import from_here, human_bytes
 
 COUNTS = ("num_samples", "excluded", "failed", "longer", "unused_fields")
@@ -39,7 +40,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildReport:
+class BuildReport(CommandReport):
     """The report of a build; its fields are those of `forebay preprocess --json`.
 
     excluded, failed: rows left out, by reason. longer: samples that are longer than their manifest says, kept.
@@ -78,10 +79,6 @@ class BuildReport:
             seconds=seconds,
             already_sealed=True,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON document."""
-        return asdict(self)
 
     def lines(self) -> Iterator[str]:
         """Yields what `forebay preprocess` prints of a build, or of a dry run, which alone has an estimate."""

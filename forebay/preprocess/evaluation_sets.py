@@ -21,7 +21,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ from forebay.store.layout import Ints
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.task_map import WorkerDied
+from forebay.terminal import CommandReport
 from forebay.visible import from_here, human_bytes
 
 UNKNOWN = "unknown"
@@ -159,7 +160,7 @@ class EvalsetOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalsetReport:
+class EvalsetReport(CommandReport):
     """The sets made; its fields are those of the JSON document. sets: as `files` of the manifest. kept: tars that were
     there."""
 
@@ -172,10 +173,6 @@ class EvalsetReport:
     kept: int
     sets: Sequence[Mapping[str, Any]]
     seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON document."""
-        return asdict(self)
 
     def lines(self) -> Iterator[str]:
         """Yields what `forebay evalset` prints."""

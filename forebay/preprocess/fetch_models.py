@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,6 +20,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.progress import Progress
 from forebay.store.files import write_bytes
+from forebay.terminal import CommandReport
 from forebay.visible import human_bytes
 
 _DATA = (".json", ".txt", ".jinja", ".model", ".spm")
@@ -40,14 +41,10 @@ class FetchedModel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FetchModelsReport:
+class FetchModelsReport(CommandReport):
     """The document of `forebay fetch MODEL|CONFIG --json`; its fields are an interface."""
 
     models: tuple[FetchedModel, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the document of `--json`."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """Returns a line for each model."""

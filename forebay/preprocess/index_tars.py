@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from forebay.config.remote import RemoteConfig
 from forebay.config.url import is_url
@@ -28,10 +27,11 @@ from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.index import current_index, is_indexed, json_path, load_index
 from forebay.tar.index import export_json as write_json
 from forebay.task_map import WorkerDied
+from forebay.terminal import CommandReport
 
 
 @dataclass(kw_only=True)
-class IndexReport:
+class IndexReport(CommandReport):
     """The result of an indexing run.
 
     indexed, current: tars. failed: (tar or manifest, why) of the others. members, refused: in all tars.
@@ -42,10 +42,6 @@ class IndexReport:
     failed: list[tuple[str, str]] = field(default_factory=list)
     members: int = 0
     refused: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the document that `forebay index --json` prints."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """Returns what `forebay index` prints, without why tars failed."""

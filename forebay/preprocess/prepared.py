@@ -13,7 +13,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from forebay.store.key import SHORT
 from forebay.store.layout import Group
 from forebay.store.locks import lock_for_work
 from forebay.store.lookup import Sealed
+from forebay.terminal import CommandReport
 from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareReport:
+class PrepareReport(CommandReport):
     """The result of `forebay preprocess --prepare`; its fields are those of its JSON document."""
 
     key: str
@@ -92,10 +93,6 @@ class PrepareReport:
             seconds=seconds,
             sealed=standing.place,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON document."""
-        return asdict(self)
 
     def lines(self) -> Iterator[str]:
         """Yields what the command prints."""

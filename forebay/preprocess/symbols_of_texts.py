@@ -7,9 +7,9 @@ import functools
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from forebay.config.step_sections import TextConfig
 from forebay.config.tree import Config
@@ -28,6 +28,7 @@ from forebay.steps.text.transcript import Transcript
 from forebay.store.files import folder_aside, temporary_name
 from forebay.store.remote.raw.raw_sources import localized
 from forebay.store.texts import TextStore
+from forebay.terminal import CommandReport, first_of
 from forebay.visible import from_here, json_text, printable
 
 COUNTS = "symbols.json"
@@ -52,7 +53,7 @@ class SymbolsOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SymbolsReport:
+class SymbolsReport(CommandReport):
     """The symbols made; its fields are those of the JSON document. failed: texts without symbols, by reason."""
 
     folder: str
@@ -64,10 +65,6 @@ class SymbolsReport:
     symbols: Mapping[str, int]
     failed: Mapping[str, int]
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON document."""
-        return asdict(self)
-
     def lines(self) -> Iterator[str]:
         """Yields what `forebay symbols` prints."""
         yield (
@@ -76,9 +73,8 @@ class SymbolsReport:
         )
         seldom = sorted((count, symbol) for symbol, count in self.symbols.items() if count < _RARE)
         if seldom:
-            shown = ", ".join(f"{printable(symbol)!r} {count}" for count, symbol in seldom[:_SHOWN])
-            more = f" and {len(seldom) - _SHOWN} more" if len(seldom) > _SHOWN else ""
-            yield f"  seen fewer than {_RARE} times: {shown}{more}"
+            shown = first_of([f"{printable(symbol)!r} {count}" for count, symbol in seldom], _SHOWN)
+            yield f"  seen fewer than {_RARE} times: {shown}"
         for reason, count in self.failed.items():
             yield f"  without symbols: {count} {reason}"
 

@@ -19,6 +19,7 @@ from forebay.config import SourceConfig
 from forebay.rows.manifest import ROW_SCHEMA, WHOLE_FILE, Kind, Manifest, joined, rejections, storable
 from forebay.rows.named_files import path_stem, shown_name
 from forebay.store.layout import Array
+from forebay.terminal import first_of
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +75,12 @@ def name_absent_languages(rows: pa.Table, source: SourceConfig) -> None:
         return
     counts = pc.value_counts(pc.fill_null(rows["language"], "(none)")).to_pylist()
     counts.sort(key=lambda entry: (-entry["counts"], entry["values"]))
-    there = ", ".join(f"{entry['values']} ({entry['counts']})" for entry in counts[:_MAX_LANGUAGES])
-    more = f" and {len(counts) - _MAX_LANGUAGES} more" if len(counts) > _MAX_LANGUAGES else ""
+    there = first_of([f"{entry['values']} ({entry['counts']})" for entry in counts], _MAX_LANGUAGES)
     logger.warning(
-        "source.languages: no row of %s has %s; there are %s%s",
+        "source.languages: no row of %s has %s; there are %s",
         ", ".join(source.manifests),
         ", ".join(absent),
         there or "none",
-        more,
     )
 
 

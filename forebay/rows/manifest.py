@@ -14,6 +14,7 @@ from forebay.errors import ManifestError
 from forebay.rows.kept_columns import with_kept
 from forebay.store.layout import Group
 from forebay.store.source_files import SourceFile
+from forebay.terminal import first_of
 from forebay.visible import printable
 
 if TYPE_CHECKING:
@@ -258,10 +259,9 @@ def merged(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def described(counts: Mapping[str, int]) -> str:
     """Returns a line for a person, the most frequent first: `2 fields are not used: "a" (9 rows), "b" (1 row)`."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    listed = ", ".join(f'"{printable(name)}" ({_rows(rows)})' for name, rows in ordered[:_SHOWN])
-    more = f", and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
+    listed = first_of([f'"{printable(name)}" ({_rows(rows)})' for name, rows in ordered], _SHOWN)
     are = "fields are" if len(ordered) != 1 else "field is"
-    return f"{len(ordered)} {are} not used: {listed}{more}"
+    return f"{len(ordered)} {are} not used: {listed}"
 
 
 def _rows(count: int) -> str:

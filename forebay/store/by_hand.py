@@ -23,6 +23,7 @@ import html
 from collections.abc import Iterable, Iterator, Mapping
 
 from forebay.store.layout import FieldSpec
+from forebay.terminal import first_of
 from forebay.visible import human_bytes, printable
 
 _SHOWN = 5
@@ -157,8 +158,8 @@ def source_facts(source: SampleSource) -> Iterator[tuple[str, str]]:
         yield "filter", str(choice)
     if isinstance(metadata, Mapping):
         yield from _stored(metadata)
-    yield "fields", _listed(_described(spec) for spec in source.fields.values() if spec.role == "tensor")
-    yield "columns", _listed(spec.name for spec in source.fields.values() if spec.role == "table")
+    yield "fields", first_of([_described(spec) for spec in source.fields.values() if spec.role == "tensor"], _MAX_ROWS)
+    yield "columns", first_of([spec.name for spec in source.fields.values() if spec.role == "table"], _MAX_ROWS)
 
 
 def _stored(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -173,7 +174,7 @@ def _stored(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "hours", f"{hours:,.2f}"
     if rows:
         rows.sort(key=lambda row: -row[1])
-        yield "languages", _listed(f"{name} {samples:,}" for name, samples, _ in rows)
+        yield "languages", first_of([f"{name} {samples:,}" for name, samples, _ in rows], _MAX_ROWS)
     size_bytes: Any = metadata.get("size_bytes")
     if _is_number(size_bytes):
         yield "size", human_bytes(size_bytes)
@@ -185,12 +186,6 @@ def _is_number(value: Any) -> bool:
 
 def _described(spec: FieldSpec) -> str:
     return f"{spec.name} {spec.dtype} {['n', *spec.shape]}".replace("'", "")
-
-
-def _listed(values: Iterable[str]) -> str:
-    found = list(values)
-    more = f" and {len(found) - _MAX_ROWS} more" if len(found) > _MAX_ROWS else ""
-    return ", ".join(found[:_MAX_ROWS]) + more
 
 
 def _escaped(text: str) -> str:

@@ -21,6 +21,7 @@ import xxhash
 from forebay.errors import ConfigError
 from forebay.store.files import fsync_folder, sweep, write_all, write_bytes
 from forebay.store.locks import try_alone
+from forebay.terminal import first_of
 
 Entry = dict[str, Any]
 """What is said of a finished file: its `name` and `size_bytes`, and what the writer adds. A name of None: no file."""
@@ -129,9 +130,8 @@ def _require_empty(folder: Path, option: str) -> None:
     names = sorted(os.listdir(folder))
     if names:
         raise ConfigError(
-            f"{option} {folder} is not empty: it holds {names[0]!r}"
-            + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-            + ", which this command did not write; name a new or empty folder",
+            f"{option} {folder} is not empty: it holds {first_of(list(map(repr, names)), 1)}, which this command did "
+            "not write; name a new or empty folder",
             code="FB115",
         )
 

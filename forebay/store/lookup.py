@@ -34,6 +34,7 @@ from forebay.store.source_files import (
     path_of,
     source_differences,
 )
+from forebay.terminal import first_of
 
 logger = logging.getLogger(__name__)
 
@@ -353,11 +354,10 @@ def _mismatch(cache: Sealed, recipe: KeyedRecipe) -> str:
 
 
 def _stale(cache: Sealed, names: Sequence[str]) -> str:
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return (
-        f"loader.cache_dir {cache.place}: {shown} by source.manifest is not what this cache was made of (it is "
-        f"{described(cache.metadata['recipe'])}); build the caches again and make this one of them again, or name the "
-        "manifests that it was made of"
+        f"loader.cache_dir {cache.place}: {first_of(names, 4)} by source.manifest is not what this cache was made of "
+        f"(it is {described(cache.metadata['recipe'])}); build the caches again and make this one of them again, or "
+        "name the manifests that it was made of"
     )
 
 

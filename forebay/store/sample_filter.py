@@ -19,6 +19,7 @@ from forebay.store.layout import Array, Ints
 from forebay.store.sample_ids import id_hashes, read_ids
 from forebay.store.source import SampleSource
 from forebay.store.where import WhereClause, is_no_column, parse_where
+from forebay.terminal import first_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -271,8 +272,7 @@ def _commonest(column: pa.ChunkedArray) -> str | None:
     counts = sorted(pc.value_counts(column).to_pylist(), key=lambda row: -row["counts"])
     if len(counts) > len(column) // 2 and len(counts) > _SHOWN:
         return None
-    shown = ", ".join(f"{row['values']!r:.40} {row['counts']:,}" for row in counts[:_SHOWN])
-    return shown + (f" and {len(counts) - _SHOWN} more" if len(counts) > _SHOWN else "")
+    return first_of([f"{row['values']!r:.40} {row['counts']:,}" for row in counts], _SHOWN)
 
 
 def say_missing(missing: Mapping[str, pa.Array], *, name: str) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +19,7 @@ from forebay.store.layout import Ints
 from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.store.remote.carry.tally import Tally, for_each
 from forebay.store.remote.node.holdings import NEVER, ReaderUses
+from forebay.terminal import CommandReport
 from forebay.train.loader import Loader
 from forebay.train.loop.checkpoint import find_checkpoint, load_state, run_folder
 from forebay.train.select import make_loader
@@ -58,7 +57,7 @@ class WarmOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WarmReport:
+class WarmReport(CommandReport):
     """The document of `forebay cache warm --json`; its fields are an interface."""
 
     steps: int | None
@@ -84,10 +83,6 @@ class WarmReport:
     def fits(self) -> bool:
         """Whether all that is needed is here."""
         return self.here_shards == self.num_shards
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values."""
-        return dataclasses.asdict(self)
 
     def lines(self) -> Iterator[str]:
         """Yields what `forebay cache warm` prints."""

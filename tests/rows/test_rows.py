@@ -26,7 +26,7 @@ def test_counts_are_named_the_most_frequent_first() -> None:
     counts = {"b": 1, "split": 100, "a": 1}
     assert described(counts) == '3 fields are not used: "split" (100 rows), "a" (1 row), "b" (1 row)'
     assert described({"x": 2}) == '1 field is not used: "x" (2 rows)'
-    assert described({f"f{n:02}": 1 for n in range(23)}).endswith('"f19" (1 row), and 3 more')
+    assert described({f"f{n:02}": 1 for n in range(23)}).endswith('"f19" (1 row) and 3 more')
 
 
 @given(st.dictionaries(st.text(), st.integers(1, 9), max_size=30))

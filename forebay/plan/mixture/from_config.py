@@ -18,6 +18,7 @@ from forebay.plan.mixture.mixture_plan import MIXTURE_VERSION, MixturePlan, mixt
 from forebay.plan.mixture.sources import MAX_LOGGED, sources_of, weights_of
 from forebay.plan.names import with_mixture
 from forebay.store.source import SampleSource
+from forebay.terminal import first_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +57,8 @@ def mix(config: Config, source: SampleSource, planned: Planned) -> Planned:
 
 def _say(mixture: MixturePlan) -> None:
     rows = sorted(zip(mixture.weights.tolist(), mixture.names, strict=True), reverse=True)
-    shown = ", ".join(f"{name} {weight / PERIOD:.6f}" for weight, name in rows[:MAX_LOGGED])
-    more = f" and {len(rows) - MAX_LOGGED} more" if len(rows) > MAX_LOGGED else ""
-    logger.info("mixture of %d sources: %s%s; %d batches an epoch", len(rows), shown, more, mixture.num_batches)
+    shown = first_of([f"{name} {weight / PERIOD:.6f}" for weight, name in rows], MAX_LOGGED)
+    logger.info("mixture of %d sources: %s; %d batches an epoch", len(rows), shown, mixture.num_batches)
     for number in np.flatnonzero((mixture.weights == 0) & (mixture.sizes.sum(1) > 0)).tolist():
         logger.warning(
             "%s has weight 0 of %d: none of its %d samples will be seen",

@@ -9,7 +9,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,7 @@ from forebay.store.schema import TEXT, record
 from forebay.store.seal import Contents
 from forebay.store.shard import ShardEntry, shard_name
 from forebay.store.source_files import StoredSource, dump_sources, load_sources
+from forebay.terminal import CommandReport
 from forebay.visible import from_here, human_bytes
 
 
@@ -380,7 +381,7 @@ def _file(cache: Cache, name: str) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ManyReport:
+class ManyReport(CommandReport):
     """The document of `forebay cache merge|subset --json`; its fields are an interface."""
 
     action: Literal["merge", "subset"]
@@ -435,10 +436,6 @@ class ManyReport:
             sample_bytes=linked.sample_bytes,
             **counts,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values."""
-        return asdict(self)
 
     def lines(self) -> Iterator[str]:
         """Yields what the command prints."""

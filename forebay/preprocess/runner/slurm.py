@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from forebay.store.key import SHORT
 from forebay.store.layout import BUILDING
 from forebay.store.seal import quick_problems
 from forebay.task_map import WorkerDied
+from forebay.terminal import CommandReport
 from forebay.visible import from_here, json_text
 
 DEFAULT_PARTS = 64
@@ -73,7 +74,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submission:
+class Submission(CommandReport):
     """The findings and acts of `forebay preprocess --runner slurm`; its fields are those of its JSON document.
 
     sealed: the cache, if there is nothing to do. num_parts: of the whole array; parts: those that are to run, as sbatch
@@ -89,10 +90,6 @@ class Submission:
     notes: tuple[str, ...] = ()
     jobs: tuple[Job, ...] = ()
     ids: dict[str, str] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON document."""
-        return asdict(self)
 
     def lines(self) -> Iterator[str]:
         """Yields a shell script that submits the jobs; or, where they are submitted, their numbers."""

@@ -7,14 +7,16 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from forebay.config.tree import Config
 from forebay.preprocess.runner.parts import BuildRate, PartRecord, compressed, rate_of, seconds_left
 from forebay.preprocess.runner.seen import SeenParts, seen_of
+from forebay.progress import duration
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import SHORT
+from forebay.terminal import CommandReport
 from forebay.visible import from_here
 
 BuildState = Literal["sealed", "not begun", "prepared", "building", "finished"]
@@ -53,7 +55,7 @@ class PartStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusReport:
+class StatusReport(CommandReport):
     """How far a build is; its fields are those of `forebay status --json`.
 
     state: `sealed`; `not begun`; `prepared`: listed and hashed; `building`; `finished`: all shards are there, and the
@@ -84,10 +86,6 @@ class StatusReport:
     seconds_left: float | None = None
     next: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON document."""
-        return asdict(self)
 
     def lines(self) -> Iterator[str]:
         """Yields what `forebay status` prints."""
@@ -144,15 +142,6 @@ def _part_line(part: PartStatus) -> str:
         text += "" if part.heard_s is None else f", heard of {duration(part.heard_s)} ago"
     text += f": {part.error}" if part.error else ""
     return text + (f"; its log: {from_here(part.log)}" if part.log and part.state != "running" else "")
-
-
-def duration(seconds: float) -> str:
-    """Returns a time as a person says it: `12 s`, `3 min`, `5.2 h`, `3.1 d`."""
-    if seconds < 99.5:
-        return f"{max(0.0, seconds):.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} d"
 
 
 def status_of(config: Config) -> StatusReport:

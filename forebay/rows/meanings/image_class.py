@@ -28,6 +28,7 @@ from forebay.rows.readers.json_lines import JsonError, parse_nested
 from forebay.rows.record import MeantRow, Record
 from forebay.steps.text.label import LABELS_KEY, Labels
 from forebay.store.remote.raw.raw_sources import walk
+from forebay.terminal import first_of
 from forebay.visible import printable
 
 EXCLUDED = frozenset(("no_label", "no_text"))
@@ -294,10 +295,9 @@ def _written(value: Any, *, as_numbers: bool, is_multi: bool) -> str:
 def class_doubts(source: SourceConfig, rows: pa.Table) -> Iterator[str]:
     """Yields what a person should know of the classes of some listed rows; their text is their class."""
     if empty := empty_classes(source):
-        more = f" and {len(empty) - _SHOWN} more" if len(empty) > _SHOWN else ""
-        named = ", ".join(repr(printable(name)) for name in empty[:_SHOWN])
+        named = first_of([repr(printable(name)) for name in empty], _SHOWN)
         folders = "folder holds" if len(empty) == 1 else "folders hold"
-        yield f"{len(empty)} {folders} no image, so no class has its name: {named}{more}"
+        yield f"{len(empty)} {folders} no image, so no class has its name: {named}"
     classes = pc.unique(rows["text"])
     if len(classes) == 1 and len(rows) > 1:
         name = printable(classes[0].as_py())[:60]

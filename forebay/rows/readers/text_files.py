@@ -29,6 +29,7 @@ from forebay.rows.readers.text_rows import LineFile, TextRows, WantedRows, good_
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import files_in, is_folder
 from forebay.store.source_files import SourceFile
+from forebay.terminal import first_of
 from forebay.visible import did_you_mean
 
 PLAIN = ".txt"
@@ -353,12 +354,11 @@ def _tell_what_is_beside(source: SourceConfig, manifests: list[SourceFile]) -> N
         if beside:
             names = ", ".join(path.name for path in sorted(read)[:3])
             logger.warning(
-                "%s: of this folder %s%s is read, and not %s%s; name what is meant by a glob",
+                "%s: of this folder %s%s is read, and not %s; name what is meant by a glob",
                 entry,
                 names,
                 " ..." if len(read) > 3 else "",
-                ", ".join(beside[:3]),
-                f" and {len(beside) - 3} more" if len(beside) > 3 else "",
+                first_of(beside, 3),
             )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from forebay.plan.interface import Plan
 from forebay.plan.plan_usage import Population, Usage, UsageCounter, expected_shares, population
 from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.store.source import SampleSource, source_kind
+from forebay.terminal import CommandReport
 from forebay.train.collate.patches import fields_of
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
@@ -55,7 +55,7 @@ class Warmed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DryRunReport:
+class DryRunReport(CommandReport):
     """The document of `forebay train --dry-run --json`; its fields are an interface."""
 
     steps: int
@@ -87,10 +87,6 @@ class DryRunReport:
     source: Literal["cache", "uncached"]
     remote: Warmed | None = None
     """None where all caches are local."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values."""
-        return dataclasses.asdict(self)
 
     def lines(self) -> Iterator[str]:
         """Yields what `forebay train --dry-run` prints."""

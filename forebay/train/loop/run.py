@@ -24,6 +24,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.plan.drawn import Drawn, drawn_lines
 from forebay.store.source import parts_of, source_kind, without_audio
+from forebay.terminal import CommandReport
 from forebay.train.evaluation.evaluations import Evaluations, failed_line
 from forebay.train.loader import Loader
 from forebay.train.loop.after_step import AfterStep, Board, drawn_by
@@ -45,7 +46,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainReport:
+class TrainReport(CommandReport):
     """The document of `forebay train --json`; its fields are an interface."""
 
     steps: int
@@ -80,10 +81,6 @@ class TrainReport:
     """Why the run waited for data, and the command; None where it hardly did."""
     remote: list[Traffic] | None = None
     """What each node asked of stores, a node an element; None where all caches are local."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values."""
-        return dataclasses.asdict(self)
 
     def lines(self) -> list[str]:
         """Returns what `forebay train` prints."""

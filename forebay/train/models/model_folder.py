@@ -18,6 +18,7 @@ from forebay.steps.audio.audio_section import audio_step_of, features_of
 from forebay.steps.image.image_section import image_step_of
 from forebay.steps.table import steps_named
 from forebay.store.image.codec import PATCHES
+from forebay.terminal import first_of
 from forebay.train.models import generic
 from forebay.train.models.families import FAMILIES, ModelFacts, family_of
 from forebay.train.models.generic import check_ids, check_model_type, tasks_of
@@ -136,8 +137,7 @@ def check_weights(folder: Path, *, init: Init) -> None:
 
 def _listed(folder: Path) -> str:
     names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
-    shown = ", ".join(map(repr, names[:_MAX_LISTED]))
-    return shown + (f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else "")
+    return first_of(list(map(repr, names)), _MAX_LISTED)
 
 
 def load_model(

@@ -6,7 +6,6 @@ Whisper's decoder positions (`max_target_positions`) and its encoder's do not de
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.pretrained import from_folder
 from forebay.steps.table import steps_named
 from forebay.store.files import folder_aside, sweep
+from forebay.terminal import CommandReport
 from forebay.train.models.families import FAMILIES, ModelFacts
 from forebay.train.models.model_folder import load_model, model_facts
 from forebay.train.warm_start.ids import IdMover, Moves, missing_message
@@ -38,7 +38,7 @@ _OF_EITHER = ("normalizer.json", "chat_template.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WarmStartReport:
+class WarmStartReport(CommandReport):
     """The document of `forebay warm-start --json`; its fields are an interface."""
 
     copied: int
@@ -55,10 +55,6 @@ class WarmStartReport:
     """Entries of `suppress_tokens`, `lang_to_id` and the like whose tokens the new vocabulary lacks."""
     out: str
     """The new folder."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values."""
-        return dataclasses.asdict(self)
 
     def lines(self) -> list[str]:
         """Returns what `forebay warm-start` prints."""

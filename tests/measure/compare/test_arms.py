@@ -42,9 +42,9 @@ def test_arms_differ_from_the_config_in_their_cache_alone(speech: Config) -> Non
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ("uncachd", "names 'uncachd', wanted uncached, unbucketed, hf.*the nearest is 'uncached'"),
+        ("uncachd", "names 'uncachd', wanted uncached, unbucketed, hf.*did you mean uncached"),
         ("uncached,trainer", "names 'trainer', wanted uncached, unbucketed, hf"),
-        ("uncached+bucketed", "names 'bucketed'.*the nearest is 'unbucketed'"),
+        ("uncached+bucketed", "names 'bucketed'.*did you mean unbucketed"),
         ("hf+uncached", "hf reads raw data in random batches anyway; name hf alone"),
         (" , ", "--against names no arm; give one or more of uncached, unbucketed, hf"),
     ],

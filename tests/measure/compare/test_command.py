@@ -18,7 +18,7 @@ import forebay
 from forebay import cli
 from forebay.errors import ConfigError, MissingExtraError
 from forebay.measure.compare import compare
-from forebay.measure.drawn_figures import draw_arms
+from forebay.measure.compare_report import draw_arms
 from tests.commands import run, run_json
 from tests.processes import ROOT, python
 

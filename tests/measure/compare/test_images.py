@@ -16,7 +16,7 @@ from forebay.errors import ConfigError
 from forebay.measure import plain_loop as plain
 from forebay.measure.compare_report import _agreement
 from forebay.measure.compared_ways import arms_of
-from forebay.measure.plain_collators import ProcessorCollator, agreement
+from forebay.measure.plain_loop import ProcessorCollator, agreement
 from forebay.train.select import make_loader
 from forebay.train.uncached.plain import PlainSamples
 from tests.images.test_families import corpus

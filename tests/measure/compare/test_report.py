@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from forebay.config import BucketConfig
-from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels, flops_of, largest_difference
+from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels, draw_arms, flops_of
 from forebay.measure.compared_ways import Block, BlockStep, Setup
-from forebay.measure.drawn_figures import draw_arms
 from forebay.measure.machine import peak_flops
+from forebay.measure.shown_figures import largest_difference
 from forebay.measure.step_clock import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements, spread_out
 from forebay.plan.bucket.make_buckets import bucket_plan
 
@@ -149,9 +149,12 @@ def test_peaks_are_of_the_device_and_the_precision(device: str, precision: str, 
 
 
 def test_the_largest_difference_of_two_curves_and_its_step() -> None:
-    assert largest_difference([3.0, 2.0, 1.0], [3.0, 2.5, 1.25]) == {"step": 2, "difference": 0.5}
-    assert largest_difference([1.0], []) == {"step": 0, "difference": 0.0}
-    assert largest_difference([float("nan"), 2.0, 1.0], [1.0, 2.5, 1.0]) == {"step": 2, "difference": 0.5}
+    def found(one: list[float], two: list[float]) -> dict[str, Any]:
+        return largest_difference(dict(enumerate(one, 1)), dict(enumerate(two, 1)))
+
+    assert found([3.0, 2.0, 1.0], [3.0, 2.5, 1.25]) == {"equal_steps": 3, "step": 2, "difference": 0.5}
+    assert found([1.0], []) == {"equal_steps": 0, "step": None, "difference": None}
+    assert found([float("nan"), 2.0, 1.0], [1.0, 2.5, 1.0]) == {"equal_steps": 2, "step": 2, "difference": 0.5}
 
 
 def test_tables_have_a_column_an_arm_and_rows_where_another_arm_is_better_stay(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import transformers
 import forebay
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError, ManifestError
-from forebay.measure import own_way as own
-from forebay.measure import plain_collators
+from forebay.measure import compared_ways as own
 from forebay.measure import plain_loop as plain
+from forebay.measure import plain_loop as plain_collators
 from forebay.measure.compare import tasks_of
 from forebay.measure.compared_ways import ArmTask, Block, BlockStep, Setup, arms_of
 from forebay.measure.step_clock import ArmFinish, ArmTurn

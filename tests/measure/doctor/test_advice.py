@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from forebay.measure.advice import Advice, advice
 from forebay.measure.diagnosis import MeasuredArms
+from forebay.measure.doctor_report import Advice, advice
 from forebay.measure.predict import Codecs, OtherPlan, Pieces, Rates, Reads, StageCost
 from forebay.steps.recipe import load_config
 from tests.measure.doctor.figures import demo, measured, plan, rate, sealed, steps

@@ -14,10 +14,10 @@ from forebay.config.tree import Config
 from forebay.measure import cache_arms as codecs
 from forebay.measure import cache_arms as plans
 from forebay.measure import cache_arms as raw
+from forebay.measure import cache_arms as samples
 from forebay.measure import doctor_bench as benches
 from forebay.measure import loader_arms as loaders
 from forebay.measure import loader_arms as pieces
-from forebay.measure import sample_cache as samples
 from forebay.measure.doctor_bench import Bench, DoctorTask
 from forebay.measure.predict import Made, Skip
 from forebay.preprocess.build_report import Options

@@ -38,7 +38,7 @@ class Scripted:
         if isinstance(answer, list):
             answer = answer.pop(0)
         value = getattr(self._found, ARMS[arm].field)
-        return answer or (Answer(skipped="nothing is said of it") if value is None else Answer(value=value))
+        return answer or (Answer(why="nothing is said of it") if value is None else Answer(value=value))
 
     def limit(self, rows: int) -> None:
         self.limits.append(rows)
@@ -62,7 +62,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 QUIET = DoctorOptions(seconds=2, progress=False)
-HUNG = Answer(failed="it did not end in 6 s and was stopped")
+HUNG = Answer(why="it did not end in 6 s and was stopped")
 
 
 def test_all_arms_are_asked_for_and_the_temporary_folder_is_gone(scripted: Any, tmp_path: Path) -> None:
@@ -94,11 +94,11 @@ def test_a_reader_that_hangs_is_asked_once(scripted: Any) -> None:
     assert not {"steps of a build", "uncached loader", "uncached DataLoader", "cache", "step"} & set(bench.asked)
     assert report.found.not_measured["steps of a build"] == "reading raw data hangs"
     assert "no sample of one could be made" in report.found.not_measured["step"]
-    assert report.found.not_measured["raw read"] == HUNG.failed
+    assert report.found.not_measured["raw read"] == HUNG.why
 
 
 def test_a_sealed_cache_is_measured_whatever_the_raw_data_is(scripted: Any) -> None:
-    bench = scripted(sealed(), listing=Answer(skipped="source.manifest is a URL"))
+    bench = scripted(sealed(), listing=Answer(why="source.manifest is a URL"))
     report = doctor(demo('source.manifest="s3://bucket/train.parquet"'), QUIET)
     assert {"cache", "plan", "cached loader", "step"} <= set(bench.asked)
     assert report.found.not_measured["uncached loader"] == "there is no listing of the raw data"
@@ -106,7 +106,7 @@ def test_a_sealed_cache_is_measured_whatever_the_raw_data_is(scripted: Any) -> N
 
 
 def test_raw_data_in_a_store_needs_a_cache(scripted: Any) -> None:
-    scripted(measured(), listing=Answer(skipped="source.manifest is a URL"))
+    scripted(measured(), listing=Answer(why="source.manifest is a URL"))
     with pytest.raises(ConfigError, match=r"source\.manifest is a URL and no cache of it is sealed"):
         doctor(demo('source.manifest="s3://bucket/train.parquet"'), QUIET)
 

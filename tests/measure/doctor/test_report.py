@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from forebay.measure.advice import advice
 from forebay.measure.diagnosis import MeasuredArms
-from forebay.measure.doctor_report import DoctorReport
+from forebay.measure.doctor_report import DoctorReport, advice
 from forebay.measure.predict import Reads
 from forebay.visible import json_text
 from tests.measure.doctor.figures import demo, measured, sealed

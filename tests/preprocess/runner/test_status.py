@@ -19,7 +19,7 @@ from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import prepare
 from forebay.preprocess.runner import parts as parts_module
 from forebay.preprocess.runner.parts import HEARTBEAT_S, LOST_S, PartLog, read_parts
-from forebay.preprocess.runner.status import duration, status_of
+from forebay.preprocess.runner.status import status_of
 from forebay.preprocess.shard_task import make_shard
 from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, file_bytes, speech_corpus
@@ -271,11 +271,3 @@ def test_nothing_heavy_is_loaded(corpus: Corpus) -> None:
     )
     result = python("-c", code, corpus.folder / "config.toml", is_warm=False)
     assert result.stdout.splitlines()[-1] == "[] 0", result.stderr
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-3, "0 s"), (12.3, "12 s"), (100, "2 min"), (3 * 3600, "3.0 h"), (3 * 86400, "3.0 d")],
-)
-def test_a_time_is_said_as_a_person_says_it(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
