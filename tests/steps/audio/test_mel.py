@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from forebay import load_config
 from forebay.errors import ConfigError, DecodeError
-from forebay.steps.audio.mel import PRESETS, Mel, mel_filters
+from forebay.steps.audio.mel import PRESETS, Mel
+from forebay.steps.audio.mel_filters import mel_filters
 from forebay.steps.audio.pitch import Energy
 from forebay.steps.recipe import recipe_of
 from forebay.steps.table import settings_of
