@@ -13,7 +13,15 @@ from typing import Any
 from forebay.inspect.facts import class_lines
 from forebay.inspect.items import beside_float32
 from forebay.inspect.listed_groups import form_rows
-from forebay.inspect.plan_facts import HELD, bucket_range, has_lengths, is_without_sound, shown_settings
+from forebay.inspect.plan_facts import (
+    bucket_range,
+    has_lengths,
+    held_rows,
+    is_without_sound,
+    plan_figures,
+    shown_settings,
+    unplaced_text,
+)
 from forebay.inspect.sizes import range_text
 from forebay.terminal import LABEL, bars, entry, human_hours, human_number, human_share, settings_text, table, wrapped
 from forebay.visible import human_bytes, printable
@@ -165,15 +173,8 @@ def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
     """Yields a plan in a few lines; `plan` is one of `plans_of`. Of samples without sound nothing is said in hours."""
     has_sound = not is_without_sound(plan)
     statistics = plan["statistics"]
-    parts = [f"{plan[name]:,} {name.removeprefix('num_')}" for name in ("num_batches", "num_packs") if name in plan]
     is_padded = has_lengths(plan)
-    parts += [
-        f"{human_share(plan[name])} {name}"
-        for name in ("padding", "fill")
-        if name in plan and (is_padded or name == "fill")
-    ]
-    if "padding_random_order" in statistics and is_padded:
-        parts.append(f"{human_share(statistics['padding_random_order'])} in random order")
+    parts = plan_figures(plan)
     parts += [f"{statistics[name]:,} samples {name}" for name in ("dropped", "repeated") if statistics.get(name)]
     yield f"  {plan['kind']} {plan['key'][:16]}: {', '.join(parts)}"
     rows = [
@@ -323,9 +324,7 @@ def plan_report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _packs(facts: Mapping[str, Any]) -> Iterator[str]:
     statistics = facts["statistics"]
-    unplaced = {reason: count for reason, count in statistics["unplaced"].items() if count}
-    left_out = ", ".join(f"{reason} {count:,}" for reason, count in unplaced.items()) or "none"
-    yield entry("samples", f"{facts['num_samples']:,}; left out: {left_out}")
+    yield entry("samples", f"{facts['num_samples']:,}; left out: {unplaced_text(statistics) or 'none'}")
     fill = f"{human_share(facts['fill'])} fill, {statistics['pad_tokens']:,} tokens left over"
     yield entry("packs", f"{facts['num_packs']:,}, {fill}")
     if statistics.get("patch_fill") is not None:
@@ -335,9 +334,7 @@ def _packs(facts: Mapping[str, Any]) -> Iterator[str]:
         yield entry("a pack", held)
     yield from wrapped(entry("settings", ""), settings_text(facts["settings"]))
     yield ""
-    held_of = {name: statistics[name] for name in HELD if name in statistics}
-    rows = [[n, f"{found['mean']:,.1f}", f"{found['min']:,}", f"{found['max']:,}"] for n, found in held_of.items()]
-    yield from table(["of a pack", "mean", "least", "most"], rows, left=1)
+    yield from table(["of a pack", "mean", "least", "most"], held_rows(statistics), left=1)
     yield ""
     histogram = statistics["tokens"]["histogram"]
     yield from count_lines("tokens a pack", histogram["edges"], histogram["counts"], of="packs")

@@ -19,10 +19,11 @@ from forebay.store.cache import Cache
 from forebay.store.layout import METADATA, PLANS, Array
 from forebay.store.metadata import load_array
 from forebay.store.selection import origin
+from forebay.terminal import human_share
 
 logger = logging.getLogger(__name__)
 
-HELD = ("samples", "tokens", "patches", "images")
+_HELD = ("samples", "tokens", "patches", "images")
 """What the statistics of packs count."""
 
 _NO_LENGTHS = "0-1 tokens"
@@ -99,6 +100,26 @@ def has_lengths(plan: Mapping[str, Any]) -> bool:
     """Returns whether a plan's samples have lengths, so that its figures of padding mean something."""
     buckets = plan["statistics"].get("buckets") or ()
     return not buckets or any(bucket["range"] != _NO_LENGTHS for bucket in buckets)
+
+
+def plan_figures(plan: Mapping[str, Any]) -> list[str]:
+    """Returns how many batches or packs a plan has, and how much of them is padding or filled, in words."""
+    parts = [f"{plan[name]:,} {name.removeprefix('num_')}" for name in ("num_batches", "num_packs") if name in plan]
+    padded = ("padding",) if has_lengths(plan) else ()
+    parts += [f"{human_share(plan[name])} {name}" for name in (*padded, "fill") if name in plan]
+    random = plan["statistics"].get("padding_random_order") if padded else None
+    return parts if random is None else [*parts, f"{human_share(random)} in random order"]
+
+
+def held_rows(statistics: Mapping[str, Any]) -> list[list[str]]:
+    """Returns a row for each thing that packs hold: its name, and how many a pack holds on average, least and most."""
+    held = {name: statistics[name] for name in _HELD if name in statistics}
+    return [[n, f"{found['mean']:,.1f}", f"{found['min']:,}", f"{found['max']:,}"] for n, found in held.items()]
+
+
+def unplaced_text(statistics: Mapping[str, Any]) -> str:
+    """Returns how many samples no pack holds, by the reason; empty where there are none."""
+    return ", ".join(f"{reason} {count:,}" for reason, count in statistics["unplaced"].items() if count)
 
 
 def pack_bytes(cache: Cache, plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Images of a sample as files of bounded size, and the grid of their patches as lines to lay over them.
+"""Images of a sample as files of bounded size, and the grid of their patches as paths to lay over them.
 
 What a recording looks like: its stored features over time, or the spectrum of its waveform, as a PNG.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from forebay.inspect.page.markup import Html, tag, url_size
+from forebay.inspect.page.markup import url_size
 from forebay.store.layout import Array
 
 _SIDES = (640, 448, 320, 224, 128, 64)
@@ -46,28 +46,17 @@ def webps(images: Sequence[Array], *, budget: int) -> list[bytes] | None:
     return None
 
 
-def grid_lines(*, rows: int, columns: int, merge: int) -> Html | None:
-    """Returns the borders of patches as an SVG that stretches over their image; those of a token (merged) are heavier.
+def grid_paths(rows: int, columns: int, merge: int) -> tuple[str, str] | None:
+    """Returns the borders of patches as two SVG paths, fine ones and the heavier ones of a token (merged patches).
 
     None for a grid with too many lines to be seen.
     """
     if rows + columns > MAX_LINES or min(rows, columns) < 1:
         return None
-    heavy = [f"M{x} 0V{rows}" for x in range(merge, columns, merge)] + [
-        f"M0 {y}H{columns}" for y in range(merge, rows, merge)
-    ]
-    fine = [f"M{x} 0V{rows}" for x in range(1, columns) if x % merge] + [
-        f"M0 {y}H{columns}" for y in range(1, rows) if y % merge
-    ]
-    return tag(
-        "svg",
-        tag("path", d=" ".join(fine) or "M0 0", class_="fine"),
-        tag("path", d=" ".join(heavy) or "M0 0", class_="heavy"),
-        viewBox=f"0 0 {columns} {rows}",
-        preserveAspectRatio="none",
-        aria_hidden="true",
-        class_="grid",
-    )
+    across = [(x, f"M{x} 0V{rows}") for x in range(1, columns)]
+    lines = [*across, *((y, f"M0 {y}H{columns}") for y in range(1, rows))]
+    fine, heavy = (" ".join(line for at, line in lines if (at % merge > 0) is is_fine) for is_fine in (True, False))
+    return fine or "M0 0", heavy or "M0 0"
 
 
 HOP_S = 0.01

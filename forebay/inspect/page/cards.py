@@ -6,6 +6,8 @@ Waveforms as files that a browser plays: small ones for a page, and the stored s
 from __future__ import annotations
 
 import io
+import json
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,11 +18,11 @@ import soundfile
 
 from forebay.config.tree import Config
 from forebay.errors import CacheError
-from forebay.inspect.page.card_media import HOP_S, hop_s, picture_of, webp, webps
+from forebay.inspect.page.card_media import HOP_S, grid_paths, hop_s, picture_of, webp, webps
 from forebay.inspect.page.chosen_cards import Chosen, clipped_share
 from forebay.inspect.page.doubts import PageColumns
 from forebay.inspect.page.markup import data_url, url_size
-from forebay.inspect.page.words import TokenPiece, learnt_mask, pieces_of, repeated_ids
+from forebay.inspect.page.words import TokenPiece, learnt_mask, pieces_of, repeated_ids, shortened
 from forebay.inspect.pixels_seen import Picture
 from forebay.inspect.sample import Sample, read_sample, spoken
 from forebay.store.layout import Array
@@ -112,6 +114,8 @@ def wav_head(waveform: Array, rate_hz: int) -> bytes:
 MAX_IMAGES = 6
 """Of a sample that a page shows."""
 
+_LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}")
+_ROLE, _MAX_CELLS = 240, 40
 _PICTURE_COLUMNS = 800
 SERVED_SIDE = 1_280
 SERVED_COLUMNS = 2_400
@@ -129,14 +133,15 @@ class CardSound:
 class SeenImage:
     """An image or a spectrum. url: None: it was left out. about: what it shows. seconds: that a spectrum covers.
 
-    notes: what else is said of an image; of one without a grid, what its fields are.
+    grid: rows and columns of patches, grid_paths: their borders. notes: what else is said of an image: its patches, or
+    what its fields are.
     """
 
     url: str | None
     about: str
     size: tuple[int, int] = (0, 0)
     grid: tuple[int, int] = (0, 0)
-    merge: int = 1
+    grid_paths: tuple[str, str] | None = None
     seconds: float = 0.0
     notes: Sequence[str] = ()
 
@@ -163,6 +168,22 @@ class Card:
     images: Sequence[SeenImage] = ()
     more_images: int = 0
     problem: str = ""
+
+    @property
+    def turns(self) -> list[tuple[str, str]]:
+        """Who says what, without empty turns."""
+        return [(shortened(role, _ROLE), text) for role, text in self.spoken if role or text]
+
+    @property
+    def lang(self) -> str | None:
+        """The language as HTML takes it; None where it is no code."""
+        return self.language if _LANGUAGE.fullmatch(self.language) else None
+
+    @property
+    def cells(self) -> list[tuple[str, str]]:
+        """The first cells of the row as text."""
+        first = list(self.row.items())[:_MAX_CELLS]
+        return [(name, value if isinstance(value, str) else json.dumps(value, default=str)) for name, value in first]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,13 +345,17 @@ def _spectra(readings: Sequence[CardReading], *, rate_hz: int, budget: int) -> t
 
 
 def _seen(picture: Picture, url: str | None) -> SeenImage:
+    rows, columns = picture.grid
+    notes = [f"{columns} × {rows} patches"] if rows else list(picture.about)
+    if rows and picture.merge > 1:
+        notes[0] += f", {columns // picture.merge} × {rows // picture.merge} tokens"
     return SeenImage(
         url=url,
         about=picture.name,
         size=(picture.pixels.shape[1], picture.pixels.shape[0]),
         grid=picture.grid,
-        merge=picture.merge,
-        notes=() if any(picture.grid) else picture.about,
+        grid_paths=grid_paths(rows, columns, picture.merge),
+        notes=notes,
     )
 
 

@@ -22,14 +22,12 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from forebay.errors import CacheError, ConfigError
-from forebay.inspect.page.card_page import card_element
 from forebay.inspect.page.cards import SERVED_COLUMNS, Card, CardReading, linked, served_image, wav_head
 from forebay.inspect.page.chosen_cards import Chosen
-from forebay.inspect.page.markup import Html, page, policy, tag
+from forebay.inspect.page.markup import page, policy
 from forebay.inspect.page.overview import Overview
 from forebay.inspect.page.search import PageSearch, Query
-from forebay.inspect.page.write_pages import body_of, columns_json, frame
-from forebay.steps.text.pace import PACE
+from forebay.inspect.page.write_pages import cache_page
 from forebay.store.metadata import foreign_values
 from forebay.visible import printable
 
@@ -100,15 +98,11 @@ class Pages:
 
     def _made_home(self) -> str:
         overview = self.overview
-        cards = [card_element(self._card(chosen), link=self._where(chosen.index)) for chosen in overview.chosen]
-        body = body_of(overview, cards, link=self._link, note=f"All {len(overview.columns):,}.")
-        data = {
-            "columns": columns_json(overview),
-            "languages": overview.columns.languages[0][:500],
-            "root": self.root,
-            "far": PACE.deviations,
-        }
-        return page(f"{overview.facts['name']}: forebay", body, data=data, origin="'self'")
+        cards = [self._card(chosen) for chosen in overview.chosen]
+        note = f"All {len(overview.columns):,}."
+        return cache_page(
+            overview, cards, data={"root": self.root}, note=note, title="forebay", root=self.root, origin=_ORIGIN
+        )
 
     def _page(self, data: bytes) -> PageAnswer:
         rules = f"{policy(origin=_ORIGIN)}; frame-ancestors 'none'"
@@ -116,9 +110,6 @@ class Pages:
 
     def _where(self, index: int) -> str:
         return f"{self.root}/sample/{index}"
-
-    def _link(self, index: int) -> Html:
-        return tag("a", tag("code", self.overview.columns.ids[index].as_py()[:80]), href=self._where(index))
 
     def _card(self, chosen: Chosen) -> Card:
         reading = self.overview.reader.read(chosen)
@@ -131,15 +122,17 @@ class Pages:
         near = {"previous": self._where(index - 1)} if index else {}
         near |= {"next": self._where(index + 1)} if index + 1 < count else {}
         links = [(f"{self.root}/", "All samples"), *((where, name.capitalize()) for name, where in near.items())]
-        card = card_element(self._card(Chosen(index=index)))
-        content = tag(
-            "section",
-            tag("h1", f"Sample {index:,} of {count:,}", class_="plain"),
-            tag("div", card, class_="single"),
-            id="samples",
+        text = page(
+            "sample.html",
+            f"sample {index}: forebay",
+            data={"root": self.root, "neighbours": near},
+            origin=_ORIGIN,
+            home=f"{self.root}/",
+            links=links,
+            card=self._card(Chosen(index=index)),
+            count=count,
+            root="",
         )
-        body = frame([content], home=f"{self.root}/", links=links)
-        text = page(f"sample {index}: forebay", body, data={"root": self.root, "neighbours": near}, origin=_ORIGIN)
         return self._page(text.encode("utf-8"))
 
     def _reading(self, index: int) -> CardReading | None:

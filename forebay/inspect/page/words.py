@@ -147,6 +147,8 @@ MAX_TOKENS = 700
 """Tokens of a sample that a page shows."""
 
 Kind = Literal["given", "learnt", "image"]
+_KINDS: Mapping[Kind, str] = {"learnt": "learnt", "given": "given, not learnt", "image": "an image's places"}
+_SEEN = str.maketrans({" ": "·", "\n": "↵", "\t": "⇥"})
 _MAX_PIECE = 8
 """Tokens that one character may be made of, at most."""
 
@@ -159,6 +161,17 @@ class TokenPiece:
     text: str | None
     ids: tuple[int, ...]
     count: int
+
+    @property
+    def shown(self) -> str:
+        """The text with white space that is seen, or the ids."""
+        text = " ".join(map(str, self.ids)) if self.text is None else self.text.translate(_SEEN)
+        return f"{text} × {self.count:,}" if self.kind == "image" else text
+
+    @property
+    def about(self) -> str:
+        """The ids, and what a loss makes of them."""
+        return f"{' '.join(map(str, self.ids))}: {_KINDS[self.kind]}"
 
 
 def learnt_mask(tensors: Mapping[str, Any]) -> Array:
