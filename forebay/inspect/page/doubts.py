@@ -64,7 +64,7 @@ class PageColumns:
     def classes(self) -> tuple[list[str], Array] | None:
         """The classes of images, and which one each sample has, int32; None of samples that have none, or several."""
         constants = self.cache.constants
-        if constants.get("prompt") != LABEL or constants["text_form"]["fields"][0]["shape"]:
+        if not self.has_labels or constants["text_form"]["fields"][0]["shape"]:
             return None
         return self.cache.categories("text")
 
@@ -88,6 +88,11 @@ class PageColumns:
     def has_tokens(self) -> bool:
         """Whether samples have texts that are counted by tokens: images with classes have none."""
         return "input_ids" in self.cache.fields
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether samples have classes, which are no texts."""
+        return self.cache.constants.get("prompt") == LABEL
 
     @property
     def has_targets(self) -> bool:
@@ -250,7 +255,7 @@ def _near_codes(columns: PageColumns, exact: Array) -> Array:
     found = np.empty(len(order), np.int64)
     found[order] = runs
     short = columns.characters < _LEAST_TEXT
-    if columns.cache.constants.get("prompt") == LABEL:
+    if columns.has_labels:
         short[:] = True  # a class is no text: it is said of many images
     # A group of equal samples is no group of near ones: of each content one stands for all.
     order = np.lexsort((exact, found))

@@ -14,7 +14,7 @@ import re
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from forebay.inspect.page.words import shortened
+from forebay.inspect.page.words import shortened, time_text
 from forebay.terminal import human_share
 from forebay.visible import printable, printable_lines
 
@@ -53,7 +53,8 @@ def environment() -> Environment:
         "number": number_text,
         "percent": percent,
         "share": human_share,
-        "short": shortened,
+        "short": lambda text, most: text if isinstance(text, Markup) else shortened(text, most),
+        "time": time_text,
     }
     return made
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,17 +15,7 @@ from forebay.config.plan import PlanConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, PlanError
 from forebay.inspect.page.doubts import PageColumns
-from forebay.inspect.page.markup import chart
-from forebay.inspect.page.words import shortened
-from forebay.inspect.plan_facts import (
-    bucket_range,
-    has_lengths,
-    held_rows,
-    plan_figures,
-    plans_of,
-    shown_settings,
-    unplaced_text,
-)
+from forebay.inspect.plan_facts import bucket_range, plans_of
 from forebay.inspect.sizes import pixel_padding
 from forebay.plan.disk import planned_samples, read_metadata
 from forebay.plan.make import make_plan, plan_statistics, samples_of
@@ -37,11 +26,10 @@ from forebay.store.metadata import load_array
 from forebay.store.sample_filter import Filter
 from forebay.store.selection import filtered, origin
 from forebay.store.source import SampleSource
-from forebay.terminal import human_share
 
 logger = logging.getLogger(__name__)
 
-_MAX_PLANS, _MAX_BUCKETS, _MAX_SETTINGS = 6, 64, 60
+_MAX_PLANS = 6
 _PACKS, _SEGMENTS = 12, 600
 _BATCHES, _ROWS = 10, 12
 
@@ -92,62 +80,12 @@ class PlanView:
     pixel_padding: float | None = None
 
     @property
-    def figures(self) -> list[str]:
-        """See `plan_figures`."""
-        return plan_figures(self.facts)
-
-    @property
-    def has_lengths(self) -> bool:
-        """See `has_lengths` of `plan_facts`."""
-        return has_lengths(self.facts)
-
-    @property
-    def unplaced(self) -> str:
-        """See `unplaced_text`."""
-        return unplaced_text(self.facts["statistics"])
-
-    @property
-    def held_rows(self) -> list[list[str]]:
-        """See `held_rows` of `plan_facts`."""
-        return held_rows(self.facts["statistics"])
-
-    @property
-    def buckets(self) -> Sequence[Mapping[str, Any]]:
-        """The first buckets."""
-        return (self.facts["statistics"].get("buckets") or [])[:_MAX_BUCKETS]
-
-    @property
-    def bucket_rows(self) -> list[list[str]]:
-        """A row for each bucket, its bar behind its figures."""
-        top = max([bucket["samples"] for bucket in self.facts["statistics"]["buckets"]] + [1])
-        return [
-            [
-                shortened(bucket_range(bucket), 120),
-                *(f"{bucket[name]:,}" for name in ("samples", "batch_size", "batches")),
-                human_share(bucket["padding"]),
-                chart("bar", bucket["samples"] / top, 1 - bucket["padding"]),
-            ]
-            for bucket in self.buckets
-        ]
-
-    @property
     def fill_counts(self) -> tuple[list[float], list[int]]:
         """The histogram of how full packs are, in percent: its edges and counts."""
         shares = np.clip(100 * np.asarray(self.fills), 0, 100)
         low = int(min(90, np.floor(shares.min() / 10) * 10)) if len(shares) else 0
         edges = np.linspace(low, 100, 11)
         return edges.tolist(), np.histogram(shares, edges)[0].tolist()
-
-    @property
-    def batches(self) -> list[DrawnPlan]:
-        """The batches to draw."""
-        return [batch for batch in self.drawn if batch.rows]
-
-    @property
-    def settings(self) -> list[tuple[str, str]]:
-        """The first settings as text."""
-        given = [(name, value) for name, value in shown_settings(self.facts).items() if value is not None]
-        return [(name, json.dumps(value)) for name, value in given[:_MAX_SETTINGS]]
 
 
 def views_of(columns: PageColumns, config: Config | None, *, roots: Sequence[Path]) -> list[PlanView]:
