@@ -99,7 +99,8 @@ def _languages(facts: Mapping[str, Any]) -> Iterator[str]:
     is_heard = facts["histogram"] is not None
     part, whole = ("hours", facts["hours"]) if is_heard else ("samples", facts["num_samples"])
     hours = {name: [human_hours(found["hours"])] if is_heard else [] for name, found in shown}
-    rows = [[printable(n), f"{e['samples']:,}", *hours[n], _share_of(e[part], whole)] for n, e in shown]
+    share = {name: human_share(found[part] / whole) if whole else "-" for name, found in shown}
+    rows = [[printable(n), f"{e['samples']:,}", *hours[n], share[n]] for n, e in shown]
     yield from table(["languages", "samples", *(["hours"] if is_heard else []), "share"], rows, left=1)
     if len(languages) > _MAX_LANGUAGES:
         yield f"  and {len(languages) - _MAX_LANGUAGES} more (--json lists them all)"
@@ -121,19 +122,14 @@ def detection_lines(facts: Mapping[str, Any]) -> Iterator[str]:
         return
     yield ""
     yield f"{found['num_disagreements']:,} detected languages are not the manifest's"
-    rows = [
-        [printable(entry["manifest"]), printable(entry["detected"]), f"{entry['samples']:,}", _some(entry)]
-        for entry in found["disagreements"][:_MAX_LANGUAGES]
-    ]
+    rows = []
+    for pair in found["disagreements"][:_MAX_LANGUAGES]:
+        ids = ", ".join(map(printable, pair["ids"]))
+        ids = ids if len(ids) <= _MAX_IDS else f"{ids[: _MAX_IDS - 3]}..."
+        rows.append([printable(pair["manifest"]), printable(pair["detected"]), f"{pair['samples']:,}", ids])
     yield from table(["  manifest", "detected", "samples", "ids"], rows, left=2, last_left=True)
     if len(found["disagreements"]) > _MAX_LANGUAGES:
         yield f"  and {len(found['disagreements']) - _MAX_LANGUAGES} more (--json lists them all)"
-
-
-def _some(entry: Mapping[str, Any]) -> str:
-    """Returns the first ids of a disagreement in a few columns."""
-    names = ", ".join(printable(name) for name in entry["ids"])
-    return names if len(names) <= _MAX_IDS else f"{names[: _MAX_IDS - 3]}..."
 
 
 def _fields(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -177,21 +173,16 @@ def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
     parts = plan_figures(plan)
     parts += [f"{statistics[name]:,} samples {name}" for name in ("dropped", "repeated") if statistics.get(name)]
     yield f"  {plan['kind']} {plan['key'][:16]}: {', '.join(parts)}"
-    rows = [
-        [
-            f"  {bucket_range(b)}",
-            f"{b['samples']:,}",
-            *([human_hours(b["hours"])] if has_sound else []),
-            f"{b['batch_size']:,}",
-            f"{b['batches']:,}",
-            *([human_share(b["padding"])] if is_padded else []),
-        ]
-        for b in statistics.get("buckets", ())
-    ]
-    if rows:
-        hours = ["hours"] if has_sound else []
-        padding = ["padding"] if is_padded else []
-        yield from table(["    bucket", "samples", *hours, "batch size", "batches", *padding], rows, left=1)
+    if buckets := statistics.get("buckets"):
+        found: dict[str, list[str]] = {
+            "    bucket": [f"  {bucket_range(bucket)}" for bucket in buckets],
+            "samples": [f"{bucket['samples']:,}" for bucket in buckets],
+            **({"hours": [human_hours(bucket["hours"]) for bucket in buckets]} if has_sound else {}),
+            "batch size": [f"{bucket['batch_size']:,}" for bucket in buckets],
+            "batches": [f"{bucket['batches']:,}" for bucket in buckets],
+            **({"padding": [human_share(bucket["padding"]) for bucket in buckets]} if is_padded else {}),
+        }
+        yield from table(list(found), list(zip(*found.values(), strict=True)), left=1)
     if "bytes_per_pack" in plan:
         held = beside_float32(plan["bytes_per_pack"], plan["float32_bytes_per_pack"], where="of the cache")
         yield f"    a pack: {held}"
@@ -223,10 +214,6 @@ def _recipe(facts: Mapping[str, Any]) -> Iterator[str]:
         yield from wrapped(f"  {section:<{LABEL - 2}}", text)
 
 
-def _share_of(part: float, whole: float) -> str:
-    return human_share(part / whole) if whole else "-"
-
-
 _CODECS = {
     "raw": "uint8 patches, read as they are",
     "zstd": "uint8 patches, compressed",
@@ -249,9 +236,8 @@ def images_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield entry("used", f"{images['used']:,} times in {facts['num_samples']:,} samples")
     if "processor" in facts:
         yield entry("processor", printable(facts["processor"]["made_by"]))
-        yield entry("codec", f"{facts['codec']}: {_CODECS_OF_PROCESSOR[facts['codec']]}")
-    else:
-        yield entry("codec", f"{facts['codec']}: {_CODECS[facts['codec']]}")
+    codecs = _CODECS_OF_PROCESSOR if "processor" in facts else _CODECS
+    yield entry("codec", f"{facts['codec']}: {codecs[facts['codec']]}")
     if fixed := (facts.get("image_sizes") or {}).get("fixed"):
         yield entry("size", f"{fixed[0]} x {fixed[1]} pixels, all of them")
     if facts["bytes_per_image"] is not None:
@@ -266,18 +252,13 @@ def form_lines(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def histogram_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields the histograms of tokens, images and patches a sample, those that there are."""
-    for number, (name, histogram) in enumerate(facts["histograms"].items()):
+    sizes = facts.get("image_sizes") or {}
+    shown = [(f"{name} a sample", found, "samples") for name, found in facts["histograms"].items()]
+    shown += [(f"{name} side (px)", sizes[name], "images") for name in ("longest", "shortest") if sizes.get(name)]
+    for number, (head, found, of) in enumerate(shown):
         if number:
             yield ""
-        yield from count_lines(
-            f"{name} a sample", histogram["edges"], histogram["samples"], of="samples", is_exact=True
-        )
-    for name in ("longest", "shortest"):
-        if (histogram := (facts.get("image_sizes") or {}).get(name)) is not None:
-            yield ""
-            yield from count_lines(
-                f"{name} side (px)", histogram["edges"], histogram["samples"], of="images", is_exact=True
-            )
+        yield from count_lines(head, found["edges"], found["samples"], of=of, is_exact=True)
 
 
 def count_lines(
@@ -285,23 +266,17 @@ def count_lines(
 ) -> Iterator[str]:
     """Yields a histogram: bins [edges[i], edges[i + 1]), the last one closed, and how many there are `of` in each.
 
-    is_exact: bins are those of `count_histogram`, of which one of width 1 holds one number.
+    Empty neighbours are one bin. is_exact: bins are those of `count_histogram`; one of width 1 holds one number.
     """
-    bins = list(_bins(edges, counts, is_exact=is_exact))
+    bins: list[tuple[str, int]] = []
+    for is_empty, run in itertools.groupby(range(len(counts)), key=lambda i: counts[i] == 0):
+        places = list(run)
+        for first, last in [(places[0], places[-1])] if is_empty else zip(places, places, strict=True):
+            is_whole = is_exact and edges[1] - edges[0] == 1
+            bins.append((range_text(edges[first], edges[last + 1], is_exact=is_whole), counts[first]))
     drawn = bars([count for _, count in bins], beside=max(LABEL, len(head), *(len(name) for name, _ in bins)) + 12)
     rows = [[name, f"{count:,}", bar] for (name, count), bar in zip(bins, drawn, strict=True)]
     yield from table([head, of, ""], rows, left=0, last_left=True)
-
-
-def _bins(edges: Sequence[int], counts: Sequence[int], *, is_exact: bool) -> Iterator[tuple[str, int]]:
-    """Yields the range and the count of every bin, empty neighbours as one."""
-    for is_empty, places in itertools.groupby(range(len(counts)), key=lambda i: counts[i] == 0):
-        numbers = list(places)
-        groups = [numbers] if is_empty else [[number] for number in numbers]
-        for group in groups:
-            low, high = edges[group[0]], edges[group[-1] + 1]
-            name = range_text(low, high, is_exact=is_exact and edges[1] - edges[0] == 1)
-            yield name, counts[group[0]]
 
 
 def plan_report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -319,7 +294,10 @@ def plan_report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield from plan_lines(facts)
     yield ""
-    yield from _worlds(facts["statistics"])
+    names = ("steps", "mixed_steps", "dropped_batches", "repeated_batches", "weightless_batches")
+    worlds = facts["statistics"]["worlds"].items()
+    rows = [[size, *(f"{found[name]:,}" for name in names)] for size, found in worlds]
+    yield from table(["ranks", *(name.removesuffix("_batches").replace("_", " ") for name in names)], rows, left=1)
 
 
 def _packs(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -338,12 +316,6 @@ def _packs(facts: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     histogram = statistics["tokens"]["histogram"]
     yield from count_lines("tokens a pack", histogram["edges"], histogram["counts"], of="packs")
-
-
-def _worlds(statistics: Mapping[str, Any]) -> Iterator[str]:
-    names = ("steps", "mixed_steps", "dropped_batches", "repeated_batches", "weightless_batches")
-    rows = [[size, *(f"{found[name]:,}" for name in names)] for size, found in statistics["worlds"].items()]
-    yield from table(["ranks", *(name.removesuffix("_batches").replace("_", " ") for name in names)], rows, left=1)
 
 
 _MAX_LISTED = 20
@@ -385,16 +357,13 @@ def _column_lines(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Iterator
 
 
 def _never_lines(never: Mapping[str, Any]) -> Iterator[str]:
-    found = False
-    for kind in ("parts", "languages", "sources", "shards"):
-        if never.get(kind):
-            found = True
-            yield f"never used: {_listed(kind, never[kind])}"
+    kinds = [kind for kind in ("parts", "languages", "sources", "shards") if never.get(kind)]
+    yield from (f"never used: {_listed(kind, never[kind])}" for kind in kinds)
     if never["samples"] is None:
         yield "never used samples: not recorded; set train.usage_ids = true"
     elif never["samples"]:
         yield f"never used: {_listed('samples', never['sample_ids'] or never['samples'])}"
-    elif not found:
+    elif not kinds:
         yield "never used: nothing"
 
 

@@ -101,8 +101,11 @@ def _show_cache(place: str, config: Config | None, options: InspectOptions) -> i
         verified = {"verify": verify_folder(folder, progress=options.progress).to_json()}
         if not verified["verify"]["ok"]:
             with foreign_values(folder):
-                facts = {**_damaged(folder, plan_roots), **verified}
-                return _print(options, facts, _cache_lines(facts, None))
+                try:
+                    facts = cache_facts(open_cache(folder, verify="never"), plan_roots=plan_roots)
+                except CacheError:
+                    facts = unreadable_facts(folder)  # why is among the problems that verifying found
+                return _print(options, facts | verified, _cache_lines(facts | verified, None))
     cache = open_cache(folder)
     with foreign_values(folder):
         return _show_open(cache, config, options, plan_roots=plan_roots, verified=verified)
@@ -111,7 +114,10 @@ def _show_cache(place: str, config: Config | None, options: InspectOptions) -> i
 def _show_open(
     cache: Cache, config: Config | None, options: InspectOptions, *, plan_roots: list[Path], verified: dict[str, Any]
 ) -> int:
-    sample = None if options.sample is None else _read(cache, options.sample, config)
+    sample = None
+    if options.sample is not None:
+        check_description(cache.folder, cache.metadata)
+        sample = read_sample(cache, sample_index(cache, options.sample), config=config)
     written = _write(cache, sample, options, config=config)
     is_report = options.as_json or options.verify or not (sample or written)
     facts = {**(cache_facts(cache, plan_roots=plan_roots) if is_report else {}), **verified}
@@ -121,14 +127,15 @@ def _show_open(
 
 
 def _check_outputs(folder: Path, options: InspectOptions, config: Config | None) -> None:
-    for name, path in {"wav": options.wav, "png": options.png}.items():
-        if path is not None and options.sample is None:
-            raise ConfigError(
-                f"--{name} needs --sample I, the index or id of the sample to write; for example --sample 0"
-            )
-    for name, path in {"wav": options.wav, "png": options.png, "export": options.export}.items():
-        if path is not None:
-            check_output(path, f"--{name}", folder=folder, config=config)
+    given = {"wav": options.wav, "png": options.png, "export": options.export}
+    outputs = {name: path for name, path in given.items() if path is not None}
+    needy = [name for name in outputs if name != "export" and options.sample is None]
+    if needy:
+        raise ConfigError(
+            f"--{needy[0]} needs --sample I, the index or id of the sample to write; for example --sample 0"
+        )
+    for name, path in outputs.items():
+        check_output(path, f"--{name}", folder=folder, config=config)
     if options.export is not None and options.export.suffix != ".parquet":
         raise ConfigError(
             f"--export {options.export}: the row table is written as parquet; name a file that ends in .parquet"
@@ -139,19 +146,6 @@ def _roots(own: str, named: str | None, remote: RemoteConfig) -> list[Path]:
     """Returns where caches and their plans may lie: under their own root, and under the one that was named."""
     places = [own] if named is None else [own, named if is_url(named) else os.path.abspath(named)]
     return [stand_in(place, remote) for place in dict.fromkeys(places)]
-
-
-def _damaged(folder: Path, plan_roots: list[Path]) -> dict[str, Any]:
-    try:
-        return cache_facts(open_cache(folder, verify="never"), plan_roots=plan_roots)
-    except CacheError:
-        return unreadable_facts(folder)  # why is among the problems that verifying found
-
-
-def _read(cache: Cache, wanted: str, config: Config | None) -> Sample:
-    check_description(cache.folder, cache.metadata)
-    with foreign_values(cache.folder):
-        return read_sample(cache, sample_index(cache, wanted), config=config)
 
 
 def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, config: Config | None) -> list[str]:
@@ -212,7 +206,12 @@ def _show_plan(folder: Path, options: InspectOptions) -> int:
         plan = read_plan(folder)
     except OSError as err:
         raise CacheCorruptError(f"{err}; delete {folder} and run: forebay preprocess CONFIG") from err
-    facts: dict[str, Any] = {**plan, "verify": _verified(folder, plan).to_json()} if options.verify else plan
+    facts: dict[str, Any] = dict(plan)
+    if options.verify:  # metadata and statistics were compared when the plan was read
+        report = VerifyReport()
+        for name, entry in plan["arrays"].items():
+            report.check(folder / f"{name}.npy", entry)
+        facts["verify"] = report.to_json()
     if options.verify and not facts["verify"]["ok"]:
         return _print(options, facts, [])
     cache, searched = _cache_of(folder, plan, options)
@@ -252,14 +251,6 @@ def _check_plan_outputs(folder: Path, options: InspectOptions) -> None:
         if options.sample is None:
             raise ConfigError("--png needs --sample I, the pack to draw; for example --sample 0")
         check_output(options.png, "--png", folder=folder)
-
-
-def _verified(folder: Path, plan: dict[str, Any]) -> VerifyReport:
-    """Metadata and statistics were compared when the plan was read."""
-    report = VerifyReport()
-    for name, entry in plan["arrays"].items():
-        report.check(folder / f"{name}.npy", entry)
-    return report
 
 
 def _pack(cache: Cache | None, plan: dict[str, Any], wanted: str, searched: Sequence[str]) -> Pack:

@@ -117,7 +117,7 @@ def _language_facts(cache: Cache) -> dict[str, Any] | None:
     confidence = cache.table(["language_confidence"])["language_confidence"].fill_null(0.0).to_numpy()
     counts = np.bincount(codes, minlength=len(names))
     sums = np.bincount(codes, weights=confidence, minlength=len(names))
-    nothing, none_stated = _are(names, codes), _are(manifest_names, manifest_codes)
+    nothing, none_stated = (np.array(n, object)[c] == "" for n, c in (detected, stated))
     pairs = _disagreements(cache, names, codes, manifest_names, manifest_codes)
     return {
         "languages": [
@@ -130,11 +130,6 @@ def _language_facts(cache: Cache) -> dict[str, Any] | None:
         "num_disagreements": sum(pair["samples"] for pair in pairs),
         "disagreements": pairs,
     }
-
-
-def _are(names: list[str], codes: Array) -> Array:
-    """Returns which samples have no language, bool [num_samples]."""
-    return np.asarray(codes == names.index("")) if "" in names else np.zeros(len(codes), bool)
 
 
 def _disagreements(
@@ -182,18 +177,21 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
     durations_s = durations_of(cache)
     hours = 0.0 if durations_s is None else float(durations_s.sum()) / 3600
     size_bytes = int(metadata["size_bytes"])
-    plans = plans_of(cache.key, plan_roots)
+    names = axis_names(cache.constants)
     return {
         "key": cache.key,
         "format_version": metadata["format_version"],
         "num_samples": len(cache),
         "hours": hours,
         "languages": metadata["languages"],
-        "fields": {name: _field(spec, axis_names(cache.constants)) for name, spec in cache.fields.items()},
+        "fields": {
+            name: {"dtype": spec.dtype, "shape": axes(spec, names), "group": spec.group, "role": spec.role}
+            for name, spec in cache.fields.items()
+        },
         "size_bytes": size_bytes,
         "excluded": metadata["excluded"],
         "failed": metadata["failed"],
-        "plans": [pack_bytes(cache, plan) for plan in plans],
+        "plans": [pack_bytes(cache, plan) for plan in plans_of(cache.key, plan_roots)],
         "num_tokens": int(cache.lengths["num_tokens"].sum(dtype=np.int64)),
         "folder": os.path.abspath(cache.folder) if cache.mirror is None else cache.place,
         "name": metadata["name"],
@@ -209,7 +207,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "longer": metadata["longer"],
         "rejected": os.path.abspath(cache.folder / "rejected.jsonl"),
         "histogram": None if durations_s is None else duration_histogram(durations_s),
-        "lengths": token_lengths(cache.lengths["num_tokens"]) if durations_s is None else None,
+        "lengths": _token_lengths(cache.lengths["num_tokens"]) if durations_s is None else None,
         "detection": detection_facts(cache),
         "probe": metadata["probe"],
         "made_with": metadata["made_with"],
@@ -225,7 +223,7 @@ def unreadable_facts(folder: Path) -> dict[str, Any]:
     return {**dict.fromkeys(INTERFACE), "folder": os.path.abspath(folder), "sealed": False}
 
 
-def token_lengths(tokens: Array) -> dict[str, float]:
+def _token_lengths(tokens: Array) -> dict[str, float]:
     """Returns `min`, `mean` and `max` of the tokens a sample (integers [num_samples]), all 0 where there are none."""
     if not len(tokens):
         return {"min": 0, "mean": 0.0, "max": 0}
@@ -241,10 +239,6 @@ def durations_of(cache: Cache) -> Array | None:
 def axes(spec: FieldSpec, names: Mapping[str, str | int]) -> list[str | int]:
     """Returns a field's shape with the first axis named where it differs from sample to sample: `["frames", 80]`."""
     return [] if spec.role == "table" else [names.get(spec.name, "n"), *spec.shape]
-
-
-def _field(spec: FieldSpec, names: Mapping[str, str | int]) -> dict[str, Any]:
-    return {"dtype": spec.dtype, "shape": axes(spec, names), "group": spec.group, "role": spec.role}
 
 
 def _group(cache: Cache, group: Group) -> dict[str, int]:

@@ -37,7 +37,7 @@ class ListedGroup:
 
     def items(self, index: int, sample: Mapping[str, Any], names: str) -> tuple[SeenItem, ...]:
         """Returns the items of a sample. sample: of `Cache.read`. names: what its row calls them, JSON."""
-        found = []
+        found, kept = [], self.stored_fields
         called = [str(name) for name in json.loads(names)]
         for number, (name, slot) in enumerate(zip(called, self.cache.items_of(self.group, index), strict=True)):
             shard, row = self.cache.shard(self.group, slot >> ROW_BITS), slot & ROW_MASK
@@ -46,7 +46,7 @@ class ListedGroup:
                 "hash": shard.string(f"{self.group}_hash", row),
                 "media_row": row,
                 "arrays": {field: sample[field][number] for field in self.fields},
-                "stored_bytes": sum(value.nbytes for value in self.kept(shard.row(row))),
+                "stored_bytes": sum(v.nbytes for name, v in shard.row(row).items() if name in kept),
             }
             found.append(self.item(about))
         return tuple(found)
@@ -55,10 +55,6 @@ class ListedGroup:
     def fields(self) -> list[str]:
         """The fields of an item, as a sample has them."""
         return [field.name for field in self.stored.fields]
-
-    def kept(self, row: Mapping[str, Array]) -> list[Array]:
-        """Returns what counts as stored of an item. row: of its shard."""
-        return list(row.values())
 
     def item(self, about: dict[str, Any]) -> SeenItem:
         """Returns an item. about: what all kinds have."""
@@ -73,7 +69,8 @@ class ListedGroup:
         sample, as far as they are counted.
         """
         cache, number = self.cache, self.num_stored
-        size_bytes = sum(self.count(name) * self.value_bytes(name) for name in self.stored_fields)
+        specs = [cache.fields[name] for name in self.stored_fields]
+        size_bytes = sum(self.count(s.name) * s.numpy_dtype.itemsize * math.prod(s.shape) for s in specs)
         as_float32 = self.float32_bytes()
         used = int(length_of(cache, f"num_{self.group}s").sum(dtype=np.int64))
         distinct = cache.metadata.get(f"num_{self.group}s", number)
@@ -109,11 +106,6 @@ class ListedGroup:
         place = [field.name for field in shard_fields(list(self.cache.fields.values()), self.group)].index(name)
         return sum(entry.spans[place][1] for _, entry in self.cache.shard_entries(self.group))
 
-    def value_bytes(self, name: str) -> int:
-        """Returns the bytes of one of these values."""
-        spec = self.cache.fields[name]
-        return spec.numpy_dtype.itemsize * math.prod(spec.shape)
-
     def columns(self, name: str) -> list[Array] | None:
         """Returns the values of a field, an array a shard; None where they cannot be read, or would be downloaded."""
         if self.cache.mirror is not None:
@@ -144,10 +136,6 @@ class PatchGroup(ListedGroup):
     def fields(self) -> list[str]:
         """See `ListedGroup`."""
         return [FIELDS["raw"], "image_grid_thw"]
-
-    def kept(self, row: Mapping[str, Array]) -> list[Array]:
-        """See `ListedGroup`."""
-        return [row[FIELDS[self.stored.codec]]]
 
     def item(self, about: dict[str, Any]) -> PatchItem:
         """See `ListedGroup`."""
@@ -210,7 +198,7 @@ class ArrayGroup(ListedGroup):
         return {
             **super().facts(),
             "processor": {name: form[name] for name in ("made_by", "promise")},
-            "form": [_declared(field) for fields in forms for field in fields],
+            "form": [each | _table_size(each.get("table")) for fields in forms for each in fields],
             "image_sizes": size_facts(self.cache),
         }
 
@@ -263,11 +251,9 @@ def listed_groups(cache: Cache) -> dict[Group, ListedGroup]:
     return {group: _GROUPS[type(found)](cache, group, found) for group, found in stored.items()}
 
 
-def _declared(field: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a declared field without the values of its table."""
-    table = field.get("table")
-    shown = None if table is None else {"channels": len(table["values"]), "values": len(table["values"][0])}
-    return {**field, **({} if shown is None else {"table": shown})}
+def _table_size(table: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns how large the table of a declared field is, in the place of its values."""
+    return {} if table is None else {"table": {"channels": len(table["values"]), "values": len(table["values"][0])}}
 
 
 def form_rows(facts: Mapping[str, Any]) -> list[list[str]]:
@@ -277,20 +263,15 @@ def form_rows(facts: Mapping[str, Any]) -> list[list[str]]:
             field["name"],
             field["dtype"],
             f"[{', '.join('n' if length is None else str(length) for length in field['shape'])}]",
-            _as_stored(field),
+            "not stored" if field.get("mask_of") else str(field["stored_dtype"]) + _of_table(field.get("table")),
             "; ".join(_rules(field)),
         ]
         for field in facts["form"]
     ]
 
 
-def _as_stored(field: Mapping[str, Any]) -> str:
-    if field.get("mask_of"):
-        return "not stored"
-    table = field.get("table")
-    return str(field["stored_dtype"]) + (
-        "" if table is None else f", a table of {table['channels']} x {table['values']}"
-    )
+def _of_table(table: Mapping[str, Any] | None) -> str:
+    return "" if table is None else f", a table of {table['channels']} x {table['values']}"
 
 
 def _rules(field: Mapping[str, Any]) -> Iterator[str]:

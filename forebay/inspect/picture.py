@@ -60,7 +60,9 @@ def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz
         _draw_waveform(panels.pop(0), waveform, sample_rate_hz=sample_rate_hz)
     for name in banks:
         _draw_bank(figure, panels.pop(0), name, tensors[name], hop_s=hop_s)
-    families, title = fonts_for(_title(row))
+    head = " · ".join(printable(str(row[name])) for name in ("sample_id", "language") if row.get(name))
+    lines = textwrap.wrap(printable(row.get("text") or ""), _TITLE_COLUMNS)
+    families, title = fonts_for("\n".join([head, *_shortened(lines, _TITLE_LINES)]))
     # parse_math: a transcript's dollar signs are money, not formulas.
     figure.suptitle(title, fontfamily=families, fontsize=11, ha="left", x=0.01, parse_math=False)
     return figure
@@ -121,12 +123,6 @@ def _draw_waveform(axes: Axes, waveform: Array, *, sample_rate_hz: int) -> None:
     axes.fill_between(times_s, low, high, linewidth=0.6, color="tab:blue", edgecolor="tab:blue")
     axes.set_xlim(0.0, len(waveform) / sample_rate_hz)
     axes.axhline(0.0, color="black", linewidth=0.4)
-
-
-def _title(row: Mapping[str, Any]) -> str:
-    head = " · ".join(printable(str(row[name])) for name in ("sample_id", "language") if row.get(name))
-    lines = textwrap.wrap(printable(row.get("text") or ""), _TITLE_COLUMNS)
-    return "\n".join([head, *_shortened(lines, _TITLE_LINES)])
 
 
 def _shortened(lines: list[str], count: int) -> list[str]:
@@ -211,7 +207,8 @@ def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
     """
     rows = rows_of([tile.aspect for tile in tiles])
     top_in = 0.3 + _LINE_IN * (title.count("\n") + 1)
-    captions_in = _CAPTION_IN + _ABOUT_IN * max((len(lines) for lines in _abouts(tiles, rows)), default=2)
+    rooms = {n: max(tiles[n].aspect * height, _MIN_TILE_IN) for numbers, height in rows for n in numbers}
+    captions_in = _CAPTION_IN + _ABOUT_IN * max((len(_about(tiles[n], room)) for n, room in rooms.items()), default=2)
     height_in = top_in + sum(height + captions_in + _GAP_IN for _, height in rows) + (0.0 if rows else captions_in)
     figure = _new_figure(height_in)
     families, shown = fonts_for("\n".join([*(tile.name for tile in tiles), title]))
@@ -230,21 +227,11 @@ def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
             axes = figure.add_axes(box, xticks=[], yticks=[])
             axes.imshow(tiles[number].pixels, aspect="auto")
             axes.spines[:].set_linewidth(0.4)
-            room_in = max(wide_in, _MIN_TILE_IN)
-            caption = _caption(tiles[number], names[number], room_in)
+            caption = _caption(tiles[number], names[number], rooms[number])
             figure.text(box[0], (y_in - 0.05) / height_in, caption, fontsize=7.5, **style)
-            x_in += room_in + _GAP_IN
+            x_in += rooms[number] + _GAP_IN
         y_in -= captions_in + _GAP_IN
     return figure
-
-
-def _abouts(tiles: Sequence[Tile], rows: Sequence[tuple[list[int], float]]) -> list[list[str]]:
-    """Returns the lines below each name, as wide as its tile."""
-    return [
-        _about(tiles[number], max(tiles[number].aspect * height_in, _MIN_TILE_IN))
-        for numbers, height_in in rows
-        for number in numbers
-    ]
 
 
 def _about(tile: Tile, room_in: float) -> list[str]:
@@ -306,11 +293,12 @@ def fonts_for(text: str) -> tuple[list[str], str]:
 
     Without this, matplotlib draws an empty box and warns once a character.
     """
-    from matplotlib.font_manager import findfont
+    from matplotlib.font_manager import findfont, fontManager
 
     missing = {c for c in text if not c.isspace()} - _characters(findfont(_FIRST))
     families = [_FIRST]
-    for name, path in _installed() if missing else []:
+    fonts = {(font.name, font.fname) for font in fontManager.ttflist if not font.name.startswith(_NO_FONT)}
+    for name, path in sorted(fonts) if missing else []:
         found = missing & _characters(path)
         if found and name not in families:
             families.append(name)
@@ -321,12 +309,6 @@ def fonts_for(text: str) -> tuple[list[str], str]:
         named = " ".join(f"U+{ord(c):04X}" for c in sorted(missing)[:_NAMED])
         logger.warning("no font here has %d of the characters, drawn as \ufffd: %s; install one", len(missing), named)
     return families, "".join("\ufffd" if c in missing else c for c in text)
-
-
-def _installed() -> list[tuple[str, str]]:
-    from matplotlib.font_manager import fontManager
-
-    return sorted({(font.name, font.fname) for font in fontManager.ttflist if not font.name.startswith(_NO_FONT)})
 
 
 def _characters(path: Any) -> set[str]:

@@ -62,8 +62,12 @@ def view_of(form: BatchForm, arrays: Mapping[str, Array]) -> View | None:
     array = arrays[field.name]
     if not array.size:
         return None
-    levels, how = levels_of(field, array), _how(field)
-    if _is_patches(field):
+    levels, how = levels_of(field, array), "as the model sees it"
+    if field.table is not None:
+        how += ", its values rescaled to 0 to 255"
+    elif field.stored_dtype != "uint8":
+        how += ", from the least to the greatest of its values"
+    if len(field.shape) == 2 and field.shape[-1] is not None and len(field.grows) < 2:  # a patch a row
         pixels = _laid_out(form, field, levels, arrays)
         return None if pixels is None else View(pixels=pixels, how=f"{how}, its patches put together")
     axis = _channel_axis(field, array.shape)
@@ -74,18 +78,6 @@ def view_of(form: BatchForm, arrays: Mapping[str, Array]) -> View | None:
         return View(pixels=np.ascontiguousarray(rgb[0]), how=how)
     size = f"{rgb.shape[2]} x {rgb.shape[1]}"
     return View(pixels=_grid(rgb), how=f"{how}: {len(rgb)} tiles of {size}, in their order")
-
-
-def _how(field: FieldForm) -> str:
-    if field.table is not None:
-        return "as the model sees it, its values rescaled to 0 to 255"
-    if field.stored_dtype == "uint8":
-        return "as the model sees it"
-    return "as the model sees it, from the least to the greatest of its values"
-
-
-def _is_patches(field: FieldForm) -> bool:
-    return len(field.shape) == 2 and field.shape[-1] is not None and len(field.grows) < 2
 
 
 def _channel_axis(field: FieldForm, shape: Sequence[int]) -> int | None:
@@ -202,9 +194,5 @@ def _candidates(name: str, config: Config) -> Iterator[Path]:
     inner = PurePosixPath(name)
     if inner.is_absolute() or ".." in inner.parts:
         return
-    for manifest in _on_disk(config.source.places):
+    for manifest in (Path(place) for place in config.source.places if not is_url(place)):
         yield (manifest if manifest.is_dir() else manifest.parent) / inner
-
-
-def _on_disk(manifests: Sequence[str]) -> list[Path]:
-    return [Path(manifest) for manifest in manifests if not is_url(manifest)]

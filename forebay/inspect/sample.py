@@ -58,7 +58,11 @@ class Sample:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the `sample` part of `forebay inspect --json`; what is not a number in JSON (NaN) is null."""
-        own = {"index": self.index, "row": dict(self.row), "fields": _fields(self.tensors), "labels": self.labels}
+        fields = {
+            name: {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in summary(value).items()}
+            for name, value in self.tensors.items()
+        }
+        own = {"index": self.index, "row": dict(self.row), "fields": fields, "labels": self.labels}
         if not self.items:
             return own
         listed = {f"{group}s": [item.to_json() for item in items] for group, items in self.items.items()}
@@ -74,6 +78,7 @@ def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample:
     """
     check_index(index, len(cache), what=f"{cache.place} has {len(cache)} samples")
     read, row, groups = cache.read(index), read_row(cache, index), listed_groups(cache)
+    is_masked = {"input_ids", "label_mask"} <= read.keys() and "prefix_len" not in read
     tensors: dict[str, Any] = read
     for group in groups.values():
         tensors = group.stored.joined(tensors)
@@ -81,14 +86,10 @@ def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample:
         index=index,
         row=row,
         tensors=tensors,
-        labels=learnt_of(cache, config, read) if _is_masked(read) else labels_of(cache, config, read),
+        labels=learnt_of(cache, config, read) if is_masked else labels_of(cache, config, read),
         items={name: group.items(index, read, row[f"{name}s"]) for name, group in groups.items()},
         conversation=told_conversation(row["text"]) if groups else None,
     )
-
-
-def _is_masked(tensors: Mapping[str, Any]) -> bool:
-    return "input_ids" in tensors and "label_mask" in tensors and "prefix_len" not in tensors
 
 
 def check_index(index: int, count: int, *, what: str) -> None:
@@ -178,14 +179,6 @@ def summary(value: Array) -> dict[str, Any]:
         return {**about, "min": None, "max": None, "mean": None}
     # float64: a float16 sum of a clip's frames overflows.
     return {**about, "min": value.min().item(), "max": value.max().item(), "mean": float(value.mean(dtype=np.float64))}
-
-
-def _fields(tensors: Mapping[str, Array]) -> dict[str, Any]:
-    return {name: {k: _finite(v) for k, v in summary(value).items()} for name, value in tensors.items()}
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def told_conversation(text: str) -> list[dict[str, Any]] | None:

@@ -25,7 +25,11 @@ def sample_lines(sample: Sample) -> Iterator[str]:
     # These columns of the row are shown as a conversation and lists of items.
     apart = {"text", *(f"{group}s" for group in sample.items)} if sample.conversation is not None else set()
     yield f"sample {sample.index}"
-    yield from _row_lines({name: value for name, value in sample.row.items() if name not in apart})
+    width = max(map(len, sample.row.keys() - apart))
+    for name, value in sample.row.items():
+        if name not in apart:
+            said = printable(value) if isinstance(value, str) else json.dumps(value)
+            yield from paragraph(f"  {name:<{width}}  ", said)
     yield ""
     yield from _tensor_lines(sample.tensors)
     for group, items in sample.items.items():
@@ -42,13 +46,6 @@ def sample_lines(sample: Sample) -> Iterator[str]:
 
 def _item_lines(group: str, items: Sequence[SeenItem], *, indent: str = "") -> Iterator[str]:
     yield from items[0].listed(items, indent=indent) if items else [f"{indent}{group}s: none"]
-
-
-def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the cells of a row, one a line."""
-    width = max(map(len, row))
-    for name, value in row.items():
-        yield from paragraph(f"  {name:<{width}}  ", printable(value) if isinstance(value, str) else json.dumps(value))
 
 
 def _tensor_lines(tensors: Mapping[str, Array]) -> Iterator[str]:
@@ -95,18 +92,15 @@ def _learnt_lines(sample: Sample) -> Iterator[str]:
         return
     for run in labels["learnt"]:
         yield from paragraph("  learnt   ", f"{run['start']}:{run['end']} {printable(run['text'])}")
-    yield from paragraph("  special  ", printable(_without_repeats(labels["with_special_tokens"])))
+    # A control token that is repeated stands once, with how often.
+    text = _REPEATED.sub(lambda found: f"{found[1]} x {len(found[0]) // len(found[1])} ", labels["with_special_tokens"])
+    yield from paragraph("  special  ", printable(text))
 
 
 def _grouped(ids: Sequence[int]) -> list[str]:
     """Returns ids, equal neighbours as one with how many they are: an image is hundreds of them."""
     runs = [(token, sum(1 for _ in same)) for token, same in itertools.groupby(ids)]
     return [str(token) if count == 1 else f"{token} x {count}" for token, count in runs]
-
-
-def _without_repeats(text: str) -> str:
-    """Returns a text in which a control token that is repeated stands once, with how often."""
-    return _REPEATED.sub(lambda found: f"{found[1]} x {len(found[0]) // len(found[1])} ", text)
 
 
 def pack_lines(pack: Pack) -> Iterator[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from forebay.inspect.checks.limits import BY_NAME, Limits, Severity
-from forebay.inspect.checks.measured import Classes, Finding, Measured, Refused
+from forebay.inspect.checks.measured import Classes, Finding, Measured
 from forebay.preprocess.assemble import EXCLUDING
 from forebay.steps.text.language.script import scripts_of
 from forebay.steps.text.pace import misfits
@@ -32,37 +32,20 @@ def finding(
     other: str | None = None,
     other_set: str | None = None,
 ) -> Finding:
-    """Returns a finding of a check about a sample of a set."""
+    """Returns a finding of a check about a sample of a set; row: -1: about the set as a whole."""
+    is_sample = row >= 0
     return Finding(
         check=check,
         severity=BY_NAME[check].severity,
         set=found.name,
-        sample_id=found.sample_id(row),
-        row=int(found.places[row]),
-        source=found.file(row),
+        sample_id=found.sample_id(row) if is_sample else "",
+        row=int(found.places[row]) if is_sample else -1,
+        source=found.file(row) if is_sample else "",
         message=message,
         value=round(value, 4) if isinstance(value, float) else value,
         limit=limit,
         other=other,
         other_set=other_set,
-    )
-
-
-def set_finding(
-    found: Measured, check: str, message: str, *, value: float | str | None = None, limit: float | None = None
-) -> Finding:
-    """Returns a finding of a check about a set as a whole, which is of no sample."""
-    severity = BY_NAME[check].severity
-    return Finding(
-        check=check,
-        severity=severity,
-        set=found.name,
-        sample_id="",
-        row=-1,
-        source="",
-        message=message,
-        value=round(value, 4) if isinstance(value, float) else value,
-        limit=limit,
     )
 
 
@@ -85,7 +68,7 @@ def class_findings(found: Measured, limits: Limits) -> Iterator[Finding]:
         return
     if len(counts) == 1 and sum(counts.values()) > 1:
         [(name, count)] = counts.items()
-        yield set_finding(found, "single_class", f"all {count} samples have the class {_shown(name)}", value=1, limit=2)
+        yield finding(found, -1, "single_class", f"all {count} samples have the class {_shown(name)}", value=1, limit=2)
         return
     for name, count in sorted(counts.items(), key=lambda item: (item[1], item[0])):
         if count < limits.min_class_samples:
@@ -102,7 +85,7 @@ def _empty(found: Measured, classes: Classes, counts: Counter[str]) -> Iterator[
         ("classes without a sample", missing),
     ):
         if names:
-            yield set_finding(found, "empty_class", f"{what}, {len(names)}: {_list(names)}", value=len(names), limit=0)
+            yield finding(found, -1, "empty_class", f"{what}, {len(names)}: {_list(names)}", value=len(names), limit=0)
 
 
 def _uneven(found: Measured, counts: Counter[str], limits: Limits) -> Iterator[Finding]:
@@ -116,7 +99,7 @@ def _uneven(found: Measured, counts: Counter[str], limits: Limits) -> Iterator[F
             f"{_shown(large)} has {most} samples, {_shown(small)} {least}: {most / least:.3g} times as many, the limit "
             f"is {limits.class_ratio:g}"
         )
-        yield set_finding(found, "uneven_classes", message, value=most / least, limit=limits.class_ratio)
+        yield finding(found, -1, "uneven_classes", message, value=most / least, limit=limits.class_ratio)
 
 
 def _list(names: Sequence[str]) -> str:
@@ -158,17 +141,12 @@ def _judged(found: Measured, limits: Limits) -> Iterator[Finding]:
     yield from _words(found, limits)
 
 
-def _severity(each: Refused) -> Severity:
-    if each.reason in _BY_DURATION:
-        return "info"
-    return "warning" if each.reason in EXCLUDING else "error"
-
-
 def _refused(found: Measured) -> Iterator[Finding]:
     for each in found.refused:
+        severity: Severity = "warning" if each.reason in EXCLUDING else "error"
         yield Finding(
             check=each.reason,
-            severity=_severity(each),
+            severity="info" if each.reason in _BY_DURATION else severity,
             set=found.name,
             sample_id=each.sample_id,
             row=each.place,
@@ -221,7 +199,10 @@ def _rates(found: Measured, limits: Limits) -> Iterator[Finding]:
     moved = np.abs(seconds - stated_s) > limits.rate_match * stated_s
     for row in _rows(moved & np.isfinite(facts["file_rate_hz"])):
         rate = int(facts["file_rate_hz"][row])
-        real = _other_rate(float(stated_s[row] / seconds[row]), rate, limits.rate_match)
+        ratio = float(stated_s[row] / seconds[row])
+        # The rate at which the clip would be as long as was stated, where that is one that people use.
+        fits = (each for each in _RATES_HZ if each != rate and abs(ratio * each / rate - 1) <= limits.rate_match)
+        real = next(fits, None)
         if real is not None:
             said = f"{seconds[row]:.2f} s at the {rate} Hz of its header, {stated_s[row]:.2f} s by its manifest: as if "
             said += f"its samples were of {real} Hz; correct the header, or the manifest"
@@ -230,12 +211,6 @@ def _rates(found: Measured, limits: Limits) -> Iterator[Finding]:
             heard, stated = float(seconds[row]), float(stated_s[row])
             said = f"{heard:.2f} s of audio, its manifest says {stated:.2f} s"
             yield finding(found, row, "longer_than_stated", said, value=heard, limit=stated)
-
-
-def _other_rate(ratio: float, rate_hz: int, match: float) -> int | None:
-    """Returns the rate at which a clip would be as long as was stated, where that is one that people use."""
-    fits = (other for other in _RATES_HZ if other != rate_hz and abs(ratio * other / rate_hz - 1) <= match)
-    return next(fits, None)
 
 
 def _speed(found: Measured, limits: Limits) -> Iterator[Finding]:
@@ -254,12 +229,9 @@ def _speed(found: Measured, limits: Limits) -> Iterator[Finding]:
                 median = f"the median of {language or 'all'} is {np.exp(middle):.1f}"
                 said = f"{median} and the limits are {low:.1f} and {high:.1f}"
                 limit = round(high if rate > high else low, 4)
-            yield finding(found, row, name, f"{_rate(found, rate, row)}, {said}", value=rate, limit=limit)
-
-
-def _rate(found: Measured, rate: float, row: int) -> str:
-    chars, seconds = int(found.facts["chars"][row]), float(found.facts["seconds"][row])
-    return f"{chars} characters in {seconds:.2f} s, {rate:.2f} a second"
+            chars, seconds = int(found.facts["chars"][row]), float(found.facts["seconds"][row])
+            said = f"{chars} characters in {seconds:.2f} s, {rate:.2f} a second, {said}"
+            yield finding(found, row, name, said, value=rate, limit=limit)
 
 
 def _scripts(found: Measured, limits: Limits) -> Iterator[Finding]:
@@ -267,23 +239,19 @@ def _scripts(found: Measured, limits: Limits) -> Iterator[Finding]:
     judged_ = facts["letters"] >= limits.min_letters
     is_wrong = judged_ & (facts["foreign"] >= limits.wrong_script_share) & (facts["is_known"] > 0)
     is_mixed = judged_ & (facts["foreign"] >= limits.mixed_script_share) & ~is_wrong
-    named = (
-        ("wrong_script", is_wrong, limits.wrong_script_share),
-        ("mixed_scripts", is_mixed, limits.mixed_script_share),
-    )
-    for name, mask, limit in named:
+    wrong, mixed = limits.wrong_script_share, limits.mixed_script_share
+    for name, mask, limit in (("wrong_script", is_wrong, wrong), ("mixed_scripts", is_mixed, mixed)):
         for row in _rows(mask):
-            said = _script_message(found, row, limit)
-            yield finding(found, row, name, said, value=float(facts["foreign"][row]), limit=limit)
+            share, language = float(facts["foreign"][row]), found.language(row)
+            scripts = scripts_of(language) if language else None
+            written = (
+                f"{language} is written in {', '.join(sorted(scripts))}" if scripts else "its language is not known"
+            )
+            most = f"most of them {facts['script'][row]}: {written}"
+            said = f"{share:.0%} of its letters are not, {most}; the limit is {limit:.0%}"
+            yield finding(found, row, name, said, value=share, limit=limit)
     says = "the word {value!r} mixes scripts whose letters look alike"
     yield from _each(found, "mixed_word", facts["word"] != "", "word", says, kind=str)
-
-
-def _script_message(found: Measured, row: int, limit: float) -> str:
-    share, script, language = float(found.facts["foreign"][row]), found.facts["script"][row], found.language(row)
-    scripts = scripts_of(language) if language else None
-    written = f"{language} is written in {', '.join(sorted(scripts))}" if scripts else "its language is not known"
-    return f"{share:.0%} of its letters are not, most of them {script}: {written}; the limit is {limit:.0%}"
 
 
 def _repeats(found: Measured, limits: Limits) -> Iterator[Finding]:
@@ -326,17 +294,16 @@ def _images(found: Measured, limits: Limits) -> Iterator[Finding]:
     if images is None:
         return
     side = np.minimum(images.width, images.height)
-    is_tiny = (side > 0) & (side < limits.min_image_side)
-    is_blank = images.range < limits.blank_range
+    checks = {
+        "tiny_image": ((side > 0) & (side < limits.min_image_side), side, limits.min_image_side),
+        "blank_image": (images.range < limits.blank_range, images.range, limits.blank_range),
+    }
     owners = np.repeat(np.arange(len(found)), np.diff(images.starts))
-    for name, mask in (("tiny_image", is_tiny), ("blank_image", is_blank)):
+    for name, (mask, values, limit) in checks.items():
         for use in _rows(mask[images.flat]):
             image = int(images.flat[use])
-            if name == "tiny_image":
-                size = f"{images.width[image]} x {images.height[image]} pixels"
-                value, limit, said = int(side[image]), limits.min_image_side, f"has {size}"
-            else:
-                value, limit = int(images.range[image]), limits.blank_range
-                said = f"has values that differ by {value} of 255"
-            message = f"image {images.names[image]} {said}, the limit is {limit:g}"
+            value, said = int(values[image]), f"{images.width[image]} x {images.height[image]} pixels"
+            if name == "blank_image":
+                said = f"values that differ by {value} of 255"
+            message = f"image {images.names[image]} has {said}, the limit is {limit:g}"
             yield finding(found, int(owners[use]), name, message, value=value, limit=limit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from forebay.errors import ConfigError
 from forebay.steps.text.annotation import MAX_DIGIT_SHARE
 from forebay.steps.text.pace import PACE, Pace
+from forebay.visible import did_you_mean
 
 Severity = Literal["error", "warning", "info"]
 Need = Literal["sound", "file", "seconds", "text", "pixels", "content", "sizes", "classes", "length"]
@@ -78,11 +78,9 @@ class Limits:
         for setting in settings:
             name, _, text = setting.partition("=")
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise ConfigError(
-                    f"--limit {setting}: no limit is called {name!r}"
-                    + (f"; did you mean {near[0]}?" if near else "; all of them: forebay lint --explain-checks")
-                )
+                all_of_them = "; all of them: forebay lint --explain-checks"
+                near = did_you_mean(name, known) or all_of_them
+                raise ConfigError(f"--limit {setting}: no limit is called {name!r}{near}")
             try:
                 values[name] = float(text)
             except ValueError as err:

@@ -120,13 +120,26 @@ def lint(targets: Sequence[Target], against: Sequence[Target], options: LintOpti
     machine. A row that cannot be used is a finding.
     """
     started_s = time.monotonic()
-    _require_checks(options.skip)
+    for name in options.skip:
+        # A build's reasons are checks too, and which there are is for the build to say.
+        if name not in BY_NAME and not name.replace("_", "").isalpha():
+            raise ConfigError(f"--skip {name}: wanted the name of a check; all of them: forebay lint --explain-checks")
     if options.drop_ids is not None:
         for target in targets:
             folder = None if target.config is not None or is_url(target.place) else Path(target.place)
             check_output(options.drop_ids, "--drop-ids", folder=folder, config=target.config)
     measured = [_measured(target, options) for target in targets]
-    linted = [Linted.of(found, left_out=_checks_left_out(found), notes=_notes(found)) for found in measured]
+    linted = [
+        Linted(
+            name=found.name,
+            is_raw=found.is_raw,
+            num_samples=len(found),
+            left_out={each.name: found.left_out[each.needs] for each in CHECKS if each.needs in found.left_out},
+            excluded=found.excluded,
+            notes=_notes(found),
+        )
+        for found in measured
+    ]
     findings = [
         each for found in measured for each in (*judged(found, options.limits), *duplicates(found, options.limits))
     ]
@@ -152,13 +165,6 @@ def lint(targets: Sequence[Target], against: Sequence[Target], options: LintOpti
     return report
 
 
-def _require_checks(names: Sequence[str]) -> None:
-    for name in names:
-        # A build's reasons are checks too, and which there are is for the build to say.
-        if name not in BY_NAME and not name.replace("_", "").isalpha():
-            raise ConfigError(f"--skip {name}: wanted the name of a check; all of them: forebay lint --explain-checks")
-
-
 def _measured(target: Target, options: LintOptions) -> Measured:
     """Returns what is known of a target: of a config its raw data, or a cache of it that keeps as much."""
     if target.config is None:
@@ -169,7 +175,8 @@ def _measured(target: Target, options: LintOptions) -> Measured:
             lookup = find_cache(config, recipe)
         if lookup.found is not None:
             cache = open_cache(lookup.found.place, remote=config.remote)
-            if lookup.state == "absent" or _keeps_enough(cache):
+            # A cache keeps no sizes of images, and of recordings enough only with their waveforms.
+            if lookup.state == "absent" or "waveform" in cache.fields or cache.groups == (TEXT,):
                 return _of_cache(cache, target, options)
     found = measure_raw(config, recipe, options.limits, name=target.name, progress=options.progress)
     return chosen_of_raw(found, config.filter)
@@ -189,16 +196,6 @@ def _of_cache(cache: Cache, target: Target, options: LintOptions) -> Measured:
             progress=options.progress,
         )
     return found if target.config is None else chosen_of_cache(found, target.config.filter, cache)
-
-
-def _keeps_enough(cache: Cache) -> bool:
-    """Whether a cache keeps recordings or texts as the checks want them; of images it keeps no sizes."""
-    return "waveform" in cache.fields or cache.groups == (TEXT,)
-
-
-def _checks_left_out(found: Measured) -> dict[str, str]:
-    """Returns why checks were not made, by their names."""
-    return {check.name: found.left_out[check.needs] for check in CHECKS if check.needs in found.left_out}
 
 
 def _notes(found: Measured) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forebay.inspect.checks.limits import SEVERITIES, Limits, Severity
-from forebay.inspect.checks.measured import Finding, Measured
+from forebay.inspect.checks.measured import Finding
 from forebay.terminal import paragraph, table, wrapped
 from forebay.visible import from_here, printable
 
@@ -23,18 +23,6 @@ class Linted:
     left_out: Mapping[str, str]
     excluded: Mapping[str, int]
     notes: Sequence[str]
-
-    @classmethod
-    def of(cls, found: Measured, *, left_out: Mapping[str, str], notes: Sequence[str]) -> Linted:
-        """Returns what is said of a set that was measured."""
-        return cls(
-            name=found.name,
-            is_raw=found.is_raw,
-            num_samples=len(found),
-            left_out=left_out,
-            excluded=found.excluded,
-            notes=notes,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,25 +18,16 @@ import soundfile
 
 from forebay.config.tree import Config
 from forebay.errors import CacheError
-from forebay.inspect.page.card_media import HOP_S, grid_paths, hop_s, picture_of, webp, webps
+from forebay.inspect.page.card_media import HOP_S, grid_paths, hop_s, picture_of, webps
 from forebay.inspect.page.chosen_cards import Chosen, clipped_share
 from forebay.inspect.page.doubts import PageColumns
 from forebay.inspect.page.markup import data_url, url_size
 from forebay.inspect.page.words import TokenPiece, learnt_mask, pieces_of, repeated_ids, shortened
 from forebay.inspect.pixels_seen import Picture
-from forebay.inspect.sample import Sample, read_sample, spoken
+from forebay.inspect.sample import read_sample, spoken
 from forebay.store.layout import Array
 
-_WAYS = (
-    ("FLAC", 30.0),
-    ("MP3", 30.0),
-    ("FLAC", 10.0),
-    ("MP3", 10.0),
-    ("FLAC", 4.0),
-    ("MP3", 4.0),
-    ("FLAC", 1.5),
-    ("MP3", 1.5),
-)
+_WAYS = tuple((kind, most_s) for most_s in (30.0, 10.0, 4.0, 1.5) for kind in ("FLAC", "MP3"))
 """Formats and the seconds of a clip that are kept, the best first."""
 
 _MAX_BYTES = (1 << 32) - 1 - 36
@@ -97,18 +88,8 @@ def wav_head(waveform: Array, rate_hz: int) -> bytes:
     is_float = waveform.dtype != np.int16
     # Of more than 4 GiB a WAV cannot say how much it is, and players read on.
     width, size = waveform.dtype.itemsize, min(waveform.nbytes, _MAX_BYTES)
-    about = struct.pack("<HHIIHH", 3 if is_float else 1, 1, rate_hz, rate_hz * width, width, 8 * width)
-    return b"".join(
-        [
-            b"RIFF",
-            struct.pack("<I", 36 + size),
-            b"WAVEfmt ",
-            struct.pack("<I", 16),
-            about,
-            b"data",
-            struct.pack("<I", size),
-        ]
-    )
+    about = (16, 3 if is_float else 1, 1, rate_hz, rate_hz * width, width, 8 * width)
+    return struct.pack("<4sI8sIHHIIHH4sI", b"RIFF", 36 + size, b"WAVEfmt ", *about, b"data", size)
 
 
 MAX_IMAGES = 6
@@ -232,7 +213,10 @@ class Reader:
             sample = read_sample(self.columns.cache, index, config=None)
         except CacheError as err:
             return CardReading(card=replace(start, problem=str(err)))
-        tensors = _with_mask(sample)
+        tensors = dict(sample.tensors)
+        if sample.items and "input_ids" in tensors and not tensors.keys() & {"label_mask", "prefix_len"}:
+            # The text beside an image is given, where nothing says what of it is learnt.
+            tensors["label_mask"] = np.zeros(len(tensors["input_ids"]), np.uint8)
         waveform = tensors.get("waveform") if self.sound is None else self.sound(sample.row)
         text = str(sample.row.get("text") or "")
         has_tokens = "input_ids" in tensors
@@ -243,7 +227,8 @@ class Reader:
             start,
             row={name: value for name, value in sample.row.items() if name not in apart},
             facts=self._facts(index, waveform),
-            spoken=_spoken(sample, text),
+            # A class, a caption or a transcript is one text without a name.
+            spoken=(("", text),) if sample.conversation is None else spoken(sample.conversation),
             pieces=tuple(pieces),
             num_tokens=len(tensors["input_ids"]) if has_tokens else 0,
             num_learnt=int(np.count_nonzero(learnt_mask(tensors))) if self.columns.has_targets else None,
@@ -275,19 +260,6 @@ class Reader:
         return found
 
 
-def _with_mask(sample: Sample) -> Mapping[str, Array]:
-    """Returns a sample's tensors; the text beside an image is given, where nothing says what of it is learnt."""
-    tensors = sample.tensors
-    if sample.items and "input_ids" in tensors and not tensors.keys() & {"label_mask", "prefix_len"}:
-        return {**tensors, "label_mask": np.zeros(len(tensors["input_ids"]), np.uint8)}
-    return tensors
-
-
-def _spoken(sample: Sample, text: str) -> tuple[tuple[str, str], ...]:
-    """Returns who says what; of a class, a caption or a transcript one text without a name."""
-    return (("", text),) if sample.conversation is None else tuple(spoken(sample.conversation))
-
-
 def embedded(readings: Sequence[CardReading], *, rate_hz: int, budget: int) -> list[Card]:
     """Returns the cards with their media in them, all media together no longer than `budget`.
 
@@ -306,14 +278,13 @@ def embedded(readings: Sequence[CardReading], *, rate_hz: int, budget: int) -> l
         seen = tuple(_seen(image, next(urls)) for image in own)
         sound = None
         if reading.tensors and not reading.card.problem:
-            sound = CardSound(
-                url=None if clip is None else data_url(clip.data, clip.media_type), note=_note(reading, clip)
-            )
-        cards.append(
-            replace(
-                reading.card, sound=sound, spectrum=spectrum, images=seen, more_images=len(reading.pictures) - len(seen)
-            )
-        )
+            why = "" if clip is None else clip.note
+            if clip is None:
+                is_large = "its sound would make this file larger than 10 MB; --serve plays it"
+                why = reading.silence if reading.waveform is None else is_large
+            sound = CardSound(url=None if clip is None else data_url(clip.data, clip.media_type), note=why)
+        more = len(reading.pictures) - len(seen)
+        cards.append(replace(reading.card, sound=sound, spectrum=spectrum, images=seen, more_images=more))
     return cards
 
 
@@ -321,12 +292,6 @@ NO_WAVEFORM = "no waveform kept: name the config, whose sources have it, or set 
 NO_SOURCE = (
     "no waveform kept, and its source is not on this machine, or not what was read: [audio] keep_waveform = true"
 )
-
-
-def _note(reading: CardReading, clip: Any) -> str:
-    if reading.waveform is None:
-        return reading.silence
-    return "its sound would make this file larger than 10 MB; --serve plays it" if clip is None else clip.note
 
 
 def _spectra(readings: Sequence[CardReading], *, rate_hz: int, budget: int) -> tuple[list[SeenImage | None], int]:
@@ -373,8 +338,3 @@ def linked(reading: CardReading, *, root: str, rate_hz: int) -> Card:
             spectrum = SeenImage(url=f"{root}/spectrum/{index}.png", about=made[1], seconds=made[2])
     images = [_seen(picture, f"{root}/image/{index}/{place}.webp") for place, picture in enumerate(reading.pictures)]
     return replace(card, sound=sound, spectrum=spectrum, images=tuple(images))
-
-
-def served_image(picture: Picture) -> bytes:
-    """Returns an image of a sample as WebP."""
-    return webp(picture.pixels, side=SERVED_SIDE)

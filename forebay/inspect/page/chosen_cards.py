@@ -91,13 +91,10 @@ def _unfit(columns: PageColumns, doubts: Doubts) -> list[Chosen]:
     if doubts.z is None or columns.rate is None:
         return []
     return [
-        Chosen(index=i, why=f"{columns.rate[i]:.1f} characters a second{_away(doubts.z[i])}: {doubts.checks[i]}")
+        Chosen(index=i, why=f"{columns.rate[i]:.1f} characters a second{away}: {doubts.checks[i]}")
         for i in doubts.misfits[:SHOWN].tolist()
+        for away in [f", {doubts.z[i]:+.1f} deviations from its language" if np.isfinite(doubts.z[i]) else ""]
     ]
-
-
-def _away(score: float) -> str:
-    return f", {score:+.1f} deviations from its language" if np.isfinite(score) else ""
 
 
 def _clipped(columns: PageColumns) -> list[Chosen]:

@@ -7,10 +7,9 @@ Times are in seconds, counts in tokens and characters, all of them arrays [num_s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from forebay.inspect.facts import durations_of
-from forebay.steps.text.pace import Misfits, misfits
+from forebay.steps.text.pace import misfits
 from forebay.store.cache import Cache
 from forebay.store.layout import Array, Group
 from forebay.store.open_shards import no_such_row
@@ -45,20 +44,17 @@ class PageColumns:
     @cached_property
     def ids(self) -> pa.ChunkedArray:
         """The ids of all samples; their numbers as text where the cache has none."""
-        found = self._column("sample_id")
-        return pa.chunked_array([pa.array(map(str, range(len(self))), pa.large_string())]) if found is None else found
+        return self._column("sample_id", map(str, range(len(self))))
 
     @cached_property
     def texts(self) -> pa.ChunkedArray:
         """The transcripts, or the conversations as JSON; empty where the cache has no texts."""
-        found = self._column("text")
-        return pa.chunked_array([pa.array([""] * len(self), pa.large_string())]) if found is None else found
+        return self._column("text", [""] * len(self))
 
     @cached_property
     def languages(self) -> tuple[list[str], Array]:
         """The languages, and which one each sample has, int32; one without a name where none is known."""
-        found = self.cache.categories("language")
-        return ([""], np.zeros(len(self), np.int32)) if found is None else found
+        return self._categories("language")
 
     @cached_property
     def classes(self) -> tuple[list[str], Array] | None:
@@ -71,8 +67,7 @@ class PageColumns:
     @cached_property
     def sources(self) -> tuple[list[str], Array]:
         """The files that samples came from, and which one each sample has, int32."""
-        found = self.cache.categories("source")
-        return ([""], np.zeros(len(self), np.int32)) if found is None else found
+        return self._categories("source")
 
     @cached_property
     def seconds(self) -> Array | None:
@@ -134,8 +129,14 @@ class PageColumns:
         """The kept columns."""
         return self.cache.table(self.kept)
 
-    def _column(self, name: str) -> Any:
-        return self.cache.table([name])[name] if name in self.cache.column_names else None
+    def _column(self, name: str, others: Iterable[str]) -> pa.ChunkedArray:
+        if name in self.cache.column_names:
+            return self.cache.table([name])[name]
+        return pa.chunked_array([pa.array(others, pa.large_string())])
+
+    def _categories(self, name: str) -> tuple[list[str], Array]:
+        found = self.cache.categories(name)
+        return ([""], np.zeros(len(self), np.int32)) if found is None else found
 
 
 NEAR_S = 0.02
@@ -180,8 +181,10 @@ def doubts_of(columns: PageColumns, *, kept: Array | None = None) -> Doubts:
     codes = content_codes(columns.cache)
     exact = _groups(codes)
     near = _groups(_near_codes(columns, codes))
-    if (unfit := unfit_of(columns, kept)) is None:
+    if columns.seconds is None:
         return Doubts(exact=exact, near=near, z=None, misfits=np.zeros(0, np.int64))
+    usable = True if kept is None else kept
+    unfit = misfits(columns.spoken, columns.seconds, columns.languages[1], usable=usable)
     checks = {row: name for name, rows in unfit.rows() for row in rows.tolist() if kept is None or kept[row]}
     found = np.array(list(checks), np.int64)
     away = np.abs(np.nan_to_num(unfit.scores[found], nan=np.inf))
@@ -286,11 +289,3 @@ def _groups(codes: Array) -> DoubtGroups:
     largest = many[np.argsort(-counts[many], kind="stable")][:_MAX_GROUPS]
     shown = tuple(tuple(np.flatnonzero(inverse == code)[:_MAX_MEMBERS].tolist()) for code in largest)
     return DoubtGroups(num_groups=len(many), num_samples=int(counts[many].sum()), shown=shown)
-
-
-def unfit_of(columns: PageColumns, kept: Array | None) -> Misfits | None:
-    """Returns the texts that do not fit, as `forebay lint` finds them; None for a cache without audio."""
-    if columns.seconds is None:
-        return None
-    usable = True if kept is None else kept
-    return misfits(columns.spoken, columns.seconds, columns.languages[1], usable=usable)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +18,6 @@ _MAX_SIZE = 200
 _MAX_TEXT = 200
 _KEPT = 6
 """Orders, and answers to searches, that are kept."""
-
-_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,47 +54,26 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 12
 
 
-class _Recent:
-    """The last few values by their keys. Threads share it; two may make one value at once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: OrderedDict[Any, Array] = OrderedDict()
-
-    def get(self, key: _Key, make: Callable[[], Array]) -> Array:
-        with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-                return self._held[key]
-        made = make()
-        with self._lock:
-            self._held[key] = made
-            while len(self._held) > _KEPT:
-                self._held.popitem(last=False)
-        return made
-
-
-@dataclass(frozen=True, kw_only=True)
 class PageSearch:
-    """Answers queries over all samples of a cache. Threads share it."""
+    """Answers queries over all samples of a cache, and keeps its last orders and masks. Threads share it."""
 
-    rows: PageRows
-    _orders: _Recent = field(default_factory=_Recent)
-    _found: _Recent = field(default_factory=_Recent)
+    def __init__(self, *, rows: PageRows) -> None:
+        self.rows = rows
+        # Two threads may make one value at once; either is right.
+        self._order, self._mask = (functools.lru_cache(_KEPT)(make) for make in (self._ordered, self._masked))
 
     def answer(self, query: Query) -> dict[str, Any]:
         """Returns `total`, how many samples are found, and `rows`, those that are asked for."""
-        order = self._orders.get((query.by, query.is_falling), lambda: self._order(query.by, query.is_falling))
+        order = self._order(query.by, query.is_falling)
         if query.text or query.language is not None:
-            found = self._found.get((query.text, query.language), lambda: self._mask(query.text, query.language))
-            order = order[found[order]]
+            order = order[self._mask(query.text, query.language)[order]]
         return {"total": len(order), "rows": self.rows.of(order[query.first : query.first + query.size])}
 
-    def _order(self, by: int, is_falling: bool) -> Array:  # noqa: FBT001  the key of what is kept
+    def _ordered(self, by: int, is_falling: bool) -> Array:  # noqa: FBT001  the key of what is kept
         key = self.rows.shown[by].key()
         return np.argsort(-key if is_falling else key, kind="stable")
 
-    def _mask(self, text: str, language: int | None) -> Array:
+    def _masked(self, text: str, language: int | None) -> Array:
         columns = self.rows.columns
         found = np.ones(len(columns), bool)
         if language is not None:

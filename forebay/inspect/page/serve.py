@@ -22,7 +22,8 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from forebay.errors import CacheError, ConfigError
-from forebay.inspect.page.cards import SERVED_COLUMNS, Card, CardReading, linked, served_image, wav_head
+from forebay.inspect.page.card_media import webp
+from forebay.inspect.page.cards import SERVED_COLUMNS, SERVED_SIDE, Card, CardReading, linked, wav_head
 from forebay.inspect.page.chosen_cards import Chosen
 from forebay.inspect.page.markup import page, policy
 from forebay.inspect.page.overview import Overview
@@ -66,7 +67,7 @@ class Pages:
         """root: `/TOKEN`, without a slash at its end."""
         self.overview, self.root = overview, root
         self._search = PageSearch(rows=overview.rows)
-        self._first: bytes | None = None
+        self._first: str | None = None
         self._lock = threading.Lock()
         routes: list[tuple[str, Callable[..., PageAnswer]]] = [
             ("/?", self._home),
@@ -91,22 +92,19 @@ class Pages:
         return plain(404, "there is nothing at this address")
 
     def _home(self) -> PageAnswer:
+        overview, root, note = self.overview, self.root, f"All {len(self.overview.columns):,}."
         with self._lock:
             if self._first is None:
-                self._first = self._made_home().encode("utf-8")
+                cards = [self._card(chosen) for chosen in overview.chosen]
+                self._first = cache_page(
+                    overview, cards, data={"root": root}, note=note, title="forebay", root=root, origin=_ORIGIN
+                )
         return self._page(self._first)
 
-    def _made_home(self) -> str:
-        overview = self.overview
-        cards = [self._card(chosen) for chosen in overview.chosen]
-        note = f"All {len(overview.columns):,}."
-        return cache_page(
-            overview, cards, data={"root": self.root}, note=note, title="forebay", root=self.root, origin=_ORIGIN
-        )
-
-    def _page(self, data: bytes) -> PageAnswer:
+    def _page(self, text: str) -> PageAnswer:
         rules = f"{policy(origin=_ORIGIN)}; frame-ancestors 'none'"
-        return PageAnswer(status=200, media_type="text/html; charset=utf-8", parts=[data], content_policy=rules)
+        parts = [text.encode("utf-8")]
+        return PageAnswer(status=200, media_type="text/html; charset=utf-8", parts=parts, content_policy=rules)
 
     def _where(self, index: int) -> str:
         return f"{self.root}/sample/{index}"
@@ -133,7 +131,7 @@ class Pages:
             count=count,
             root="",
         )
-        return self._page(text.encode("utf-8"))
+        return self._page(text)
 
     def _reading(self, index: int) -> CardReading | None:
         if index >= len(self.overview.columns):
@@ -163,7 +161,7 @@ class Pages:
         reading = self._reading(index)
         if reading is None or place >= len(reading.pictures):
             return plain(404, "there is no such image")
-        return _media("image/webp", served_image(reading.pictures[place]))
+        return _media("image/webp", webp(reading.pictures[place].pixels, side=SERVED_SIDE))
 
     def _rows(self, query: str) -> PageAnswer:
         languages = len(self.overview.columns.languages[0])
