@@ -14,12 +14,11 @@ from forebay.config.tree import Config, stand_in
 from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
 from forebay.inspect.bucket_manifests import CONFIG_NAME, Places, bucket_manifests, write_table, write_wav
-from forebay.inspect.cache_lines import plan_report_lines, report_lines, verify_lines
 from forebay.inspect.facts import cache_facts, unreadable_facts
+from forebay.inspect.inspect_lines import pack_lines, plan_report_lines, report_lines, sample_lines, verify_lines
 from forebay.inspect.page.card_media import hop_s
 from forebay.inspect.plan_facts import Pack, pack_bytes, read_pack, read_plan
 from forebay.inspect.sample import Sample, Sounds, read_sample, sample_index
-from forebay.inspect.sample_lines import pack_lines, sample_lines
 from forebay.plan.disk import is_plan
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, ConfigError
-from forebay.inspect.items import PatchItem, SeenItem, float32_bytes, image_settings_of
+from forebay.inspect.listed_groups import PatchItem, SeenItem, float32_bytes, image_settings_of
 from forebay.inspect.sample import Sample, check_index, number_of, read_sample, sample_index
 from forebay.plan.disk import cache_key_of, planned_samples, read_metadata, read_statistics
 from forebay.store.cache import Cache

@@ -14,8 +14,7 @@ import numpy as np
 from forebay.config.digest import tokenizer_digest
 from forebay.config.tree import Config
 from forebay.errors import CacheError, ConfigError
-from forebay.inspect.items import SeenItem
-from forebay.inspect.listed_groups import listed_groups
+from forebay.inspect.listed_groups import SeenItem, listed_groups
 from forebay.pretrained import from_folder
 from forebay.store.cache import Cache
 from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, Array, FieldSpec, Group

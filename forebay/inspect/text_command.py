@@ -20,8 +20,7 @@ from forebay.config.data import SOURCE_KINDS
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
 from forebay.inspect.text_diff import TextPart, VocabularyPieces, changes, counted, first_of, marked, wrapped_parts
-from forebay.inspect.text_report import TextReport
-from forebay.inspect.text_tally import AskedTexts, Look, Looker, TextTally
+from forebay.inspect.text_report import AskedTexts, Look, Looker, TextReport, TextTally
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import listed
 from forebay.preprocess.pool import Pool

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from forebay.errors import CacheError
-from forebay.inspect.cache_lines import count_lines
-from forebay.inspect.items import PatchItem
+from forebay.inspect.inspect_lines import count_lines
+from forebay.inspect.listed_groups import PatchItem
 from forebay.inspect.picture import Tile, draw_tiles, rows_of, sample_title, tiles_of
 from forebay.inspect.sample import Sample, read_sample, spoken
 from forebay.inspect.sizes import count_histogram

@@ -19,9 +19,8 @@ import soundfile
 from forebay.config.tree import Config
 from forebay.errors import CacheError
 from forebay.inspect.page.card_media import HOP_S, grid_paths, hop_s, picture_of, webps
-from forebay.inspect.page.chosen_cards import Chosen, clipped_share
-from forebay.inspect.page.doubts import PageColumns
 from forebay.inspect.page.markup import data_url, url_size
+from forebay.inspect.page.page_samples import Chosen, PageColumns, clipped_share
 from forebay.inspect.page.words import TokenPiece, learnt_mask, pieces_of, repeated_ids, shortened
 from forebay.inspect.pixels_seen import Picture
 from forebay.inspect.sample import read_sample, spoken

@@ -22,8 +22,17 @@ from forebay.config.tree import Config
 from forebay.errors import ForebayError
 from forebay.inspect.facts import cache_facts
 from forebay.inspect.page.cards import Reader
-from forebay.inspect.page.chosen_cards import Chosen, by_ids, longest, spread, worst
-from forebay.inspect.page.doubts import OWN_LENGTHS, Doubts, PageColumns, doubts_of
+from forebay.inspect.page.page_samples import (
+    OWN_LENGTHS,
+    Chosen,
+    Doubts,
+    PageColumns,
+    by_ids,
+    doubts_of,
+    longest,
+    spread,
+    worst,
+)
 from forebay.inspect.page.plan_history import PlanView, views_of
 from forebay.inspect.page.words import rejected_ids, sealed_at, shortened
 from forebay.inspect.sample import Sounds, load_tokenizer, spoken

@@ -14,7 +14,7 @@ import numpy as np
 from forebay.config.plan import PlanConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, PlanError
-from forebay.inspect.page.doubts import PageColumns
+from forebay.inspect.page.page_samples import PageColumns
 from forebay.inspect.plan_facts import bucket_range, plans_of
 from forebay.inspect.sizes import pixel_padding
 from forebay.plan.disk import planned_samples, read_metadata

@@ -1,20 +1,35 @@
-"""A cache as one self-contained HTML file of at most 10 MB."""
+"""A cache as one self-contained HTML file of at most 10 MB, and what its template shows of an overview."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from forebay.inspect.listed_groups import form_rows
 from forebay.inspect.page.cards import Card, embedded
-from forebay.inspect.page.chosen_cards import SHOWN
 from forebay.inspect.page.markup import page
 from forebay.inspect.page.overview import MAX_ROWS, Overview
-from forebay.inspect.page.page_sections import sections_of
+from forebay.inspect.page.page_samples import LABEL, NEAR_S, SHOWN
+from forebay.inspect.page.words import recipe_lines, time_text
+from forebay.inspect.plan_facts import (
+    bucket_range,
+    has_lengths,
+    held_rows,
+    plan_figures,
+    shown_settings,
+    unplaced_text,
+)
+from forebay.inspect.sizes import count_histogram
 from forebay.progress import Progress
 from forebay.steps.text.pace import PACE
 from forebay.store.files import write_bytes
+from forebay.visible import human_bytes
 
 MAX_BYTES = 10_000_000
 """Of a file, always."""
@@ -117,3 +132,86 @@ _LINKS = (
     ("#all", "All samples"),
     ("#made", "How it was made"),
 )
+
+
+_MAX_SETTINGS = 60
+
+
+def sections_of(overview: Overview) -> dict[str, Any]:
+    """Returns all that the sections say of a cache but for its cards, by the names of the template."""
+    facts, columns, checks = overview.facts, overview.columns, Counter(overview.doubts.checks.values())
+    languages = {} if set(facts["languages"]) == {"unknown"} else facts["languages"]
+    part = "samples" if facts["histogram"] is None else "hours"
+    names, codes = columns.sources
+    counts = np.bincount(codes, minlength=len(names))
+    return {
+        "overview": overview,
+        "facts": facts,
+        "columns": columns,
+        "doubts": overview.doubts,
+        "near_s": NEAR_S,
+        "pace": PACE,
+        "folder": Path(facts["folder"]).name,
+        "lead": _lead(overview),
+        "figures": list(_figures(overview)),
+        "counts": facts.get("histograms") or {"tokens": count_histogram(columns.tokens)},
+        "sizes": facts.get("image_sizes"),
+        "languages": sorted(languages.items(), key=lambda item: (-item[1][part], item[0])),
+        "checks": [f"{name} {checks[name]:,}" for name in sorted(checks)],
+        "made": list(_made(facts)),
+        "form": form_rows(facts) if "form" in facts else [],
+        "sources": [(names[i], int(counts[i])) for i in np.argsort(-counts, kind="stable") if any(names)],
+        "recipe": json.dumps(facts["recipe"], indent=1, ensure_ascii=False),
+        "settings_of": _settings,
+        **{each.__name__: each for each in (bucket_range, has_lengths, held_rows, plan_figures, unplaced_text)},
+    }
+
+
+def _settings(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the first settings of a plan as text."""
+    given = [(name, value) for name, value in shown_settings(plan).items() if value is not None]
+    return [(name, json.dumps(value)) for name, value in given[:_MAX_SETTINGS]]
+
+
+def _lead(overview: Overview) -> str:
+    """Returns what a sample holds, in a sentence."""
+    recipe = overview.facts["recipe"]
+    lines = dict(recipe_lines(recipe))
+    if "processor" in overview.facts:
+        lines["vision"] = f"images as {overview.facts['processor']['made_by']} gives them"
+    named = [lines[section].split("; processor")[0] for section in ("audio", "vision") if section in lines]
+    parts = [line.replace("; ", ", ") for line in named]
+    prompt = (recipe.get("text") or {}).get("prompt", overview.columns.cache.constants.get("prompt"))
+    if prompt not in (None, "none"):
+        parts.append("a class each" if prompt == LABEL else f"texts under the prompt {prompt}")
+    return "; ".join(parts)
+
+
+def _figures(overview: Overview) -> Iterable[tuple[str, str]]:
+    facts, columns = overview.facts, overview.columns
+    yield "samples", f"{facts['num_samples']:,}"
+    if columns.seconds is not None:
+        yield "of sound", time_text(facts["hours"] * 3600)
+    if "histograms" in facts:
+        yield "images", f"{facts['images']['distinct']:,}"
+    if columns.has_tokens:
+        yield "tokens", f"{facts['num_tokens']:,}"
+    if "classes" in facts:
+        yield "classes", f"{facts['classes']['num_classes']:,}"
+    languages = [name for name in facts["languages"] if name != "unknown"]
+    if languages:
+        yield ("language" if len(languages) == 1 else "languages"), f"{len(languages):,}"
+    yield "on disk", human_bytes(facts["size_bytes"])
+    yield "left out", f"{sum(int(count) for kind in ('excluded', 'failed') for count in facts[kind].values()):,}"
+
+
+def _made(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Yields what the cache was made of, and how."""
+    yield from (("key", facts["key"]), ("recipe key", facts["recipe_key"]), ("folder", str(facts["folder"])))
+    yield from recipe_lines(facts["recipe"], made_by=facts.get("processor", {}).get("made_by", ""))
+    groups = facts["groups"].items()
+    yield "shards", ", ".join(f"{g['num_shards']:,} {name} ({human_bytes(g['size_bytes'])})" for name, g in groups)
+    yield from (("batches", f"{group}: {promise}") for group, promise in facts["promises"].items())
+    yield "made with", ", ".join(f"{name} {version}" for name, version in facts["made_with"].items())
+    for part in facts["made_of"][:20]:
+        yield "made of", f"{part['name']} {part['key'][:16]}: {part['taken']:,} of {part['num_samples']:,}"

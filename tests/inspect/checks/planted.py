@@ -18,8 +18,7 @@ import soundfile
 
 from forebay.config.tree import Config
 from forebay.inspect.checks.limits import Limits
-from forebay.inspect.checks.lint import LintOptions, Target, lint
-from forebay.inspect.checks.lint_report import LintReport
+from forebay.inspect.checks.lint import LintOptions, LintReport, Target, lint
 from forebay.inspect.checks.measured import Finding
 from forebay.steps.recipe import load_config
 from tests.preprocess.corpus import write_tar
