@@ -11,9 +11,9 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,8 +32,20 @@ from forebay.visible import printable
 
 logger = logging.getLogger(__name__)
 
+_Facts = TypeVar("_Facts")
 _PROMPT = "label"
 _SHOWN = 24
+
+
+def _counted(cache: Cache, what: str, make: Callable[[], _Facts | None]) -> _Facts | None:
+    """Returns what is counted; None of a cache in a store, which would be downloaded, and of a damaged one."""
+    if cache.mirror is not None:
+        return None
+    try:
+        return make()
+    except CacheError as err:
+        logger.warning("%s of %s are not counted: %s", what, cache.place, err)
+        return None
 
 
 def class_facts(cache: Cache) -> dict[str, Any]:
@@ -42,37 +54,25 @@ def class_facts(cache: Cache) -> dict[str, Any]:
     num_classes: one more than the largest number. is_multi: a sample has a list. counts: `class`, its `number` and
     `samples`, the most frequent first. absent: named classes that no sample has.
     """
-    if cache.constants.get("prompt") != _PROMPT or cache.mirror is not None:
+    if cache.constants.get("prompt") != _PROMPT:
         return {}
-    try:
-        found = cache.categories("text")
-    except CacheError as err:
-        logger.warning("the classes of %s are not counted: %s", cache.place, err)
+    found = _counted(cache, "the classes", lambda: cache.categories("text"))
+    if found is None:
         return {}
-    return {} if found is None else {"classes": _class_facts(cache.constants, *found)}
-
-
-def _class_facts(constants: Mapping[str, Any], texts: list[str], codes: Any) -> dict[str, Any]:
+    (texts, codes), constants = found, cache.constants
     is_multi = bool(constants["text_form"]["fields"][0]["shape"])
     counts: Counter[str] = Counter()
     for text, samples in zip(texts, np.bincount(codes, minlength=len(texts)).tolist(), strict=True):
         counts.update({str(name): samples for name in (json.loads(text) if is_multi else [text])})
     names: list[str] | None = constants["classes"]
     numbers = {} if names is None else {name: number for number, name in enumerate(names)}
-    order = sorted(counts, key=lambda name: (-counts[name], name))
-    return {
-        "num_classes": constants["num_classes"],
-        "is_multi": is_multi,
-        "counts": [
-            {
-                "class": name,
-                "number": numbers.get(name, int(name) if name.isdecimal() else None),
-                "samples": counts[name],
-            }
-            for name in order
-        ],
-        "absent": sum(name not in counts for name in names or ()),
-    }
+    shown = [
+        {"class": name, "number": numbers.get(name, int(name) if name.isdecimal() else None), "samples": counts[name]}
+        for name in sorted(counts, key=lambda name: (-counts[name], name))
+    ]
+    absent = sum(name not in counts for name in names or ())
+    num_classes = constants["num_classes"]
+    return {"classes": {"num_classes": num_classes, "is_multi": is_multi, "counts": shown, "absent": absent}}
 
 
 def class_lines(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -100,13 +100,9 @@ def detection_facts(cache: Cache) -> dict[str, Any] | None:
     num_disagreements: samples of which manifest and detection say different languages. disagreements: `manifest`,
     `detected`, `samples` and some `ids` of each pair; `nb` and `no`, or `English` and `en`, are one language.
     """
-    if cache.mirror is not None or "language_detected" not in cache.column_names:
+    if "language_detected" not in cache.column_names:
         return None
-    try:
-        return _language_facts(cache)
-    except CacheError as err:
-        logger.warning("the detected languages of %s are not counted: %s", cache.place, err)
-        return None
+    return _counted(cache, "the detected languages", lambda: _language_facts(cache))
 
 
 def _language_facts(cache: Cache) -> dict[str, Any] | None:

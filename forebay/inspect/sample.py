@@ -34,8 +34,8 @@ class Sample:
     """One sample as it is stored.
 
     row: table fields, `shard` and `shard_row`; `duration_s` of a recording, lengths where it lists items. tensors:
-    read-only views [n, *shape] by field name; of a field of items the values of all. labels: of `labels_of` or
-    `learnt_of`. items: by the group that lists them. conversation: messages in canonical form, if the text is one.
+    read-only views [n, *shape] by field name; of a field of items the values of all. labels: of `labels_of`.
+    items: by the group that lists them. conversation: messages in canonical form, if the text is one.
     """
 
     index: int
@@ -77,7 +77,6 @@ def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample:
     """
     check_index(index, len(cache), what=f"{cache.place} has {len(cache)} samples")
     read, row, groups = cache.read(index), read_row(cache, index), listed_groups(cache)
-    is_masked = {"input_ids", "label_mask"} <= read.keys() and "prefix_len" not in read
     tensors: dict[str, Any] = read
     for group in groups.values():
         tensors = group.stored.joined(tensors)
@@ -85,7 +84,7 @@ def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample:
         index=index,
         row=row,
         tensors=tensors,
-        labels=learnt_of(cache, config, read) if is_masked else labels_of(cache, config, read),
+        labels=labels_of(cache, config, read),
         items={name: group.items(index, read, row[f"{name}s"]) for name, group in groups.items()},
         conversation=told_conversation(row["text"]) if groups else None,
     )
@@ -206,39 +205,29 @@ def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def labels_of(cache: Cache, config: Config | None, sample: Mapping[str, Array]) -> dict[str, Any] | None:
-    """Returns a sample's ids and, where the recipe's tokenizer is at hand, their text; None where none is learnt.
+    """Returns a sample's ids and what is learnt of them, as text where the recipe's tokenizer is at hand; else None.
 
-    `ids` and `prefix_len` are as stored; `text` is what follows the prefix, without special tokens;
-    `with_special_tokens` is all of it. Where they are None, `note` says why.
+    Behind a prefix: `prefix_len`, and `text`, which follows it, without special tokens. Of a mask: `learnt`, for every
+    run of targets its `start`, `end` and `text`, control tokens shown. `ids` are as stored, `with_special_tokens` is
+    all of them. Where texts are None, `note` says why.
     """
-    if "input_ids" not in sample or "prefix_len" not in sample:
+    if "input_ids" not in sample or not {"prefix_len", "label_mask"} & sample.keys():
         return None
-    ids, prefix_len = sample["input_ids"].tolist(), int(sample["prefix_len"][0])
-    tokenizer, note = _tokenizer_of(cache, config)
-    labels: dict[str, Any] = {"ids": ids, "prefix_len": prefix_len, "text": None, "with_special_tokens": None}
-    if tokenizer is not None:
-        labels["text"] = tokenizer.decode(ids[prefix_len:], skip_special_tokens=True)
-        labels["with_special_tokens"] = tokenizer.decode(ids, skip_special_tokens=False)
-    return {**labels, "note": note}
-
-
-def learnt_of(cache: Cache, config: Config | None, sample: Mapping[str, Array]) -> dict[str, Any]:
-    """Returns a conversation's ids and what is learnt of it, as text where the recipe's tokenizer is at hand.
-
-    `ids` as stored; `learnt`: for every run of targets its `start`, `end` and `text`, control tokens shown;
-    `with_special_tokens` is all of it. Where texts are None, `note` says why.
-    """
     ids = sample["input_ids"].tolist()
     tokenizer, note = _tokenizer_of(cache, config)
 
-    def text(start: int, end: int) -> str | None:
-        return None if tokenizer is None else str(tokenizer.decode(ids[start:end], skip_special_tokens=False))
+    def text(start: int, end: int, *, skips: bool = False) -> str | None:
+        return None if tokenizer is None else str(tokenizer.decode(ids[start:end], skip_special_tokens=skips))
 
-    # The places before the first and after the last value of every run of values that are not 0.
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], sample["label_mask"] != 0, [0])).astype(np.int8)))
-    runs = edges.reshape(-1, 2).tolist()
-    learnt = [{"start": start, "end": end, "text": text(start, end)} for start, end in runs]
-    return {"ids": ids, "learnt": learnt, "with_special_tokens": text(0, len(ids)), "note": note}
+    if "prefix_len" in sample:
+        first = int(sample["prefix_len"][0])
+        found: dict[str, Any] = {"prefix_len": first, "text": text(first, len(ids), skips=True)}
+    else:
+        # The places before the first and after the last value of every run of values that are not 0.
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], sample["label_mask"] != 0, [0])).astype(np.int8)))
+        runs = edges.reshape(-1, 2).tolist()
+        found = {"learnt": [{"start": start, "end": end, "text": text(start, end)} for start, end in runs]}
+    return {"ids": ids, **found, "with_special_tokens": text(0, len(ids)), "note": note}
 
 
 def _tokenizer_of(cache: Cache, config: Config | None) -> tuple[Any, str | None]:

@@ -24,7 +24,7 @@ from forebay.steps.text.normal.normal_step import Problem, entries
 from forebay.steps.text.pace import Misfits, misfits
 from forebay.steps.text.transcript import Encoded, TextEncoder, Transcript, label_too_long
 from forebay.store.layout import Array, Ints
-from forebay.terminal import columns, human_share, table, wrapped
+from forebay.terminal import human_share, table, wrapped
 from forebay.visible import from_here, named, printable
 
 
@@ -96,16 +96,13 @@ class Looker:
             sample_ids=[asked.sample_id for asked in texts],
             prepared=[way.prepared for _, _, way in staged],
         )
-        staged = [(carried, body, self._with_entries(way)) for carried, body, way in staged]
-        return [
-            self._look(Look(asked=asked, carried=carried or "", body=body, staged=way), result)
-            for asked, (carried, body, way), result in zip(texts, staged, made, strict=True)
-        ]
-
-    def _with_entries(self, staged: Staged) -> Staged:
-        """Returns a way whose steps are called as the config calls them: two functions have one name as steps."""
-        named = zip(self.step_names, staged.steps, strict=False)
-        return replace(staged, steps=tuple((entry, result) for entry, (_, result) in named))
+        looks = []
+        for asked, (carried, body, way), result in zip(texts, staged, made, strict=True):
+            # Steps are called as the config calls them: two functions have one name as steps.
+            named = zip(self.step_names, way.steps, strict=False)
+            way = replace(way, steps=tuple((entry, after) for entry, (_, after) in named))
+            looks.append(self._look(Look(asked=asked, carried=carried or "", body=body, staged=way), result))
+        return looks
 
     def _look(self, look: Look, result: Encoded | TextError) -> Look:
         asked = look.asked
@@ -209,7 +206,7 @@ class TextTally:
         for look in looks:
             self._add_steps(look, changed)
             if look.failure is not None:
-                self._fail(look.asked.sample_id, look.failure)
+                self.fail(look.failure.reason, look.asked.sample_id, str(look.failure))
         languages = np.array(
             [self._languages.setdefault(look.language, len(self._languages)) for look in looks], np.int64
         )
@@ -233,18 +230,13 @@ class TextTally:
             if not isinstance(after, str):
                 step.failed += 1
             elif before != after:
-                count = changed.get((before, after))
-                if count is None:
-                    count = changed[before, after] = counted(before, after)
-                step.add(look.asked.sample_id, before, after, count)
+                if (before, after) not in changed:
+                    changed[before, after] = counted(before, after)
+                step.add(look.asked.sample_id, before, after, changed[before, after])
 
-    def _fail(self, sample_id: str, error: SampleError) -> None:
-        self.fail(error.reason, sample_id, str(error))
-
-    def fail(self, reason: str, sample_id: str, message: str, *, count: int = 1) -> None:
-        """Counts samples that a build leaves out."""
-        known = self.failures.setdefault(reason, Failed(reason, 0, sample_id, message))
-        known.count += count
+    def fail(self, reason: str, sample_id: str, message: str) -> None:
+        """Counts a sample that a build leaves out."""
+        self.failures.setdefault(reason, Failed(reason, 0, sample_id, message)).count += 1
 
     def _add_tokens(self, looks: Sequence[Look], languages: Ints) -> None:
         """Counts the tokens of texts by language and kind."""
@@ -458,7 +450,7 @@ class TextReport:
                 yield f"{step.name}, for example:"
             for sample_id, before, after in step.examples:
                 said = marked(around(changes(before, after)))
-                yield from text_lines("  ", f"{printable(sample_id)}: {said}", width=columns())
+                yield from text_lines("  ", f"{printable(sample_id)}: {said}")
 
     def _token_lines(self) -> Iterator[str]:
         found = [self._language_json(number) for number in range(len(self.tally.languages))]
@@ -539,7 +531,7 @@ class TextReport:
     def _sample_lines(self, row: int, said: str) -> Iterator[str]:
         """Yields what is said of a sample and how its text begins, on a line where there is room."""
         place = f"{printable(self._id(row))} (row {self.rows['row'][row].as_py()}): {said}: "
-        yield from text_lines("  ", place + named(shortened(self._text(row), most=60)), width=columns())
+        yield from text_lines("  ", place + named(shortened(self._text(row), most=60)))
 
 
 def _counted(count: int, unit: str) -> str:

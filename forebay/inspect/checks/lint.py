@@ -95,7 +95,7 @@ class LintReport:
                 {"check": check, "severity": severity, "findings": count}
                 for (severity, check), count in self._by_check().items()
             ],
-            "findings": [each.to_json() for each in self.findings],
+            "findings": [asdict(each) for each in self.findings],
             "notes": list(self.notes),
             "limits": asdict(self.limits),
             "drop_ids": self.drop_ids,
@@ -107,7 +107,8 @@ class LintReport:
         """Yields what `forebay lint` prints."""
         for each in self.sets:
             yield from _set_lines(each)
-        yield from _table(self._by_check())
+        rows = [(check, severity, str(count)) for (severity, check), count in self._by_check().items()]
+        yield from table(("check", "severity", "findings"), rows, left=2) if rows else ()
         for (_, check), _count in self._by_check().items():
             yield from self._check_lines(check)
         for note in self.notes:
@@ -141,8 +142,10 @@ class LintReport:
             of_set = from_here(each.set) if len(self.sets) > 1 else ""
             place = f"row {each.row}" if each.row >= 0 else ""
             where = ", ".join(part for part in (of_set, place, each.source) if part)
+            # A build's message begins with the id, which stands in front of it already.
+            said = each.message.removeprefix(f"sample {each.sample_id}: ").removeprefix(f"{each.sample_id}: ")
             head = " ".join(part for part in (each.sample_id, f"({where})" if where else "") if part)
-            yield from paragraph("  ", printable(f"{head}: {_without_id(each)}" if head else each.message))
+            yield from paragraph("  ", printable(f"{head}: {said}" if head else each.message))
         if len(found) > self.shown:
             yield f"  and {len(found) - self.shown} more: --show {len(found)}, or --json"
 
@@ -158,18 +161,6 @@ def _set_lines(each: Linted) -> Iterator[str]:
         yield from wrapped("  not checked: ", printable(f"{names}: {why}"))
     for note in each.notes:
         yield from wrapped("  ", printable(note))
-
-
-def _table(counts: Mapping[tuple[Severity, str], int]) -> Iterator[str]:
-    if not counts:
-        return
-    rows = [(check, severity, str(count)) for (severity, check), count in counts.items()]
-    yield from table(("check", "severity", "findings"), rows, left=2)
-
-
-def _without_id(each: Finding) -> str:
-    """A build's message begins with the id, which stands in front of it already."""
-    return each.message.removeprefix(f"sample {each.sample_id}: ").removeprefix(f"{each.sample_id}: ")
 
 
 def _fits_a_line(sample_id: str) -> bool:

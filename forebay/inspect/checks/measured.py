@@ -6,8 +6,8 @@ What is measured of a decoded clip: how quiet, how clipped, how wide its band is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -130,10 +130,6 @@ class Finding:
     limit: float | str | None = None
     other: str | None = None
     other_set: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON form."""
-        return asdict(self)
 
     def order(self) -> tuple[int, str, str, int, str, str, str]:
         """Returns what findings are sorted by: the worst first, then by check, set and place."""

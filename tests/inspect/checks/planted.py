@@ -7,7 +7,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -124,5 +124,5 @@ def of_check(report: LintReport, check: str) -> Iterator[Finding]:
 
 def one(report: LintReport) -> Finding:
     """Returns the only finding."""
-    assert len(report.findings) == 1, json.dumps([each.to_json() for each in report.findings], indent=1)
+    assert len(report.findings) == 1, json.dumps([asdict(each) for each in report.findings], indent=1)
     return report.findings[0]
