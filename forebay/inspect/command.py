@@ -92,26 +92,25 @@ def _show_cache(place: str, config: Config | None, options: InspectOptions) -> i
     """
     folder = cache_folder(place, options.remote)
     _check_outputs(folder, options, config)
-    above = str(parse_url(place).parent) if is_url(place) else os.path.dirname(os.path.abspath(place))
     named = options.cache_root if config is None else config.run.cache_root
-    plan_roots = _roots(above, named, options.remote)
+    roots = plan_roots(place, named, options.remote)
     verified: dict[str, Any] = {}
     if options.verify:
         verified = {"verify": verify_folder(folder, progress=options.progress).to_json()}
         if not verified["verify"]["ok"]:
             with foreign_values(folder):
                 try:
-                    facts = cache_facts(open_cache(folder, verify="never"), plan_roots=plan_roots)
+                    facts = cache_facts(open_cache(folder, verify="never"), plan_roots=roots)
                 except CacheError:
                     facts = unreadable_facts(folder)  # why is among the problems that verifying found
                 return _print(options, facts | verified, _cache_lines(facts | verified, None))
     cache = open_cache(folder)
     with foreign_values(folder):
-        return _show_open(cache, config, options, plan_roots=plan_roots, verified=verified)
+        return _show_open(cache, config, options, roots=roots, verified=verified)
 
 
 def _show_open(
-    cache: Cache, config: Config | None, options: InspectOptions, *, plan_roots: list[Path], verified: dict[str, Any]
+    cache: Cache, config: Config | None, options: InspectOptions, *, roots: list[Path], verified: dict[str, Any]
 ) -> int:
     sample = None
     if options.sample is not None:
@@ -119,7 +118,7 @@ def _show_open(
         sample = read_sample(cache, sample_index(cache, options.sample), config=config)
     written = _write(cache, sample, options, config=config)
     is_report = options.as_json or options.verify or not (sample or written)
-    facts = {**(cache_facts(cache, plan_roots=plan_roots) if is_report else {}), **verified}
+    facts = {**(cache_facts(cache, plan_roots=roots) if is_report else {}), **verified}
     if is_report and config is not None and config.filter.is_given:
         facts["filter"] = Filter.of(config.filter).choose(cache, name=cache.place).to_json()
     return _print(options, facts, _cache_lines(facts, sample), sample=sample and sample.to_json(), written=written)
@@ -141,10 +140,11 @@ def _check_outputs(folder: Path, options: InspectOptions, config: Config | None)
         )
 
 
-def _roots(own: str, named: str | None, remote: RemoteConfig) -> list[Path]:
-    """Returns where caches and their plans may lie: under their own root, and under the one that was named."""
+def plan_roots(place: str, named: str | None, remote: RemoteConfig) -> list[Path]:
+    """Returns where the plans of a cache may lie: under its own root, and under the one that was named."""
+    own = str(parse_url(place).parent) if is_url(place) else os.path.dirname(os.path.abspath(place))
     places = [own] if named is None else [own, named if is_url(named) else os.path.abspath(named)]
-    return [stand_in(place, remote) for place in dict.fromkeys(places)]
+    return [stand_in(each, remote) for each in dict.fromkeys(places)]
 
 
 def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, config: Config | None) -> list[str]:
@@ -162,10 +162,10 @@ def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, conf
 
 
 def _write_png(cache: Cache, sample: Sample, path: Path, *, config: Config | None) -> None:
-    from forebay.inspect.picture import draw, draw_tiles, sample_title, tiles_of, write_figure
+    from forebay.inspect.picture import draw, draw_tiles, sample_title, write_figure
 
     if sample.items:
-        tiles = tiles_of([item.picture(config) for item in sample.shown])
+        tiles = [item.picture(config) for item in sample.shown]
         write_figure(draw_tiles(tiles, title=sample_title(sample)), path)
     elif "audio" in cache.groups:
         rate_hz, seconds = cache.constants["sample_rate_hz"], hop_s(cache.constants)
@@ -264,9 +264,10 @@ def _pack(cache: Cache | None, plan: dict[str, Any], wanted: str, searched: Sequ
 
 
 def _draw(pack: Pack, folder: Path, path: Path) -> str:
-    from forebay.inspect.picture import draw_tiles, pack_title, tiles_of, write_figure
+    from forebay.inspect.picture import draw_tiles, pack_title, write_figure
 
-    pictures = [[item.picture(None) for item in sample.shown] for sample in pack.segments]
-    tiles = [tile for i, found in enumerate(pictures) for tile in tiles_of(found, mark=f"#{i} ")]
+    tiles = [
+        replace(item.picture(None), mark=f"#{i} ") for i, sample in enumerate(pack.segments) for item in sample.shown
+    ]
     write_figure(draw_tiles(tiles, title=pack_title(pack, folder.name)), path)
     return str(path)

@@ -7,7 +7,6 @@ import logging
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -154,34 +153,6 @@ _CONVERSATION_COLUMNS = 125
 _CONVERSATION_LINES = 6
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tile:
-    """One image and what stands below it: mark and name, then lines. pixels: uint8 [height, width, 3]."""
-
-    pixels: Array
-    mark: str
-    name: str
-    about: tuple[str, ...]
-
-    @property
-    def aspect(self) -> float:
-        """Width over height."""
-        return float(self.pixels.shape[1] / self.pixels.shape[0])
-
-
-def tiles_of(pictures: Sequence[Picture], *, mark: str = "") -> list[Tile]:
-    """Returns a tile for each picture, in their order; `mark` stands before their names."""
-    return [
-        Tile(
-            pixels=picture.pixels,
-            mark=mark,
-            name=printable(picture.name),
-            about=tuple(printable(line) for line in picture.about),
-        )
-        for picture in pictures
-    ]
-
-
 def sample_title(sample: Sample) -> str:
     """Returns a sample's id and its conversation, an image at its place, or its text or class, in a few lines."""
     lines = [f"sample {sample.index} · {printable(sample.row['sample_id'])}"]
@@ -200,7 +171,7 @@ def pack_title(pack: Pack, plan_name: str) -> str:
     )
 
 
-def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
+def draw_tiles(tiles: Sequence[Picture], *, title: str) -> Figure:
     """Returns the tiles in rows, each row one height, under a title; the axes are those of the images in their order.
 
     Raises MissingExtraError where matplotlib is not installed.
@@ -211,7 +182,7 @@ def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
     captions_in = _CAPTION_IN + _ABOUT_IN * max((len(_about(tiles[n], room)) for n, room in rooms.items()), default=2)
     height_in = top_in + sum(height + captions_in + _GAP_IN for _, height in rows) + (0.0 if rows else captions_in)
     figure = _new_figure(height_in)
-    families, shown = fonts_for("\n".join([*(tile.name for tile in tiles), title]))
+    families, shown = fonts_for("\n".join([*(printable(tile.name) for tile in tiles), title]))
     *names, title = shown.split("\n", len(tiles))
     # parse_math: a dollar sign of a question is money, not a formula.
     style: dict[str, Any] = {"fontfamily": families, "parse_math": False, "ha": "left", "va": "top"}
@@ -234,9 +205,9 @@ def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
     return figure
 
 
-def _about(tile: Tile, room_in: float) -> list[str]:
+def _about(tile: Picture, room_in: float) -> list[str]:
     width = max(int(room_in / _LETTER_IN), 8)
-    return [part for line in tile.about for part in textwrap.wrap(line, width)][:_MAX_ABOUT]
+    return [part for line in tile.about for part in textwrap.wrap(printable(line), width)][:_MAX_ABOUT]
 
 
 def rows_of(aspects: Sequence[float]) -> list[tuple[list[int], float]]:
@@ -270,7 +241,7 @@ def _fitting(aspects: Sequence[float], row: Sequence[int], room_in: float, high_
     return high_in
 
 
-def _caption(tile: Tile, name: str, room_in: float) -> str:
+def _caption(tile: Picture, name: str, room_in: float) -> str:
     """Returns a tile's lines; of a name that is too long its end, which tells files apart."""
     letters = max(int(room_in / _LETTER_IN) - len(tile.mark), 2)
     shown = name if len(name) <= letters else f"…{name[1 - letters :]}"

@@ -163,7 +163,7 @@ _MAX_FILE_BYTES = 256 * 1024 * 1024
 class Picture:
     """An image to be shown. about: lines that stand below its name. grid, merge: its patches, where it has some.
 
-    pixels: uint8 [height, width, 3].
+    pixels: uint8 [height, width, 3]. mark: stands before its name.
     """
 
     pixels: Array
@@ -171,6 +171,12 @@ class Picture:
     about: tuple[str, ...] = ()
     grid: tuple[int, int] = (0, 0)
     merge: int = 1
+    mark: str = ""
+
+    @property
+    def aspect(self) -> float:
+        """Width over height."""
+        return float(self.pixels.shape[1] / self.pixels.shape[0])
 
 
 def original_of(name: str, content: str, config: Config) -> Array | None:

@@ -16,7 +16,7 @@ from forebay.inspect.listed_groups import PatchItem, SeenItem, float32_bytes, im
 from forebay.inspect.sample import Sample, check_index, number_of, read_sample, sample_index
 from forebay.plan.disk import cache_key_of, planned_samples, read_metadata, read_statistics
 from forebay.store.cache import Cache
-from forebay.store.layout import METADATA, PLANS, Array
+from forebay.store.layout import METADATA, PLANS
 from forebay.store.metadata import load_array
 from forebay.store.selection import origin
 from forebay.terminal import human_share
@@ -197,7 +197,12 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
     places = origin(planned_samples(folder, cache))[1]
     index = number_of(wanted)
     if index is None:
-        index = _pack_of(sample_index(cache, wanted), wanted, folder, arrays, places)
+        sample = sample_index(cache, wanted)
+        of_cache = arrays["members"] if places is None else places[arrays["members"]]
+        if not len(found := np.flatnonzero(of_cache == sample)):
+            why = "it is longer than one" if places is None else "it is longer than one, or the filter left it out"
+            raise CacheError(f"--sample {wanted}: sample {sample} is in no pack of {folder}: {why}", code="FB421")
+        index = int(np.searchsorted(arrays["offsets"], found[0], side="right")) - 1
     check_index(index, plan["num_packs"], what=f"{folder} has {plan['num_packs']} packs")
     start, end = arrays["offsets"][index : index + 2].tolist()
     members, count = arrays["members"][start:end].tolist(), len(cache if places is None else places)
@@ -215,16 +220,6 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
         max_patches=plan["settings"]["max_patches"],
         segments=tuple(read_sample(cache, member, config=None) for member in members),
     )
-
-
-def _pack_of(sample: int, wanted: str, folder: Path, arrays: Mapping[str, Array], places: Array | None) -> int:
-    """Returns the pack that holds a sample of the cache. places: of the plan's samples in the cache; None: all."""
-    members = arrays["members"] if places is None else places[arrays["members"]]
-    found = np.flatnonzero(members == sample)
-    if not len(found):
-        why = "it is longer than one" if places is None else "it is longer than one, or the filter left it out"
-        raise CacheError(f"--sample {wanted}: sample {sample} is in no pack of {folder}: {why}", code="FB421")
-    return int(np.searchsorted(arrays["offsets"], found[0], side="right")) - 1
 
 
 def _tokens(sample: Sample) -> int:

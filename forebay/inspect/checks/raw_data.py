@@ -242,6 +242,7 @@ def _measured(config: Config, listing: Listing, found: Mapping[Group, MeasuredCo
     fields = {key: value for one in known for key, value in one.fields.items()}
     is_class = kind_of(text.steps.step.name, lists=bool(text.listed)) == "class"
     languages, language_of = languages_of(rows)
+    code = [] if config.text is None else code_in(config.text.settings)
     return Measured(
         name=name,
         is_raw=True,
@@ -257,14 +258,11 @@ def _measured(config: Config, listing: Listing, found: Mapping[Group, MeasuredCo
         classes=_classes(config, rows) if is_class else None,
         left_out={} if text.listed else _lacks(said, is_sound="rate_hz" in fields),
         excluded=manifest.counts()["excluded"],
-        notes=_not_run(config),
+        notes=[
+            f"{entry} was not run: lint runs no code, so labels are judged as they are without it" for entry in code
+        ],
         **fields,
     )
-
-
-def _not_run(config: Config) -> list[str]:
-    code = [] if config.text is None else code_in(config.text.settings)
-    return [f"{entry} was not run: lint runs no code, so labels are judged as they are without it" for entry in code]
 
 
 def _lacks(said: MeasuredColumns, *, is_sound: bool) -> dict[str, str]:

@@ -356,7 +356,13 @@ def worst(columns: PageColumns, doubts: Doubts, *, padding: Array | None) -> lis
     stands at full scale (share of its samples, of up to 2,000 recordings spread over the cache); a batch of the plan
     pads them most (padding: share of what is computed for a sample, float64 [num_samples], NaN outside the plan).
     """
-    lists = [_unfit(columns, doubts), _clipped(columns), _padded(padding)]
+    known = np.zeros(0) if padding is None else np.nan_to_num(padding)
+    padded = [
+        Chosen(index=i, why=f"{100 * known[i]:.0f} % of its row is padding in its bucket")
+        for i in np.argsort(-known, kind="stable")[:SHOWN].tolist()
+        if known[i]
+    ]
+    lists = [_unfit(columns, doubts), _clipped(columns), padded]
     found: dict[int, Chosen] = {}
     for place in range(SHOWN):
         for chosen in lists:
@@ -411,27 +417,23 @@ def clipped_share(waveform: Array) -> float:
     return float(np.count_nonzero(full[1:] & full[:-1]) / len(waveform))
 
 
-def _padded(padding: Array | None) -> list[Chosen]:
-    if padding is None:
-        return []
-    known = np.nan_to_num(padding)
-    order = np.argsort(-known, kind="stable")[:SHOWN].tolist()
-    return [
-        Chosen(index=i, why=f"{100 * known[i]:.0f} % of its row is padding in its bucket") for i in order if known[i]
-    ]
-
-
 def by_ids(columns: PageColumns, text: str) -> list[Chosen]:
     """Returns the samples that `--ids` names: a file with an id a line, or ids with commas between them.
 
     Raises ConfigError for ids that the cache does not have, more than 200 of them, or none.
     """
-    wanted = list(dict.fromkeys(_named(text)))
+    is_file = os.path.isfile(text)  # not so for a list that is too long for a path
+    named = read_ids(Path(text), setting="--ids").to_pylist() if is_file else map(str.strip, text.split(","))
+    wanted = list(dict.fromkeys(name for name in named if name or is_file))
     if not wanted:
         raise ConfigError(f"--ids {text}: no ids in it; name a file with an id a line, or ids like a,b")
     if len(wanted) > _MAX_IDS:
         raise ConfigError(f"--ids names {len(wanted):,} samples, a report shows at most {_MAX_IDS}; name fewer")
-    places = _places_of_ids(columns.ids, wanted)
+    values = pa.array([name.encode("utf-8", "backslashreplace").decode() for name in wanted], pa.large_string())
+    found = pc.fill_null(pc.index_in(columns.ids.cast(pa.large_string()), value_set=values), -1).to_numpy()
+    places: dict[str, int] = {}
+    for row in np.flatnonzero(found >= 0).tolist():
+        places.setdefault(wanted[int(found[row])], row)
     if missing := [name for name in wanted if name not in places]:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ConfigError(
@@ -439,20 +441,3 @@ def by_ids(columns: PageColumns, text: str) -> list[Chosen]:
             f"every id: forebay inspect {columns.cache.place} --export FILE.parquet"
         )
     return [Chosen(index=places[name]) for name in wanted]
-
-
-def _named(text: str) -> Iterable[str]:
-    if not os.path.isfile(text):  # also of a list that is too long for a path
-        return [name for part in text.split(",") if (name := part.strip())]
-    found: list[str] = read_ids(Path(text), setting="--ids").to_pylist()
-    return found
-
-
-def _places_of_ids(ids: pa.ChunkedArray, wanted: list[str]) -> Mapping[str, int]:
-    values = pa.array([name.encode("utf-8", "backslashreplace").decode() for name in wanted], pa.large_string())
-    found = pc.index_in(ids.cast(pa.large_string()), value_set=values).to_numpy()
-    rows = np.flatnonzero(np.isfinite(found)) if found.dtype.kind == "f" else np.flatnonzero(found >= 0)
-    places: dict[str, int] = {}
-    for row in rows.tolist():
-        places.setdefault(wanted[int(found[row])], row)
-    return places

@@ -5,6 +5,7 @@ The tokens of a text in pieces that can be read, each with what a loss makes of 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import json
@@ -122,7 +123,11 @@ def rejected_ids(path: Path, *, wanted: int) -> dict[tuple[str, str], list[str]]
     try:
         with open(path, encoding="utf-8", errors="backslashreplace") as file:
             for number, line in enumerate(file):
-                _note(found, line)
+                with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+                    entry = json.loads(line)
+                    kind, reason, sample_id = (str(entry[name]) for name in ("kind", "reason", "sample_id"))
+                    ids = found.setdefault((kind, reason), [])
+                    ids += [sample_id] if len(ids) < _FIRST_IDS else []
                 if number >= _MAX_LINES or (
                     len(found) >= wanted and all(len(ids) >= _FIRST_IDS for ids in found.values())
                 ):
@@ -130,17 +135,6 @@ def rejected_ids(path: Path, *, wanted: int) -> dict[tuple[str, str], list[str]]
     except OSError:
         return found
     return found
-
-
-def _note(found: dict[tuple[str, str], list[str]], line: str) -> None:
-    try:
-        entry = json.loads(line)
-        place, sample_id = (str(entry["kind"]), str(entry["reason"])), str(entry["sample_id"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return
-    ids = found.setdefault(place, [])
-    if len(ids) < _FIRST_IDS:
-        ids.append(sample_id)
 
 
 MAX_TOKENS = 700
