@@ -16,7 +16,6 @@ from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, Co
 from forebay.inspect.bucket_manifests import CONFIG_NAME, Places, bucket_manifests, write_table, write_wav
 from forebay.inspect.facts import cache_facts, unreadable_facts
 from forebay.inspect.inspect_lines import pack_lines, plan_report_lines, report_lines, sample_lines, verify_lines
-from forebay.inspect.page.card_media import hop_s
 from forebay.inspect.plan_facts import Pack, pack_bytes, read_pack, read_plan
 from forebay.inspect.sample import Sample, Sounds, read_sample, sample_index
 from forebay.plan.disk import is_plan
@@ -162,6 +161,7 @@ def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, conf
 
 
 def _write_png(cache: Cache, sample: Sample, path: Path, *, config: Config | None) -> None:
+    from forebay.inspect.page.cards import hop_s
     from forebay.inspect.picture import draw, draw_tiles, sample_title, write_figure
 
     if sample.items:

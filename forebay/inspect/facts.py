@@ -173,7 +173,10 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
     durations_s = durations_of(cache)
     hours = 0.0 if durations_s is None else float(durations_s.sum()) / 3600
     size_bytes = int(metadata["size_bytes"])
-    names = axis_names(cache.constants)
+    names, tokens = axis_names(cache.constants), cache.lengths["num_tokens"]
+    lengths = {"min": 0, "mean": 0.0, "max": 0}
+    if len(tokens):
+        lengths = {"min": int(tokens.min()), "mean": float(tokens.mean()), "max": int(tokens.max())}
     return {
         "key": cache.key,
         "format_version": metadata["format_version"],
@@ -188,7 +191,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "excluded": metadata["excluded"],
         "failed": metadata["failed"],
         "plans": [pack_bytes(cache, plan) for plan in plans_of(cache.key, plan_roots)],
-        "num_tokens": int(cache.lengths["num_tokens"].sum(dtype=np.int64)),
+        "num_tokens": int(tokens.sum(dtype=np.int64)),
         "folder": os.path.abspath(cache.folder) if cache.mirror is None else cache.place,
         "name": metadata["name"],
         "split": metadata["split"],
@@ -203,7 +206,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "longer": metadata["longer"],
         "rejected": os.path.abspath(cache.folder / "rejected.jsonl"),
         "histogram": None if durations_s is None else duration_histogram(durations_s),
-        "lengths": _token_lengths(cache.lengths["num_tokens"]) if durations_s is None else None,
+        "lengths": lengths if durations_s is None else None,
         "detection": detection_facts(cache),
         "probe": metadata["probe"],
         "made_with": metadata["made_with"],
@@ -217,13 +220,6 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
 def unreadable_facts(folder: Path) -> dict[str, Any]:
     """Returns the document of a folder that cannot be opened: the interface with null everywhere."""
     return {**dict.fromkeys(INTERFACE), "folder": os.path.abspath(folder), "sealed": False}
-
-
-def _token_lengths(tokens: Array) -> dict[str, float]:
-    """Returns `min`, `mean` and `max` of the tokens a sample (integers [num_samples]), all 0 where there are none."""
-    if not len(tokens):
-        return {"min": 0, "mean": 0.0, "max": 0}
-    return {"min": int(tokens.min()), "mean": float(tokens.mean()), "max": int(tokens.max())}
 
 
 def durations_of(cache: Cache) -> Array | None:

@@ -172,10 +172,7 @@ def _durations(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _plans(facts: Mapping[str, Any]) -> Iterator[str]:
-    if not facts["plans"]:
-        yield "plans: none yet (forebay preprocess CONFIG makes the one of its [plan])"
-        return
-    yield "plans"
+    yield "plans" if facts["plans"] else "plans: none yet (forebay preprocess CONFIG makes the one of its [plan])"
     for plan in facts["plans"]:
         yield from plan_lines(plan)
 

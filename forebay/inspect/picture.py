@@ -198,7 +198,11 @@ def draw_tiles(tiles: Sequence[Picture], *, title: str) -> Figure:
             axes = figure.add_axes(box, xticks=[], yticks=[])
             axes.imshow(tiles[number].pixels, aspect="auto")
             axes.spines[:].set_linewidth(0.4)
-            caption = _caption(tiles[number], names[number], rooms[number])
+            tile, name, room_in = tiles[number], names[number], rooms[number]
+            # Of a name that is too long its end is shown, which tells files apart.
+            letters = max(int(room_in / _LETTER_IN) - len(tile.mark), 2)
+            name = name if len(name) <= letters else f"…{name[1 - letters :]}"
+            caption = "\n".join([f"{tile.mark}{name}", *_about(tile, room_in)])
             figure.text(box[0], (y_in - 0.05) / height_in, caption, fontsize=7.5, **style)
             x_in += rooms[number] + _GAP_IN
         y_in -= captions_in + _GAP_IN
@@ -239,13 +243,6 @@ def _fitting(aspects: Sequence[float], row: Sequence[int], room_in: float, high_
         middle_in = (low_in + high_in) / 2
         low_in, high_in = (middle_in, high_in) if _width(aspects, row, middle_in) < room_in else (low_in, middle_in)
     return high_in
-
-
-def _caption(tile: Picture, name: str, room_in: float) -> str:
-    """Returns a tile's lines; of a name that is too long its end, which tells files apart."""
-    letters = max(int(room_in / _LETTER_IN) - len(tile.mark), 2)
-    shown = name if len(name) <= letters else f"…{name[1 - letters :]}"
-    return "\n".join([f"{tile.mark}{shown}", *_about(tile, room_in)])
 
 
 _FIRST = "DejaVu Sans"

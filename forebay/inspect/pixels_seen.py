@@ -70,7 +70,11 @@ def view_of(form: BatchForm, arrays: Mapping[str, Array]) -> View | None:
     if len(field.shape) == 2 and field.shape[-1] is not None and len(field.grows) < 2:  # a patch a row
         pixels = _laid_out(form, field, levels, arrays)
         return None if pixels is None else View(pixels=pixels, how=f"{how}, its patches put together")
-    axis = _channel_axis(field, array.shape)
+    shape, table = array.shape, field.table
+    candidates = (len(shape) - 3, len(shape) - 1) if len(shape) > 2 else ()
+    axis = next((axis for wanted in _CHANNELS for axis in candidates if shape[axis] == wanted), None)
+    if table is not None and len(table.values) > 1 and table.inner == 1:
+        axis = table.axis
     planes = levels[..., None] if axis is None else np.moveaxis(levels, axis, -1)
     tiles = planes.reshape(-1, *planes.shape[-3:])
     rgb = tiles if tiles.shape[-1] == 3 else np.repeat(tiles[..., :1], 3, axis=-1)
@@ -78,14 +82,6 @@ def view_of(form: BatchForm, arrays: Mapping[str, Array]) -> View | None:
         return View(pixels=np.ascontiguousarray(rgb[0]), how=how)
     size = f"{rgb.shape[2]} x {rgb.shape[1]}"
     return View(pixels=_grid(rgb), how=f"{how}: {len(rgb)} tiles of {size}, in their order")
-
-
-def _channel_axis(field: FieldForm, shape: Sequence[int]) -> int | None:
-    """Returns the axis of the channels; None where there is none: a grey image."""
-    if field.table is not None and len(field.table.values) > 1 and field.table.inner == 1:
-        return field.table.axis
-    candidates = (len(shape) - 3, len(shape) - 1) if len(shape) > 2 else ()
-    return next((axis for wanted in _CHANNELS for axis in candidates if shape[axis] == wanted), None)
 
 
 def _grid(tiles: Array) -> Array:

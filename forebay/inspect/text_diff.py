@@ -59,13 +59,9 @@ def _pieces(before: str, after: str) -> Iterator[TextPart]:
         if removed == added:
             yield TextPart("kept", removed)
         else:
-            yield from _of_characters(removed, added)
-
-
-def _of_characters(removed: str, added: str) -> tuple[TextPart, ...]:
-    # The same words change in many texts; long ones are not kept.
-    is_short = len(removed) + len(added) <= _MAX_KEPT
-    return _known(removed, added) if is_short else _known.__wrapped__(removed, added)
+            # The same words change in many texts; long ones are not kept.
+            of_characters = _known if len(removed) + len(added) <= _MAX_KEPT else _known.__wrapped__
+            yield from of_characters(removed, added)
 
 
 @functools.lru_cache(maxsize=1 << 16)

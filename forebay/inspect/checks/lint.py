@@ -167,15 +167,6 @@ def _fits_a_line(sample_id: str) -> bool:
     return sample_id != "" and "\n" not in sample_id and not sample_id.endswith("\r")
 
 
-def chosen_of_cache(found: Measured, settings: FilterConfig, cache: Cache) -> Measured:
-    """Returns a measured cache without what a filter leaves out. Raises ConfigError where the filter cannot be used."""
-    if not settings.is_given:
-        return found
-    is_kept = np.zeros(len(cache), bool)
-    is_kept[Filter.of(settings).choose(cache, name=cache.place).places] = True
-    return _without(found, ~is_kept[: len(found)])
-
-
 def chosen_of_raw(found: Measured, settings: FilterConfig) -> Measured:
     """Returns measured raw data without what the lists of a filter leave out. Raises ConfigError for a bad list.
 
@@ -323,7 +314,11 @@ def _of_cache(cache: Cache, target: Target, options: LintOptions) -> Measured:
             most=options.most,
             progress=options.progress,
         )
-    return found if target.config is None else chosen_of_cache(found, target.config.filter, cache)
+    if target.config is None or not target.config.filter.is_given:
+        return found
+    is_kept = np.zeros(len(cache), bool)
+    is_kept[Filter.of(target.config.filter).choose(cache, name=cache.place).places] = True
+    return _without(found, ~is_kept[: len(found)])
 
 
 def _notes(found: Measured) -> list[str]:

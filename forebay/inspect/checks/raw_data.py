@@ -17,8 +17,19 @@ import xxhash
 from forebay.config.tree import Config
 from forebay.errors import SampleError
 from forebay.inspect.checks.limits import Limits
-from forebay.inspect.checks.measure_items import Bad, MeasuredColumns, MeasuredPart, Walk
-from forebay.inspect.checks.measured import Classes, ImageFacts, Measured, Refused, Sound, band_db, measured_sound
+from forebay.inspect.checks.measured import (
+    Bad,
+    Classes,
+    ImageFacts,
+    Measured,
+    MeasuredColumns,
+    MeasuredPart,
+    Refused,
+    Sound,
+    Walk,
+    band_db,
+    measured_sound,
+)
 from forebay.inspect.checks.text_letters import classes_in, kind_of, said_of, signed
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.coded import Coder

@@ -15,8 +15,18 @@ import pyarrow.compute as pc
 from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheCorruptError, FormError
 from forebay.inspect.checks.limits import Limits
-from forebay.inspect.checks.measure_items import MeasuredColumns, MeasuredPart, Walk
-from forebay.inspect.checks.measured import Classes, ImageFacts, Measured, Refused, Sound, band_db, measured_sound
+from forebay.inspect.checks.measured import (
+    Classes,
+    ImageFacts,
+    Measured,
+    MeasuredColumns,
+    MeasuredPart,
+    Refused,
+    Sound,
+    Walk,
+    band_db,
+    measured_sound,
+)
 from forebay.inspect.checks.raw_data import coded, sound_hash
 from forebay.inspect.checks.text_letters import classes_in, kind_of, said_of
 from forebay.rows.manifest import reduced

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from forebay.inspect.checks.measure_items import MeasuredPart
+from forebay.inspect.checks.measured import MeasuredPart
 from forebay.steps.table import STEPS
 from forebay.steps.text.annotation import digit_share
 from forebay.steps.text.language.script import letters_of, script_of, scripts_of

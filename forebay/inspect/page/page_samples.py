@@ -362,23 +362,19 @@ def worst(columns: PageColumns, doubts: Doubts, *, padding: Array | None) -> lis
         for i in np.argsort(-known, kind="stable")[:SHOWN].tolist()
         if known[i]
     ]
-    lists = [_unfit(columns, doubts), _clipped(columns), padded]
+    unfit = []
+    if columns.rate is not None and doubts.z is not None:
+        for i in doubts.misfits[:SHOWN].tolist():
+            away = f", {doubts.z[i]:+.1f} deviations from its language" if np.isfinite(doubts.z[i]) else ""
+            why = f"{columns.rate[i]:.1f} characters a second{away}: {doubts.checks[i]}"
+            unfit.append(Chosen(index=i, why=why))
+    lists = [unfit, _clipped(columns), padded]
     found: dict[int, Chosen] = {}
     for place in range(SHOWN):
         for chosen in lists:
             if place < len(chosen) and len(found) < SHOWN:
                 found.setdefault(chosen[place].index, chosen[place])
     return list(found.values())
-
-
-def _unfit(columns: PageColumns, doubts: Doubts) -> list[Chosen]:
-    if doubts.z is None or columns.rate is None:
-        return []
-    return [
-        Chosen(index=i, why=f"{columns.rate[i]:.1f} characters a second{away}: {doubts.checks[i]}")
-        for i in doubts.misfits[:SHOWN].tolist()
-        for away in [f", {doubts.z[i]:+.1f} deviations from its language" if np.isfinite(doubts.z[i]) else ""]
-    ]
 
 
 def _clipped(columns: PageColumns) -> list[Chosen]:

@@ -27,8 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import CacheError, ConfigError
-from forebay.inspect.page.card_media import webp
-from forebay.inspect.page.cards import SERVED_COLUMNS, SERVED_SIDE, Card, CardReading, linked, wav_head
+from forebay.inspect.page.cards import SERVED_COLUMNS, SERVED_SIDE, Card, CardReading, linked, wav_head, webp
 from forebay.inspect.page.markup import page, policy
 from forebay.inspect.page.overview import Overview, PageRows
 from forebay.inspect.page.page_samples import Chosen

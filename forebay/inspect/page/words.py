@@ -54,9 +54,10 @@ def recipe_lines(recipe: Mapping[str, Any], *, made_by: str = "") -> Iterator[tu
     makers = {"source": _source, "audio": _audio, "vision": _vision, "text": _text}
     for section, settings in recipe.items():
         if isinstance(settings, Mapping):
-            named = {**settings, "made_by": made_by} if section == "vision" else settings
-            parts = [part for part in makers.get(section, _any)(named) if part]
-            yield section, "; ".join(parts) or "as it is by default"
+            others = (f"{name} {_plain(value)}" for name, value in settings.items() if value not in (None, [], {}))
+            make = makers.get(section)
+            parts = others if make is None else make({**settings, "made_by": made_by})
+            yield section, "; ".join(part for part in parts if part) or "as it is by default"
 
 
 def _source(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -101,10 +102,6 @@ def _text(settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"texts normalised by {_plain(settings['normalize'])}"
     if settings.get("max_label_tokens"):
         yield f"at most {_plain(settings['max_label_tokens'])} label tokens"
-
-
-def _any(settings: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"{name} {_plain(value)}" for name, value in settings.items() if value not in (None, [], {}))
 
 
 def _plain(value: Any) -> str:

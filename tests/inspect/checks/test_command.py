@@ -173,7 +173,7 @@ def test_a_finding_is_the_same_with_any_number_of_workers(planted: Planted, monk
     planted.add("again", "fr_digits_50")
     config = planted.config()
     here = linted(config)
-    monkeypatch.setattr("forebay.inspect.checks.measure_items.Pool", Pool)
+    monkeypatch.setattr("forebay.inspect.checks.measured.Pool", Pool)
     monkeypatch.setattr("forebay.inspect.checks.raw_data._ITEMS", 2)
     there = linted(config)
     assert there.findings == here.findings

@@ -29,7 +29,7 @@ def look(command: str, folder: Path) -> list[tuple[str, int, str | None]]:
     if command == "page":
         write_report(overview_of(open_cache(folder), None, choice=CardChoice(), roots=[]), folder.parent / "page.html")
         return []
-    with mock.patch("forebay.inspect.checks.measure_items.Pool", HerePool):
+    with mock.patch("forebay.inspect.checks.measured.Pool", HerePool):
         found = lint([Target(place=str(folder))], [], LintOptions(progress=False)).findings
     return [(each.check, each.row, each.other) for each in found]
 

@@ -9,8 +9,7 @@ import PIL.Image
 import pytest
 import soundfile
 
-from forebay.inspect.page.card_media import features_of, grid_paths, hop_s, picture_of, png, webp, webps
-from forebay.inspect.page.cards import clips, wav_head
+from forebay.inspect.page.cards import clips, features_of, grid_paths, hop_s, picture_of, png, wav_head, webp, webps
 from forebay.inspect.page.markup import url_size
 from forebay.store.layout import Array
 
