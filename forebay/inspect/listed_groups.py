@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -159,15 +159,13 @@ logger = logging.getLogger(__name__)
 class ListedGroup:
     """A group whose items samples list, read for people. Here its fields are as samples have them."""
 
-    counted: ClassVar[tuple[str, ...]] = ("tokens",)
-
     def __init__(self, cache: Cache, group: Group, stored: Any) -> None:
         self.cache, self.group, self.stored = cache, group, stored
 
     def items(self, index: int, sample: Mapping[str, Any], names: str) -> tuple[SeenItem, ...]:
         """Returns the items of a sample. sample: of `Cache.read`. names: what its row calls them, JSON."""
         found, kept = [], self.stored_fields
-        called = [str(name) for name in json.loads(names)]
+        called = map(str, json.loads(names))
         for number, (name, slot) in enumerate(zip(called, self.cache.items_of(self.group, index), strict=True)):
             shard, row = self.cache.shard(self.group, slot >> ROW_BITS), slot & ROW_MASK
             about = {
@@ -208,12 +206,12 @@ class ListedGroup:
             f"{self.group}s": {"stored": number, "distinct": distinct, "used": used},
             f"bytes_per_{self.group}": size_bytes / number if number else None,
             f"float32_bytes_per_{self.group}": as_float32 / number if number and as_float32 is not None else None,
-            "histograms": {name: count_histogram(cache.lengths[f"num_{name}"]) for name in self.histograms()},
+            "histograms": {name: count_histogram(cache.lengths[f"num_{name}"]) for name in self.counted()},
         }
 
-    def histograms(self) -> list[str]:
+    def counted(self) -> list[str]:
         """Returns what is counted a sample."""
-        return list(self.counted)
+        return ["tokens"]
 
     @property
     def num_stored(self) -> int:
@@ -250,7 +248,9 @@ class ListedGroup:
 class PatchGroup(ListedGroup):
     """Images that are stored as patches."""
 
-    counted = ("tokens", "patches")
+    def counted(self) -> list[str]:
+        """See `ListedGroup`."""
+        return ["tokens", "patches"]
 
     @cached_property
     def _settings(self) -> ImageSettings:
@@ -294,8 +294,6 @@ class PatchGroup(ListedGroup):
 class ArrayGroup(ListedGroup):
     """Images as their processor gives them."""
 
-    counted = ("tokens", "images", "patches")
-
     def item(self, about: dict[str, Any]) -> SeenItem:
         """See `ListedGroup`."""
         arrays = about["arrays"]
@@ -331,10 +329,10 @@ class ArrayGroup(ListedGroup):
             "image_sizes": size_facts(self.cache),
         }
 
-    def histograms(self) -> list[str]:
+    def counted(self) -> list[str]:
         """See `ListedGroup`."""
-        lengths = self.cache.lengths
-        return [name for name in self.counted if f"num_{name}" in lengths and lengths[f"num_{name}"].any()]
+        lengths, names = self.cache.lengths, ("tokens", "images", "patches")
+        return [name for name in names if f"num_{name}" in lengths and lengths[f"num_{name}"].any()]
 
     @property
     def num_stored(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from forebay.inspect.checks.limits import BY_NAME, Limits, Severity
-from forebay.inspect.checks.measured import Classes, Finding, ImageFacts, Measured
+from forebay.inspect.checks.measured import Finding, ImageFacts, Measured
 from forebay.inspect.checks.text_letters import signed
 from forebay.preprocess.assemble import EXCLUDING
 from forebay.steps.text.language.script import scripts_of
@@ -62,7 +62,12 @@ def class_findings(found: Measured, limits: Limits) -> Iterator[Finding]:
         for name in set(names) if usable[row] else ():
             first.setdefault(name, row)
             counts[name] += 1
-    yield from _empty(found, found.classes, counts)
+    missing = [name for name in found.classes.known if name not in counts]
+    empty = {"folders of classes without an image": found.classes.folders, "classes without a sample": missing}
+    for what, names in empty.items():
+        if names:
+            said = f"{what}, {len(names)}: {_list(names)}"
+            yield finding(found, -1, "empty_class", said, value=len(names), limit=0)
     if not counts:
         return
     if len(counts) == 1 and sum(counts.values()) > 1:
@@ -75,16 +80,6 @@ def class_findings(found: Measured, limits: Limits) -> Iterator[Finding]:
             message = f"its class {_shown(name)} has {samples}, the limit is {limits.min_class_samples:g}"
             yield finding(found, first[name], "small_class", message, value=count, limit=limits.min_class_samples)
     yield from _uneven(found, counts, limits)
-
-
-def _empty(found: Measured, classes: Classes, counts: Counter[str]) -> Iterator[Finding]:
-    missing = [name for name in classes.known if name not in counts]
-    for what, names in (
-        ("folders of classes without an image", classes.folders),
-        ("classes without a sample", missing),
-    ):
-        if names:
-            yield finding(found, -1, "empty_class", f"{what}, {len(names)}: {_list(names)}", value=len(names), limit=0)
 
 
 def _uneven(found: Measured, counts: Counter[str], limits: Limits) -> Iterator[Finding]:

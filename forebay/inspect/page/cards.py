@@ -121,17 +121,12 @@ def png(values: Array) -> bytes:
     low, high = np.percentile(values, (3.0, 99.7))
     share = np.clip((values - low) / max(float(high - low), 1e-6), 0.0, 1.0)
     image = PIL.Image.fromarray(np.rint(share.T[::-1] * (_LEVELS - 1)).astype(np.uint8), "P")
-    image.putpalette(_palette())
+    places, wanted = np.linspace(0, 1, len(_RAMP)), np.linspace(0, 1, _LEVELS)
+    channels = [np.interp(wanted, places, [colour[c] for colour in _RAMP]) for c in range(3)]
+    image.putpalette([round(value) for value in np.stack(channels, axis=1).ravel().tolist()])
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
-
-
-def _palette() -> list[int]:
-    places = np.linspace(0, 1, len(_RAMP))
-    wanted = np.linspace(0, 1, _LEVELS)
-    channels = [np.interp(wanted, places, [colour[c] for colour in _RAMP]) for c in range(3)]
-    return [round(value) for value in np.stack(channels, axis=1).ravel().tolist()]
 
 
 def _reduced(values: Array, columns: int) -> Array:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.inspect.page.words import shortened, time_text
 from forebay.terminal import human_share
-from forebay.visible import printable, printable_lines
+from forebay.visible import human_bytes, printable, printable_lines
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -47,6 +47,7 @@ def environment() -> Environment:
         loader=FunctionLoader(lambda name: re.sub(r"\n\s*", "", asset(name))),
     )
     made.filters |= {
+        "bytes": human_bytes,
         "comma": lambda number: f"{number:,}",
         "g": lambda number: f"{number:g}",
         "line": lambda text: printable(str(text)),

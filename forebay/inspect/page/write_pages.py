@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from forebay.inspect.page.cards import Card, embedded
 from forebay.inspect.page.markup import page
 from forebay.inspect.page.overview import MAX_ROWS, Overview
 from forebay.inspect.page.page_samples import LABEL, NEAR_S, SHOWN
-from forebay.inspect.page.words import recipe_lines, time_text
+from forebay.inspect.page.words import recipe_lines
 from forebay.inspect.plan_facts import (
     bucket_range,
     has_lengths,
@@ -29,7 +29,6 @@ from forebay.inspect.sizes import count_histogram
 from forebay.progress import Progress
 from forebay.steps.text.pace import PACE
 from forebay.store.files import write_bytes
-from forebay.visible import human_bytes
 
 MAX_BYTES = 10_000_000
 """Of a file, always."""
@@ -153,12 +152,11 @@ def sections_of(overview: Overview) -> dict[str, Any]:
         "pace": PACE,
         "folder": Path(facts["folder"]).name,
         "lead": _lead(overview),
-        "figures": list(_figures(overview)),
         "counts": facts.get("histograms") or {"tokens": count_histogram(columns.tokens)},
         "sizes": facts.get("image_sizes"),
         "languages": sorted(languages.items(), key=lambda item: (-item[1][part], item[0])),
         "checks": [f"{name} {checks[name]:,}" for name in sorted(checks)],
-        "made": list(_made(facts)),
+        "recipe_lines": list(recipe_lines(facts["recipe"], made_by=facts.get("processor", {}).get("made_by", ""))),
         "form": form_rows(facts) if "form" in facts else [],
         "sources": [(names[i], int(counts[i])) for i in np.argsort(-counts, kind="stable") if any(names)],
         "recipe": json.dumps(facts["recipe"], indent=1, ensure_ascii=False),
@@ -185,33 +183,3 @@ def _lead(overview: Overview) -> str:
     if prompt not in (None, "none"):
         parts.append("a class each" if prompt == LABEL else f"texts under the prompt {prompt}")
     return "; ".join(parts)
-
-
-def _figures(overview: Overview) -> Iterable[tuple[str, str]]:
-    facts, columns = overview.facts, overview.columns
-    yield "samples", f"{facts['num_samples']:,}"
-    if columns.seconds is not None:
-        yield "of sound", time_text(facts["hours"] * 3600)
-    if "histograms" in facts:
-        yield "images", f"{facts['images']['distinct']:,}"
-    if columns.has_tokens:
-        yield "tokens", f"{facts['num_tokens']:,}"
-    if "classes" in facts:
-        yield "classes", f"{facts['classes']['num_classes']:,}"
-    languages = [name for name in facts["languages"] if name != "unknown"]
-    if languages:
-        yield ("language" if len(languages) == 1 else "languages"), f"{len(languages):,}"
-    yield "on disk", human_bytes(facts["size_bytes"])
-    yield "left out", f"{sum(int(count) for kind in ('excluded', 'failed') for count in facts[kind].values()):,}"
-
-
-def _made(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Yields what the cache was made of, and how."""
-    yield from (("key", facts["key"]), ("recipe key", facts["recipe_key"]), ("folder", str(facts["folder"])))
-    yield from recipe_lines(facts["recipe"], made_by=facts.get("processor", {}).get("made_by", ""))
-    groups = facts["groups"].items()
-    yield "shards", ", ".join(f"{g['num_shards']:,} {name} ({human_bytes(g['size_bytes'])})" for name, g in groups)
-    yield from (("batches", f"{group}: {promise}") for group, promise in facts["promises"].items())
-    yield "made with", ", ".join(f"{name} {version}" for name, version in facts["made_with"].items())
-    for part in facts["made_of"][:20]:
-        yield "made of", f"{part['name']} {part['key'][:16]}: {part['taken']:,} of {part['num_samples']:,}"
