@@ -6,6 +6,7 @@ Tasks over raw data: some rows, or items of a group, read and made as a build do
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -246,7 +247,9 @@ def _measured(config: Config, listing: Listing, found: Mapping[Group, MeasuredCo
     bad = [*said.bad, *_dead(said, lambda row: f"sample {rows['sample_id'][row].as_py()}")]
     known = [_Known(facts=said.facts, content=said.content)]
     for group in listing.groups.items:
-        bad += _of_rows(listing.items[group.name], _bad_items(listing, group, found[group.name]))
+        items = listing.items[group.name]
+        names = functools.partial(_item_name, listing, group)
+        bad += _of_rows(items, [*found[group.name].bad, *_dead(found[group.name], names)])
         known += [_KNOWN[group.name](listing, group, found[group.name])] if group.name in _KNOWN else []
     refused = {row for row, _, _ in bad}
     bad += [each for one in known for each in one.late if each[0] not in refused]
@@ -290,13 +293,9 @@ def _dead(found: MeasuredColumns, name: Callable[[int], str]) -> list[Bad]:
     ]
 
 
-def _bad_items(listing: Listing, group: ItemGroup, found: MeasuredColumns) -> list[Bad]:
-    table, label = listing.items[group.name].table, "sample " if group.lists is None else ""
-
-    def name(item: int) -> str:
-        return label + str(group.task_rows(table.slice(item, 1), listing.files)["sample_id"][0].as_py())
-
-    return [*found.bad, *_dead(found, name)]
+def _item_name(listing: Listing, group: ItemGroup, item: int) -> str:
+    rows = group.task_rows(listing.items[group.name].table.slice(item, 1), listing.files)
+    return ("sample " if group.lists is None else "") + str(rows["sample_id"][0].as_py())
 
 
 def _of_rows(items: Items, bad: Sequence[Bad]) -> list[Bad]:

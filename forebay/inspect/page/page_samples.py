@@ -209,8 +209,12 @@ def content_codes(cache: Cache) -> Array:
         shard.drop_pages()
     for group in cache.listed:
         listed = cache.items(group)
-        known = _item_codes(cache, group, listed.slots) + _places(listed.offsets)
-        codes = _mixed(codes.astype(np.uint64) + _sums(_mixed(known), listed.offsets)).astype(np.int64)
+        starts, ends = listed.offsets[:-1], listed.offsets[1:]
+        # How far each item stands from the beginning of its sample: the order of items counts.
+        places = (np.arange(listed.offsets[-1]) - np.repeat(starts, ends - starts)).astype(np.uint64)
+        mixed = _mixed(_item_codes(cache, group, listed.slots) + places)
+        total = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+        codes = _mixed(codes.astype(np.uint64) + total[ends] - total[starts]).astype(np.int64)
     return codes
 
 
@@ -223,19 +227,6 @@ def _item_codes(cache: Cache, group: Group, slots: Array) -> Array:
         known = [xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogateescape")) for name in names]
         codes[places] = np.array(known, np.uint64)[rows]
     return codes
-
-
-def _places(offsets: Array) -> Array:
-    """Returns uint64: how far each value stands from the beginning of its row."""
-    counts = np.diff(offsets)
-    places: Array = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-    return places.astype(np.uint64)
-
-
-def _sums(values: Array, offsets: Array) -> Array:
-    total = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)])
-    sums: Array = total[offsets[1:]] - total[offsets[:-1]]
-    return sums
 
 
 def _mixed(values: Array) -> Array:
