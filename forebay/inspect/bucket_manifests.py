@@ -1,4 +1,4 @@
-"""What `inspect` writes, each file whole or not at all: the row table, a waveform, a table for each bucket."""
+"""The files that `inspect` writes, each whole or not at all: the row table, a waveform, a table for each bucket."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class BucketRows:
 
     @property
     def name(self) -> str:
-        """What the bucket is called: `b_0_3`."""
+        """The name of the bucket: `b_0_3`."""
         return bucket_name(self.low_s, self.high_s)
 
 

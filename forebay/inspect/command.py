@@ -36,7 +36,7 @@ DONE, FAILED = 0, 1
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions:
-    """What is asked for, as `forebay inspect` takes it.
+    """The options, as `forebay inspect` takes it.
 
     sample: index or id; of a plan of packs the number of a pack, or a sample's id. wav, png: files to write of that
     sample.

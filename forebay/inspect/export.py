@@ -325,7 +325,7 @@ class ExportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport:
-    """What an export did; its fields are those of its JSON document. files_kept: whole ones of an earlier run."""
+    """The report of an export; its fields are those of its JSON document. files_kept: whole ones of an earlier run."""
 
     form: str
     folder: str

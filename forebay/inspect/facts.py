@@ -1,4 +1,4 @@
-"""What a cache is, as one JSON document: all that `forebay inspect` prints of it, with histograms of the lengths.
+"""A cache as one JSON document: all that `forebay inspect` prints of it, with histograms of the lengths.
 
 How many samples of a cache of images have each class.
 

@@ -69,7 +69,7 @@ class SeenItem:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What `forebay inspect --json` says of it, beside name, place and bytes."""
+        """The facts of `forebay inspect --json`, beside name, place and bytes."""
         few = {name: array.tolist() for name, array in self.arrays.items() if array.size <= _FEW}
         return {"shapes": {name: list(array.shape) for name, array in self.arrays.items()}, "values": few}
 

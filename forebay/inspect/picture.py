@@ -144,7 +144,7 @@ _LETTER_IN = 0.068
 _HEIGHTS_IN = (0.9, 4.6)
 
 _AREA_SQ_IN = 90.0
-"""What all images together take, as far as the heights of a row allow it."""
+"""The area that all images together take, as far as the heights of a row allow it."""
 
 _MIN_TILE_IN = 1.3
 """Width of a tile at least: of a narrow image its caption's."""

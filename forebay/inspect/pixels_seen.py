@@ -1,4 +1,4 @@
-"""What a processor gave of an image as pixels that a person can look at: what the model sees, rescaled to be shown.
+"""Pixels that a person can look at, of what a processor gave: an image as the model sees it, rescaled to be shown.
 
 Stored values are codes, or floats around zero. The values that a channel can take, from the least to the greatest, are
 shown as 0 to 255, so an image that was normalised by mean and deviation has its own colours again.
@@ -40,7 +40,7 @@ _IN_BLOCKS = frozenset(
         "Glm46VImageProcessor",
     )
 )
-"""Whose patches stand in blocks of 2 x 2, each (channel, time, y, x), and `image_grid_thw` beside them."""
+"""Classes whose patches stand in blocks of 2 x 2, each (channel, time, y, x), and `image_grid_thw` beside them."""
 _MERGE = 2
 
 

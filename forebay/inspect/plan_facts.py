@@ -24,7 +24,7 @@ from forebay.terminal import human_share
 logger = logging.getLogger(__name__)
 
 _HELD = ("samples", "tokens", "patches", "images")
-"""What the statistics of packs count."""
+"""The names that the statistics of packs count."""
 
 _NO_LENGTHS = "0-1 tokens"
 """The only bucket of images without texts."""

@@ -22,9 +22,9 @@ from forebay.store.schema import TEXT, list_of, record
 from forebay.store.shard import Shard
 
 Sounds = Callable[[Config, Cache], Callable[[Mapping[str, Any]], Array | None]]
-"""Of a config and its cache: gives the waveform of a row from its source, None where that is not there, or changed.
+"""A function of a config and its cache: gives the waveform of a row from its source, None where that is not there.
 
-Only `preprocess` reads sources, which is not known here."""
+None also of a source that changed. Only `preprocess` reads sources, which is not known here."""
 
 _CONVERSATION = list_of(record({"role": TEXT, "content": list_of(record({"type": TEXT}, {"text": TEXT}))}))
 

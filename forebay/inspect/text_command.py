@@ -36,7 +36,7 @@ from forebay.terminal import LABEL, columns, table, wrapped
 from forebay.visible import VisibleStream, from_here, has_colours, named, printable
 
 MOST_CHARACTERS, MOST_TOKENS = 10_000, 2_000
-"""Of one text, as lines; --json has all."""
+"""The most that is shown of one text; --json has all."""
 
 Line = Sequence[TextPart]
 """A line of parts; parts that changed have a colour, or marks."""

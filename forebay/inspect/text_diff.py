@@ -1,4 +1,4 @@
-"""What differs between two texts, in parts; and these parts on a terminal.
+"""The differences of two texts, in parts; and these parts on a terminal.
 
 What the tokens of a vocabulary are: texts, control tokens, the unknown one, bytes, pieces of characters.
 """
@@ -28,7 +28,7 @@ _WORD = re.compile(r"[^ ]* |[^ ]+")
 """A word with the space behind it: words put together are the text."""
 
 _MAX_WORDS, _MAX_CHARACTERS = 1000, 400
-"""Of what differs, looked into for what is the same: the time grows with the square. More is one change."""
+"""The most of a difference that is looked into for equal parts: the time grows with the square. More is one change."""
 
 _MAX_KEPT, _CONTEXT = 100, 24
 

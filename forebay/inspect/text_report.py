@@ -1,4 +1,4 @@
-"""What `forebay text` says of all texts of a source: the figures, gathered a batch at a time, and the report of them.
+"""The report of `forebay text` on all texts of a source: the figures, gathered a batch at a time, and their report.
 
 The figures are columns of numbers and a few examples, no texts. Texts are looked at as a build takes them, with what
 they are on their way: behind every step, and as tokens.
@@ -40,7 +40,7 @@ class AskedTexts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """What a text became. carried: the language that it names itself, "" where it names none. body: the text without
+    """A text and its way. carried: the language that it names itself, "" where it names none. body: the text without
     it. staged: its way through the steps.
 
     ids: all tokens, the first `prefix_len` of them given; none where it was not written. text_ids: those of the text,
@@ -134,7 +134,7 @@ EXAMPLES = 3
 
 @dataclass(slots=True)
 class StepFigures:
-    """What a step did. texts: how many it changed. examples: sample id, text in front of it and behind it."""
+    """The figures of a step. texts: how many it changed. examples: sample id, text in front of it and behind it."""
 
     name: str
     seen: int = 0

@@ -43,7 +43,7 @@ def usage_facts(path: Path, *, remote: RemoteConfig | None = None) -> dict[str, 
 
 @dataclass(kw_only=True, slots=True)
 class _Added:
-    """What the lines of a log come to, added up one by one."""
+    """The sums of the lines of a log, added up one by one."""
 
     last: Mapping[str, Any]
     shards: Array

@@ -1,4 +1,4 @@
-"""What the checks find in one set of samples, and between two; pure: facts and limits in, findings out.
+"""The checks find doubtful samples in one set, and between two; pure: facts and limits in, findings out.
 
 Between two sets it is samples of the same content: of a set that is learnt from and one that is evaluated on."""
 
@@ -208,7 +208,7 @@ def _rates(found: Measured, limits: Limits) -> Iterator[Finding]:
 
 
 def _speed(found: Measured, limits: Limits) -> Iterator[Finding]:
-    """What is spoken too fast or too slowly, or far from the median of its language."""
+    """Yields texts that are spoken too fast or too slowly, or far from the median of its language."""
     misfit = misfits(
         found.facts["chars"], found.facts["seconds"], found.language_of, pace=limits.pace, usable=found.usable()
     )
@@ -304,7 +304,7 @@ def _images(found: Measured, limits: Limits) -> Iterator[Finding]:
 
 
 _OF_SOUND = ("sound", "file")
-"""What a recording is known by in raw data, and in a cache that keeps waveforms."""
+"""The hashes that a recording is known by in raw data, and in a cache that keeps waveforms."""
 
 
 def contents(found: Measured, limits: Limits) -> dict[str, Ints]:

@@ -24,7 +24,7 @@ def _limit(default: float, says: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What the checks compare with. `--limit NAME=VALUE` sets one; `--explain-checks` prints all."""
+    """The limits of the checks. `--limit NAME=VALUE` sets one; `--explain-checks` prints all."""
 
     quiet_dbfs: float = _limit(-55.0, "level of a piece of 20 ms, without its mean, below which the piece is quiet")
     quiet_share: float = _limit(0.9, "share of quiet pieces from which a clip is mostly silent")
@@ -226,7 +226,7 @@ CHECKS = (
     ),
     Check("kills_decoder", "error", "sound", "decoding it ends the process"),
 )
-"""What a build itself refuses comes beside them, under the build's own reasons: `truncated_audio`, `header_mismatch`,
+"""Those of a build itself come beside them, under the build's own reasons: `truncated_audio`, `header_mismatch`,
 `duration_mismatch`, `corrupt_audio`, `unreadable_image`, `no_assistant_turn`, ... (errors); `empty_text`,
 `label_too_long` (warnings)."""
 

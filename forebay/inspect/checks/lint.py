@@ -56,7 +56,7 @@ class Linted:
 
 @dataclass(frozen=True, kw_only=True)
 class LintReport:
-    """What was found, the worst first. drop_ids: the file that ids were written to. shown: findings a check in lines.
+    """The findings, the worst first. drop_ids: the file that ids were written to. shown: findings a check in lines.
 
     severity: from which on ids are dropped, and `--strict` fails.
     """
@@ -194,7 +194,7 @@ def _without(found: Measured, is_dropped: Array, *notes: str) -> Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is linted, or compared with: a config or the place of a cache. first: only so many samples of it count."""
+    """A set that is linted, or compared with: a config or the place of a cache. first: so many of it count."""
 
     config: Config | None = None
     place: str = ""
@@ -203,7 +203,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """What the set is called."""
+        """The name of the set."""
         return self.place if self.config is None else self.config.path
 
     def is_same(self, other: Target) -> bool:
@@ -215,7 +215,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class LintOptions:
-    """What is asked for. severity: from which on an id is dropped, and `--strict` fails. skip: checks left out.
+    """The options of lint. severity: from which on an id is dropped, and `--strict` fails. skip: checks left out.
 
     is_raw: raw data is read also where a cache has it. most: samples of each cache that are looked at.
     """

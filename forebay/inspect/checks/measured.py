@@ -1,4 +1,4 @@
-"""What is known of a set of samples, a column a fact; what a check found; and the walk that measures rows and items.
+"""A set of samples as it was measured, a column a fact; findings; and the walk that measures rows and items.
 
 Runs of rows are measured in worker processes, a task each; a row that kills its worker is a finding and not the end."""
 
@@ -29,7 +29,7 @@ class Refused:
     message: str
     row: int = -1
     place: int = -1
-    """Where the sample stands in the listing."""
+    """The place of the sample in the listing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,11 +146,11 @@ _WINDOW = 512
 _WINDOWS = 32
 """The loudest ones are enough to see where a band ends."""
 _ABOVE = 0.6
-"""Of the band. Half of it would meet the slope of a filter that ends there: torchaudio's reaches to 0.58."""
+"""The share of the band. Half of it would meet the slope of a filter that ends there: torchaudio's reaches to 0.58."""
 
 
 class Sound(NamedTuple):
-    """What a clip is like.
+    """The measures of a clip.
 
     loudest_dbfs: level of its loudest piece of 20 ms. quiet: share of pieces below `quiet_dbfs`. clipped: share of
     samples at full scale. offset: magnitude of its mean, 1.0 being full scale.
@@ -219,7 +219,7 @@ Span = tuple[int, int]
 
 
 class SpanTask(Protocol):
-    """What a worker is given: some consecutive rows, the first of which is `start`."""
+    """A task of a worker: some consecutive rows from `start` on."""
 
     @property
     def start(self) -> int:
@@ -271,12 +271,12 @@ Bad = tuple[int, str, str]
 """Position of a row, reason, message."""
 
 _UNKNOWN = {"f": np.nan, "i": 0, "O": ""}
-"""What a column holds where nothing was measured, by the kind of its values."""
+"""The value of a column where nothing was measured, by the kind of its values."""
 
 
 @dataclass
 class MeasuredPart:
-    """What was measured of some rows, a value a row.
+    """The measures of some rows, a value a row.
 
     facts: by name, float64 (NaN where not known), int64 or strings. content: int64 hashes by what they are of, 0 where
     there is none. bad: those that a build leaves out.
@@ -288,7 +288,7 @@ class MeasuredPart:
 
 
 class MeasuredColumns(MeasuredPart):
-    """What was measured of all rows. deaths: the rows that killed a worker twice, of which nothing is known."""
+    """The measures of all rows. deaths: the rows that killed a worker twice; nothing is known of them."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

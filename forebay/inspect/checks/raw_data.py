@@ -132,7 +132,7 @@ def _pixels(task: RawTask, group: ItemGroup, read: Read) -> MeasuredPart:
 
 
 def _sounds(task: RawTask, group: AudioItems, read: Read) -> MeasuredPart:
-    """What clips are like, as decoded, and why a build leaves them out."""
+    """Measures clips, as decoded, and notes why a build leaves them out."""
     count = len(task.rows)
     facts = {name: np.full(count, np.nan) for name in (*Sound._fields, "band_db", "file_rate_hz", "file_s")}
     facts["num_samples"] = np.zeros(count, np.int64)
@@ -180,7 +180,7 @@ def sound_hash(clip: Array) -> int:
 
 
 _LOOKS: Mapping[Group, Callable[[RawTask, Any, Read], MeasuredPart]] = {"audio": _sounds, "image": _pixels}
-"""What is measured of the items of a group; of others only what a build says of them."""
+"""The measures of the items of a group; of others only what a build says of them."""
 
 
 _ITEMS, _TEXTS = 64, 4096
@@ -231,7 +231,7 @@ def tasks_of(config: Config, listing: Listing, group: Group, limits: Limits) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class _Known:
-    """What the items of a group say of the samples: fields of `Measured`, of which facts and content of all are joined.
+    """The facts of samples by the items of a group: fields of `Measured`, of which facts and content of all are joined.
 
     late: rows that are left out for what was decoded.
     """
@@ -357,7 +357,7 @@ def _of_images(listing: Listing, group: ItemGroup, found: MeasuredColumns) -> _K
 
 
 _KNOWN: Mapping[Group, Callable[[Listing, Any, MeasuredColumns], _Known]] = {"audio": _of_clips, "image": _of_images}
-"""What is said of samples by the items of a group."""
+"""The facts of samples by the items of a group."""
 
 
 def languages_of(rows: pa.Table) -> tuple[list[str], Ints]:

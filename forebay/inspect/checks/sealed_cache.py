@@ -168,7 +168,7 @@ def _sounds(cache: Cache, task: CacheTask) -> MeasuredPart:
 
 
 def _pixels(cache: Cache, task: CacheTask) -> MeasuredPart:
-    """What lies between the darkest and the brightest value of each image, of 255."""
+    """Measures the range between the darkest and the brightest value of each image, of 255."""
     name, measured = _range_of(cache, task.group)
     ranges = np.full(len(task.rows), np.nan)
     known, sample = -1, dict[str, Any]()
@@ -180,7 +180,7 @@ def _pixels(cache: Cache, task: CacheTask) -> MeasuredPart:
 
 
 _MEASURED: Mapping[Group, Callable[[Cache, CacheTask], MeasuredPart]] = {"audio": _sounds, "image": _pixels}
-"""What is measured of the stored items of a group."""
+"""The measures of the stored items of a group."""
 
 
 def _range_of(cache: Cache, group: Group) -> tuple[str, Callable[[Any], float]]:

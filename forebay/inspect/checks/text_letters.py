@@ -1,4 +1,4 @@
-"""What is measured of a text: its letters' scripts, words that repeat in a row, and a hash to know it again by.
+"""A text is measured: its letters' scripts, words that repeat in a row, and a hash to know it again by.
 
 Letters that a text's language is not written with, and words that mix scripts whose letters look alike.
 """
@@ -60,7 +60,7 @@ _LONGEST_LOOP = 24
 
 
 class TextFacts(NamedTuple):
-    """What a text is like.
+    """The measures of a text.
 
     chars: without white space. letters: of any script. foreign: share of letters that its language is not written with.
     script: of most of these. is_known: whether the language is in the table. word: one that mixes scripts, or "".

@@ -219,7 +219,7 @@ def wav_head(waveform: Array, rate_hz: int) -> bytes:
 
 
 MAX_IMAGES = 6
-"""Of a sample that a page shows."""
+"""The most images of a sample that a page shows."""
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}")
 _ROLE, _MAX_CELLS = 240, 40
@@ -230,7 +230,7 @@ SERVED_COLUMNS = 2_400
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardSound:
-    """Where a waveform is heard. url: None: nowhere, and the note says why."""
+    """The place where a waveform is heard. url: None: nowhere, and the note says why."""
 
     url: str | None
     note: str = ""

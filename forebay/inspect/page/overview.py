@@ -1,4 +1,4 @@
-"""What a page says of a whole cache, gathered once: facts, plans, doubts, and how its samples are read.
+"""All that a page says of a whole cache, gathered once: facts, plans, doubts, and how its samples are read.
 
 The rows of the table of samples: what a page says of each, cheap enough for thousands of them.
 """
@@ -227,7 +227,7 @@ class Overview:
 
     @property
     def rate_hz(self) -> int:
-        """Of the audio; 0 without."""
+        """The rate of the audio; 0 without."""
         return int(self.columns.cache.constants.get("sample_rate_hz", 0))
 
 

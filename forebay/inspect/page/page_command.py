@@ -28,7 +28,7 @@ from forebay.visible import human_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What is asked for. html: the file to write; serve: a page on localhost instead, on `port` (0: any free one).
+    """The options. html: the file to write; serve: a page on localhost instead, on `port` (0: any free one).
 
     choice: which samples are shown first. cache_root: another place to look for plans, a folder or URL. sounds: where
     a config's recordings come from that the cache does not keep. remote: how the stores of URLs are asked.

@@ -1,4 +1,4 @@
-"""What a page needs of all samples at once, what of them a person should look at, and which samples it shows.
+"""All samples as a page needs them: their columns, those that a person should look at, and those that it shows.
 
 Ids, texts, languages and lengths are columns; no sample is read for them. Times are in seconds, counts in tokens and
 characters, all of them arrays [num_samples]. Doubtful are samples that are there twice, and transcripts that do not fit
@@ -118,7 +118,7 @@ class PageColumns:
 
     @property
     def length(self) -> Array:
-        """What a sample's length is: its seconds, or without audio its tokens."""
+        """The length of each sample: its seconds, or without audio its tokens."""
         return self.tokens if self.seconds is None else self.seconds
 
     @cached_property
@@ -163,7 +163,7 @@ class DoubtGroups:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Doubts:
-    """What was found. exact, near: duplicates. z: float64 [num_samples], NaN where nothing is known; None: no audio.
+    """The doubts. exact, near: duplicates. z: float64 [num_samples], NaN where nothing is known; None: no audio.
 
     misfits: the indices of transcripts that do not fit, the farthest ones first. checks: those of `forebay lint`, by
     index.

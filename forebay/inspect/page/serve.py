@@ -44,7 +44,7 @@ _KEPT = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """What is asked for: `size` rows from `first` on, sorted by column `by`, of those that hold `text`.
+    """The question of a page: `size` rows from `first` on, sorted by column `by`, of those that hold `text`.
 
     language: the number of one; None: all of them.
     """
@@ -116,7 +116,7 @@ _MAX_QUERY = 2_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageAnswer:
-    """What is sent. parts: the body, end to end; content_policy: what a page may load."""
+    """The answer to a path. parts: the body, end to end; content_policy: what a page may load."""
 
     status: int
     media_type: str

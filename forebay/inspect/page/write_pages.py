@@ -31,7 +31,7 @@ from forebay.steps.text.pace import PACE
 from forebay.store.files import write_bytes
 
 MAX_BYTES = 10_000_000
-"""Of a file, always."""
+"""The most that a file has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
