@@ -173,20 +173,14 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
     durations_s = durations_of(cache)
     hours = 0.0 if durations_s is None else float(durations_s.sum()) / 3600
     size_bytes = int(metadata["size_bytes"])
-    names, tokens = axis_names(cache.constants), cache.lengths["num_tokens"]
-    lengths = {"min": 0, "mean": 0.0, "max": 0}
-    if len(tokens):
-        lengths = {"min": int(tokens.min()), "mean": float(tokens.mean()), "max": int(tokens.max())}
+    tokens = cache.lengths["num_tokens"]
     return {
         "key": cache.key,
         "format_version": metadata["format_version"],
         "num_samples": len(cache),
         "hours": hours,
         "languages": metadata["languages"],
-        "fields": {
-            name: {"dtype": spec.dtype, "shape": axes(spec, names), "group": spec.group, "role": spec.role}
-            for name, spec in cache.fields.items()
-        },
+        "fields": {name: _field(spec, axis_names(cache.constants)) for name, spec in cache.fields.items()},
         "size_bytes": size_bytes,
         "excluded": metadata["excluded"],
         "failed": metadata["failed"],
@@ -206,7 +200,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "longer": metadata["longer"],
         "rejected": os.path.abspath(cache.folder / "rejected.jsonl"),
         "histogram": None if durations_s is None else duration_histogram(durations_s),
-        "lengths": lengths if durations_s is None else None,
+        "lengths": _token_lengths(tokens) if durations_s is None else None,
         "detection": detection_facts(cache),
         "probe": metadata["probe"],
         "made_with": metadata["made_with"],
@@ -222,6 +216,12 @@ def unreadable_facts(folder: Path) -> dict[str, Any]:
     return {**dict.fromkeys(INTERFACE), "folder": os.path.abspath(folder), "sealed": False}
 
 
+def _token_lengths(tokens: Array) -> dict[str, float]:
+    if not len(tokens):
+        return {"min": 0, "mean": 0.0, "max": 0}
+    return {"min": int(tokens.min()), "mean": float(tokens.mean()), "max": int(tokens.max())}
+
+
 def durations_of(cache: Cache) -> Array | None:
     """Returns float64 [num_samples]: seconds; None for a cache without recordings."""
     num_samples = cache.lengths.get("num_audio_samples")
@@ -231,6 +231,10 @@ def durations_of(cache: Cache) -> Array | None:
 def axes(spec: FieldSpec, names: Mapping[str, str | int]) -> list[str | int]:
     """Returns a field's shape with the first axis named where it differs from sample to sample: `["frames", 80]`."""
     return [] if spec.role == "table" else [names.get(spec.name, "n"), *spec.shape]
+
+
+def _field(spec: FieldSpec, names: Mapping[str, str | int]) -> dict[str, Any]:
+    return {"dtype": spec.dtype, "shape": axes(spec, names), "group": spec.group, "role": spec.role}
 
 
 def _group(cache: Cache, group: Group) -> dict[str, int]:

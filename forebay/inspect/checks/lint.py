@@ -248,17 +248,6 @@ def lint(targets: Sequence[Target], against: Sequence[Target], options: LintOpti
             folder = None if target.config is not None or is_url(target.place) else Path(target.place)
             check_output(options.drop_ids, "--drop-ids", folder=folder, config=target.config)
     measured = [_measured(target, options) for target in targets]
-    linted = [
-        Linted(
-            name=found.name,
-            is_raw=found.is_raw,
-            num_samples=len(found),
-            left_out={each.name: found.left_out[each.needs] for each in CHECKS if each.needs in found.left_out},
-            excluded=found.excluded,
-            notes=_notes(found),
-        )
-        for found in measured
-    ]
     findings = [
         each for found in measured for each in (*judged(found, options.limits), *duplicates(found, options.limits))
     ]
@@ -270,7 +259,7 @@ def lint(targets: Sequence[Target], against: Sequence[Target], options: LintOpti
     findings += _leaks(targets, measured, against, options, notes)
     kept = sorted((each for each in findings if each.check not in options.skip), key=Finding.order)
     report = LintReport(
-        sets=linted,
+        sets=[_linted(found) for found in measured],
         findings=kept,
         notes=notes,
         severity=options.severity,
@@ -321,14 +310,22 @@ def _of_cache(cache: Cache, target: Target, options: LintOptions) -> Measured:
     return _without(found, ~is_kept[: len(found)])
 
 
-def _notes(found: Measured) -> list[str]:
+def _linted(found: Measured) -> Linted:
     known = [
         f"{name!r} ({count} samples)"
         for number, name in enumerate(found.languages)
         if name and scripts_of(name) is None and (count := int((found.language_of == number).sum()))
     ]
     note = f"languages whose script is not known: {', '.join(known[:10])}"
-    return [*found.notes, *([note + (f" and {len(known) - 10} more" if len(known) > 10 else "")] if known else [])]
+    notes = [note + (f" and {len(known) - 10} more" if len(known) > 10 else "")] if known else []
+    return Linted(
+        name=found.name,
+        is_raw=found.is_raw,
+        num_samples=len(found),
+        left_out={each.name: found.left_out[each.needs] for each in CHECKS if each.needs in found.left_out},
+        excluded=found.excluded,
+        notes=[*found.notes, *notes],
+    )
 
 
 def _leaks(
