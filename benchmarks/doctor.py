@@ -53,9 +53,9 @@ def _slowed(owner: Any, name: str, seconds: Callable[..., float]) -> None:
 
 def plant_decode() -> None:
     """A slow decoder."""
-    from forebay.inspect.page.page_sections import samples
+    from forebay.preprocess import audio_group
 
-    _slowed(samples, "decode_audio", lambda *_, **__: PLANTED_S)
+    _slowed(audio_group, "decode_audio", lambda *_, **__: PLANTED_S)
 
 
 def plant_read() -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.data import BENCH_DATA, ROOT
 from benchmarks.report import arguments, machine, median, show
 from forebay.inspect.page.overview import CardChoice, overview_of
-from forebay.inspect.page.search import PageSearch, Query
+from forebay.inspect.page.serve import PageSearch, Query
 from forebay.store.cache import open_cache
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, FieldSpec

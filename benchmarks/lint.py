@@ -57,7 +57,7 @@ def decode(task: RawTask) -> None:
 
 def whole(config: Config) -> None:
     """Runs the command in this process."""
-    with mock.patch("forebay.inspect.checks.measure_items.Pool", HerePool):
+    with mock.patch("forebay.inspect.checks.measured.Pool", HerePool):
         lint([Target(config=config)], [], LintOptions(progress=False, is_raw=True))
 
 

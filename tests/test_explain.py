@@ -227,3 +227,5 @@ def test_the_wheel_holds_the_page(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read(f"forebay/{PAGE}").decode() == (ROOT / "forebay" / PAGE).read_text()
+        assets = ROOT / "forebay" / "inspect" / "page" / "assets"
+        assert {f"forebay/inspect/page/assets/{path.name}" for path in assets.iterdir()} <= set(archive.namelist())

@@ -1,7 +1,8 @@
-"""What `inspect` writes, each file whole or not at all: the row table, a waveform, a table for each bucket."""
+"""The files that `inspect` writes, each whole or not at all: the row table, a waveform, a table for each bucket."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -78,7 +79,7 @@ class BucketRows:
 
     @property
     def name(self) -> str:
-        """What the bucket is called: `b_0_3`."""
+        """The name of the bucket: `b_0_3`."""
         return bucket_name(self.low_s, self.high_s)
 
 
@@ -195,16 +196,12 @@ def _with_tars(source: Cache | Selection, places: pa.Table | None) -> pa.Table:
     tars = places["tar_path"].combine_chunks().dictionary_encode()
     for name in ("tar_path", "tar_member_name"):
         table = table.append_column(name, places[name])
-    indices = pa.array([_exported(tar) for tar in tars.dictionary.to_pylist()], pa.large_string()).take(tars.indices)
+    exported: dict[str, str | None] = dict.fromkeys(tars.dictionary.to_pylist())
+    for tar in exported:
+        with contextlib.suppress(TarError):  # an index that is not current is none
+            exported[tar] = str(json_path(tar)) if load_json(tar) is not None else None
+    indices = pa.array(exported.values(), pa.large_string()).take(tars.indices)
     return table if indices.null_count == len(table) else table.append_column("tar_index_path", indices)
-
-
-def _exported(tar: str) -> str | None:
-    """Returns the path of a tar's exported index, None where there is none that is current."""
-    try:
-        return str(json_path(tar)) if load_json(tar) is not None else None
-    except TarError:
-        return None
 
 
 def _rows(table: pa.Table, bucket: BucketRows) -> pa.Table:

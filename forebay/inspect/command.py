@@ -14,12 +14,10 @@ from forebay.config.tree import Config, stand_in
 from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
 from forebay.inspect.bucket_manifests import CONFIG_NAME, Places, bucket_manifests, write_table, write_wav
-from forebay.inspect.cache_lines import plan_report_lines, report_lines, verify_lines
 from forebay.inspect.facts import cache_facts, unreadable_facts
-from forebay.inspect.page.card_media import hop_s
+from forebay.inspect.inspect_lines import pack_lines, plan_report_lines, report_lines, sample_lines, verify_lines
 from forebay.inspect.plan_facts import Pack, pack_bytes, read_pack, read_plan
 from forebay.inspect.sample import Sample, Sounds, read_sample, sample_index
-from forebay.inspect.sample_lines import pack_lines, sample_lines
 from forebay.plan.disk import is_plan
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
@@ -38,7 +36,7 @@ DONE, FAILED = 0, 1
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions:
-    """What is asked for, as `forebay inspect` takes it.
+    """The options, as `forebay inspect` takes it.
 
     sample: index or id; of a plan of packs the number of a pack, or a sample's id. wav, png: files to write of that
     sample.
@@ -93,65 +91,59 @@ def _show_cache(place: str, config: Config | None, options: InspectOptions) -> i
     """
     folder = cache_folder(place, options.remote)
     _check_outputs(folder, options, config)
-    above = str(parse_url(place).parent) if is_url(place) else os.path.dirname(os.path.abspath(place))
     named = options.cache_root if config is None else config.run.cache_root
-    plan_roots = _roots(above, named, options.remote)
+    roots = plan_roots(place, named, options.remote)
     verified: dict[str, Any] = {}
     if options.verify:
         verified = {"verify": verify_folder(folder, progress=options.progress).to_json()}
         if not verified["verify"]["ok"]:
             with foreign_values(folder):
-                facts = {**_damaged(folder, plan_roots), **verified}
-                return _print(options, facts, _cache_lines(facts, None))
+                try:
+                    facts = cache_facts(open_cache(folder, verify="never"), plan_roots=roots)
+                except CacheError:
+                    facts = unreadable_facts(folder)  # why is among the problems that verifying found
+                return _print(options, facts | verified, _cache_lines(facts | verified, None))
     cache = open_cache(folder)
     with foreign_values(folder):
-        return _show_open(cache, config, options, plan_roots=plan_roots, verified=verified)
+        return _show_open(cache, config, options, roots=roots, verified=verified)
 
 
 def _show_open(
-    cache: Cache, config: Config | None, options: InspectOptions, *, plan_roots: list[Path], verified: dict[str, Any]
+    cache: Cache, config: Config | None, options: InspectOptions, *, roots: list[Path], verified: dict[str, Any]
 ) -> int:
-    sample = None if options.sample is None else _read(cache, options.sample, config)
+    sample = None
+    if options.sample is not None:
+        check_description(cache.folder, cache.metadata)
+        sample = read_sample(cache, sample_index(cache, options.sample), config=config)
     written = _write(cache, sample, options, config=config)
     is_report = options.as_json or options.verify or not (sample or written)
-    facts = {**(cache_facts(cache, plan_roots=plan_roots) if is_report else {}), **verified}
+    facts = {**(cache_facts(cache, plan_roots=roots) if is_report else {}), **verified}
     if is_report and config is not None and config.filter.is_given:
         facts["filter"] = Filter.of(config.filter).choose(cache, name=cache.place).to_json()
     return _print(options, facts, _cache_lines(facts, sample), sample=sample and sample.to_json(), written=written)
 
 
 def _check_outputs(folder: Path, options: InspectOptions, config: Config | None) -> None:
-    for name, path in {"wav": options.wav, "png": options.png}.items():
-        if path is not None and options.sample is None:
-            raise ConfigError(
-                f"--{name} needs --sample I, the index or id of the sample to write; for example --sample 0"
-            )
-    for name, path in {"wav": options.wav, "png": options.png, "export": options.export}.items():
-        if path is not None:
-            check_output(path, f"--{name}", folder=folder, config=config)
+    given = {"wav": options.wav, "png": options.png, "export": options.export}
+    outputs = {name: path for name, path in given.items() if path is not None}
+    needy = [name for name in outputs if name != "export" and options.sample is None]
+    if needy:
+        raise ConfigError(
+            f"--{needy[0]} needs --sample I, the index or id of the sample to write; for example --sample 0"
+        )
+    for name, path in outputs.items():
+        check_output(path, f"--{name}", folder=folder, config=config)
     if options.export is not None and options.export.suffix != ".parquet":
         raise ConfigError(
             f"--export {options.export}: the row table is written as parquet; name a file that ends in .parquet"
         )
 
 
-def _roots(own: str, named: str | None, remote: RemoteConfig) -> list[Path]:
-    """Returns where caches and their plans may lie: under their own root, and under the one that was named."""
+def plan_roots(place: str, named: str | None, remote: RemoteConfig) -> list[Path]:
+    """Returns where the plans of a cache may lie: under its own root, and under the one that was named."""
+    own = str(parse_url(place).parent) if is_url(place) else os.path.dirname(os.path.abspath(place))
     places = [own] if named is None else [own, named if is_url(named) else os.path.abspath(named)]
-    return [stand_in(place, remote) for place in dict.fromkeys(places)]
-
-
-def _damaged(folder: Path, plan_roots: list[Path]) -> dict[str, Any]:
-    try:
-        return cache_facts(open_cache(folder, verify="never"), plan_roots=plan_roots)
-    except CacheError:
-        return unreadable_facts(folder)  # why is among the problems that verifying found
-
-
-def _read(cache: Cache, wanted: str, config: Config | None) -> Sample:
-    check_description(cache.folder, cache.metadata)
-    with foreign_values(cache.folder):
-        return read_sample(cache, sample_index(cache, wanted), config=config)
+    return [stand_in(each, remote) for each in dict.fromkeys(places)]
 
 
 def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, config: Config | None) -> list[str]:
@@ -169,10 +161,11 @@ def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, conf
 
 
 def _write_png(cache: Cache, sample: Sample, path: Path, *, config: Config | None) -> None:
-    from forebay.inspect.picture import draw, draw_tiles, sample_title, tiles_of, write_figure
+    from forebay.inspect.page.cards import hop_s
+    from forebay.inspect.picture import draw, draw_tiles, sample_title, write_figure
 
     if sample.items:
-        tiles = tiles_of([item.picture(config) for item in sample.shown])
+        tiles = [item.picture(config) for item in sample.shown]
         write_figure(draw_tiles(tiles, title=sample_title(sample)), path)
     elif "audio" in cache.groups:
         rate_hz, seconds = cache.constants["sample_rate_hz"], hop_s(cache.constants)
@@ -212,7 +205,12 @@ def _show_plan(folder: Path, options: InspectOptions) -> int:
         plan = read_plan(folder)
     except OSError as err:
         raise CacheCorruptError(f"{err}; delete {folder} and run: forebay preprocess CONFIG") from err
-    facts: dict[str, Any] = {**plan, "verify": _verified(folder, plan).to_json()} if options.verify else plan
+    facts: dict[str, Any] = dict(plan)
+    if options.verify:  # metadata and statistics were compared when the plan was read
+        report = VerifyReport()
+        for name, entry in plan["arrays"].items():
+            report.check(folder / f"{name}.npy", entry)
+        facts["verify"] = report.to_json()
     if options.verify and not facts["verify"]["ok"]:
         return _print(options, facts, [])
     cache, searched = _cache_of(folder, plan, options)
@@ -254,14 +252,6 @@ def _check_plan_outputs(folder: Path, options: InspectOptions) -> None:
         check_output(options.png, "--png", folder=folder)
 
 
-def _verified(folder: Path, plan: dict[str, Any]) -> VerifyReport:
-    """Metadata and statistics were compared when the plan was read."""
-    report = VerifyReport()
-    for name, entry in plan["arrays"].items():
-        report.check(folder / f"{name}.npy", entry)
-    return report
-
-
 def _pack(cache: Cache | None, plan: dict[str, Any], wanted: str, searched: Sequence[str]) -> Pack:
     folder = Path(plan["folder"])
     if cache is None:
@@ -274,9 +264,10 @@ def _pack(cache: Cache | None, plan: dict[str, Any], wanted: str, searched: Sequ
 
 
 def _draw(pack: Pack, folder: Path, path: Path) -> str:
-    from forebay.inspect.picture import draw_tiles, pack_title, tiles_of, write_figure
+    from forebay.inspect.picture import draw_tiles, pack_title, write_figure
 
-    pictures = [[item.picture(None) for item in sample.shown] for sample in pack.segments]
-    tiles = [tile for i, found in enumerate(pictures) for tile in tiles_of(found, mark=f"#{i} ")]
+    tiles = [
+        replace(item.picture(None), mark=f"#{i} ") for i, sample in enumerate(pack.segments) for item in sample.shown
+    ]
     write_figure(draw_tiles(tiles, title=pack_title(pack, folder.name)), path)
     return str(path)

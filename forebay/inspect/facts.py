@@ -1,4 +1,4 @@
-"""What a cache is, as one JSON document: all that `forebay inspect` prints of it, with histograms of the lengths.
+"""A cache as one JSON document: all that `forebay inspect` prints of it, with histograms of the lengths.
 
 How many samples of a cache of images have each class.
 
@@ -11,9 +11,9 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,8 +32,20 @@ from forebay.visible import printable
 
 logger = logging.getLogger(__name__)
 
+_Facts = TypeVar("_Facts")
 _PROMPT = "label"
 _SHOWN = 24
+
+
+def _counted(cache: Cache, what: str, make: Callable[[], _Facts | None]) -> _Facts | None:
+    """Returns what is counted; None of a cache in a store, which would be downloaded, and of a damaged one."""
+    if cache.mirror is not None:
+        return None
+    try:
+        return make()
+    except CacheError as err:
+        logger.warning("%s of %s are not counted: %s", what, cache.place, err)
+        return None
 
 
 def class_facts(cache: Cache) -> dict[str, Any]:
@@ -42,37 +54,25 @@ def class_facts(cache: Cache) -> dict[str, Any]:
     num_classes: one more than the largest number. is_multi: a sample has a list. counts: `class`, its `number` and
     `samples`, the most frequent first. absent: named classes that no sample has.
     """
-    if cache.constants.get("prompt") != _PROMPT or cache.mirror is not None:
+    if cache.constants.get("prompt") != _PROMPT:
         return {}
-    try:
-        found = cache.categories("text")
-    except CacheError as err:
-        logger.warning("the classes of %s are not counted: %s", cache.place, err)
+    found = _counted(cache, "the classes", lambda: cache.categories("text"))
+    if found is None:
         return {}
-    return {} if found is None else {"classes": _class_facts(cache.constants, *found)}
-
-
-def _class_facts(constants: Mapping[str, Any], texts: list[str], codes: Any) -> dict[str, Any]:
+    (texts, codes), constants = found, cache.constants
     is_multi = bool(constants["text_form"]["fields"][0]["shape"])
     counts: Counter[str] = Counter()
     for text, samples in zip(texts, np.bincount(codes, minlength=len(texts)).tolist(), strict=True):
         counts.update({str(name): samples for name in (json.loads(text) if is_multi else [text])})
     names: list[str] | None = constants["classes"]
     numbers = {} if names is None else {name: number for number, name in enumerate(names)}
-    order = sorted(counts, key=lambda name: (-counts[name], name))
-    return {
-        "num_classes": constants["num_classes"],
-        "is_multi": is_multi,
-        "counts": [
-            {
-                "class": name,
-                "number": numbers.get(name, int(name) if name.isdecimal() else None),
-                "samples": counts[name],
-            }
-            for name in order
-        ],
-        "absent": sum(name not in counts for name in names or ()),
-    }
+    shown = [
+        {"class": name, "number": numbers.get(name, int(name) if name.isdecimal() else None), "samples": counts[name]}
+        for name in sorted(counts, key=lambda name: (-counts[name], name))
+    ]
+    absent = sum(name not in counts for name in names or ())
+    num_classes = constants["num_classes"]
+    return {"classes": {"num_classes": num_classes, "is_multi": is_multi, "counts": shown, "absent": absent}}
 
 
 def class_lines(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -100,13 +100,9 @@ def detection_facts(cache: Cache) -> dict[str, Any] | None:
     num_disagreements: samples of which manifest and detection say different languages. disagreements: `manifest`,
     `detected`, `samples` and some `ids` of each pair; `nb` and `no`, or `English` and `en`, are one language.
     """
-    if cache.mirror is not None or "language_detected" not in cache.column_names:
+    if "language_detected" not in cache.column_names:
         return None
-    try:
-        return _language_facts(cache)
-    except CacheError as err:
-        logger.warning("the detected languages of %s are not counted: %s", cache.place, err)
-        return None
+    return _counted(cache, "the detected languages", lambda: _language_facts(cache))
 
 
 def _language_facts(cache: Cache) -> dict[str, Any] | None:
@@ -117,7 +113,7 @@ def _language_facts(cache: Cache) -> dict[str, Any] | None:
     confidence = cache.table(["language_confidence"])["language_confidence"].fill_null(0.0).to_numpy()
     counts = np.bincount(codes, minlength=len(names))
     sums = np.bincount(codes, weights=confidence, minlength=len(names))
-    nothing, none_stated = _are(names, codes), _are(manifest_names, manifest_codes)
+    nothing, none_stated = (np.array(n, object)[c] == "" for n, c in (detected, stated))
     pairs = _disagreements(cache, names, codes, manifest_names, manifest_codes)
     return {
         "languages": [
@@ -130,11 +126,6 @@ def _language_facts(cache: Cache) -> dict[str, Any] | None:
         "num_disagreements": sum(pair["samples"] for pair in pairs),
         "disagreements": pairs,
     }
-
-
-def _are(names: list[str], codes: Array) -> Array:
-    """Returns which samples have no language, bool [num_samples]."""
-    return np.asarray(codes == names.index("")) if "" in names else np.zeros(len(codes), bool)
 
 
 def _disagreements(
@@ -182,7 +173,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
     durations_s = durations_of(cache)
     hours = 0.0 if durations_s is None else float(durations_s.sum()) / 3600
     size_bytes = int(metadata["size_bytes"])
-    plans = plans_of(cache.key, plan_roots)
+    tokens = cache.lengths["num_tokens"]
     return {
         "key": cache.key,
         "format_version": metadata["format_version"],
@@ -193,8 +184,8 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "size_bytes": size_bytes,
         "excluded": metadata["excluded"],
         "failed": metadata["failed"],
-        "plans": [pack_bytes(cache, plan) for plan in plans],
-        "num_tokens": int(cache.lengths["num_tokens"].sum(dtype=np.int64)),
+        "plans": [pack_bytes(cache, plan) for plan in plans_of(cache.key, plan_roots)],
+        "num_tokens": int(tokens.sum(dtype=np.int64)),
         "folder": os.path.abspath(cache.folder) if cache.mirror is None else cache.place,
         "name": metadata["name"],
         "split": metadata["split"],
@@ -209,7 +200,7 @@ def cache_facts(cache: Cache, *, plan_roots: Sequence[Path]) -> dict[str, Any]:
         "longer": metadata["longer"],
         "rejected": os.path.abspath(cache.folder / "rejected.jsonl"),
         "histogram": None if durations_s is None else duration_histogram(durations_s),
-        "lengths": token_lengths(cache.lengths["num_tokens"]) if durations_s is None else None,
+        "lengths": _token_lengths(tokens) if durations_s is None else None,
         "detection": detection_facts(cache),
         "probe": metadata["probe"],
         "made_with": metadata["made_with"],
@@ -225,8 +216,7 @@ def unreadable_facts(folder: Path) -> dict[str, Any]:
     return {**dict.fromkeys(INTERFACE), "folder": os.path.abspath(folder), "sealed": False}
 
 
-def token_lengths(tokens: Array) -> dict[str, float]:
-    """Returns `min`, `mean` and `max` of the tokens a sample (integers [num_samples]), all 0 where there are none."""
+def _token_lengths(tokens: Array) -> dict[str, float]:
     if not len(tokens):
         return {"min": 0, "mean": 0.0, "max": 0}
     return {"min": int(tokens.min()), "mean": float(tokens.mean()), "max": int(tokens.max())}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from forebay.config.tree import Config
 from forebay.errors import CacheError
-from forebay.inspect.items import FLOAT32_BYTES, PatchItem, SeenItem, float32_bytes, image_settings_of
+from forebay.inspect.pixels_seen import Picture, View, matrix, original_of, view_of
 from forebay.inspect.sizes import count_histogram, size_facts
 from forebay.steps.form import BatchForm
 from forebay.store.cache import Cache
@@ -23,6 +25,133 @@ from forebay.store.image.stored_items import StoredArrays, StoredFields, StoredI
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group
 from forebay.store.shard import shard_fields
 from forebay.store.source import length_of
+from forebay.terminal import entry, paragraph
+from forebay.visible import human_bytes, printable
+
+FLOAT32_BYTES = 4
+_FEW = 12
+"""Values of a field that are shown as numbers."""
+
+
+def image_settings_of(cache: Cache) -> ImageSettings:
+    """Returns the processor's settings that a cache of images was made with."""
+    return ImageSettings.from_json(cache.constants["image"])
+
+
+def float32_bytes(num_patches: float, settings: ImageSettings) -> float:
+    """Returns the bytes of float32 `pixel_values` [num_patches, temporal_patch_size * 3 * patch_size^2]."""
+    return num_patches * settings.temporal_patch_size * settings.patch_bytes * FLOAT32_BYTES
+
+
+def beside_float32(stored: float, as_float32: float | None, *, where: str = "stored") -> str:
+    """Returns bytes as stored, `where` says where, beside what float32 `pixel_values` would take."""
+    if as_float32 is None:
+        return f"{human_bytes(stored)} {where}; the grids cannot be read (--verify says why)"
+    ratio = f", {as_float32 / stored:.3g} times as much" if stored else ""
+    return f"{human_bytes(stored)} {where}; as float32 pixel_values {human_bytes(as_float32)}{ratio}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenItem:
+    """One item of a sample. name: of the file or member. hash: xxh3-128 of the source's bytes.
+
+    media_row: its row in its shard. arrays: of each field as a sample has it: codes where its form has a table. form:
+    None where none is declared, or a foreign one. float32_bytes: of the batch's floats.
+    """
+
+    name: str
+    hash: str
+    media_row: int
+    arrays: Mapping[str, Array]
+    stored_bytes: int
+    float32_bytes: int
+    form: BatchForm | None = None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The facts of `forebay inspect --json`, beside name, place and bytes."""
+        few = {name: array.tolist() for name, array in self.arrays.items() if array.size <= _FEW}
+        return {"shapes": {name: list(array.shape) for name, array in self.arrays.items()}, "values": few}
+
+    def lines(self) -> list[str]:
+        """Returns each field with its shape, or of few numbers with these."""
+        shapes, values = self.about["shapes"], self.about["values"]
+        return [f"{name} = {values[name]}" if name in values else f"{name} {shape}" for name, shape in shapes.items()]
+
+    @cached_property
+    def view(self) -> View | None:
+        """The image as its model sees it; None where the order of its patches is not known."""
+        return None if self.form is None else view_of(self.form, self.arrays)
+
+    def picture(self, config: Config | None) -> Picture:
+        """Returns the item to be shown. config: where its file is looked for, if how its values lie is not known."""
+        about = self.lines()
+        if (view := self.view) is not None:
+            return Picture(pixels=view.pixels, name=self.name, about=(*about, view.how))
+        main = max(self.arrays.values(), key=lambda array: array.size)
+        why = "nothing is stored of it"
+        if main.size:
+            original = None if config is None else original_of(self.name, self.hash, config)
+            if original is not None:
+                why = "the file itself: how its patches lie in it is not known"
+                return Picture(pixels=original, name=self.name, about=(*about, why))
+            why = "its values, a row a patch: how they lie in the image is not known"
+        return Picture(pixels=matrix(main), name=self.name, about=(*about, why))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns an entry of a sample's items in `forebay inspect --json`."""
+        place = {"name": self.name, "hash": self.hash, "media_row": self.media_row}
+        return {**place, **self.about, "stored_bytes": self.stored_bytes, "float32_bytes": self.float32_bytes}
+
+    @classmethod
+    def listed(cls, items: Sequence[SeenItem], *, indent: str = "") -> Iterator[str]:  # noqa: ARG003  see PatchItem
+        """Yields the items of a sample for a terminal."""
+        for number, item in enumerate(items):
+            yield f"image {number}: {printable(item.name)}"
+            yield entry("bytes", beside_float32(item.stored_bytes, item.float32_bytes))
+            for line in item.lines():
+                yield from paragraph("    ", line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchItem(SeenItem):
+    """An image that is stored as patches. pixels: uint8 [height, width, 3], rebuilt. merge: patches a side a token."""
+
+    grid: tuple[int, int, int]
+    pixels: Array
+    merge: int
+
+    @property
+    def num_patches(self) -> int:
+        """Rows of `pixel_values`."""
+        return self.grid[1] * self.grid[2]
+
+    @property
+    def size(self) -> str:
+        """Width and height in pixels: `320 x 256`."""
+        return f"{self.pixels.shape[1]} x {self.pixels.shape[0]}"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """See `SeenItem`."""
+        height, width = self.pixels.shape[:2]
+        return {"grid": list(self.grid), "width": width, "height": height, "num_patches": self.num_patches}
+
+    def picture(self, config: Config | None) -> Picture:  # noqa: ARG002  patches say how they lie
+        """See `SeenItem`."""
+        about = (f"grid {' x '.join(map(str, self.grid))}", f"{self.size} px")
+        return Picture(pixels=self.pixels, name=self.name, about=about, grid=self.grid[1:], merge=self.merge)
+
+    @classmethod
+    def listed(cls, items: Sequence[Any], *, indent: str = "") -> Iterator[str]:
+        """See `SeenItem`: a table."""
+        head = f"{'grid':<14}{'pixels':<13}{'patches':>8}{'stored':>10}{'float32':>10}"
+        yield f"{indent}{'images':<8}{head}  name"
+        for number, image in enumerate(items):
+            sizes = f"{human_bytes(image.stored_bytes):>10}{human_bytes(image.float32_bytes):>10}"
+            cells = f"{list(image.grid)!s:<14}{image.size:<13}{image.num_patches:>8,}{sizes}"
+            yield f"{indent}  {number:<6}{cells}  {printable(image.name)}"
+
 
 logger = logging.getLogger(__name__)
 
@@ -30,15 +159,13 @@ logger = logging.getLogger(__name__)
 class ListedGroup:
     """A group whose items samples list, read for people. Here its fields are as samples have them."""
 
-    counted: ClassVar[tuple[str, ...]] = ("tokens",)
-
     def __init__(self, cache: Cache, group: Group, stored: Any) -> None:
         self.cache, self.group, self.stored = cache, group, stored
 
     def items(self, index: int, sample: Mapping[str, Any], names: str) -> tuple[SeenItem, ...]:
         """Returns the items of a sample. sample: of `Cache.read`. names: what its row calls them, JSON."""
-        found = []
-        called = [str(name) for name in json.loads(names)]
+        found, kept = [], self.stored_fields
+        called = map(str, json.loads(names))
         for number, (name, slot) in enumerate(zip(called, self.cache.items_of(self.group, index), strict=True)):
             shard, row = self.cache.shard(self.group, slot >> ROW_BITS), slot & ROW_MASK
             about = {
@@ -46,7 +173,7 @@ class ListedGroup:
                 "hash": shard.string(f"{self.group}_hash", row),
                 "media_row": row,
                 "arrays": {field: sample[field][number] for field in self.fields},
-                "stored_bytes": sum(value.nbytes for value in self.kept(shard.row(row))),
+                "stored_bytes": sum(v.nbytes for name, v in shard.row(row).items() if name in kept),
             }
             found.append(self.item(about))
         return tuple(found)
@@ -55,10 +182,6 @@ class ListedGroup:
     def fields(self) -> list[str]:
         """The fields of an item, as a sample has them."""
         return [field.name for field in self.stored.fields]
-
-    def kept(self, row: Mapping[str, Array]) -> list[Array]:
-        """Returns what counts as stored of an item. row: of its shard."""
-        return list(row.values())
 
     def item(self, about: dict[str, Any]) -> SeenItem:
         """Returns an item. about: what all kinds have."""
@@ -73,7 +196,8 @@ class ListedGroup:
         sample, as far as they are counted.
         """
         cache, number = self.cache, self.num_stored
-        size_bytes = sum(self.count(name) * self.value_bytes(name) for name in self.stored_fields)
+        specs = [cache.fields[name] for name in self.stored_fields]
+        size_bytes = sum(self.count(s.name) * s.numpy_dtype.itemsize * math.prod(s.shape) for s in specs)
         as_float32 = self.float32_bytes()
         used = int(length_of(cache, f"num_{self.group}s").sum(dtype=np.int64))
         distinct = cache.metadata.get(f"num_{self.group}s", number)
@@ -82,12 +206,12 @@ class ListedGroup:
             f"{self.group}s": {"stored": number, "distinct": distinct, "used": used},
             f"bytes_per_{self.group}": size_bytes / number if number else None,
             f"float32_bytes_per_{self.group}": as_float32 / number if number and as_float32 is not None else None,
-            "histograms": {name: count_histogram(cache.lengths[f"num_{name}"]) for name in self.histograms()},
+            "histograms": {name: count_histogram(cache.lengths[f"num_{name}"]) for name in self.counted()},
         }
 
-    def histograms(self) -> list[str]:
+    def counted(self) -> list[str]:
         """Returns what is counted a sample."""
-        return list(self.counted)
+        return ["tokens"]
 
     @property
     def num_stored(self) -> int:
@@ -109,11 +233,6 @@ class ListedGroup:
         place = [field.name for field in shard_fields(list(self.cache.fields.values()), self.group)].index(name)
         return sum(entry.spans[place][1] for _, entry in self.cache.shard_entries(self.group))
 
-    def value_bytes(self, name: str) -> int:
-        """Returns the bytes of one of these values."""
-        spec = self.cache.fields[name]
-        return spec.numpy_dtype.itemsize * math.prod(spec.shape)
-
     def columns(self, name: str) -> list[Array] | None:
         """Returns the values of a field, an array a shard; None where they cannot be read, or would be downloaded."""
         if self.cache.mirror is not None:
@@ -129,7 +248,9 @@ class ListedGroup:
 class PatchGroup(ListedGroup):
     """Images that are stored as patches."""
 
-    counted = ("tokens", "patches")
+    def counted(self) -> list[str]:
+        """See `ListedGroup`."""
+        return ["tokens", "patches"]
 
     @cached_property
     def _settings(self) -> ImageSettings:
@@ -144,10 +265,6 @@ class PatchGroup(ListedGroup):
     def fields(self) -> list[str]:
         """See `ListedGroup`."""
         return [FIELDS["raw"], "image_grid_thw"]
-
-    def kept(self, row: Mapping[str, Array]) -> list[Array]:
-        """See `ListedGroup`."""
-        return [row[FIELDS[self.stored.codec]]]
 
     def item(self, about: dict[str, Any]) -> PatchItem:
         """See `ListedGroup`."""
@@ -176,8 +293,6 @@ class PatchGroup(ListedGroup):
 
 class ArrayGroup(ListedGroup):
     """Images as their processor gives them."""
-
-    counted = ("tokens", "images", "patches")
 
     def item(self, about: dict[str, Any]) -> SeenItem:
         """See `ListedGroup`."""
@@ -210,14 +325,14 @@ class ArrayGroup(ListedGroup):
         return {
             **super().facts(),
             "processor": {name: form[name] for name in ("made_by", "promise")},
-            "form": [_declared(field) for fields in forms for field in fields],
+            "form": [each | _table_size(each.get("table")) for fields in forms for each in fields],
             "image_sizes": size_facts(self.cache),
         }
 
-    def histograms(self) -> list[str]:
+    def counted(self) -> list[str]:
         """See `ListedGroup`."""
-        lengths = self.cache.lengths
-        return [name for name in self.counted if f"num_{name}" in lengths and lengths[f"num_{name}"].any()]
+        lengths, names = self.cache.lengths, ("tokens", "images", "patches")
+        return [name for name in names if f"num_{name}" in lengths and lengths[f"num_{name}"].any()]
 
     @property
     def num_stored(self) -> int:
@@ -263,11 +378,9 @@ def listed_groups(cache: Cache) -> dict[Group, ListedGroup]:
     return {group: _GROUPS[type(found)](cache, group, found) for group, found in stored.items()}
 
 
-def _declared(field: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a declared field without the values of its table."""
-    table = field.get("table")
-    shown = None if table is None else {"channels": len(table["values"]), "values": len(table["values"][0])}
-    return {**field, **({} if shown is None else {"table": shown})}
+def _table_size(table: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns how large the table of a declared field is, in the place of its values."""
+    return {} if table is None else {"table": {"channels": len(table["values"]), "values": len(table["values"][0])}}
 
 
 def form_rows(facts: Mapping[str, Any]) -> list[list[str]]:
@@ -277,20 +390,15 @@ def form_rows(facts: Mapping[str, Any]) -> list[list[str]]:
             field["name"],
             field["dtype"],
             f"[{', '.join('n' if length is None else str(length) for length in field['shape'])}]",
-            _as_stored(field),
+            "not stored" if field.get("mask_of") else str(field["stored_dtype"]) + _of_table(field.get("table")),
             "; ".join(_rules(field)),
         ]
         for field in facts["form"]
     ]
 
 
-def _as_stored(field: Mapping[str, Any]) -> str:
-    if field.get("mask_of"):
-        return "not stored"
-    table = field.get("table")
-    return str(field["stored_dtype"]) + (
-        "" if table is None else f", a table of {table['channels']} x {table['values']}"
-    )
+def _of_table(table: Mapping[str, Any] | None) -> str:
+    return "" if table is None else f", a table of {table['channels']} x {table['values']}"
 
 
 def _rules(field: Mapping[str, Any]) -> Iterator[str]:

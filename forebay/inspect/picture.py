@@ -7,7 +7,6 @@ import logging
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,7 +59,9 @@ def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz
         _draw_waveform(panels.pop(0), waveform, sample_rate_hz=sample_rate_hz)
     for name in banks:
         _draw_bank(figure, panels.pop(0), name, tensors[name], hop_s=hop_s)
-    families, title = fonts_for(_title(row))
+    head = " · ".join(printable(str(row[name])) for name in ("sample_id", "language") if row.get(name))
+    lines = textwrap.wrap(printable(row.get("text") or ""), _TITLE_COLUMNS)
+    families, title = fonts_for("\n".join([head, *_shortened(lines, _TITLE_LINES)]))
     # parse_math: a transcript's dollar signs are money, not formulas.
     figure.suptitle(title, fontfamily=families, fontsize=11, ha="left", x=0.01, parse_math=False)
     return figure
@@ -123,12 +124,6 @@ def _draw_waveform(axes: Axes, waveform: Array, *, sample_rate_hz: int) -> None:
     axes.axhline(0.0, color="black", linewidth=0.4)
 
 
-def _title(row: Mapping[str, Any]) -> str:
-    head = " · ".join(printable(str(row[name])) for name in ("sample_id", "language") if row.get(name))
-    lines = textwrap.wrap(printable(row.get("text") or ""), _TITLE_COLUMNS)
-    return "\n".join([head, *_shortened(lines, _TITLE_LINES)])
-
-
 def _shortened(lines: list[str], count: int) -> list[str]:
     return lines if len(lines) <= count else [*lines[: count - 1], f"{lines[count - 1]} ..."]
 
@@ -149,41 +144,13 @@ _LETTER_IN = 0.068
 _HEIGHTS_IN = (0.9, 4.6)
 
 _AREA_SQ_IN = 90.0
-"""What all images together take, as far as the heights of a row allow it."""
+"""The area that all images together take, as far as the heights of a row allow it."""
 
 _MIN_TILE_IN = 1.3
 """Width of a tile at least: of a narrow image its caption's."""
 
 _CONVERSATION_COLUMNS = 125
 _CONVERSATION_LINES = 6
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tile:
-    """One image and what stands below it: mark and name, then lines. pixels: uint8 [height, width, 3]."""
-
-    pixels: Array
-    mark: str
-    name: str
-    about: tuple[str, ...]
-
-    @property
-    def aspect(self) -> float:
-        """Width over height."""
-        return float(self.pixels.shape[1] / self.pixels.shape[0])
-
-
-def tiles_of(pictures: Sequence[Picture], *, mark: str = "") -> list[Tile]:
-    """Returns a tile for each picture, in their order; `mark` stands before their names."""
-    return [
-        Tile(
-            pixels=picture.pixels,
-            mark=mark,
-            name=printable(picture.name),
-            about=tuple(printable(line) for line in picture.about),
-        )
-        for picture in pictures
-    ]
 
 
 def sample_title(sample: Sample) -> str:
@@ -204,17 +171,18 @@ def pack_title(pack: Pack, plan_name: str) -> str:
     )
 
 
-def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
+def draw_tiles(tiles: Sequence[Picture], *, title: str) -> Figure:
     """Returns the tiles in rows, each row one height, under a title; the axes are those of the images in their order.
 
     Raises MissingExtraError where matplotlib is not installed.
     """
     rows = rows_of([tile.aspect for tile in tiles])
     top_in = 0.3 + _LINE_IN * (title.count("\n") + 1)
-    captions_in = _CAPTION_IN + _ABOUT_IN * max((len(lines) for lines in _abouts(tiles, rows)), default=2)
+    rooms = {n: max(tiles[n].aspect * height, _MIN_TILE_IN) for numbers, height in rows for n in numbers}
+    captions_in = _CAPTION_IN + _ABOUT_IN * max((len(_about(tiles[n], room)) for n, room in rooms.items()), default=2)
     height_in = top_in + sum(height + captions_in + _GAP_IN for _, height in rows) + (0.0 if rows else captions_in)
     figure = _new_figure(height_in)
-    families, shown = fonts_for("\n".join([*(tile.name for tile in tiles), title]))
+    families, shown = fonts_for("\n".join([*(printable(tile.name) for tile in tiles), title]))
     *names, title = shown.split("\n", len(tiles))
     # parse_math: a dollar sign of a question is money, not a formula.
     style: dict[str, Any] = {"fontfamily": families, "parse_math": False, "ha": "left", "va": "top"}
@@ -230,26 +198,20 @@ def draw_tiles(tiles: Sequence[Tile], *, title: str) -> Figure:
             axes = figure.add_axes(box, xticks=[], yticks=[])
             axes.imshow(tiles[number].pixels, aspect="auto")
             axes.spines[:].set_linewidth(0.4)
-            room_in = max(wide_in, _MIN_TILE_IN)
-            caption = _caption(tiles[number], names[number], room_in)
+            tile, name, room_in = tiles[number], names[number], rooms[number]
+            # Of a name that is too long its end is shown, which tells files apart.
+            letters = max(int(room_in / _LETTER_IN) - len(tile.mark), 2)
+            name = name if len(name) <= letters else f"…{name[1 - letters :]}"
+            caption = "\n".join([f"{tile.mark}{name}", *_about(tile, room_in)])
             figure.text(box[0], (y_in - 0.05) / height_in, caption, fontsize=7.5, **style)
-            x_in += room_in + _GAP_IN
+            x_in += rooms[number] + _GAP_IN
         y_in -= captions_in + _GAP_IN
     return figure
 
 
-def _abouts(tiles: Sequence[Tile], rows: Sequence[tuple[list[int], float]]) -> list[list[str]]:
-    """Returns the lines below each name, as wide as its tile."""
-    return [
-        _about(tiles[number], max(tiles[number].aspect * height_in, _MIN_TILE_IN))
-        for numbers, height_in in rows
-        for number in numbers
-    ]
-
-
-def _about(tile: Tile, room_in: float) -> list[str]:
+def _about(tile: Picture, room_in: float) -> list[str]:
     width = max(int(room_in / _LETTER_IN), 8)
-    return [part for line in tile.about for part in textwrap.wrap(line, width)][:_MAX_ABOUT]
+    return [part for line in tile.about for part in textwrap.wrap(printable(line), width)][:_MAX_ABOUT]
 
 
 def rows_of(aspects: Sequence[float]) -> list[tuple[list[int], float]]:
@@ -283,13 +245,6 @@ def _fitting(aspects: Sequence[float], row: Sequence[int], room_in: float, high_
     return high_in
 
 
-def _caption(tile: Tile, name: str, room_in: float) -> str:
-    """Returns a tile's lines; of a name that is too long its end, which tells files apart."""
-    letters = max(int(room_in / _LETTER_IN) - len(tile.mark), 2)
-    shown = name if len(name) <= letters else f"…{name[1 - letters :]}"
-    return "\n".join([f"{tile.mark}{shown}", *_about(tile, room_in)])
-
-
 _FIRST = "DejaVu Sans"
 """Comes with matplotlib: Latin, Greek, Cyrillic, Arabic, but no Indic scripts and no CJK."""
 
@@ -306,11 +261,12 @@ def fonts_for(text: str) -> tuple[list[str], str]:
 
     Without this, matplotlib draws an empty box and warns once a character.
     """
-    from matplotlib.font_manager import findfont
+    from matplotlib.font_manager import findfont, fontManager
 
     missing = {c for c in text if not c.isspace()} - _characters(findfont(_FIRST))
     families = [_FIRST]
-    for name, path in _installed() if missing else []:
+    fonts = {(font.name, font.fname) for font in fontManager.ttflist if not font.name.startswith(_NO_FONT)}
+    for name, path in sorted(fonts) if missing else []:
         found = missing & _characters(path)
         if found and name not in families:
             families.append(name)
@@ -321,12 +277,6 @@ def fonts_for(text: str) -> tuple[list[str], str]:
         named = " ".join(f"U+{ord(c):04X}" for c in sorted(missing)[:_NAMED])
         logger.warning("no font here has %d of the characters, drawn as \ufffd: %s; install one", len(missing), named)
     return families, "".join("\ufffd" if c in missing else c for c in text)
-
-
-def _installed() -> list[tuple[str, str]]:
-    from matplotlib.font_manager import fontManager
-
-    return sorted({(font.name, font.fname) for font in fontManager.ttflist if not font.name.startswith(_NO_FONT)})
 
 
 def _characters(path: Any) -> set[str]:

@@ -1,4 +1,4 @@
-"""What a processor gave of an image as pixels that a person can look at: what the model sees, rescaled to be shown.
+"""Pixels that a person can look at, of what a processor gave: an image as the model sees it, rescaled to be shown.
 
 Stored values are codes, or floats around zero. The values that a channel can take, from the least to the greatest, are
 shown as 0 to 255, so an image that was normalised by mean and deviation has its own colours again.
@@ -40,7 +40,7 @@ _IN_BLOCKS = frozenset(
         "Glm46VImageProcessor",
     )
 )
-"""Whose patches stand in blocks of 2 x 2, each (channel, time, y, x), and `image_grid_thw` beside them."""
+"""Classes whose patches stand in blocks of 2 x 2, each (channel, time, y, x), and `image_grid_thw` beside them."""
 _MERGE = 2
 
 
@@ -62,11 +62,19 @@ def view_of(form: BatchForm, arrays: Mapping[str, Array]) -> View | None:
     array = arrays[field.name]
     if not array.size:
         return None
-    levels, how = levels_of(field, array), _how(field)
-    if _is_patches(field):
+    levels, how = levels_of(field, array), "as the model sees it"
+    if field.table is not None:
+        how += ", its values rescaled to 0 to 255"
+    elif field.stored_dtype != "uint8":
+        how += ", from the least to the greatest of its values"
+    if len(field.shape) == 2 and field.shape[-1] is not None and len(field.grows) < 2:  # a patch a row
         pixels = _laid_out(form, field, levels, arrays)
         return None if pixels is None else View(pixels=pixels, how=f"{how}, its patches put together")
-    axis = _channel_axis(field, array.shape)
+    shape, table = array.shape, field.table
+    candidates = (len(shape) - 3, len(shape) - 1) if len(shape) > 2 else ()
+    axis = next((axis for wanted in _CHANNELS for axis in candidates if shape[axis] == wanted), None)
+    if table is not None and len(table.values) > 1 and table.inner == 1:
+        axis = table.axis
     planes = levels[..., None] if axis is None else np.moveaxis(levels, axis, -1)
     tiles = planes.reshape(-1, *planes.shape[-3:])
     rgb = tiles if tiles.shape[-1] == 3 else np.repeat(tiles[..., :1], 3, axis=-1)
@@ -74,26 +82,6 @@ def view_of(form: BatchForm, arrays: Mapping[str, Array]) -> View | None:
         return View(pixels=np.ascontiguousarray(rgb[0]), how=how)
     size = f"{rgb.shape[2]} x {rgb.shape[1]}"
     return View(pixels=_grid(rgb), how=f"{how}: {len(rgb)} tiles of {size}, in their order")
-
-
-def _how(field: FieldForm) -> str:
-    if field.table is not None:
-        return "as the model sees it, its values rescaled to 0 to 255"
-    if field.stored_dtype == "uint8":
-        return "as the model sees it"
-    return "as the model sees it, from the least to the greatest of its values"
-
-
-def _is_patches(field: FieldForm) -> bool:
-    return len(field.shape) == 2 and field.shape[-1] is not None and len(field.grows) < 2
-
-
-def _channel_axis(field: FieldForm, shape: Sequence[int]) -> int | None:
-    """Returns the axis of the channels; None where there is none: a grey image."""
-    if field.table is not None and len(field.table.values) > 1 and field.table.inner == 1:
-        return field.table.axis
-    candidates = (len(shape) - 3, len(shape) - 1) if len(shape) > 2 else ()
-    return next((axis for wanted in _CHANNELS for axis in candidates if shape[axis] == wanted), None)
 
 
 def _grid(tiles: Array) -> Array:
@@ -171,7 +159,7 @@ _MAX_FILE_BYTES = 256 * 1024 * 1024
 class Picture:
     """An image to be shown. about: lines that stand below its name. grid, merge: its patches, where it has some.
 
-    pixels: uint8 [height, width, 3].
+    pixels: uint8 [height, width, 3]. mark: stands before its name.
     """
 
     pixels: Array
@@ -179,6 +167,12 @@ class Picture:
     about: tuple[str, ...] = ()
     grid: tuple[int, int] = (0, 0)
     merge: int = 1
+    mark: str = ""
+
+    @property
+    def aspect(self) -> float:
+        """Width over height."""
+        return float(self.pixels.shape[1] / self.pixels.shape[0])
 
 
 def original_of(name: str, content: str, config: Config) -> Array | None:
@@ -202,9 +196,5 @@ def _candidates(name: str, config: Config) -> Iterator[Path]:
     inner = PurePosixPath(name)
     if inner.is_absolute() or ".." in inner.parts:
         return
-    for manifest in _on_disk(config.source.places):
+    for manifest in (Path(place) for place in config.source.places if not is_url(place)):
         yield (manifest if manifest.is_dir() else manifest.parent) / inner
-
-
-def _on_disk(manifests: Sequence[str]) -> list[Path]:
-    return [Path(manifest) for manifest in manifests if not is_url(manifest)]

@@ -12,18 +12,19 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, ConfigError
-from forebay.inspect.items import PatchItem, SeenItem, float32_bytes, image_settings_of
+from forebay.inspect.listed_groups import PatchItem, SeenItem, float32_bytes, image_settings_of
 from forebay.inspect.sample import Sample, check_index, number_of, read_sample, sample_index
 from forebay.plan.disk import cache_key_of, planned_samples, read_metadata, read_statistics
 from forebay.store.cache import Cache
-from forebay.store.layout import METADATA, PLANS, Array
+from forebay.store.layout import METADATA, PLANS
 from forebay.store.metadata import load_array
 from forebay.store.selection import origin
+from forebay.terminal import human_share
 
 logger = logging.getLogger(__name__)
 
-HELD = ("samples", "tokens", "patches", "images")
-"""What the statistics of packs count."""
+_HELD = ("samples", "tokens", "patches", "images")
+"""The names that the statistics of packs count."""
 
 _NO_LENGTHS = "0-1 tokens"
 """The only bucket of images without texts."""
@@ -101,6 +102,26 @@ def has_lengths(plan: Mapping[str, Any]) -> bool:
     return not buckets or any(bucket["range"] != _NO_LENGTHS for bucket in buckets)
 
 
+def plan_figures(plan: Mapping[str, Any]) -> list[str]:
+    """Returns how many batches or packs a plan has, and how much of them is padding or filled, in words."""
+    parts = [f"{plan[name]:,} {name.removeprefix('num_')}" for name in ("num_batches", "num_packs") if name in plan]
+    padded = ("padding",) if has_lengths(plan) else ()
+    parts += [f"{human_share(plan[name])} {name}" for name in (*padded, "fill") if name in plan]
+    random = plan["statistics"].get("padding_random_order") if padded else None
+    return parts if random is None else [*parts, f"{human_share(random)} in random order"]
+
+
+def held_rows(statistics: Mapping[str, Any]) -> list[list[str]]:
+    """Returns a row for each thing that packs hold: its name, and how many a pack holds on average, least and most."""
+    held = {name: statistics[name] for name in _HELD if name in statistics}
+    return [[n, f"{found['mean']:,.1f}", f"{found['min']:,}", f"{found['max']:,}"] for n, found in held.items()]
+
+
+def unplaced_text(statistics: Mapping[str, Any]) -> str:
+    """Returns how many samples no pack holds, by the reason; empty where there are none."""
+    return ", ".join(f"{reason} {count:,}" for reason, count in statistics["unplaced"].items() if count)
+
+
 def pack_bytes(cache: Cache, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a plan, with `bytes_per_pack` (of the cache) and `float32_bytes_per_pack` if it is one of packs.
 
@@ -176,7 +197,12 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
     places = origin(planned_samples(folder, cache))[1]
     index = number_of(wanted)
     if index is None:
-        index = _pack_of(sample_index(cache, wanted), wanted, folder, arrays, places)
+        sample = sample_index(cache, wanted)
+        of_cache = arrays["members"] if places is None else places[arrays["members"]]
+        if not len(found := np.flatnonzero(of_cache == sample)):
+            why = "it is longer than one" if places is None else "it is longer than one, or the filter left it out"
+            raise CacheError(f"--sample {wanted}: sample {sample} is in no pack of {folder}: {why}", code="FB421")
+        index = int(np.searchsorted(arrays["offsets"], found[0], side="right")) - 1
     check_index(index, plan["num_packs"], what=f"{folder} has {plan['num_packs']} packs")
     start, end = arrays["offsets"][index : index + 2].tolist()
     members, count = arrays["members"][start:end].tolist(), len(cache if places is None else places)
@@ -194,16 +220,6 @@ def read_pack(cache: Cache, plan: Mapping[str, Any], wanted: str) -> Pack:
         max_patches=plan["settings"]["max_patches"],
         segments=tuple(read_sample(cache, member, config=None) for member in members),
     )
-
-
-def _pack_of(sample: int, wanted: str, folder: Path, arrays: Mapping[str, Array], places: Array | None) -> int:
-    """Returns the pack that holds a sample of the cache. places: of the plan's samples in the cache; None: all."""
-    members = arrays["members"] if places is None else places[arrays["members"]]
-    found = np.flatnonzero(members == sample)
-    if not len(found):
-        why = "it is longer than one" if places is None else "it is longer than one, or the filter left it out"
-        raise CacheError(f"--sample {wanted}: sample {sample} is in no pack of {folder}: {why}", code="FB421")
-    return int(np.searchsorted(arrays["offsets"], found[0], side="right")) - 1
 
 
 def _tokens(sample: Sample) -> int:

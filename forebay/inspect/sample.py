@@ -14,8 +14,7 @@ import numpy as np
 from forebay.config.digest import tokenizer_digest
 from forebay.config.tree import Config
 from forebay.errors import CacheError, ConfigError
-from forebay.inspect.items import SeenItem
-from forebay.inspect.listed_groups import listed_groups
+from forebay.inspect.listed_groups import SeenItem, listed_groups
 from forebay.pretrained import from_folder
 from forebay.store.cache import Cache
 from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
@@ -23,9 +22,9 @@ from forebay.store.schema import TEXT, list_of, record
 from forebay.store.shard import Shard
 
 Sounds = Callable[[Config, Cache], Callable[[Mapping[str, Any]], Array | None]]
-"""Of a config and its cache: gives the waveform of a row from its source, None where that is not there, or changed.
+"""A function of a config and its cache: gives the waveform of a row from its source, None where that is not there.
 
-Only `preprocess` reads sources, which is not known here."""
+None also of a source that changed. Only `preprocess` reads sources, which is not known here."""
 
 _CONVERSATION = list_of(record({"role": TEXT, "content": list_of(record({"type": TEXT}, {"text": TEXT}))}))
 
@@ -35,8 +34,8 @@ class Sample:
     """One sample as it is stored.
 
     row: table fields, `shard` and `shard_row`; `duration_s` of a recording, lengths where it lists items. tensors:
-    read-only views [n, *shape] by field name; of a field of items the values of all. labels: of `labels_of` or
-    `learnt_of`. items: by the group that lists them. conversation: messages in canonical form, if the text is one.
+    read-only views [n, *shape] by field name; of a field of items the values of all. labels: of `labels_of`.
+    items: by the group that lists them. conversation: messages in canonical form, if the text is one.
     """
 
     index: int
@@ -58,7 +57,11 @@ class Sample:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the `sample` part of `forebay inspect --json`; what is not a number in JSON (NaN) is null."""
-        own = {"index": self.index, "row": dict(self.row), "fields": _fields(self.tensors), "labels": self.labels}
+        fields = {
+            name: {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in summary(value).items()}
+            for name, value in self.tensors.items()
+        }
+        own = {"index": self.index, "row": dict(self.row), "fields": fields, "labels": self.labels}
         if not self.items:
             return own
         listed = {f"{group}s": [item.to_json() for item in items] for group, items in self.items.items()}
@@ -81,14 +84,10 @@ def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample:
         index=index,
         row=row,
         tensors=tensors,
-        labels=learnt_of(cache, config, read) if _is_masked(read) else labels_of(cache, config, read),
+        labels=labels_of(cache, config, read),
         items={name: group.items(index, read, row[f"{name}s"]) for name, group in groups.items()},
         conversation=told_conversation(row["text"]) if groups else None,
     )
-
-
-def _is_masked(tensors: Mapping[str, Any]) -> bool:
-    return "input_ids" in tensors and "label_mask" in tensors and "prefix_len" not in tensors
 
 
 def check_index(index: int, count: int, *, what: str) -> None:
@@ -180,14 +179,6 @@ def summary(value: Array) -> dict[str, Any]:
     return {**about, "min": value.min().item(), "max": value.max().item(), "mean": float(value.mean(dtype=np.float64))}
 
 
-def _fields(tensors: Mapping[str, Array]) -> dict[str, Any]:
-    return {name: {k: _finite(v) for k, v in summary(value).items()} for name, value in tensors.items()}
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def told_conversation(text: str) -> list[dict[str, Any]] | None:
     """Returns the messages of a row's text; None where it is no conversation: a caption, a label, nothing."""
     try:
@@ -214,39 +205,29 @@ def spoken(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def labels_of(cache: Cache, config: Config | None, sample: Mapping[str, Array]) -> dict[str, Any] | None:
-    """Returns a sample's ids and, where the recipe's tokenizer is at hand, their text; None where none is learnt.
+    """Returns a sample's ids and what is learnt of them, as text where the recipe's tokenizer is at hand; else None.
 
-    `ids` and `prefix_len` are as stored; `text` is what follows the prefix, without special tokens;
-    `with_special_tokens` is all of it. Where they are None, `note` says why.
+    Behind a prefix: `prefix_len`, and `text`, which follows it, without special tokens. Of a mask: `learnt`, for every
+    run of targets its `start`, `end` and `text`, control tokens shown. `ids` are as stored, `with_special_tokens` is
+    all of them. Where texts are None, `note` says why.
     """
-    if "input_ids" not in sample or "prefix_len" not in sample:
+    if "input_ids" not in sample or not {"prefix_len", "label_mask"} & sample.keys():
         return None
-    ids, prefix_len = sample["input_ids"].tolist(), int(sample["prefix_len"][0])
-    tokenizer, note = _tokenizer_of(cache, config)
-    labels: dict[str, Any] = {"ids": ids, "prefix_len": prefix_len, "text": None, "with_special_tokens": None}
-    if tokenizer is not None:
-        labels["text"] = tokenizer.decode(ids[prefix_len:], skip_special_tokens=True)
-        labels["with_special_tokens"] = tokenizer.decode(ids, skip_special_tokens=False)
-    return {**labels, "note": note}
-
-
-def learnt_of(cache: Cache, config: Config | None, sample: Mapping[str, Array]) -> dict[str, Any]:
-    """Returns a conversation's ids and what is learnt of it, as text where the recipe's tokenizer is at hand.
-
-    `ids` as stored; `learnt`: for every run of targets its `start`, `end` and `text`, control tokens shown;
-    `with_special_tokens` is all of it. Where texts are None, `note` says why.
-    """
     ids = sample["input_ids"].tolist()
     tokenizer, note = _tokenizer_of(cache, config)
 
-    def text(start: int, end: int) -> str | None:
-        return None if tokenizer is None else str(tokenizer.decode(ids[start:end], skip_special_tokens=False))
+    def text(start: int, end: int, *, skips: bool = False) -> str | None:
+        return None if tokenizer is None else str(tokenizer.decode(ids[start:end], skip_special_tokens=skips))
 
-    # The places before the first and after the last value of every run of values that are not 0.
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], sample["label_mask"] != 0, [0])).astype(np.int8)))
-    runs = edges.reshape(-1, 2).tolist()
-    learnt = [{"start": start, "end": end, "text": text(start, end)} for start, end in runs]
-    return {"ids": ids, "learnt": learnt, "with_special_tokens": text(0, len(ids)), "note": note}
+    if "prefix_len" in sample:
+        first = int(sample["prefix_len"][0])
+        found: dict[str, Any] = {"prefix_len": first, "text": text(first, len(ids), skips=True)}
+    else:
+        # The places before the first and after the last value of every run of values that are not 0.
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], sample["label_mask"] != 0, [0])).astype(np.int8)))
+        runs = edges.reshape(-1, 2).tolist()
+        found = {"learnt": [{"start": start, "end": end, "text": text(start, end)} for start, end in runs]}
+    return {"ids": ids, **found, "with_special_tokens": text(0, len(ids)), "note": note}
 
 
 def _tokenizer_of(cache: Cache, config: Config | None) -> tuple[Any, str | None]:

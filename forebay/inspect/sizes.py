@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,8 @@ def count_histogram(lengths: Array) -> dict[str, list[int]]:
         return {"edges": [0, 1], "samples": [0]}
     low, high = int(lengths.min()), int(lengths.max())
     body = int(np.quantile(lengths, _BODY, method="higher"))
-    width = next(w for w in _round_widths() if body - low < w * _MAX_BINS)
+    widths = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
+    width = next(w for w in widths if body - low < w * _MAX_BINS)
     edges = [*range(low // width * width, body + 1, width), body // width * width + width]
     if width == 1 and high >= edges[-1]:
         edges.append(high + 1)  # no bin of one number holds the next one too
@@ -71,11 +72,6 @@ def range_text(low: int, high: int, *, is_exact: bool) -> str:
 def _bins_of(values: Array, edges: Array | list[int]) -> Array:
     # Not np.histogram: it takes a duration on an edge of 0.1 s to either side, as the edge was rounded.
     return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
-
-
-def _round_widths() -> Iterator[int]:
-    for power in itertools.count():
-        yield from (digit * 10**power for digit in (1, 2, 5))
 
 
 def _edges_s(durations_s: Array) -> Array:

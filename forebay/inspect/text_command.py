@@ -20,8 +20,7 @@ from forebay.config.data import SOURCE_KINDS
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
 from forebay.inspect.text_diff import TextPart, VocabularyPieces, changes, counted, first_of, marked, wrapped_parts
-from forebay.inspect.text_report import TextReport
-from forebay.inspect.text_tally import AskedTexts, Look, Looker, TextTally
+from forebay.inspect.text_report import AskedTexts, Look, Looker, TextReport, TextTally
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import listed
 from forebay.preprocess.pool import Pool
@@ -37,7 +36,7 @@ from forebay.terminal import LABEL, columns, table, wrapped
 from forebay.visible import VisibleStream, from_here, has_colours, named, printable
 
 MOST_CHARACTERS, MOST_TOKENS = 10_000, 2_000
-"""Of one text, as lines; --json has all."""
+"""The most that is shown of one text; --json has all."""
 
 Line = Sequence[TextPart]
 """A line of parts; parts that changed have a colour, or marks."""
@@ -271,7 +270,8 @@ def report_texts(config: Config, *, progress: bool = True) -> TextReport:
     tally = TextTally(opened.looker.step_names, opened.pieces.codes)
     for sample_id, reason, message in manifest.failed():
         tally.fail(reason, sample_id, message)
-    seconds = _seconds(opened.recipe, rows)
+    # As manifest or headers say; NaN where neither does.
+    seconds = rows["duration_s"].to_numpy().astype(np.float64) if opened.recipe.audio is not None else None
     with Progress(len(rows), desc="text", unit="text", is_shown=progress) as bar:
         for start in range(0, len(rows), _BATCH):
             looks = opened.looker.look(_asked(rows.slice(start, _BATCH)))
@@ -336,11 +336,6 @@ def _asked(rows: pa.Table) -> list[AskedTexts]:
         AskedTexts(sample_id=sample_id, text=text, language=language or "", prompt=prompt or "")
         for sample_id, text, language, prompt in zip(*columns, strict=True)
     ]
-
-
-def _seconds(recipe: Recipe, rows: pa.Table) -> Array | None:
-    """Returns how long the recordings are as manifest or headers say, NaN where neither does; None without audio."""
-    return rows["duration_s"].to_numpy().astype(np.float64) if recipe.audio is not None else None
 
 
 def _durations(rows: pa.Table, seconds: Array | None) -> str:

@@ -1,4 +1,4 @@
-"""What differs between two texts, in parts; and these parts on a terminal.
+"""The differences of two texts, in parts; and these parts on a terminal.
 
 What the tokens of a vocabulary are: texts, control tokens, the unknown one, bytes, pieces of characters.
 """
@@ -19,6 +19,7 @@ import numpy as np
 
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Array
+from forebay.terminal import columns
 from forebay.visible import named
 
 Change = Literal["kept", "removed", "added"]
@@ -27,9 +28,9 @@ _WORD = re.compile(r"[^ ]* |[^ ]+")
 """A word with the space behind it: words put together are the text."""
 
 _MAX_WORDS, _MAX_CHARACTERS = 1000, 400
-"""Of what differs, looked into for what is the same: the time grows with the square. More is one change."""
+"""The most of a difference that is looked into for equal parts: the time grows with the square. More is one change."""
 
-_MAX_KEPT = 100
+_MAX_KEPT, _CONTEXT = 100, 24
 
 _MARKS: dict[Change, tuple[str, str]] = {"kept": ("", ""), "removed": ("[-", "-]"), "added": ("{+", "+}")}
 
@@ -58,13 +59,9 @@ def _pieces(before: str, after: str) -> Iterator[TextPart]:
         if removed == added:
             yield TextPart("kept", removed)
         else:
-            yield from _of_characters(removed, added)
-
-
-def _of_characters(removed: str, added: str) -> tuple[TextPart, ...]:
-    # The same words change in many texts; long ones are not kept.
-    is_short = len(removed) + len(added) <= _MAX_KEPT
-    return _known(removed, added) if is_short else _known.__wrapped__(removed, added)
+            # The same words change in many texts; long ones are not kept.
+            of_characters = _known if len(removed) + len(added) <= _MAX_KEPT else _known.__wrapped__
+            yield from of_characters(removed, added)
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -130,14 +127,14 @@ def marked(parts: Sequence[TextPart]) -> str:
     return "".join(named(part.text).join(_MARKS[part.change]) for part in parts)
 
 
-def around(parts: Sequence[TextPart], *, context: int = 24) -> list[TextPart]:
+def around(parts: Sequence[TextPart]) -> list[TextPart]:
     """Returns the changes with what stands near them: of longer texts between them only both ends."""
-    last = len(parts) - 1
     found = []
     for place, part in enumerate(parts):
-        text = shortened(part.text, most=2 * context)
-        if part.change == "kept" and len(part.text) > 2 * context:
-            text = f"{part.text[:context] if place else ''}...{part.text[-context:] if place < last else ''}"
+        text = shortened(part.text, most=2 * _CONTEXT)
+        if part.change == "kept" and len(part.text) > 2 * _CONTEXT:
+            last = len(parts) - 1
+            text = f"{part.text[:_CONTEXT] if place else ''}...{part.text[-_CONTEXT:] if place < last else ''}"
         found.append(TextPart(part.change, text))
     return found
 
@@ -174,9 +171,9 @@ def wrapped_parts(parts: Sequence[TextPart], width: int) -> list[list[TextPart]]
     return [_parts(line) for line in (*lines, cells[start:])]
 
 
-def text_lines(head: str, text: str, *, width: int) -> list[str]:
-    """Returns a text behind its head as lines of no more than `width` columns, as `wrapped_parts` has them."""
-    lines = wrapped_parts([TextPart("kept", text)], max(16, width - len(head)))
+def text_lines(head: str, text: str) -> list[str]:
+    """Returns a text behind its head as lines of the width of the terminal, as `wrapped_parts` has them."""
+    lines = wrapped_parts([TextPart("kept", text)], max(16, columns() - len(head)))
     shown = ("".join(part.text for part in line).rstrip() for line in lines)
     return [f"{' ' * len(head) if place else head}{line}" for place, line in enumerate(shown)]
 

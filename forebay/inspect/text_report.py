@@ -1,18 +1,321 @@
-"""What `forebay text` says of all texts of a source: sections of lines, and the document of --json."""
+"""The report of `forebay text` on all texts of a source: the figures, gathered a batch at a time, and their report.
+
+The figures are columns of numbers and a few examples, no texts. Texts are looked at as a build takes them, with what
+they are on their way: behind every step, and as tokens.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
-from forebay.inspect.text_diff import around, changes, marked, shortened, text_lines
-from forebay.inspect.text_tally import TextTally
-from forebay.terminal import columns, human_share, table, wrapped
+from forebay.errors import SampleError, TextError
+from forebay.inspect.text_diff import KINDS, Count, around, changes, counted, marked, shortened, text_lines
+from forebay.preprocess.cut import NO_TEXT
+from forebay.steps.text.line import Staged
+from forebay.steps.text.normal.normal_step import Problem, entries
+from forebay.steps.text.pace import Misfits, misfits
+from forebay.steps.text.transcript import Encoded, TextEncoder, Transcript, label_too_long
+from forebay.store.layout import Array, Ints
+from forebay.terminal import human_share, table, wrapped
 from forebay.visible import from_here, named, printable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskedTexts:
+    """A text of a manifest. text: None where nothing gives one. language, prompt: "" where there is none."""
+
+    sample_id: str
+    text: str | None
+    language: str = ""
+    prompt: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """A text and its way. carried: the language that it names itself, "" where it names none. body: the text without
+    it. staged: its way through the steps.
+
+    ids: all tokens, the first `prefix_len` of them given; none where it was not written. text_ids: those of the text,
+    with control tokens. text: as it was tokenised, "" where it failed. failure: why a build leaves it out.
+    """
+
+    asked: AskedTexts
+    body: str
+    staged: Staged
+    text: str = ""
+    carried: str = ""
+    ids: Sequence[int] = ()
+    text_ids: Sequence[int] = ()
+    prefix_len: int = 0
+    num_label_tokens: int = 0
+    failure: SampleError | None = None
+
+    @property
+    def language(self) -> str:
+        """The language that prompts use, "" where none is known."""
+        return self.carried or self.staged.language or self.asked.language
+
+    def changed(self) -> list[tuple[str, str, str | Problem]]:
+        """Returns (step, text in front of it, text behind it or why it failed) of every step."""
+        found, before = [], self.body
+        for name, after in self.staged.steps:
+            found.append((name, before, after))
+            before = after if isinstance(after, str) else before
+        return found
+
+
+class Looker:
+    """Looks at texts as a config's `[text]` has them."""
+
+    def __init__(self, step: Transcript, folder: Path, *, needs_text: bool) -> None:
+        """Loads tokenizer and steps; raises ConfigError as a build does. needs_text: None is no text."""
+        self.limit = step.max_label_tokens
+        self.detects = step.text_line().detects
+        # Token ids that a column holds go through no step.
+        self.step_names = () if step.reads_labels else entries(step.normalize)
+        self._needs_text = needs_text
+        # Without the limit: a label that is too long has tokens to show.
+        self.encoder: TextEncoder = replace(step, max_label_tokens=None).encoder(folder)
+
+    def look(self, texts: Sequence[AskedTexts]) -> list[Look]:
+        """Returns what every text became, in their order."""
+        given, languages = [asked.text or "" for asked in texts], [asked.language for asked in texts]
+        staged = self.encoder.stages(given, languages)
+        made = self.encoder.encode_batch(
+            given,
+            languages,
+            [asked.prompt for asked in texts],
+            sample_ids=[asked.sample_id for asked in texts],
+            prepared=[way.prepared for _, _, way in staged],
+        )
+        looks = []
+        for asked, (carried, body, way), result in zip(texts, staged, made, strict=True):
+            # Steps are called as the config calls them: two functions have one name as steps.
+            named = zip(self.step_names, way.steps, strict=False)
+            way = replace(way, steps=tuple((entry, after) for entry, (_, after) in named))
+            looks.append(self._look(Look(asked=asked, carried=carried or "", body=body, staged=way), result))
+        return looks
+
+    def _look(self, look: Look, result: Encoded | TextError) -> Look:
+        asked = look.asked
+        if asked.text is None and self._needs_text:
+            failure = SampleError(NO_TEXT, f"sample {asked.sample_id}: nothing gives its text; add it, or remove it")
+            return replace(look, failure=failure)
+        if isinstance(result, TextError):
+            return replace(look, failure=result)
+        ids, count = result.fields["input_ids"], result.num_label_tokens
+        is_long = self.limit is not None and count > self.limit
+        text = result.prepared.text
+        if self.encoder.reads_labels:
+            text = self.encoder.row_text("", ids)
+            look = replace(look, body=text)
+        return replace(
+            look,
+            text=text,
+            ids=ids.tolist(),
+            text_ids=self.encoder.text_ids(ids),
+            prefix_len=int(result.fields["prefix_len"][0]),
+            num_label_tokens=count,
+            failure=label_too_long(asked.sample_id, count, limit=self.limit or 0) if is_long else None,
+        )
+
+
+EXAMPLES = 3
+"""Texts that are shown of what a step changes."""
+
+
+@dataclass(slots=True)
+class StepFigures:
+    """The figures of a step. texts: how many it changed. examples: sample id, text in front of it and behind it."""
+
+    name: str
+    seen: int = 0
+    texts: int = 0
+    removed: int = 0
+    added: int = 0
+    failed: int = 0
+    examples: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def add(self, sample_id: str, before: str, after: str, count: Count) -> None:
+        """Counts a text that was changed."""
+        self.texts += 1
+        self.removed += count.removed
+        self.added += count.added
+        if len(self.examples) < EXAMPLES and before not in {known for _, known, _ in self.examples}:
+            self.examples.append((sample_id, before, after))
+
+
+@dataclass(slots=True)
+class Failed:
+    """Samples that a build leaves out for one reason; `sample_id` and `message` are the first one's."""
+
+    reason: str
+    count: int
+    sample_id: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outlier:
+    """A text that does not fit its recording. row: of the tally. check: of `forebay lint`, which finds the same.
+
+    characters: without white space. median_per_s, score: of its language, in characters and in robust deviations; None
+    for a language of too few recordings.
+    """
+
+    row: int
+    check: str
+    characters: int
+    seconds: float
+    per_s: float
+    median_per_s: float | None
+    score: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repeated:
+    """A text of several samples. row: of the first of them."""
+
+    row: int
+    count: int
+
+
+class TextTally:
+    """The figures. Rows are counted from 0 in the order in which they are added."""
+
+    def __init__(self, step_names: Sequence[str], codes: Array) -> None:
+        """codes: the kind of each token, see `Pieces.codes`."""
+        self.steps = {name: StepFigures(name) for name in step_names}
+        self.failures: dict[str, Failed] = {}
+        self._codes = codes
+        self._languages: dict[str, int] = {}
+        self._columns: dict[str, list[Array]] = {}
+        self._kinds: dict[int, Array] = {}
+
+    def add(self, looks: Sequence[Look], seconds: Array | None = None) -> None:
+        """Adds texts. seconds: float64, the lengths of their recordings, NaN where one is not known."""
+        changed: dict[tuple[str, str], Count] = {}
+        for look in looks:
+            self._add_steps(look, changed)
+            if look.failure is not None:
+                self.fail(look.failure.reason, look.asked.sample_id, str(look.failure))
+        languages = np.array(
+            [self._languages.setdefault(look.language, len(self._languages)) for look in looks], np.int64
+        )
+        self._add_tokens(looks, languages)
+        columns: dict[str, Any] = {
+            "language": languages,
+            "is_usable": np.array([look.failure is None for look in looks], bool),
+            "characters": np.array([len(look.text) for look in looks], np.int64),
+            "spoken": np.array([sum(map(len, look.body.split())) for look in looks], np.int64),
+            "labels": np.array([look.num_label_tokens for look in looks], np.int64),
+            "hash": np.array([_hash(look) for look in looks], np.uint64),
+            "seconds": np.full(len(looks), np.nan) if seconds is None else np.asarray(seconds, np.float64),
+        }
+        for name, column in columns.items():
+            self._columns.setdefault(name, []).append(column)
+
+    def _add_steps(self, look: Look, changed: dict[tuple[str, str], Count]) -> None:
+        for name, before, after in look.changed():
+            step = self.steps[name]
+            step.seen += 1
+            if not isinstance(after, str):
+                step.failed += 1
+            elif before != after:
+                if (before, after) not in changed:
+                    changed[before, after] = counted(before, after)
+                step.add(look.asked.sample_id, before, after, changed[before, after])
+
+    def fail(self, reason: str, sample_id: str, message: str) -> None:
+        """Counts a sample that a build leaves out."""
+        self.failures.setdefault(reason, Failed(reason, 0, sample_id, message)).count += 1
+
+    def _add_tokens(self, looks: Sequence[Look], languages: Ints) -> None:
+        """Counts the tokens of texts by language and kind."""
+        lengths = [len(look.text_ids) for look in looks]
+        ids = np.fromiter(itertools.chain.from_iterable(look.text_ids for look in looks), np.int64, sum(lengths))
+        places = np.repeat(languages, lengths) * len(KINDS) + self._codes[ids]
+        counts = np.bincount(places, minlength=len(self._languages) * len(KINDS)).reshape(-1, len(KINDS))
+        for number, row in enumerate(counts):
+            self._kinds[number] = self._kinds.get(number, np.zeros(len(KINDS), np.int64)) + row
+
+    def column(self, name: str) -> Array:
+        """Returns a column of all rows."""
+        found = self._columns.get(name)
+        return np.concatenate(found) if found else np.zeros(0)
+
+    def __len__(self) -> int:
+        return len(self.column("labels"))
+
+    @property
+    def languages(self) -> list[str]:
+        """The languages by their numbers; "" where none is known."""
+        return list(self._languages)
+
+    def kinds(self, number: int) -> Mapping[str, int]:
+        """Returns the tokens of a language's texts by kind."""
+        return dict(zip(KINDS, self._kinds[number].tolist(), strict=True))
+
+    def longest(self, most: int) -> list[int]:
+        """Returns the rows of the longest labels, the longest first."""
+        labels = self.column("labels")
+        order = np.argsort(-labels, kind="stable")[:most]
+        return [row for row in order.tolist() if labels[row]]
+
+    def pace(self) -> Misfits:
+        """Returns how fast the texts are spoken, and which do not fit their recordings, as `forebay lint` judges it."""
+        usable = self.column("is_usable").astype(bool)
+        seconds = np.where(usable, self.column("seconds"), np.nan)
+        language = self.column("language").astype(np.int64)
+        return misfits(self.column("spoken"), np.nan_to_num(seconds), language, usable=usable)
+
+    def outliers(self) -> list[Outlier]:
+        """Returns the texts that do not fit their recordings, those far from their language first."""
+        pace, language = self.pace(), self.column("language").astype(np.int64)
+        medians = {number: float(np.exp(middle)) for number, (middle, _) in pace.ranges.items()}
+        found = [
+            Outlier(
+                row=row,
+                check=check,
+                characters=int(self.column("spoken")[row]),
+                seconds=float(self.column("seconds")[row]),
+                per_s=float(pace.per_s[row]),
+                median_per_s=medians.get(int(language[row])),
+                score=float(pace.scores[row]) if np.isfinite(pace.scores[row]) else None,
+            )
+            for check, rows in pace.rows()
+            for row in rows.tolist()
+        ]
+        return sorted(found, key=lambda each: -abs(each.score or np.inf))
+
+    def medians(self) -> dict[int, float]:
+        """Returns the median of the characters a second by the number of the language."""
+        language, per_s = self.column("language"), self.pace().per_s
+        known = np.isfinite(per_s)
+        return {number: float(np.median(per_s[known & (language == number)])) for number in np.unique(language[known])}
+
+    def repeated(self) -> list[Repeated]:
+        """Returns the texts, as they are tokenised, that more than one usable sample has; the most frequent first."""
+        rows = np.flatnonzero(self.column("is_usable"))
+        if not len(rows):
+            return []
+        _, first, counts = np.unique(self.column("hash")[rows], return_index=True, return_counts=True)
+        many = np.flatnonzero(counts > 1)
+        order = many[np.lexsort((first[many], -counts[many]))]
+        return [Repeated(row=int(rows[first[place]]), count=int(counts[place])) for place in order.tolist()]
+
+
+def _hash(look: Look) -> int:
+    return xxhash.xxh3_64_intdigest(look.text.encode("utf-8", "surrogatepass"))
+
 
 SHOWN = 5
 """Samples of a section that are shown; --json has up to `MOST` of them."""
@@ -147,7 +450,7 @@ class TextReport:
                 yield f"{step.name}, for example:"
             for sample_id, before, after in step.examples:
                 said = marked(around(changes(before, after)))
-                yield from text_lines("  ", f"{printable(sample_id)}: {said}", width=columns())
+                yield from text_lines("  ", f"{printable(sample_id)}: {said}")
 
     def _token_lines(self) -> Iterator[str]:
         found = [self._language_json(number) for number in range(len(self.tally.languages))]
@@ -228,7 +531,7 @@ class TextReport:
     def _sample_lines(self, row: int, said: str) -> Iterator[str]:
         """Yields what is said of a sample and how its text begins, on a line where there is room."""
         place = f"{printable(self._id(row))} (row {self.rows['row'][row].as_py()}): {said}: "
-        yield from text_lines("  ", place + named(shortened(self._text(row), most=60)), width=columns())
+        yield from text_lines("  ", place + named(shortened(self._text(row), most=60)))
 
 
 def _counted(count: int, unit: str) -> str:

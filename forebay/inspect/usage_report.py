@@ -12,7 +12,7 @@ import numpy as np
 
 from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, MissingExtraError, RemoteError
-from forebay.inspect.cache_lines import usage_lines
+from forebay.inspect.inspect_lines import usage_lines
 from forebay.plan.plan_usage import FILE_NAME, add_counts, unpack_ids, walk_usage
 from forebay.store.cache import open_cache
 from forebay.store.layout import Array
@@ -43,7 +43,7 @@ def usage_facts(path: Path, *, remote: RemoteConfig | None = None) -> dict[str, 
 
 @dataclass(kw_only=True, slots=True)
 class _Added:
-    """What the lines of a log come to, added up one by one."""
+    """The sums of the lines of a log, added up one by one."""
 
     last: Mapping[str, Any]
     shards: Array

@@ -17,8 +17,8 @@ from transformers import ViTImageProcessorPil
 from forebay import load_config
 from forebay.config import Config
 from forebay.errors import CacheMismatchError
-from forebay.inspect.cache_lines import report_lines
 from forebay.inspect.facts import cache_facts, class_facts, class_lines
+from forebay.inspect.inspect_lines import report_lines
 from forebay.inspect.page.overview import CardChoice, overview_of
 from forebay.inspect.page.write_pages import write_report
 from forebay.steps.recipe import recipe_of

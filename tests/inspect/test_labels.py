@@ -8,8 +8,8 @@ import pytest
 from forebay.config import Config, SourceConfig, TextConfig
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError
+from forebay.inspect.inspect_lines import sample_lines
 from forebay.inspect.sample import labels_of, read_sample
-from forebay.inspect.sample_lines import sample_lines
 from forebay.pretrained import from_folder
 from forebay.store.cache import open_cache
 from tests.store_factory import make_cache

@@ -12,7 +12,8 @@ from matplotlib.ft2font import FT2Font
 from PIL import Image
 
 from forebay.errors import MissingExtraError
-from forebay.inspect.picture import HOP_S, Tile, draw, draw_tiles, fonts_for, write_figure
+from forebay.inspect.picture import HOP_S, draw, draw_tiles, fonts_for, write_figure
+from forebay.inspect.pixels_seen import Picture
 from forebay.store.cache import open_cache
 from tests.store_factory import RATE_HZ, TEXTS, Features, make_cache
 
@@ -95,7 +96,7 @@ def test_characters_without_a_font_are_said(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_beside_one_image_nothing_is_white(tmp_path: Path) -> None:
-    tile = Tile(pixels=np.zeros((90, 100, 3), np.uint8), mark="", name="a.png", about=("100 x 90",))
+    tile = Picture(pixels=np.zeros((90, 100, 3), np.uint8), mark="", name="a.png", about=("100 x 90",))
     write_figure(draw_tiles([tile], title="sample 0"), tmp_path / "a.png")
     write_figure(draw_tiles([tile], title="sample 0 " * 12), tmp_path / "b.png")
     with Image.open(tmp_path / "a.png") as image, Image.open(tmp_path / "b.png") as wide:

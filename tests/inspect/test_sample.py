@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from forebay.errors import CacheCorruptError, CacheError
+from forebay.inspect.inspect_lines import sample_lines
 from forebay.inspect.sample import Sample, read_sample
-from forebay.inspect.sample_lines import sample_lines
 from forebay.store.cache import open_cache
 from tests.store.trees import flip
 from tests.store_factory import TEXTS, make_cache

@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 
 from forebay import load_config
-from forebay.inspect.items import SeenItem
+from forebay.inspect.listed_groups import SeenItem
 from forebay.inspect.pixels_seen import View, view_of
 from forebay.steps.form import BatchForm, FieldForm, Promise, Table
 from forebay.steps.image.levels import is_padding, levels_of

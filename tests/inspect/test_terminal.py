@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from forebay.config import BucketConfig
-from forebay.inspect.cache_lines import report_lines, verify_lines
 from forebay.inspect.facts import cache_facts
+from forebay.inspect.inspect_lines import report_lines, verify_lines
 from forebay.store.cache import open_cache
 from forebay.terminal import WIDEST
 from tests.inspect.test_plans import save

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay import cli
-from forebay.inspect.cache_lines import report_lines
 from forebay.inspect.facts import INTERFACE, cache_facts
+from forebay.inspect.inspect_lines import report_lines
 from forebay.store.cache import open_cache
 from forebay.store.image.codec import Codec
 from forebay.terminal import WIDEST

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from forebay.config import BucketConfig, PackConfig
-from forebay.inspect.cache_lines import usage_lines
+from forebay.inspect.inspect_lines import usage_lines
 from forebay.inspect.plan_facts import plans_of
 from forebay.inspect.usage_report import usage_facts
 from forebay.plan.disk import is_plan, load_plan

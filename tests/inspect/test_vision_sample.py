@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 
 from forebay.errors import CacheError
-from forebay.inspect.cache_lines import count_lines
-from forebay.inspect.items import PatchItem
-from forebay.inspect.picture import Tile, draw_tiles, rows_of, sample_title, tiles_of
+from forebay.inspect.inspect_lines import count_lines
+from forebay.inspect.listed_groups import PatchItem
+from forebay.inspect.picture import draw_tiles, rows_of, sample_title
+from forebay.inspect.pixels_seen import Picture
 from forebay.inspect.sample import Sample, read_sample, spoken
 from forebay.inspect.sizes import count_histogram
 from forebay.store.cache import open_cache
@@ -123,7 +124,7 @@ def test_the_picture_shows_the_images_as_rebuilt(
         assert image.format == "PNG"
         assert image.width < 1440  # nothing is white beside two photos
     sample = read_sample(open_cache(photos.folder), index, config=None)
-    figure = draw_tiles(tiles_of([image.picture(None) for image in sample.shown]), title=sample_title(sample))
+    figure = draw_tiles([image.picture(None) for image in sample.shown], title=sample_title(sample))
     for axes, shown in zip(figure.axes, images_of(sample), strict=True):
         assert np.array_equal(np.asarray(axes.images[0].get_array()), shown.pixels)
         box = axes.get_window_extent()
@@ -138,14 +139,14 @@ def test_the_picture_shows_the_images_as_rebuilt(
 
 def test_a_picture_of_no_images_says_so(photos: Built) -> None:
     sample = read_sample(open_cache(photos.folder), index_of(photos, "text-only"), config=None)
-    figure = draw_tiles(tiles_of([image.picture(None) for image in sample.shown]), title=sample_title(sample))
+    figure = draw_tiles([image.picture(None) for image in sample.shown], title=sample_title(sample))
     assert figure.texts[-1].get_text() == "no images"
 
 
 def test_long_names_keep_their_end_within_their_tile() -> None:
     pixels = np.zeros((400, 20, 3), np.uint8)
     figure = draw_tiles(
-        [Tile(pixels=pixels, mark="#12 ", name="folder/" * 30 + "end.jpg", about=("grid 1 x 200", "3200 x 3200 px"))]
+        [Picture(pixels=pixels, mark="#12 ", name="folder/" * 30 + "end.jpg", about=("grid 1 x 200", "3200 x 3200 px"))]
         * 3,
         title="t",
     )

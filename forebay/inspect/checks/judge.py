@@ -1,9 +1,6 @@
-"""What the checks find in one set of samples; pure: facts and limits in, findings out.
+"""The checks find doubtful samples in one set, and between two; pure: facts and limits in, findings out.
 
-What the checks find in the classes of a set of images: such as have no sample or few, and all samples in one.
-
-What a check says of a sample, as a finding.
-"""
+Between two sets it is samples of the same content: of a set that is learnt from and one that is evaluated on."""
 
 from __future__ import annotations
 
@@ -11,13 +8,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import xxhash
 
 from forebay.inspect.checks.limits import BY_NAME, Limits, Severity
-from forebay.inspect.checks.measured import Classes, Finding, Measured, Refused
+from forebay.inspect.checks.measured import Finding, ImageFacts, Measured
+from forebay.inspect.checks.text_letters import signed
 from forebay.preprocess.assemble import EXCLUDING
 from forebay.steps.text.language.script import scripts_of
 from forebay.steps.text.pace import misfits
-from forebay.store.layout import Array
+from forebay.store.layout import Array, Ints
 from forebay.visible import printable
 
 
@@ -32,37 +31,20 @@ def finding(
     other: str | None = None,
     other_set: str | None = None,
 ) -> Finding:
-    """Returns a finding of a check about a sample of a set."""
+    """Returns a finding of a check about a sample of a set; row: -1: about the set as a whole."""
+    is_sample = row >= 0
     return Finding(
         check=check,
         severity=BY_NAME[check].severity,
         set=found.name,
-        sample_id=found.sample_id(row),
-        row=int(found.places[row]),
-        source=found.file(row),
+        sample_id=found.sample_id(row) if is_sample else "",
+        row=int(found.places[row]) if is_sample else -1,
+        source=found.file(row) if is_sample else "",
         message=message,
         value=round(value, 4) if isinstance(value, float) else value,
         limit=limit,
         other=other,
         other_set=other_set,
-    )
-
-
-def set_finding(
-    found: Measured, check: str, message: str, *, value: float | str | None = None, limit: float | None = None
-) -> Finding:
-    """Returns a finding of a check about a set as a whole, which is of no sample."""
-    severity = BY_NAME[check].severity
-    return Finding(
-        check=check,
-        severity=severity,
-        set=found.name,
-        sample_id="",
-        row=-1,
-        source="",
-        message=message,
-        value=round(value, 4) if isinstance(value, float) else value,
-        limit=limit,
     )
 
 
@@ -80,12 +62,17 @@ def class_findings(found: Measured, limits: Limits) -> Iterator[Finding]:
         for name in set(names) if usable[row] else ():
             first.setdefault(name, row)
             counts[name] += 1
-    yield from _empty(found, found.classes, counts)
+    missing = [name for name in found.classes.known if name not in counts]
+    empty = {"folders of classes without an image": found.classes.folders, "classes without a sample": missing}
+    for what, names in empty.items():
+        if names:
+            said = f"{what}, {len(names)}: {_list(names)}"
+            yield finding(found, -1, "empty_class", said, value=len(names), limit=0)
     if not counts:
         return
     if len(counts) == 1 and sum(counts.values()) > 1:
         [(name, count)] = counts.items()
-        yield set_finding(found, "single_class", f"all {count} samples have the class {_shown(name)}", value=1, limit=2)
+        yield finding(found, -1, "single_class", f"all {count} samples have the class {_shown(name)}", value=1, limit=2)
         return
     for name, count in sorted(counts.items(), key=lambda item: (item[1], item[0])):
         if count < limits.min_class_samples:
@@ -93,16 +80,6 @@ def class_findings(found: Measured, limits: Limits) -> Iterator[Finding]:
             message = f"its class {_shown(name)} has {samples}, the limit is {limits.min_class_samples:g}"
             yield finding(found, first[name], "small_class", message, value=count, limit=limits.min_class_samples)
     yield from _uneven(found, counts, limits)
-
-
-def _empty(found: Measured, classes: Classes, counts: Counter[str]) -> Iterator[Finding]:
-    missing = [name for name in classes.known if name not in counts]
-    for what, names in (
-        ("folders of classes without an image", classes.folders),
-        ("classes without a sample", missing),
-    ):
-        if names:
-            yield set_finding(found, "empty_class", f"{what}, {len(names)}: {_list(names)}", value=len(names), limit=0)
 
 
 def _uneven(found: Measured, counts: Counter[str], limits: Limits) -> Iterator[Finding]:
@@ -116,7 +93,7 @@ def _uneven(found: Measured, counts: Counter[str], limits: Limits) -> Iterator[F
             f"{_shown(large)} has {most} samples, {_shown(small)} {least}: {most / least:.3g} times as many, the limit "
             f"is {limits.class_ratio:g}"
         )
-        yield set_finding(found, "uneven_classes", message, value=most / least, limit=limits.class_ratio)
+        yield finding(found, -1, "uneven_classes", message, value=most / least, limit=limits.class_ratio)
 
 
 def _list(names: Sequence[str]) -> str:
@@ -136,7 +113,7 @@ _RATES_HZ = (8_000, 11_025, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 
 
 def judged(found: Measured, limits: Limits) -> Iterator[Finding]:
-    """Yields what the checks find in a set, but for its duplicates: see `forebay.inspect.checks.same_items`."""
+    """Yields what the checks find in a set, but for its duplicates: see `forebay.inspect.checks.judge`."""
     dropped = set() if found.dropped is None else set(found.places[found.dropped].tolist())
     yield from (each for each in _judged(found, limits) if each.row not in dropped)
 
@@ -158,17 +135,12 @@ def _judged(found: Measured, limits: Limits) -> Iterator[Finding]:
     yield from _words(found, limits)
 
 
-def _severity(each: Refused) -> Severity:
-    if each.reason in _BY_DURATION:
-        return "info"
-    return "warning" if each.reason in EXCLUDING else "error"
-
-
 def _refused(found: Measured) -> Iterator[Finding]:
     for each in found.refused:
+        severity: Severity = "warning" if each.reason in EXCLUDING else "error"
         yield Finding(
             check=each.reason,
-            severity=_severity(each),
+            severity="info" if each.reason in _BY_DURATION else severity,
             set=found.name,
             sample_id=each.sample_id,
             row=each.place,
@@ -221,7 +193,10 @@ def _rates(found: Measured, limits: Limits) -> Iterator[Finding]:
     moved = np.abs(seconds - stated_s) > limits.rate_match * stated_s
     for row in _rows(moved & np.isfinite(facts["file_rate_hz"])):
         rate = int(facts["file_rate_hz"][row])
-        real = _other_rate(float(stated_s[row] / seconds[row]), rate, limits.rate_match)
+        ratio = float(stated_s[row] / seconds[row])
+        # The rate at which the clip would be as long as was stated, where that is one that people use.
+        fits = (each for each in _RATES_HZ if each != rate and abs(ratio * each / rate - 1) <= limits.rate_match)
+        real = next(fits, None)
         if real is not None:
             said = f"{seconds[row]:.2f} s at the {rate} Hz of its header, {stated_s[row]:.2f} s by its manifest: as if "
             said += f"its samples were of {real} Hz; correct the header, or the manifest"
@@ -232,14 +207,8 @@ def _rates(found: Measured, limits: Limits) -> Iterator[Finding]:
             yield finding(found, row, "longer_than_stated", said, value=heard, limit=stated)
 
 
-def _other_rate(ratio: float, rate_hz: int, match: float) -> int | None:
-    """Returns the rate at which a clip would be as long as was stated, where that is one that people use."""
-    fits = (other for other in _RATES_HZ if other != rate_hz and abs(ratio * other / rate_hz - 1) <= match)
-    return next(fits, None)
-
-
 def _speed(found: Measured, limits: Limits) -> Iterator[Finding]:
-    """What is spoken too fast or too slowly, or far from the median of its language."""
+    """Yields texts that are spoken too fast or too slowly, or far from the median of its language."""
     misfit = misfits(
         found.facts["chars"], found.facts["seconds"], found.language_of, pace=limits.pace, usable=found.usable()
     )
@@ -254,12 +223,9 @@ def _speed(found: Measured, limits: Limits) -> Iterator[Finding]:
                 median = f"the median of {language or 'all'} is {np.exp(middle):.1f}"
                 said = f"{median} and the limits are {low:.1f} and {high:.1f}"
                 limit = round(high if rate > high else low, 4)
-            yield finding(found, row, name, f"{_rate(found, rate, row)}, {said}", value=rate, limit=limit)
-
-
-def _rate(found: Measured, rate: float, row: int) -> str:
-    chars, seconds = int(found.facts["chars"][row]), float(found.facts["seconds"][row])
-    return f"{chars} characters in {seconds:.2f} s, {rate:.2f} a second"
+            chars, seconds = int(found.facts["chars"][row]), float(found.facts["seconds"][row])
+            said = f"{chars} characters in {seconds:.2f} s, {rate:.2f} a second, {said}"
+            yield finding(found, row, name, said, value=rate, limit=limit)
 
 
 def _scripts(found: Measured, limits: Limits) -> Iterator[Finding]:
@@ -267,23 +233,19 @@ def _scripts(found: Measured, limits: Limits) -> Iterator[Finding]:
     judged_ = facts["letters"] >= limits.min_letters
     is_wrong = judged_ & (facts["foreign"] >= limits.wrong_script_share) & (facts["is_known"] > 0)
     is_mixed = judged_ & (facts["foreign"] >= limits.mixed_script_share) & ~is_wrong
-    named = (
-        ("wrong_script", is_wrong, limits.wrong_script_share),
-        ("mixed_scripts", is_mixed, limits.mixed_script_share),
-    )
-    for name, mask, limit in named:
+    wrong, mixed = limits.wrong_script_share, limits.mixed_script_share
+    for name, mask, limit in (("wrong_script", is_wrong, wrong), ("mixed_scripts", is_mixed, mixed)):
         for row in _rows(mask):
-            said = _script_message(found, row, limit)
-            yield finding(found, row, name, said, value=float(facts["foreign"][row]), limit=limit)
+            share, language = float(facts["foreign"][row]), found.language(row)
+            scripts = scripts_of(language) if language else None
+            written = (
+                f"{language} is written in {', '.join(sorted(scripts))}" if scripts else "its language is not known"
+            )
+            most = f"most of them {facts['script'][row]}: {written}"
+            said = f"{share:.0%} of its letters are not, {most}; the limit is {limit:.0%}"
+            yield finding(found, row, name, said, value=share, limit=limit)
     says = "the word {value!r} mixes scripts whose letters look alike"
     yield from _each(found, "mixed_word", facts["word"] != "", "word", says, kind=str)
-
-
-def _script_message(found: Measured, row: int, limit: float) -> str:
-    share, script, language = float(found.facts["foreign"][row]), found.facts["script"][row], found.language(row)
-    scripts = scripts_of(language) if language else None
-    written = f"{language} is written in {', '.join(sorted(scripts))}" if scripts else "its language is not known"
-    return f"{share:.0%} of its letters are not, most of them {script}: {written}; the limit is {limit:.0%}"
 
 
 def _repeats(found: Measured, limits: Limits) -> Iterator[Finding]:
@@ -326,17 +288,138 @@ def _images(found: Measured, limits: Limits) -> Iterator[Finding]:
     if images is None:
         return
     side = np.minimum(images.width, images.height)
-    is_tiny = (side > 0) & (side < limits.min_image_side)
-    is_blank = images.range < limits.blank_range
+    checks = {
+        "tiny_image": ((side > 0) & (side < limits.min_image_side), side, limits.min_image_side),
+        "blank_image": (images.range < limits.blank_range, images.range, limits.blank_range),
+    }
     owners = np.repeat(np.arange(len(found)), np.diff(images.starts))
-    for name, mask in (("tiny_image", is_tiny), ("blank_image", is_blank)):
+    for name, (mask, values, limit) in checks.items():
         for use in _rows(mask[images.flat]):
             image = int(images.flat[use])
-            if name == "tiny_image":
-                size = f"{images.width[image]} x {images.height[image]} pixels"
-                value, limit, said = int(side[image]), limits.min_image_side, f"has {size}"
-            else:
-                value, limit = int(images.range[image]), limits.blank_range
-                said = f"has values that differ by {value} of 255"
-            message = f"image {images.names[image]} {said}, the limit is {limit:g}"
+            value, said = int(values[image]), f"{images.width[image]} x {images.height[image]} pixels"
+            if name == "blank_image":
+                said = f"values that differ by {value} of 255"
+            message = f"image {images.names[image]} has {said}, the limit is {limit:g}"
             yield finding(found, int(owners[use]), name, message, value=value, limit=limit)
+
+
+_OF_SOUND = ("sound", "file")
+"""The hashes that a recording is known by in raw data, and in a cache that keeps waveforms."""
+
+
+def contents(found: Measured, limits: Limits) -> dict[str, Ints]:
+    """Returns hashes of each sample's content by what they are of, int64 [samples]; 0 where nothing is to be compared.
+
+    Silent clips are left out: all of one length are the same, and are told of as silent.
+    """
+    kinds = [name for name in found.content if name in _OF_SOUND or name.startswith("stored")]
+    if found.images is not None:
+        names = [*kinds[-1:], *(["text"] if found.classes is None else [])]
+        said = sum((found.content[name] for name in names), np.zeros(len(found), np.int64))
+        return {"image" if not names else "conversation": _conversations(said, found.images)}
+    kinds = kinds if any(found.content[name].any() for name in kinds) else ["text"]
+    usable = found.usable()
+    if kinds != ["text"] and "loudest_dbfs" in found.facts:
+        usable &= ~(found.facts["loudest_dbfs"] < limits.quiet_dbfs)
+    return {name: np.where(usable, found.content.get(name, 0), 0) for name in kinds}
+
+
+def _conversations(texts: Ints, images: ImageFacts) -> Ints:
+    """Returns a hash of what is said and of the images that it is about."""
+    of_images = [bytes.fromhex(name) for name in images.hashes]
+    made = []
+    for row, text in enumerate(texts.tolist()):
+        used = images.flat[images.starts[row] : images.starts[row + 1]].tolist()
+        made.append(
+            signed(xxhash.xxh3_64_intdigest(b"".join(of_images[image] for image in used), text & (1 << 64) - 1))
+        )
+    return np.array(made, np.int64)
+
+
+def duplicates(found: Measured, limits: Limits) -> Iterator[Finding]:
+    """Yields the samples whose content an earlier one has, and of those with two texts all of them."""
+    known = contents(found, limits)
+    # One kind tells all: two files of the same bytes are decoded to the same samples.
+    kind = next((name for name in (*_OF_SOUND, *known) if name in known and known[name].any()), None)
+    if kind is None:
+        return
+    texts = found.content.get("text", np.zeros(len(found), np.int64))
+    for rows in _groups(known[kind]):
+        if kind not in ("text", "conversation") and len(set(texts[rows].tolist())) > 1:
+            yield from _contradictions(found, rows, texts)
+            continue
+        first = found.sample_id(rows[0])
+        for row in rows[1:]:
+            yield finding(found, row, "duplicate", f"its content is that of {first!r}", other=first)
+
+
+def _contradictions(found: Measured, rows: Sequence[int], texts: Ints) -> Iterator[Finding]:
+    for row in rows:
+        other = next(each for each in rows if texts[each] != texts[row])
+        name = found.sample_id(other)
+        what, text = ("image", "class") if found.classes is not None else ("recording", "text")
+        message = f"its {what} is that of {name!r}, whose {text} is another one; one of the two is wrong"
+        yield finding(found, row, "contradiction", message, other=name)
+
+
+def _groups(hashes: Ints) -> Iterator[list[int]]:
+    """Yields the rows of each hash that more than one has, by their first; rows rise."""
+    order = np.argsort(hashes, kind="stable")
+    order = order[hashes[order] != 0]
+    if not len(order):
+        return
+    borders = np.concatenate([[0], np.flatnonzero(np.diff(hashes[order])) + 1, [len(order)]])
+    many = np.flatnonzero(np.diff(borders) > 1)
+    yield from sorted(order[borders[i] : borders[i + 1]].tolist() for i in many.tolist())
+
+
+def leaks(found: Measured, other: Measured, limits: Limits, *, first: int | None = None) -> Iterator[Finding]:
+    """Yields the samples of a set whose content another one has. first: only so many usable samples of that count."""
+    counted = np.cumsum(other.usable()) <= (len(other) if first is None else first)
+    ours, theirs = contents(found, limits), contents(other, limits)
+    twins = np.full(len(found), -1)
+    for kind in ours.keys() & theirs.keys():
+        met = _met(ours[kind], np.where(counted, theirs[kind], 0))
+        twins = np.where(twins < 0, met, twins)
+    for row in np.flatnonzero(twins >= 0).tolist():
+        name = other.sample_id(int(twins[row]))
+        yield finding(
+            found, row, "leak", f"its content is that of {name!r} of {other.name}", other=name, other_set=other.name
+        )
+    if found.images is not None and other.images is not None:
+        yield from _shared_images(found, other, counted, twins >= 0)
+
+
+def comparable(found: Measured, other: Measured, limits: Limits) -> bool:
+    """Returns whether two sets have content that can be compared."""
+    return bool(contents(found, limits).keys() & contents(other, limits).keys())
+
+
+def _met(ours: Ints, theirs: Ints) -> Ints:
+    """Returns the first row of theirs that has each hash, -1 where none has; 0 is no hash."""
+    order = np.argsort(theirs, kind="stable")
+    sorted_ = theirs[order]
+    place = np.searchsorted(sorted_, ours)
+    inside = np.minimum(place, max(len(sorted_) - 1, 0))
+    is_met = (place < len(sorted_)) & (ours != 0)
+    if len(sorted_):
+        is_met &= sorted_[inside] == ours
+        return np.where(is_met, order[inside], -1)
+    return np.full(len(ours), -1)
+
+
+def _shared_images(found: Measured, other: Measured, counted: Array, is_leak: Array) -> Iterator[Finding]:
+    assert found.images is not None
+    assert other.images is not None
+    uses = np.repeat(np.arange(len(other)), np.diff(other.images.starts))
+    where: dict[str, int] = {}
+    for use, image in enumerate(other.images.flat.tolist()):
+        if counted[uses[use]]:
+            where.setdefault(other.images.hashes[image], int(uses[use]))
+    for row in range(len(found)):
+        used = found.images.flat[found.images.starts[row] : found.images.starts[row + 1]].tolist()
+        shared = [image for image in used if found.images.hashes[image] in where]
+        if shared and not is_leak[row]:
+            name = other.sample_id(where[found.images.hashes[shared[0]]])
+            message = f"image {found.images.names[shared[0]]} is of {name!r} of {other.name} too"
+            yield finding(found, row, "shared_image", message, other=name, other_set=other.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from forebay.errors import ConfigError
 from forebay.steps.text.annotation import MAX_DIGIT_SHARE
 from forebay.steps.text.pace import PACE, Pace
+from forebay.visible import did_you_mean
 
 Severity = Literal["error", "warning", "info"]
 Need = Literal["sound", "file", "seconds", "text", "pixels", "content", "sizes", "classes", "length"]
@@ -24,7 +24,7 @@ def _limit(default: float, says: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What the checks compare with. `--limit NAME=VALUE` sets one; `--explain-checks` prints all."""
+    """The limits of the checks. `--limit NAME=VALUE` sets one; `--explain-checks` prints all."""
 
     quiet_dbfs: float = _limit(-55.0, "level of a piece of 20 ms, without its mean, below which the piece is quiet")
     quiet_share: float = _limit(0.9, "share of quiet pieces from which a clip is mostly silent")
@@ -78,11 +78,9 @@ class Limits:
         for setting in settings:
             name, _, text = setting.partition("=")
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise ConfigError(
-                    f"--limit {setting}: no limit is called {name!r}"
-                    + (f"; did you mean {near[0]}?" if near else "; all of them: forebay lint --explain-checks")
-                )
+                all_of_them = "; all of them: forebay lint --explain-checks"
+                near = did_you_mean(name, known) or all_of_them
+                raise ConfigError(f"--limit {setting}: no limit is called {name!r}{near}")
             try:
                 values[name] = float(text)
             except ValueError as err:
@@ -90,151 +88,145 @@ class Limits:
         return replace(self, **values)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Check:
-    """A check. says: what a finding of it means. limits: those it compares with. needs: what it cannot do without."""
+    """A check. says: what a finding of it means. needs: what it cannot do without. limits: names of those it uses."""
 
     name: str
     severity: Severity
-    says: str
     needs: Need
-    limits: tuple[str, ...] = ()
-
-
-def _check(name: str, severity: Severity, needs: Need, says: str, limits: str = "") -> Check:
-    return Check(name=name, severity=severity, says=says, needs=needs, limits=tuple(limits.split()))
+    says: str
+    limits: str = ""
 
 
 CHECKS = (
-    _check("silent", "error", "sound", "no piece of the clip is louder", "quiet_dbfs"),
-    _check("mostly_silent", "warning", "sound", "most pieces of the clip are quiet", "quiet_dbfs quiet_share"),
-    _check("clipping", "error", "sound", "much of the clip is at full scale", "full_scale badly_clipped_share"),
-    _check(
+    Check("silent", "error", "sound", "no piece of the clip is louder", "quiet_dbfs"),
+    Check("mostly_silent", "warning", "sound", "most pieces of the clip are quiet", "quiet_dbfs quiet_share"),
+    Check("clipping", "error", "sound", "much of the clip is at full scale", "full_scale badly_clipped_share"),
+    Check(
         "some_clipping",
         "warning",
         "sound",
         "some of the clip is at full scale",
         "full_scale clipped_share badly_clipped_share",
     ),
-    _check(
+    Check(
         "dc_offset",
         "warning",
         "sound",
         "the clip's mean is not zero: its recorder adds a constant, which is no sound",
         "dc_offset",
     ),
-    _check(
-        "low_rate", "warning", "file", "the file has fewer samples a second than the config: the build upsamples it"
-    ),
-    _check(
+    Check("low_rate", "warning", "file", "the file has fewer samples a second than the config: the build upsamples it"),
+    Check(
         "narrow_band",
         "info",
         "sound",
         "nothing is in the upper half of the band: the clip was upsampled, or is of a telephone",
         "band_db",
     ),
-    _check(
+    Check(
         "wrong_rate",
         "error",
         "file",
         "stated over real seconds is the ratio of two sample rates: one of the two is of another rate",
         "rate_match",
     ),
-    _check(
+    Check(
         "longer_than_stated",
         "warning",
         "file",
         "the clip has more audio than its manifest says, by more than source.duration_tolerance; a build keeps it",
     ),
-    _check("duplicate", "warning", "content", "the same content and text as another sample"),
-    _check(
+    Check("duplicate", "warning", "content", "the same content and text as another sample"),
+    Check(
         "contradiction",
         "error",
         "content",
         "the same recording or image as another sample, under another text or class: one of the two is wrong",
     ),
-    _check("leak", "error", "content", "the same content as a sample of a set that is evaluated on, or of --against"),
-    _check(
+    Check("leak", "error", "content", "the same content as a sample of a set that is evaluated on, or of --against"),
+    Check(
         "shared_image",
         "warning",
         "content",
         "an image of a set that is evaluated on, or of --against, under another conversation",
     ),
-    _check(
+    Check(
         "too_many_chars",
         "error",
         "seconds",
         "more characters a second than anybody speaks: the text is of another clip, or the clip is cut",
         "max_chars_per_s",
     ),
-    _check(
+    Check(
         "too_few_chars",
         "warning",
         "seconds",
         "few characters a second: the text is of a part of the clip",
         "min_chars_per_s min_rated_s",
     ),
-    _check(
+    Check(
         "chars_outlier",
         "warning",
         "seconds",
         "characters a second far from those of the language",
         "outlier_deviations outlier_min_clips min_rated_s",
     ),
-    _check(
+    Check(
         "wrong_script",
         "error",
         "text",
         "the letters are of a script that the language is not written in",
         "wrong_script_share min_letters",
     ),
-    _check(
+    Check(
         "mixed_scripts",
         "warning",
         "text",
         "some letters are of a script that the language is not written in; without a language, of a second script",
         "mixed_script_share wrong_script_share min_letters",
     ),
-    _check("mixed_word", "warning", "text", "a word mixes Latin, Cyrillic or Greek letters, which look alike"),
-    _check("empty_text", "warning", "text", "the text is empty"),
-    _check("repeated_text", "warning", "text", "many samples have this same text", "repeated_texts repeated_min_chars"),
-    _check(
+    Check("mixed_word", "warning", "text", "a word mixes Latin, Cyrillic or Greek letters, which look alike"),
+    Check("empty_text", "warning", "text", "the text is empty"),
+    Check("repeated_text", "warning", "text", "many samples have this same text", "repeated_texts repeated_min_chars"),
+    Check(
         "annotation_text",
         "warning",
         "seconds",
         "tabs, line ends, or mostly digits: an annotation tool wrote the text, and its times would be learnt",
         "max_digit_share",
     ),
-    _check("looping_text", "warning", "text", "the same words stand in a row again and again", "loops"),
-    _check(
+    Check("looping_text", "warning", "text", "the same words stand in a row again and again", "loops"),
+    Check(
         "cut_text",
         "warning",
         "length",
         "the text beside an image is longer than text.max_length, and its end is cut off",
     ),
-    _check(
+    Check(
         "tiny_image", "warning", "sizes", "an image of few pixels, which the processor makes larger", "min_image_side"
     ),
-    _check("blank_image", "warning", "pixels", "an image of one colour", "blank_range"),
-    _check("single_class", "warning", "classes", "all samples have one class: there is nothing to tell apart"),
-    _check("empty_class", "warning", "classes", "a class, or a folder of one, has no sample"),
-    _check(
+    Check("blank_image", "warning", "pixels", "an image of one colour", "blank_range"),
+    Check("single_class", "warning", "classes", "all samples have one class: there is nothing to tell apart"),
+    Check("empty_class", "warning", "classes", "a class, or a folder of one, has no sample"),
+    Check(
         "small_class",
         "warning",
         "classes",
         "a class has too few samples to be learnt, or to stand in training and test data",
         "min_class_samples",
     ),
-    _check(
+    Check(
         "uneven_classes",
         "warning",
         "classes",
         "the largest class has many times the samples of the smallest",
         "class_ratio min_class_samples",
     ),
-    _check("kills_decoder", "error", "sound", "decoding it ends the process"),
+    Check("kills_decoder", "error", "sound", "decoding it ends the process"),
 )
-"""What a build itself refuses comes beside them, under the build's own reasons: `truncated_audio`, `header_mismatch`,
+"""Those of a build itself come beside them, under the build's own reasons: `truncated_audio`, `header_mismatch`,
 `duration_mismatch`, `corrupt_audio`, `unreadable_image`, `no_assistant_turn`, ... (errors); `empty_text`,
 `label_too_long` (warnings)."""
 
@@ -245,7 +237,7 @@ def check_lines(limits: Limits) -> Iterator[str]:
     """Yields what `forebay lint --explain-checks` prints."""
     for check in CHECKS:
         yield f"{check.name} ({check.severity}): {check.says}"
-        yield from (f"    {line}" for line in limits.described(check.limits))
+        yield from (f"    {line}" for line in limits.described(check.limits.split()))
     yield (
         "What a build leaves out as bad is an error under the build's own reason, for example truncated_audio, "
         "header_mismatch, duration_mismatch, corrupt_audio, unreadable_image, no_assistant_turn; label_too_long is a "

@@ -1,15 +1,18 @@
 """`forebay lint`: measures the sets that are named, lets the checks look at them, and says what they found.
 
-`[filter]` of a config that is linted: what it leaves out has no findings, and is no twin of another sample.
+`[filter]` of a config that is linted: what it leaves out has no findings, and is no twin of another sample. The report
+is a table, the document of --json, and the ids that are better left out.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -19,12 +22,10 @@ from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
-from forebay.inspect.checks.judge import judged
-from forebay.inspect.checks.limits import BY_NAME, CHECKS, Limits, Severity
-from forebay.inspect.checks.lint_report import Linted, LintReport
+from forebay.inspect.checks.judge import comparable, duplicates, judged, leaks
+from forebay.inspect.checks.limits import BY_NAME, CHECKS, SEVERITIES, Limits, Severity
 from forebay.inspect.checks.measured import Finding, Measured
 from forebay.inspect.checks.raw_data import measure_raw
-from forebay.inspect.checks.same_items import comparable, duplicates, leaks
 from forebay.inspect.checks.sealed_cache import measure_cache
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.steps.text.language.script import scripts_of
@@ -37,15 +38,133 @@ from forebay.store.output import check_output
 from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.store.sample_filter import Filter
 from forebay.store.sample_ids import read_ids
+from forebay.terminal import paragraph, table, wrapped
+from forebay.visible import from_here, printable
 
 
-def chosen_of_cache(found: Measured, settings: FilterConfig, cache: Cache) -> Measured:
-    """Returns a measured cache without what a filter leaves out. Raises ConfigError where the filter cannot be used."""
-    if not settings.is_given:
-        return found
-    is_kept = np.zeros(len(cache), bool)
-    is_kept[Filter.of(settings).choose(cache, name=cache.place).places] = True
-    return _without(found, ~is_kept[: len(found)])
+@dataclass(frozen=True, kw_only=True)
+class Linted:
+    """A set that was linted. left_out: why checks were not made, by name. excluded: samples, by a config's settings."""
+
+    name: str
+    is_raw: bool
+    num_samples: int
+    left_out: Mapping[str, str]
+    excluded: Mapping[str, int]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LintReport:
+    """The findings, the worst first. drop_ids: the file that ids were written to. shown: findings a check in lines.
+
+    severity: from which on ids are dropped, and `--strict` fails.
+    """
+
+    sets: Sequence[Linted]
+    findings: Sequence[Finding]
+    notes: Sequence[str]
+    severity: Severity
+    limits: Limits
+    drop_ids: str | None = None
+    shown: int = 3
+    seconds: float = 0.0
+
+    def counts(self) -> dict[str, int]:
+        """Returns the number of findings by severity."""
+        found = Counter(each.severity for each in self.findings)
+        return {severity: found[severity] for severity in SEVERITIES}
+
+    def at_least(self, severity: Severity) -> list[Finding]:
+        """Returns the findings of a severity and of worse ones."""
+        wanted = SEVERITIES[: SEVERITIES.index(severity) + 1]
+        return [each for each in self.findings if each.severity in wanted]
+
+    def dropped(self) -> list[str]:
+        """Returns the ids that `--drop-ids` writes, each once, by set and place; one with a line end has no line."""
+        names = [each.name for each in self.sets]
+        found = sorted(self.at_least(self.severity), key=lambda each: (names.index(each.set), each.row, each.sample_id))
+        return list(dict.fromkeys(each.sample_id for each in found if _fits_a_line(each.sample_id)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON document."""
+        return {
+            "sets": [asdict(each) for each in self.sets],
+            "counts": self.counts(),
+            "checks": [
+                {"check": check, "severity": severity, "findings": count}
+                for (severity, check), count in self._by_check().items()
+            ],
+            "findings": [asdict(each) for each in self.findings],
+            "notes": list(self.notes),
+            "limits": asdict(self.limits),
+            "drop_ids": self.drop_ids,
+            "dropped": len(self.dropped()) if self.drop_ids is not None else None,
+            "seconds": self.seconds,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yields what `forebay lint` prints."""
+        for each in self.sets:
+            yield from _set_lines(each)
+        rows = [(check, severity, str(count)) for (severity, check), count in self._by_check().items()]
+        yield from table(("check", "severity", "findings"), rows, left=2) if rows else ()
+        for (_, check), _count in self._by_check().items():
+            yield from self._check_lines(check)
+        for note in self.notes:
+            yield from wrapped("note: ", printable(note))
+        counts = ", ".join(f"{count} of {severity}" for severity, count in self.counts().items() if count)
+        yield from wrapped("", f"{len(self.findings)} findings{f': {counts}' if counts else ''}; {self.seconds:.1f} s")
+        if self.drop_ids is not None:
+            yield from self._drop_lines(self.drop_ids)
+
+    def _drop_lines(self, path: str) -> Iterator[str]:
+        yield from wrapped(
+            "",
+            f"wrote {len(self.dropped())} ids of {self.severity} or worse to {from_here(path)}: "
+            f'[filter] drop_ids = "{from_here(path)}" leaves them out',
+        )
+        lost = {each.sample_id for each in self.at_least(self.severity) if not _fits_a_line(each.sample_id)}
+        if lost:
+            text = f"{len(lost)} ids hold a line end and stand in no list of lines; leave them out by source.exclude"
+            yield from wrapped("", text)
+
+    def _by_check(self) -> dict[tuple[Severity, str], int]:
+        found = Counter((each.severity, each.check) for each in self.findings)
+        return dict(sorted(found.items(), key=lambda item: (SEVERITIES.index(item[0][0]), item[0][1])))
+
+    def _check_lines(self, check: str) -> Iterator[str]:
+        found = [each for each in self.findings if each.check == check]
+        if not self.shown:
+            return
+        yield f"{check}:"
+        for each in found[: self.shown]:
+            of_set = from_here(each.set) if len(self.sets) > 1 else ""
+            place = f"row {each.row}" if each.row >= 0 else ""
+            where = ", ".join(part for part in (of_set, place, each.source) if part)
+            # A build's message begins with the id, which stands in front of it already.
+            said = each.message.removeprefix(f"sample {each.sample_id}: ").removeprefix(f"{each.sample_id}: ")
+            head = " ".join(part for part in (each.sample_id, f"({where})" if where else "") if part)
+            yield from paragraph("  ", printable(f"{head}: {said}" if head else each.message))
+        if len(found) > self.shown:
+            yield f"  and {len(found) - self.shown} more: --show {len(found)}, or --json"
+
+
+def _set_lines(each: Linted) -> Iterator[str]:
+    read = "raw data" if each.is_raw else "its cache"
+    yield printable(f"{from_here(each.name)}: {each.num_samples} samples, by {read}")
+    if each.excluded:
+        counts = ", ".join(f"{reason} {count}" for reason, count in each.excluded.items())
+        yield from wrapped("  excluded by its settings: ", counts)
+    for why in dict.fromkeys(each.left_out.values()):
+        names = ", ".join(name for name, said in each.left_out.items() if said == why)
+        yield from wrapped("  not checked: ", printable(f"{names}: {why}"))
+    for note in each.notes:
+        yield from wrapped("  ", printable(note))
+
+
+def _fits_a_line(sample_id: str) -> bool:
+    return sample_id != "" and "\n" not in sample_id and not sample_id.endswith("\r")
 
 
 def chosen_of_raw(found: Measured, settings: FilterConfig) -> Measured:
@@ -75,7 +194,7 @@ def _without(found: Measured, is_dropped: Array, *notes: str) -> Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is linted, or compared with: a config or the place of a cache. first: only so many samples of it count."""
+    """A set that is linted, or compared with: a config or the place of a cache. first: so many of it count."""
 
     config: Config | None = None
     place: str = ""
@@ -84,7 +203,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """What the set is called."""
+        """The name of the set."""
         return self.place if self.config is None else self.config.path
 
     def is_same(self, other: Target) -> bool:
@@ -96,7 +215,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class LintOptions:
-    """What is asked for. severity: from which on an id is dropped, and `--strict` fails. skip: checks left out.
+    """The options of lint. severity: from which on an id is dropped, and `--strict` fails. skip: checks left out.
 
     is_raw: raw data is read also where a cache has it. most: samples of each cache that are looked at.
     """
@@ -120,13 +239,15 @@ def lint(targets: Sequence[Target], against: Sequence[Target], options: LintOpti
     machine. A row that cannot be used is a finding.
     """
     started_s = time.monotonic()
-    _require_checks(options.skip)
+    for name in options.skip:
+        # A build's reasons are checks too, and which there are is for the build to say.
+        if name not in BY_NAME and not name.replace("_", "").isalpha():
+            raise ConfigError(f"--skip {name}: wanted the name of a check; all of them: forebay lint --explain-checks")
     if options.drop_ids is not None:
         for target in targets:
             folder = None if target.config is not None or is_url(target.place) else Path(target.place)
             check_output(options.drop_ids, "--drop-ids", folder=folder, config=target.config)
     measured = [_measured(target, options) for target in targets]
-    linted = [Linted.of(found, left_out=_checks_left_out(found), notes=_notes(found)) for found in measured]
     findings = [
         each for found in measured for each in (*judged(found, options.limits), *duplicates(found, options.limits))
     ]
@@ -138,7 +259,7 @@ def lint(targets: Sequence[Target], against: Sequence[Target], options: LintOpti
     findings += _leaks(targets, measured, against, options, notes)
     kept = sorted((each for each in findings if each.check not in options.skip), key=Finding.order)
     report = LintReport(
-        sets=linted,
+        sets=[_linted(found) for found in measured],
         findings=kept,
         notes=notes,
         severity=options.severity,
@@ -152,13 +273,6 @@ def lint(targets: Sequence[Target], against: Sequence[Target], options: LintOpti
     return report
 
 
-def _require_checks(names: Sequence[str]) -> None:
-    for name in names:
-        # A build's reasons are checks too, and which there are is for the build to say.
-        if name not in BY_NAME and not name.replace("_", "").isalpha():
-            raise ConfigError(f"--skip {name}: wanted the name of a check; all of them: forebay lint --explain-checks")
-
-
 def _measured(target: Target, options: LintOptions) -> Measured:
     """Returns what is known of a target: of a config its raw data, or a cache of it that keeps as much."""
     if target.config is None:
@@ -169,7 +283,8 @@ def _measured(target: Target, options: LintOptions) -> Measured:
             lookup = find_cache(config, recipe)
         if lookup.found is not None:
             cache = open_cache(lookup.found.place, remote=config.remote)
-            if lookup.state == "absent" or _keeps_enough(cache):
+            # A cache keeps no sizes of images, and of recordings enough only with their waveforms.
+            if lookup.state == "absent" or "waveform" in cache.fields or cache.groups == (TEXT,):
                 return _of_cache(cache, target, options)
     found = measure_raw(config, recipe, options.limits, name=target.name, progress=options.progress)
     return chosen_of_raw(found, config.filter)
@@ -188,27 +303,29 @@ def _of_cache(cache: Cache, target: Target, options: LintOptions) -> Measured:
             most=options.most,
             progress=options.progress,
         )
-    return found if target.config is None else chosen_of_cache(found, target.config.filter, cache)
+    if target.config is None or not target.config.filter.is_given:
+        return found
+    is_kept = np.zeros(len(cache), bool)
+    is_kept[Filter.of(target.config.filter).choose(cache, name=cache.place).places] = True
+    return _without(found, ~is_kept[: len(found)])
 
 
-def _keeps_enough(cache: Cache) -> bool:
-    """Whether a cache keeps recordings or texts as the checks want them; of images it keeps no sizes."""
-    return "waveform" in cache.fields or cache.groups == (TEXT,)
-
-
-def _checks_left_out(found: Measured) -> dict[str, str]:
-    """Returns why checks were not made, by their names."""
-    return {check.name: found.left_out[check.needs] for check in CHECKS if check.needs in found.left_out}
-
-
-def _notes(found: Measured) -> list[str]:
+def _linted(found: Measured) -> Linted:
     known = [
         f"{name!r} ({count} samples)"
         for number, name in enumerate(found.languages)
         if name and scripts_of(name) is None and (count := int((found.language_of == number).sum()))
     ]
     note = f"languages whose script is not known: {', '.join(known[:10])}"
-    return [*found.notes, *([note + (f" and {len(known) - 10} more" if len(known) > 10 else "")] if known else [])]
+    notes = [note + (f" and {len(known) - 10} more" if len(known) > 10 else "")] if known else []
+    return Linted(
+        name=found.name,
+        is_raw=found.is_raw,
+        num_samples=len(found),
+        left_out={each.name: found.left_out[each.needs] for each in CHECKS if each.needs in found.left_out},
+        excluded=found.excluded,
+        notes=[*found.notes, *notes],
+    )
 
 
 def _leaks(

@@ -1,19 +1,23 @@
-"""What is known of a set of samples, a column a fact; and what a check found.
+"""A set of samples as it was measured, a column a fact; findings; and the walk that measures rows and items.
 
-What is measured of a decoded clip: how quiet, how clipped, how wide its band is.
-"""
+Runs of rows are measured in worker processes, a task each; a row that kills its worker is a finding and not the end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from forebay.inspect.checks.limits import SEVERITIES, Limits, Severity
+from forebay.preprocess.pool import Pool
+from forebay.progress import Progress
 from forebay.store.layout import Array, Ints
+from forebay.task_map import WorkerDied
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +29,7 @@ class Refused:
     message: str
     row: int = -1
     place: int = -1
-    """Where the sample stands in the listing."""
+    """The place of the sample in the listing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +135,6 @@ class Finding:
     other: str | None = None
     other_set: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON form."""
-        return asdict(self)
-
     def order(self) -> tuple[int, str, str, int, str, str, str]:
         """Returns what findings are sorted by: the worst first, then by check, set and place."""
         rank = SEVERITIES.index(self.severity)
@@ -146,11 +146,11 @@ _WINDOW = 512
 _WINDOWS = 32
 """The loudest ones are enough to see where a band ends."""
 _ABOVE = 0.6
-"""Of the band. Half of it would meet the slope of a filter that ends there: torchaudio's reaches to 0.58."""
+"""The share of the band. Half of it would meet the slope of a filter that ends there: torchaudio's reaches to 0.58."""
 
 
 class Sound(NamedTuple):
-    """What a clip is like.
+    """The measures of a clip.
 
     loudest_dbfs: level of its loudest piece of 20 ms. quiet: share of pieces below `quiet_dbfs`. clipped: share of
     samples at full scale. offset: magnitude of its mean, 1.0 being full scale.
@@ -210,3 +210,125 @@ def band_db(clip: Array) -> float:
     if total < 1e-6:
         return float("nan")
     return float(10 * np.log10(max(float(spectrum[int(_ABOVE * len(spectrum)) :].sum()) / total, 1e-20)))
+
+
+R = TypeVar("R")
+
+Span = tuple[int, int]
+"""Rows [start, stop)."""
+
+
+class SpanTask(Protocol):
+    """A task of a worker: some consecutive rows from `start` on."""
+
+    @property
+    def start(self) -> int:
+        """The first row."""
+        ...
+
+
+def cut(count: int, size: int) -> list[Span]:
+    """Returns the runs of `size` rows that `count` rows make."""
+    return [(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def run_spans(
+    pool: Pool,
+    function: Callable[[Any], R],
+    make: Callable[[int, int], SpanTask],
+    spans: Sequence[Span],
+    *,
+    new_pool: Callable[[], Pool],
+    done: Callable[[int], object],
+    keep: Callable[[int, R], object],
+) -> list[int]:
+    """Keeps `function(make(start, stop))` of every run of rows; returns the rows that killed a worker twice, sorted.
+
+    A task is made when a worker is free for it.
+
+    pool: whose workers begin. new_pool: makes another one behind a death, whose neighbours' tasks are lost with it.
+    done: is called with the number of rows that were done. keep: takes each result, with its first row, as it comes.
+    """
+    deaths: list[int] = []
+    waiting = dict(spans)
+    with contextlib.ExitStack() as stack:
+        while waiting:
+            try:
+                for task, result in pool.run(function, (make(*span) for span in list(waiting.items()))):
+                    keep(task.start, result)
+                    done(waiting.pop(task.start) - task.start)
+            except WorkerDied as err:
+                start = err.task.start
+                stop, row = waiting.pop(start), start + err.position
+                deaths.append(row)
+                done(1)
+                waiting |= {a: b for a, b in ((start, row), (row + 1, stop)) if a < b}
+                pool = stack.enter_context(new_pool())
+    return sorted(deaths)
+
+
+Bad = tuple[int, str, str]
+"""Position of a row, reason, message."""
+
+_UNKNOWN = {"f": np.nan, "i": 0, "O": ""}
+"""The value of a column where nothing was measured, by the kind of its values."""
+
+
+@dataclass
+class MeasuredPart:
+    """The measures of some rows, a value a row.
+
+    facts: by name, float64 (NaN where not known), int64 or strings. content: int64 hashes by what they are of, 0 where
+    there is none. bad: those that a build leaves out.
+    """
+
+    facts: dict[str, Array] = field(default_factory=dict)
+    content: dict[str, Ints] = field(default_factory=dict)
+    bad: list[Bad] = field(default_factory=list)
+
+
+class MeasuredColumns(MeasuredPart):
+    """The measures of all rows. deaths: the rows that killed a worker twice; nothing is known of them."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.deaths: list[int] = []
+
+    def put(self, start: int, part: MeasuredPart) -> None:
+        """Writes what was measured of the rows from `start` on."""
+        for columns, values in ((self.facts, part.facts), (self.content, part.content)):
+            for name, found in values.items():
+                if name not in columns:
+                    columns[name] = np.full(self.count, _UNKNOWN[found.dtype.kind], found.dtype)
+                columns[name][start : start + len(found)] = found
+        self.bad.extend((start + row, reason, message) for row, reason, message in part.bad)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Walk:
+    """The processes in which rows are measured. workers: None: one a core."""
+
+    workers: int | None
+    progress: bool
+
+    def pool(self) -> Pool:
+        """Returns new processes."""
+        return Pool(self.workers or os.cpu_count() or 1, shows=self.progress)
+
+    def columns(
+        self,
+        pool: Pool,
+        function: Callable[[Any], MeasuredPart],
+        make: Callable[[int, int], SpanTask],
+        count: int,
+        *,
+        size: int,
+        unit: str,
+    ) -> MeasuredColumns:
+        """Returns what a function measures of `count` rows. make: gives a task of rows. size: rows of a task."""
+        found = MeasuredColumns(count)
+        with Progress(count, desc="lint", unit=unit, is_shown=self.progress) as bar:
+            spans = cut(count, size)
+            found.deaths = run_spans(pool, function, make, spans, new_pool=self.pool, done=bar.update, keep=found.put)
+        return found

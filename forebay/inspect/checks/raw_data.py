@@ -6,6 +6,7 @@ Tasks over raw data: some rows, or items of a group, read and made as a build do
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,8 +18,19 @@ import xxhash
 from forebay.config.tree import Config
 from forebay.errors import SampleError
 from forebay.inspect.checks.limits import Limits
-from forebay.inspect.checks.measure_items import Bad, MeasuredColumns, MeasuredPart, Walk
-from forebay.inspect.checks.measured import Classes, ImageFacts, Measured, Refused, Sound, band_db, measured_sound
+from forebay.inspect.checks.measured import (
+    Bad,
+    Classes,
+    ImageFacts,
+    Measured,
+    MeasuredColumns,
+    MeasuredPart,
+    Refused,
+    Sound,
+    Walk,
+    band_db,
+    measured_sound,
+)
 from forebay.inspect.checks.text_letters import classes_in, kind_of, said_of, signed
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.coded import Coder
@@ -120,7 +132,7 @@ def _pixels(task: RawTask, group: ItemGroup, read: Read) -> MeasuredPart:
 
 
 def _sounds(task: RawTask, group: AudioItems, read: Read) -> MeasuredPart:
-    """What clips are like, as decoded, and why a build leaves them out."""
+    """Measures clips, as decoded, and notes why a build leaves them out."""
     count = len(task.rows)
     facts = {name: np.full(count, np.nan) for name in (*Sound._fields, "band_db", "file_rate_hz", "file_s")}
     facts["num_samples"] = np.zeros(count, np.int64)
@@ -168,7 +180,7 @@ def sound_hash(clip: Array) -> int:
 
 
 _LOOKS: Mapping[Group, Callable[[RawTask, Any, Read], MeasuredPart]] = {"audio": _sounds, "image": _pixels}
-"""What is measured of the items of a group; of others only what a build says of them."""
+"""The measures of the items of a group; of others only what a build says of them."""
 
 
 _ITEMS, _TEXTS = 64, 4096
@@ -219,7 +231,7 @@ def tasks_of(config: Config, listing: Listing, group: Group, limits: Limits) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class _Known:
-    """What the items of a group say of the samples: fields of `Measured`, of which facts and content of all are joined.
+    """The facts of samples by the items of a group: fields of `Measured`, of which facts and content of all are joined.
 
     late: rows that are left out for what was decoded.
     """
@@ -235,13 +247,16 @@ def _measured(config: Config, listing: Listing, found: Mapping[Group, MeasuredCo
     bad = [*said.bad, *_dead(said, lambda row: f"sample {rows['sample_id'][row].as_py()}")]
     known = [_Known(facts=said.facts, content=said.content)]
     for group in listing.groups.items:
-        bad += _of_rows(listing.items[group.name], _bad_items(listing, group, found[group.name]))
+        items = listing.items[group.name]
+        names = functools.partial(_item_name, listing, group)
+        bad += _of_rows(items, [*found[group.name].bad, *_dead(found[group.name], names)])
         known += [_KNOWN[group.name](listing, group, found[group.name])] if group.name in _KNOWN else []
     refused = {row for row, _, _ in bad}
     bad += [each for one in known for each in one.late if each[0] not in refused]
     fields = {key: value for one in known for key, value in one.fields.items()}
     is_class = kind_of(text.steps.step.name, lists=bool(text.listed)) == "class"
     languages, language_of = languages_of(rows)
+    code = [] if config.text is None else code_in(config.text.settings)
     return Measured(
         name=name,
         is_raw=True,
@@ -257,14 +272,11 @@ def _measured(config: Config, listing: Listing, found: Mapping[Group, MeasuredCo
         classes=_classes(config, rows) if is_class else None,
         left_out={} if text.listed else _lacks(said, is_sound="rate_hz" in fields),
         excluded=manifest.counts()["excluded"],
-        notes=_not_run(config),
+        notes=[
+            f"{entry} was not run: lint runs no code, so labels are judged as they are without it" for entry in code
+        ],
         **fields,
     )
-
-
-def _not_run(config: Config) -> list[str]:
-    code = [] if config.text is None else code_in(config.text.settings)
-    return [f"{entry} was not run: lint runs no code, so labels are judged as they are without it" for entry in code]
 
 
 def _lacks(said: MeasuredColumns, *, is_sound: bool) -> dict[str, str]:
@@ -281,13 +293,9 @@ def _dead(found: MeasuredColumns, name: Callable[[int], str]) -> list[Bad]:
     ]
 
 
-def _bad_items(listing: Listing, group: ItemGroup, found: MeasuredColumns) -> list[Bad]:
-    table, label = listing.items[group.name].table, "sample " if group.lists is None else ""
-
-    def name(item: int) -> str:
-        return label + str(group.task_rows(table.slice(item, 1), listing.files)["sample_id"][0].as_py())
-
-    return [*found.bad, *_dead(found, name)]
+def _item_name(listing: Listing, group: ItemGroup, item: int) -> str:
+    rows = group.task_rows(listing.items[group.name].table.slice(item, 1), listing.files)
+    return ("sample " if group.lists is None else "") + str(rows["sample_id"][0].as_py())
 
 
 def _of_rows(items: Items, bad: Sequence[Bad]) -> list[Bad]:
@@ -349,7 +357,7 @@ def _of_images(listing: Listing, group: ItemGroup, found: MeasuredColumns) -> _K
 
 
 _KNOWN: Mapping[Group, Callable[[Listing, Any, MeasuredColumns], _Known]] = {"audio": _of_clips, "image": _of_images}
-"""What is said of samples by the items of a group."""
+"""The facts of samples by the items of a group."""
 
 
 def languages_of(rows: pa.Table) -> tuple[list[str], Ints]:

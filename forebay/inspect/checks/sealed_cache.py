@@ -15,8 +15,18 @@ import pyarrow.compute as pc
 from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheCorruptError, FormError
 from forebay.inspect.checks.limits import Limits
-from forebay.inspect.checks.measure_items import MeasuredColumns, MeasuredPart, Walk
-from forebay.inspect.checks.measured import Classes, ImageFacts, Measured, Refused, Sound, band_db, measured_sound
+from forebay.inspect.checks.measured import (
+    Classes,
+    ImageFacts,
+    Measured,
+    MeasuredColumns,
+    MeasuredPart,
+    Refused,
+    Sound,
+    Walk,
+    band_db,
+    measured_sound,
+)
 from forebay.inspect.checks.raw_data import coded, sound_hash
 from forebay.inspect.checks.text_letters import classes_in, kind_of, said_of
 from forebay.rows.manifest import reduced
@@ -158,7 +168,7 @@ def _sounds(cache: Cache, task: CacheTask) -> MeasuredPart:
 
 
 def _pixels(cache: Cache, task: CacheTask) -> MeasuredPart:
-    """What lies between the darkest and the brightest value of each image, of 255."""
+    """Measures the range between the darkest and the brightest value of each image, of 255."""
     name, measured = _range_of(cache, task.group)
     ranges = np.full(len(task.rows), np.nan)
     known, sample = -1, dict[str, Any]()
@@ -170,7 +180,7 @@ def _pixels(cache: Cache, task: CacheTask) -> MeasuredPart:
 
 
 _MEASURED: Mapping[Group, Callable[[Cache, CacheTask], MeasuredPart]] = {"audio": _sounds, "image": _pixels}
-"""What is measured of the stored items of a group."""
+"""The measures of the stored items of a group."""
 
 
 def _range_of(cache: Cache, group: Group) -> tuple[str, Callable[[Any], float]]:

@@ -1,4 +1,4 @@
-"""What is measured of a text: its letters' scripts, words that repeat in a row, and a hash to know it again by.
+"""A text is measured: its letters' scripts, words that repeat in a row, and a hash to know it again by.
 
 Letters that a text's language is not written with, and words that mix scripts whose letters look alike.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from forebay.inspect.checks.measure_items import MeasuredPart
+from forebay.inspect.checks.measured import MeasuredPart
 from forebay.steps.table import STEPS
 from forebay.steps.text.annotation import digit_share
 from forebay.steps.text.language.script import letters_of, script_of, scripts_of
@@ -60,7 +60,7 @@ _LONGEST_LOOP = 24
 
 
 class TextFacts(NamedTuple):
-    """What a text is like.
+    """The measures of a text.
 
     chars: without white space. letters: of any script. foreign: share of letters that its language is not written with.
     script: of most of these. is_known: whether the language is in the table. word: one that mixes scripts, or "".

@@ -1,4 +1,4 @@
-"""What a page says of a whole cache, gathered once: facts, plans, doubts, and how its samples are read.
+"""All that a page says of a whole cache, gathered once: facts, plans, doubts, and how its samples are read.
 
 The rows of the table of samples: what a page says of each, cheap enough for thousands of them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,8 +22,17 @@ from forebay.config.tree import Config
 from forebay.errors import ForebayError
 from forebay.inspect.facts import cache_facts
 from forebay.inspect.page.cards import Reader
-from forebay.inspect.page.chosen_cards import Chosen, by_ids, longest, spread, worst
-from forebay.inspect.page.doubts import OWN_LENGTHS, Doubts, PageColumns, doubts_of
+from forebay.inspect.page.page_samples import (
+    OWN_LENGTHS,
+    Chosen,
+    Doubts,
+    PageColumns,
+    by_ids,
+    doubts_of,
+    longest,
+    spread,
+    worst,
+)
 from forebay.inspect.page.plan_history import PlanView, views_of
 from forebay.inspect.page.words import rejected_ids, sealed_at, shortened
 from forebay.inspect.sample import Sounds, load_tokenizer, spoken
@@ -74,8 +83,13 @@ class PageRows:
             numbers += [("characters/s", columns.rate, 1), ("fit", self.doubts.z, 1)]
         return [
             _number("#", np.arange(count), places=0),
-            PageColumn(name="id", is_number=False, cells=partial(_texts, columns.ids, limit=_ID), key=self._ids_key),
-            *self._language(),
+            PageColumn(
+                name="id",
+                is_number=False,
+                cells=partial(_texts, columns.ids, limit=_ID),
+                key=partial(_rank, columns.ids),
+            ),
+            *([self._language()] if any(columns.languages[0]) else []),
             *(_number(name, values, places=places) for name, values, places in numbers),
             *(self._kept(name) for name in columns.kept[:_MAX_KEPT]),
             PageColumn(name="text", is_number=False, cells=self._said, key=partial(_rank, columns.texts)),
@@ -86,19 +100,15 @@ class PageRows:
         where = np.asarray(indices, np.int64)
         return [list(row) for row in zip(*(column.cells(where) for column in self.shown), strict=True)]
 
-    def _ids_key(self) -> Array:
-        return _rank(self.columns.ids)
-
-    def _language(self) -> Iterator[PageColumn]:
+    def _language(self) -> PageColumn:
         names, codes = self.columns.languages
-        if any(names):
-            shown = [_safe(name, _CELL) for name in names]
-            yield PageColumn(
-                name="language",
-                is_number=False,
-                cells=lambda where: [shown[code] for code in codes[where].tolist()],
-                key=lambda: codes.astype(np.float64),
-            )
+        shown = [_safe(name, _CELL) for name in names]
+        return PageColumn(
+            name="language",
+            is_number=False,
+            cells=lambda where: [shown[code] for code in codes[where].tolist()],
+            key=lambda: codes.astype(np.float64),
+        )
 
     def _kept(self, name: str) -> PageColumn:
         spec = self.columns.cache.fields.get(name)
@@ -114,10 +124,8 @@ class PageRows:
         )
 
     def _said(self, where: Array) -> list[str]:
-        texts = self.columns.texts.take(where).to_pylist()
-        if not self.columns.cache.listed:
-            return [_safe(text, _TEXT) for text in texts]
-        return [_safe(_conversation(text), _TEXT) for text in texts]
+        texts, is_talk = self.columns.texts.take(where).to_pylist(), bool(self.columns.cache.listed)
+        return [_safe(_conversation(text) if is_talk else text, _TEXT) for text in texts]
 
     def chosen(self, shown: Sequence[int]) -> Array:
         """Returns the indices that a file lists: all of up to 3,000 samples, else those shown and doubtful, and others.
@@ -219,7 +227,7 @@ class Overview:
 
     @property
     def rate_hz(self) -> int:
-        """Of the audio; 0 without."""
+        """The rate of the audio; 0 without."""
         return int(self.columns.cache.constants.get("sample_rate_hz", 0))
 
 
@@ -270,11 +278,8 @@ def _chosen(
         about = "transcripts that do not fit their length, waveforms at full scale, most padding in their bucket"
         return found, f"the worst ones, in turn: {about}" if found else f"no sample is out of range: {about}"
     found = spread(columns)
-    return found, "all of them" if len(found) == len(columns) else f"spread over {_spread_over(columns)}"
-
-
-def _spread_over(columns: PageColumns) -> str:
-    return "languages and lengths" if columns.classes is None else "classes"
+    over = "languages and lengths" if columns.classes is None else "classes"
+    return found, "all of them" if len(found) == len(columns) else f"spread over {over}"
 
 
 def _tokenizer(cache: Cache, config: Config | None) -> tuple[Any, str]:

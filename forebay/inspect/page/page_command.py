@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from forebay.config.remote import RemoteConfig
-from forebay.config.tree import Config, stand_in
-from forebay.config.url import is_url, parse_url, url_or_path
+from forebay.config.tree import Config
+from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
+from forebay.inspect.command import plan_roots
 from forebay.inspect.page.overview import CardChoice, Overview, overview_of
 from forebay.inspect.page.serve import Server
 from forebay.inspect.page.write_pages import write_report
@@ -28,7 +28,7 @@ from forebay.visible import human_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What is asked for. html: the file to write; serve: a page on localhost instead, on `port` (0: any free one).
+    """The options. html: the file to write; serve: a page on localhost instead, on `port` (0: any free one).
 
     choice: which samples are shown first. cache_root: another place to look for plans, a folder or URL. sounds: where
     a config's recordings come from that the cache does not keep. remote: how the stores of URLs are asked.
@@ -60,10 +60,8 @@ def report(target: str | Path | Config, options: ReportOptions) -> int:
     cache = open_cache(place, remote=options.remote if config is None else config.remote)
     if options.html is not None:
         check_output(options.html, "--html", folder=cache.folder, config=config)
-    above = str(parse_url(place).parent) if is_url(place) else os.path.dirname(os.path.abspath(place))
     named = options.cache_root if config is None else config.run.cache_root
-    settings = options.remote if config is None else config.remote
-    roots = [stand_in(root, settings) for root in dict.fromkeys([above, *([named] if named else [])])]
+    roots = plan_roots(place, named or None, options.remote if config is None else config.remote)
     with foreign_values(cache.folder):
         with during("the columns of the cache", is_shown=options.progress):
             overview = overview_of(cache, config, choice=options.choice, roots=roots, sounds=options.sounds)

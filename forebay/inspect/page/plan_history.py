@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,12 @@ import numpy as np
 from forebay.config.plan import PlanConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, PlanError
-from forebay.inspect.page.doubts import PageColumns
+from forebay.inspect.page.page_samples import PageColumns
 from forebay.inspect.plan_facts import bucket_range, plans_of
 from forebay.inspect.sizes import pixel_padding
 from forebay.plan.disk import planned_samples, read_metadata
 from forebay.plan.make import make_plan, plan_statistics, samples_of
 from forebay.plan.names import plan_key
-from forebay.store.cache import Cache
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array
 from forebay.store.metadata import load_array
 from forebay.store.sample_filter import Filter
@@ -52,6 +51,16 @@ class DrawnPlan:
     rows: tuple[tuple[PackSegment, ...], ...]
     left_out: int = 0
 
+    @property
+    def held(self) -> float:
+        """The lengths of all samples together."""
+        return sum(segment.length for row in self.rows for segment in row)
+
+    @property
+    def padding(self) -> float:
+        """The share of the rows that is padding."""
+        return 1 - self.held / (self.room * len(self.rows)) if self.room else 0.0
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlanView:
@@ -68,6 +77,14 @@ class PlanView:
     padding: Array | None = None
     fills: Array | None = None
     pixel_padding: float | None = None
+
+    @property
+    def fill_counts(self) -> tuple[list[float], list[int]]:
+        """The histogram of how full packs are, in percent: its edges and counts."""
+        shares = np.clip(100 * np.asarray(self.fills), 0, 100)
+        low = int(min(90, np.floor(shares.min() / 10) * 10)) if len(shares) else 0
+        edges = np.linspace(low, 100, 11)
+        return edges.tolist(), np.histogram(shares, edges)[0].tolist()
 
 
 def views_of(columns: PageColumns, config: Config | None, *, roots: Sequence[Path]) -> list[PlanView]:
@@ -145,26 +162,20 @@ def _made(columns: PageColumns, source: SampleSource, settings: PlanConfig, *, k
 def _view(
     columns: PageColumns, facts: Mapping[str, Any], arrays: Mapping[str, Array], *, is_wanted: bool, is_kept: bool
 ) -> PlanView:
-    members, offsets = arrays.get("members"), arrays.get("offsets")
+    members, offsets, sizes = (arrays.get(name) for name in ("members", "offsets", "batch_sizes"))
+    view = PlanView(facts=facts, is_wanted=is_wanted, is_kept=is_kept)
     if members is None or offsets is None:
-        return PlanView(facts=facts, is_wanted=is_wanted, is_kept=is_kept)
+        return view
     if facts["kind"] == "pack":
         room = int(facts["settings"].get("seq_len") or _room(facts, members, offsets, columns))
         drawn, fills = _packs(columns, members, offsets, room=room)
-        return PlanView(facts=facts, is_wanted=is_wanted, is_kept=is_kept, drawn=drawn, fills=fills)
+        return replace(view, drawn=drawn, fills=fills)
+    pixels = None
+    if sizes is not None and len(sizes) == len(offsets) - 1:
+        buckets = [members[a:b] for a, b in itertools.pairwise(offsets.tolist())]
+        pixels = pixel_padding(columns.cache, buckets, sizes.tolist())
     drawn = _batches(columns, facts, arrays) if columns.length.any() else []
-    padding = _padding(columns.length, members, offsets)
-    pixels = _pixel_padding(columns.cache, arrays)
-    return PlanView(
-        facts=facts, is_wanted=is_wanted, is_kept=is_kept, drawn=drawn, padding=padding, pixel_padding=pixels
-    )
-
-
-def _pixel_padding(cache: Cache, arrays: Mapping[str, Array]) -> float | None:
-    members, offsets, sizes = arrays["members"], arrays["offsets"], arrays.get("batch_sizes")
-    if sizes is None or len(sizes) != len(offsets) - 1:
-        return None
-    return pixel_padding(cache, [members[a:b] for a, b in _pairs(offsets)], sizes.tolist())
+    return replace(view, drawn=drawn, padding=_padding(columns.length, members, offsets), pixel_padding=pixels)
 
 
 def _room(facts: Mapping[str, Any], members: Array, offsets: Array, columns: PageColumns) -> int:
@@ -213,18 +224,14 @@ def _segment(columns: PageColumns, index: int) -> PackSegment:
     image_id = columns.cache.constants.get("image_token_id")
     if image_id is None:
         return PackSegment(index=index, length=length)
-    ids = _token_ids(columns.cache, index)
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], ids == image_id, [0])).astype(np.int8))).reshape(-1, 2)
-    return PackSegment(index=index, length=length, images=tuple((int(a), int(b)) for a, b in edges))
-
-
-def _token_ids(cache: Cache, index: int) -> Array:
-    """Reads the text of a sample alone: `cache.read` would decode its images."""
-    slot = int(cache.slots[index])
-    shard, row = cache.shard("text", slot >> ROW_BITS), slot & ROW_MASK
+    # The text of the sample alone: `cache.read` would decode its images.
+    slot = int(columns.cache.slots[index])
+    shard, row = columns.cache.shard("text", slot >> ROW_BITS), slot & ROW_MASK
     values = shard.row(row)
     shard.check_row(row, values)
-    return values["input_ids"]
+    ids = values["input_ids"]
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], ids == image_id, [0])).astype(np.int8))).reshape(-1, 2)
+    return PackSegment(index=index, length=length, images=tuple((int(a), int(b)) for a, b in edges))
 
 
 def _batches(columns: PageColumns, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[DrawnPlan]:
@@ -253,13 +260,9 @@ def _batch(columns: PageColumns, own: Array, size: int, *, label: str, rng: np.r
 
 def _padding(length: Array, members: Array, offsets: Array) -> Array:
     padding = np.full(len(length), np.nan)
-    for start, end in _pairs(offsets):
+    for start, end in itertools.pairwise(offsets.tolist()):
         own = members[start:end]
         longest = float(length[own].max()) if len(own) else 0.0
         if longest > 0:
             padding[own] = 1.0 - length[own] / longest
     return padding
-
-
-def _pairs(offsets: Array) -> Iterable[tuple[int, int]]:
-    return itertools.pairwise(offsets.tolist())

@@ -1,10 +1,11 @@
 """A server for one user on this machine: bound to 127.0.0.1, GET alone, every path behind a random token.
 
-What is answered to a path: pages, rows and media of samples, each named by its index.
-"""
+What is answered to a path: pages, media of samples by their index, and rows of all samples, searched and sorted here: a
+browser holds fifty rows of a million."""
 
 from __future__ import annotations
 
+import functools
 import hmac
 import http.server
 import json
@@ -16,22 +17,98 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from forebay.errors import CacheError, ConfigError
-from forebay.inspect.page.card_page import card_element
-from forebay.inspect.page.cards import SERVED_COLUMNS, Card, CardReading, linked, served_image, wav_head
-from forebay.inspect.page.chosen_cards import Chosen
-from forebay.inspect.page.markup import Html, page, policy, tag
-from forebay.inspect.page.overview import Overview
-from forebay.inspect.page.search import PageSearch, Query
-from forebay.inspect.page.write_pages import body_of, columns_json, frame
-from forebay.steps.text.pace import PACE
+from forebay.inspect.page.cards import SERVED_COLUMNS, SERVED_SIDE, Card, CardReading, linked, wav_head, webp
+from forebay.inspect.page.markup import page, policy
+from forebay.inspect.page.overview import Overview, PageRows
+from forebay.inspect.page.page_samples import Chosen
+from forebay.inspect.page.write_pages import cache_page
+from forebay.store.layout import Array
 from forebay.store.metadata import foreign_values
 from forebay.visible import printable
+
+_MAX_SIZE = 200
+_MAX_TEXT = 200
+_KEPT = 6
+"""Orders, and answers to searches, that are kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """The question of a page: `size` rows from `first` on, sorted by column `by`, of those that hold `text`.
+
+    language: the number of one; None: all of them.
+    """
+
+    first: int = 0
+    size: int = 50
+    by: int = 0
+    is_falling: bool = False
+    text: str = ""
+    language: int | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, list[str]], *, columns: int, languages: int) -> Query | None:
+        """Returns the query of a URL's parameters; None where one of them is none that a page sends."""
+        one = {name: values[0] for name, values in given.items() if len(values) == 1}
+        language, text = one.get("language", ""), one.get("text", "")
+        numbers = [one.get("first", "0"), one.get("size", "50"), one.get("by", "0"), language or "0"]
+        if len(one) < len(given) or not all(_is_number(number) for number in numbers):
+            return None
+        first, size, by, number = map(int, numbers)
+        is_there = 1 <= size <= _MAX_SIZE and by < columns and number < max(languages, 1) and len(text) <= _MAX_TEXT
+        if not is_there or one.get("down", "0") not in ("0", "1"):
+            return None
+        chosen = number if language else None
+        return cls(first=first, size=size, by=by, is_falling=one.get("down") == "1", text=text, language=chosen)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 12
+
+
+class PageSearch:
+    """Answers queries over all samples of a cache, and keeps its last orders and masks. Threads share it."""
+
+    def __init__(self, *, rows: PageRows) -> None:
+        self.rows = rows
+        # Two threads may make one value at once; either is right.
+        self._order, self._mask = (functools.lru_cache(_KEPT)(make) for make in (self._ordered, self._masked))
+
+    def answer(self, query: Query) -> dict[str, Any]:
+        """Returns `total`, how many samples are found, and `rows`, those that are asked for."""
+        order = self._order(query.by, query.is_falling)
+        if query.text or query.language is not None:
+            order = order[self._mask(query.text, query.language)[order]]
+        return {"total": len(order), "rows": self.rows.of(order[query.first : query.first + query.size])}
+
+    def _ordered(self, by: int, is_falling: bool) -> Array:  # noqa: FBT001  the key of what is kept
+        key = self.rows.shown[by].key()
+        return np.argsort(-key if is_falling else key, kind="stable")
+
+    def _masked(self, text: str, language: int | None) -> Array:
+        columns = self.rows.columns
+        found = np.ones(len(columns), bool)
+        if language is not None:
+            found &= columns.languages[1] == language
+        if text:
+            found &= _holds(columns.ids, text) | _holds(columns.texts, text)
+        return found
+
+
+def _holds(column: pa.ChunkedArray, text: str) -> Array:
+    held = pc.match_substring(column, text, ignore_case=True)
+    return np.asarray(pc.fill_null(held, fill_value=False).to_numpy(), bool)
+
 
 _NUMBER = "([0-9]{1,12})"
 _MAX_QUERY = 2_000
@@ -39,7 +116,7 @@ _MAX_QUERY = 2_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageAnswer:
-    """What is sent. parts: the body, end to end; content_policy: what a page may load."""
+    """The answer to a path. parts: the body, end to end; content_policy: what a page may load."""
 
     status: int
     media_type: str
@@ -68,7 +145,7 @@ class Pages:
         """root: `/TOKEN`, without a slash at its end."""
         self.overview, self.root = overview, root
         self._search = PageSearch(rows=overview.rows)
-        self._first: bytes | None = None
+        self._first: str | None = None
         self._lock = threading.Lock()
         routes: list[tuple[str, Callable[..., PageAnswer]]] = [
             ("/?", self._home),
@@ -93,32 +170,22 @@ class Pages:
         return plain(404, "there is nothing at this address")
 
     def _home(self) -> PageAnswer:
+        overview, root, note = self.overview, self.root, f"All {len(self.overview.columns):,}."
         with self._lock:
             if self._first is None:
-                self._first = self._made_home().encode("utf-8")
+                cards = [self._card(chosen) for chosen in overview.chosen]
+                self._first = cache_page(
+                    overview, cards, data={"root": root}, note=note, title="forebay", root=root, origin=_ORIGIN
+                )
         return self._page(self._first)
 
-    def _made_home(self) -> str:
-        overview = self.overview
-        cards = [card_element(self._card(chosen), link=self._where(chosen.index)) for chosen in overview.chosen]
-        body = body_of(overview, cards, link=self._link, note=f"All {len(overview.columns):,}.")
-        data = {
-            "columns": columns_json(overview),
-            "languages": overview.columns.languages[0][:500],
-            "root": self.root,
-            "far": PACE.deviations,
-        }
-        return page(f"{overview.facts['name']}: forebay", body, data=data, origin="'self'")
-
-    def _page(self, data: bytes) -> PageAnswer:
+    def _page(self, text: str) -> PageAnswer:
         rules = f"{policy(origin=_ORIGIN)}; frame-ancestors 'none'"
-        return PageAnswer(status=200, media_type="text/html; charset=utf-8", parts=[data], content_policy=rules)
+        parts = [text.encode("utf-8")]
+        return PageAnswer(status=200, media_type="text/html; charset=utf-8", parts=parts, content_policy=rules)
 
     def _where(self, index: int) -> str:
         return f"{self.root}/sample/{index}"
-
-    def _link(self, index: int) -> Html:
-        return tag("a", tag("code", self.overview.columns.ids[index].as_py()[:80]), href=self._where(index))
 
     def _card(self, chosen: Chosen) -> Card:
         reading = self.overview.reader.read(chosen)
@@ -131,16 +198,18 @@ class Pages:
         near = {"previous": self._where(index - 1)} if index else {}
         near |= {"next": self._where(index + 1)} if index + 1 < count else {}
         links = [(f"{self.root}/", "All samples"), *((where, name.capitalize()) for name, where in near.items())]
-        card = card_element(self._card(Chosen(index=index)))
-        content = tag(
-            "section",
-            tag("h1", f"Sample {index:,} of {count:,}", class_="plain"),
-            tag("div", card, class_="single"),
-            id="samples",
+        text = page(
+            "sample.html",
+            f"sample {index}: forebay",
+            data={"root": self.root, "neighbours": near},
+            origin=_ORIGIN,
+            home=f"{self.root}/",
+            links=links,
+            card=self._card(Chosen(index=index)),
+            count=count,
+            root="",
         )
-        body = frame([content], home=f"{self.root}/", links=links)
-        text = page(f"sample {index}: forebay", body, data={"root": self.root, "neighbours": near}, origin=_ORIGIN)
-        return self._page(text.encode("utf-8"))
+        return self._page(text)
 
     def _reading(self, index: int) -> CardReading | None:
         if index >= len(self.overview.columns):
@@ -170,7 +239,7 @@ class Pages:
         reading = self._reading(index)
         if reading is None or place >= len(reading.pictures):
             return plain(404, "there is no such image")
-        return _media("image/webp", served_image(reading.pictures[place]))
+        return _media("image/webp", webp(reading.pictures[place].pixels, side=SERVED_SIDE))
 
     def _rows(self, query: str) -> PageAnswer:
         languages = len(self.overview.columns.languages[0])

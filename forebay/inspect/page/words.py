@@ -5,6 +5,7 @@ The tokens of a text in pieces that can be read, each with what a loss makes of 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import json
@@ -53,9 +54,10 @@ def recipe_lines(recipe: Mapping[str, Any], *, made_by: str = "") -> Iterator[tu
     makers = {"source": _source, "audio": _audio, "vision": _vision, "text": _text}
     for section, settings in recipe.items():
         if isinstance(settings, Mapping):
-            named = {**settings, "made_by": made_by} if section == "vision" else settings
-            parts = [part for part in makers.get(section, _any)(named) if part]
-            yield section, "; ".join(parts) or "as it is by default"
+            others = (f"{name} {_plain(value)}" for name, value in settings.items() if value not in (None, [], {}))
+            make = makers.get(section)
+            parts = others if make is None else make({**settings, "made_by": made_by})
+            yield section, "; ".join(part for part in parts if part) or "as it is by default"
 
 
 def _source(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -102,10 +104,6 @@ def _text(settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"at most {_plain(settings['max_label_tokens'])} label tokens"
 
 
-def _any(settings: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"{name} {_plain(value)}" for name, value in settings.items() if value not in (None, [], {}))
-
-
 def _plain(value: Any) -> str:
     return shortened(value if isinstance(value, str) else json.dumps(value), 200)
 
@@ -122,7 +120,11 @@ def rejected_ids(path: Path, *, wanted: int) -> dict[tuple[str, str], list[str]]
     try:
         with open(path, encoding="utf-8", errors="backslashreplace") as file:
             for number, line in enumerate(file):
-                _note(found, line)
+                with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+                    entry = json.loads(line)
+                    kind, reason, sample_id = (str(entry[name]) for name in ("kind", "reason", "sample_id"))
+                    ids = found.setdefault((kind, reason), [])
+                    ids += [sample_id] if len(ids) < _FIRST_IDS else []
                 if number >= _MAX_LINES or (
                     len(found) >= wanted and all(len(ids) >= _FIRST_IDS for ids in found.values())
                 ):
@@ -132,21 +134,12 @@ def rejected_ids(path: Path, *, wanted: int) -> dict[tuple[str, str], list[str]]
     return found
 
 
-def _note(found: dict[tuple[str, str], list[str]], line: str) -> None:
-    try:
-        entry = json.loads(line)
-        place, sample_id = (str(entry["kind"]), str(entry["reason"])), str(entry["sample_id"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return
-    ids = found.setdefault(place, [])
-    if len(ids) < _FIRST_IDS:
-        ids.append(sample_id)
-
-
 MAX_TOKENS = 700
 """Tokens of a sample that a page shows."""
 
 Kind = Literal["given", "learnt", "image"]
+_KINDS: Mapping[Kind, str] = {"learnt": "learnt", "given": "given, not learnt", "image": "an image's places"}
+_SEEN = str.maketrans({" ": "·", "\n": "↵", "\t": "⇥"})
 _MAX_PIECE = 8
 """Tokens that one character may be made of, at most."""
 
@@ -159,6 +152,17 @@ class TokenPiece:
     text: str | None
     ids: tuple[int, ...]
     count: int
+
+    @property
+    def shown(self) -> str:
+        """The text with white space that is seen, or the ids."""
+        text = " ".join(map(str, self.ids)) if self.text is None else self.text.translate(_SEEN)
+        return f"{text} × {self.count:,}" if self.kind == "image" else text
+
+    @property
+    def about(self) -> str:
+        """The ids, and what a loss makes of them."""
+        return f"{' '.join(map(str, self.ids))}: {_KINDS[self.kind]}"
 
 
 def learnt_mask(tensors: Mapping[str, Any]) -> Array:

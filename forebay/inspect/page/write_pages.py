@@ -1,25 +1,37 @@
-"""A cache as one self-contained HTML file of at most 10 MB."""
+"""A cache as one self-contained HTML file of at most 10 MB, and what its template shows of an overview."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forebay.inspect.page import page_sections as sections
-from forebay.inspect.page.card_page import card_element
-from forebay.inspect.page.cards import embedded
-from forebay.inspect.page.chosen_cards import SHOWN
-from forebay.inspect.page.markup import Child, Html, joined, page, tag
+import numpy as np
+
+from forebay.inspect.listed_groups import form_rows
+from forebay.inspect.page.cards import Card, embedded
+from forebay.inspect.page.markup import page
 from forebay.inspect.page.overview import MAX_ROWS, Overview
-from forebay.inspect.page.plan_page import plans
+from forebay.inspect.page.page_samples import LABEL, NEAR_S, SHOWN
+from forebay.inspect.page.words import recipe_lines
+from forebay.inspect.plan_facts import (
+    bucket_range,
+    has_lengths,
+    held_rows,
+    plan_figures,
+    shown_settings,
+    unplaced_text,
+)
+from forebay.inspect.sizes import count_histogram
 from forebay.progress import Progress
 from forebay.steps.text.pace import PACE
 from forebay.store.files import write_bytes
 
 MAX_BYTES = 10_000_000
-"""Of a file, always."""
+"""The most that a file has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,63 +66,60 @@ def write_report(overview: Overview, path: Path, *, progress: bool = False) -> i
     for bounds in _TRIED:
         cards = embedded(readings[: bounds.cards], rate_hz=overview.rate_hz, budget=bounds.media)
         kept = cards if bounds.is_whole else [replace(card, pieces=(), row={}) for card in cards]
-        data = _document(overview, [card_element(card) for card in kept], most_rows=bounds.rows).encode("utf-8")
+        data = _document(overview, kept, most_rows=bounds.rows).encode("utf-8")
         if len(data) <= MAX_BYTES:
             break
     write_bytes(path, data)
     return len(data)
 
 
-def _document(overview: Overview, cards: Sequence[Html], *, most_rows: int) -> str:
-    shown = [chosen.index for chosen in overview.chosen[: len(cards)]]
+def _document(overview: Overview, cards: Sequence[Card], *, most_rows: int) -> str:
+    shown = [card.index for card in cards]
     whole = len(overview.columns)
     listed = overview.rows.chosen(shown)[:most_rows]
-    count = len(listed)
     note = (
         f"All {whole:,}."
-        if count == whole
+        if len(listed) == whole
         else (
-            f"{count:,} of {whole:,}: those above, those to look at, and others spread evenly. "
+            f"{len(listed):,} of {whole:,}: those above, those to look at, and others spread evenly. "
             "forebay inspect --serve lists all."
         )
     )
-    names = set(shown)
-    body = body_of(overview, cards, link=lambda index: _link(overview, index, is_shown=index in names), note=note)
-    data = {
-        "columns": columns_json(overview),
-        "languages": overview.columns.languages[0][:500],
-        "rows": overview.rows.of(listed),
-        "cards": shown,
-        "far": PACE.deviations,
-    }
-    return page(f"{overview.facts['name']}: forebay report", body, data=data)
+    data = {"rows": overview.rows.of(listed), "cards": shown}
+    return cache_page(overview, cards, data=data, note=note, title="forebay report", shown=set(shown))
 
 
-def columns_json(overview: Overview) -> list[dict[str, Any]]:
-    """Returns the columns of the table as the script reads them."""
-    return [
+def cache_page(
+    overview: Overview,
+    cards: Sequence[Card],
+    *,
+    data: Mapping[str, Any],
+    note: str,
+    title: str,
+    root: str = "",
+    origin: str = "",
+    shown: Collection[int] = (),
+) -> str:
+    """Returns the page about a cache. data: what the script reads beside the columns of the table.
+
+    note: which rows the table has. root: where samples have pages of their own; without it `shown` are those on this.
+    """
+    columns = [
         {"name": column.name, "number": column.is_number, "places": column.places} for column in overview.rows.shown
     ]
-
-
-def _link(overview: Overview, index: int, *, is_shown: bool) -> Html:
-    name = tag("code", overview.columns.ids[index].as_py()[:80])
-    return tag("a", name, href=f"#s{index}") if is_shown else name
-
-
-def body_of(overview: Overview, cards: Sequence[Html], *, link: object, note: str) -> Html:
-    """Returns what a page about a cache shows."""
-    content = [
-        sections.hero(overview),
-        sections.lengths(overview),
-        sections.samples(overview, cards),
-        plans(overview),
-        sections.doubts(overview, link),
-        sections.left_out(overview),
-        sections.rows_section(overview, note=note),
-        sections.made(overview),
-    ]
-    return frame(content, home="#top", links=_LINKS)
+    languages = overview.columns.languages[0][:500]
+    return page(
+        "cache.html",
+        f"{overview.facts['name']}: {title}",
+        data={"columns": columns, "languages": languages, "far": PACE.deviations, **data},
+        origin=origin,
+        links=_LINKS,
+        cards=cards,
+        note=note,
+        root=root,
+        shown=shown,
+        **sections_of(overview),
+    )
 
 
 _LINKS = (
@@ -124,34 +133,53 @@ _LINKS = (
 )
 
 
-def frame(content: Sequence[Child], *, home: str, links: Sequence[tuple[str, str]]) -> Html:
-    """Returns content between what every page has: its head with links, and the keys that it knows."""
-    nav = tag("nav", [tag("a", name, href=where) for where, name in links], aria_label="sections")
-    theme = tag("button", "Theme", type="button", id="theme", aria_label="switch between dark and light")
-    keys = tag("button", "?", type="button", id="help", aria_label="keys")
-    head = tag(
-        "header",
-        tag("a", "forebay", href=home, class_="brand"),
-        nav,
-        tag("div", keys, theme, class_="tools"),
-        class_="top",
-    )
-    skip = tag("a", "Skip to the samples", href="#samples", class_="skip")
-    return joined([skip, head, tag("main", content), _keys()])
+_MAX_SETTINGS = 60
 
 
-_KEYS = (
-    ("j  k", "the next, the previous sample"),
-    ("space", "play or stop its sound"),
-    ("/", "search"),
-    ("t", "dark or light"),
-    ("g", "grids of patches on or off"),
-    ("?", "these keys"),
-    ("Esc", "close, leave"),
-)
+def sections_of(overview: Overview) -> dict[str, Any]:
+    """Returns all that the sections say of a cache but for its cards, by the names of the template."""
+    facts, columns, checks = overview.facts, overview.columns, Counter(overview.doubts.checks.values())
+    languages = {} if set(facts["languages"]) == {"unknown"} else facts["languages"]
+    part = "samples" if facts["histogram"] is None else "hours"
+    names, codes = columns.sources
+    counts = np.bincount(codes, minlength=len(names))
+    return {
+        "overview": overview,
+        "facts": facts,
+        "columns": columns,
+        "doubts": overview.doubts,
+        "near_s": NEAR_S,
+        "pace": PACE,
+        "folder": Path(facts["folder"]).name,
+        "lead": _lead(overview),
+        "counts": facts.get("histograms") or {"tokens": count_histogram(columns.tokens)},
+        "sizes": facts.get("image_sizes"),
+        "languages": sorted(languages.items(), key=lambda item: (-item[1][part], item[0])),
+        "checks": [f"{name} {checks[name]:,}" for name in sorted(checks)],
+        "recipe_lines": list(recipe_lines(facts["recipe"], made_by=facts.get("processor", {}).get("made_by", ""))),
+        "form": form_rows(facts) if "form" in facts else [],
+        "sources": [(names[i], int(counts[i])) for i in np.argsort(-counts, kind="stable") if any(names)],
+        "recipe": json.dumps(facts["recipe"], indent=1, ensure_ascii=False),
+        "settings_of": _settings,
+        **{each.__name__: each for each in (bucket_range, has_lengths, held_rows, plan_figures, unplaced_text)},
+    }
 
 
-def _keys() -> Html:
-    rows = [tag("div", tag("dt", tag("kbd", key)), tag("dd", what)) for key, what in _KEYS]
-    close = tag("button", "Close", type="button", id="close")
-    return tag("dialog", tag("h2", "Keys"), tag("dl", rows, class_="row"), close, id="keys", aria_label="keys")
+def _settings(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the first settings of a plan as text."""
+    given = [(name, value) for name, value in shown_settings(plan).items() if value is not None]
+    return [(name, json.dumps(value)) for name, value in given[:_MAX_SETTINGS]]
+
+
+def _lead(overview: Overview) -> str:
+    """Returns what a sample holds, in a sentence."""
+    recipe = overview.facts["recipe"]
+    lines = dict(recipe_lines(recipe))
+    if "processor" in overview.facts:
+        lines["vision"] = f"images as {overview.facts['processor']['made_by']} gives them"
+    named = [lines[section].split("; processor")[0] for section in ("audio", "vision") if section in lines]
+    parts = [line.replace("; ", ", ") for line in named]
+    prompt = (recipe.get("text") or {}).get("prompt", overview.columns.cache.constants.get("prompt"))
+    if prompt not in (None, "none"):
+        parts.append("a class each" if prompt == LABEL else f"texts under the prompt {prompt}")
+    return "; ".join(parts)

@@ -12,7 +12,7 @@ from tests.inspect.checks.planted import Planted
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.inspect.checks.measure_items.Pool", HerePool)
+    monkeypatch.setattr("forebay.inspect.checks.measured.Pool", HerePool)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ import soundfile
 
 from forebay.config.tree import Config
 from forebay.inspect.checks.limits import Limits
-from forebay.inspect.checks.lint import LintOptions, Target, lint
-from forebay.inspect.checks.lint_report import LintReport
+from forebay.inspect.checks.lint import LintOptions, LintReport, Target, lint
 from forebay.inspect.checks.measured import Finding
 from forebay.steps.recipe import load_config
 from tests.preprocess.corpus import write_tar
@@ -125,5 +124,5 @@ def of_check(report: LintReport, check: str) -> Iterator[Finding]:
 
 def one(report: LintReport) -> Finding:
     """Returns the only finding."""
-    assert len(report.findings) == 1, json.dumps([each.to_json() for each in report.findings], indent=1)
+    assert len(report.findings) == 1, json.dumps([asdict(each) for each in report.findings], indent=1)
     return report.findings[0]

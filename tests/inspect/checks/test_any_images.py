@@ -15,8 +15,7 @@ from forebay import load_config
 from forebay.config import Config
 from forebay.inspect.checks.judge import class_findings
 from forebay.inspect.checks.limits import Limits
-from forebay.inspect.checks.lint import LintOptions, Target, lint
-from forebay.inspect.checks.lint_report import LintReport
+from forebay.inspect.checks.lint import LintOptions, LintReport, Target, lint
 from forebay.inspect.checks.measured import Classes
 from forebay.rows.meanings.image_class import empty_classes
 from tests.images.processors import tiny, tiny_corpus

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forebay.inspect.checks.lint import LintOptions, Target, lint
-from forebay.inspect.checks.lint_report import LintReport
+from forebay.inspect.checks.lint import LintOptions, LintReport, Target, lint
 from tests.inspect.checks.planted import Planted, found, linted
 from tests.preprocess.here_pool import build_here
 

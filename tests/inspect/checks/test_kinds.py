@@ -43,7 +43,7 @@ def test_texts_alone_have_the_checks_of_texts(tmp_path: Path, is_cached: bool) -
 def test_a_clip_that_kills_its_decoder_is_a_finding(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     planted.keep(*list(planted.rows)[:6])
     planted.put("en_digits_oh", np.zeros_like(planted.samples("en_digits_oh")))
-    monkeypatch.setattr("forebay.inspect.checks.measure_items.Pool", Pool)
+    monkeypatch.setattr("forebay.inspect.checks.measured.Pool", Pool)
     monkeypatch.setenv("FOREBAY_TEST_CRASH_ON", "3")
     folder = Path(__file__).parents[2] / "preprocess" / "crashing_decoder"
     monkeypatch.setenv("PYTHONPATH", str(folder))

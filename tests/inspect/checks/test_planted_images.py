@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from forebay.inspect.checks.lint import LintOptions, Target, lint
-from forebay.inspect.checks.lint_report import LintReport
+from forebay.inspect.checks.lint import LintOptions, LintReport, Target, lint
 from forebay.steps.recipe import load_config
 from tests.inspect.checks.planted import found, linted, of_check, one
 from tests.preprocess.here_pool import build_here

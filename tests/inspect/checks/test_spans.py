@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forebay.inspect.checks.measure_items import cut, run_spans
+from forebay.inspect.checks.measured import cut, run_spans
 from forebay.preprocess.pool import Pool
 from forebay.task_map import WorkerDied, mark
 

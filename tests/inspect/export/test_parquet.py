@@ -115,7 +115,7 @@ def test_texts_alone_are_their_table_and_tokens(tmp_path: Path) -> None:
 def test_what_is_in_memory_is_bounded_and_samples_are_never_divided(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.inspect.export_forms._GROUP_BYTES", 1)
+    monkeypatch.setattr("forebay.inspect.export._GROUP_BYTES", 1)
     (path,) = exported(cache, tmp_path / "out")
     assert pq.ParquetFile(path).num_row_groups == 9
     assert pq.read_table(path).select(cache.samples.column_names).equals(cache.samples)

@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.inspect.page.chosen_cards import SHOWN, by_ids, clipped_share, longest, spread, worst
-from forebay.inspect.page.doubts import DoubtGroups, Doubts, PageColumns
+from forebay.inspect.page.page_samples import (
+    SHOWN,
+    DoubtGroups,
+    Doubts,
+    PageColumns,
+    by_ids,
+    clipped_share,
+    longest,
+    spread,
+    worst,
+)
 from forebay.store.cache import open_cache
 from tests.store_factory import make_cache
 

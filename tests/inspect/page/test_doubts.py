@@ -11,7 +11,7 @@ import pytest
 from forebay.inspect.checks.judge import _speed
 from forebay.inspect.checks.limits import Limits
 from forebay.inspect.checks.measured import Measured
-from forebay.inspect.page.doubts import PageColumns, content_codes, doubts_of
+from forebay.inspect.page.page_samples import PageColumns, content_codes, doubts_of
 from forebay.store.cache import open_cache
 from tests.inspect.conftest import Built
 from tests.store_factory import RATE_HZ, make_cache
@@ -32,7 +32,7 @@ def test_equal_values_are_found_whatever_their_ids(tmp_path: Path, monkeypatch: 
     hashes = codes.copy()
     hashes[[1, 4, 7]] = hashes[1]
     hashes[[3, 5]] = hashes[3]
-    monkeypatch.setattr("forebay.inspect.page.doubts.content_codes", lambda cache: hashes)
+    monkeypatch.setattr("forebay.inspect.page.page_samples.content_codes", lambda cache: hashes)
     found = doubts_of(columns).exact
     assert (found.num_groups, found.num_samples) == (2, 5)
     assert found.shown == ((1, 4, 7), (3, 5))
@@ -60,11 +60,11 @@ def test_one_text_of_about_one_length_is_a_near_duplicate(tmp_path: Path) -> Non
 def test_equal_samples_are_not_called_near_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = columns_of(make_cache(tmp_path, num_samples=4, texts=("A text of some length.",)))
     columns.__dict__["seconds"] = np.full(4, 4.0)
-    monkeypatch.setattr("forebay.inspect.page.doubts.content_codes", lambda cache: np.array([1, 1, 1, 1]))
+    monkeypatch.setattr("forebay.inspect.page.page_samples.content_codes", lambda cache: np.array([1, 1, 1, 1]))
     found = doubts_of(columns)
     assert found.exact.shown == ((0, 1, 2, 3),)
     assert found.near.num_groups == 0
-    monkeypatch.setattr("forebay.inspect.page.doubts.content_codes", lambda cache: np.array([1, 1, 2, 3]))
+    monkeypatch.setattr("forebay.inspect.page.page_samples.content_codes", lambda cache: np.array([1, 1, 2, 3]))
     assert doubts_of(columns).near.shown == ((0, 2, 3),)
 
 

@@ -11,7 +11,7 @@ import pytest
 from forebay import cli
 from forebay.inspect.page import write_pages as write
 from forebay.inspect.page.cards import NO_WAVEFORM
-from forebay.inspect.page.doubts import PageColumns
+from forebay.inspect.page.page_samples import PageColumns
 from forebay.store.cache import open_cache
 from tests.inspect.conftest import Built
 from tests.inspect.page.html import Page, read_page

@@ -14,10 +14,10 @@ import pytest
 
 from benchmarks.here_pool import HerePool
 from benchmarks.looked import made_cache
+from forebay.inspect.checks.judge import _groups
 from forebay.inspect.checks.lint import LintOptions, Target, lint
-from forebay.inspect.checks.same_items import _groups
-from forebay.inspect.page.doubts import NEAR_S, PageColumns, _near_codes, content_codes, doubts_of
 from forebay.inspect.page.overview import CardChoice, overview_of
+from forebay.inspect.page.page_samples import NEAR_S, PageColumns, _near_codes, content_codes, doubts_of
 from forebay.inspect.page.write_pages import write_report
 from forebay.store.cache import open_cache
 from forebay.store.layout import Array
@@ -29,7 +29,7 @@ def look(command: str, folder: Path) -> list[tuple[str, int, str | None]]:
     if command == "page":
         write_report(overview_of(open_cache(folder), None, choice=CardChoice(), roots=[]), folder.parent / "page.html")
         return []
-    with mock.patch("forebay.inspect.checks.measure_items.Pool", HerePool):
+    with mock.patch("forebay.inspect.checks.measured.Pool", HerePool):
         found = lint([Target(place=str(folder))], [], LintOptions(progress=False)).findings
     return [(each.check, each.row, each.other) for each in found]
 

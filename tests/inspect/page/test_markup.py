@@ -1,4 +1,4 @@
-"""Elements are made of text and of elements, and text never becomes an element."""
+"""Pages are made of templates, and text that these show never becomes an element."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import hashlib
 import json
 import re
 import unicodedata
+from importlib import resources
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import UndefinedError
 
-from forebay.inspect.page.markup import Html, asset, data_url, page, policy, script_json, tag, url_size
+from forebay.inspect.page.markup import asset, data_url, environment, page, policy, script_json, url_size
 from forebay.visible import printable, printable_lines
 from tests.inspect.page.html import read_page
 
@@ -32,8 +34,8 @@ ANYTHING = st.text(st.characters(exclude_categories=()), max_size=60) | st.sampl
 
 @given(ANYTHING, ANYTHING)
 def test_text_and_attributes_come_back_as_text_and_attributes(text: str, value: str) -> None:
-    made = tag("p", text, tag("b", text), title=value)
-    found = read_page(made)
+    template = environment().from_string('<p title="{{ value|line }}">{{ text }}<b>{{ text }}</b></p>')
+    found = read_page(template.render(text=text, value=value))
     assert found.odd == []
     assert [name for name, _ in found.tags] == ["p", "b"]
     assert found.tags[0][1] == {"title": printable(value)}
@@ -47,21 +49,36 @@ def test_json_in_a_page_is_the_same_json_and_ends_no_element(document: object) -
     assert not set("<>&\x7f") & set(text)
     assert not any(unicodedata.category(c) == "Cc" for c in text)
     assert json.loads(text) == document
-    found = read_page(page("a page", tag("p", "text"), data=document))
+    found = read_page(page("page.html", "a page", data=document))
     assert found.odd == []
     assert found.data == document
     assert len(found.elements("script")) == 2
 
 
-def test_children_are_taken_apart_and_none_is_left_out() -> None:
-    assert tag("p", None, ["a", [1, 2.5, Html("<br>")]], hidden=False, open=True, aria_label="x", class_="y") == (
-        '<p open aria-label="x" class="y">a12.5<br></p>'
-    )
-    assert tag("img", alt="") == '<img alt="">'
+TEMPLATES = [path.name for path in resources.files("forebay.inspect.page").joinpath("assets").iterdir()]
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name.endswith(".html")])
+def test_a_template_trusts_nothing_and_cleans_what_stands_in_attributes(name: str) -> None:
+    text = asset(name)
+    assert environment().autoescape is True
+    assert not re.search(r"\|\s*safe|autoescape|Markup|xmlattr", text)
+    assert not re.search(r"=\{\{|='", text), "an attribute stands in double quotes"
+    for shown in re.findall(r'(?:alt|title)="([^"]*)"', text):
+        assert all("|line" in value or value.strip() in NUMBERS for value in re.findall(r"{{(.*?)}}", shown)), shown
+
+
+NUMBERS = {"seconds", "loop.index0", "piece.about", "titles[loop.index0]"}
+"""Values of attributes that forebay makes of numbers and of its own words."""
+
+
+def test_what_is_not_given_to_a_template_is_an_error() -> None:
+    with pytest.raises(UndefinedError):
+        environment().from_string("{{ nothing }}").render()
 
 
 def test_the_policy_names_the_script_and_style_of_the_page_and_no_host() -> None:
-    document = page("a page", tag("p", "text"), data={})
+    document = page("page.html", "a page", data={})
     found = read_page(document)
     rules = next(element["content"] for element in found.elements("meta") if "http-equiv" in element)
     assert rules == policy()
@@ -77,7 +94,7 @@ def test_the_policy_names_the_script_and_style_of_the_page_and_no_host() -> None
 
 
 def test_a_page_names_no_address_of_the_network() -> None:
-    text = page("a page", tag("p", "text"), data={})
+    text = page("page.html", "a page", data={})
     assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text) == []
     assert "url(" not in asset("report.css")
     assert "@import" not in asset("report.css")

@@ -9,9 +9,8 @@ import PIL.Image
 import pytest
 import soundfile
 
-from forebay.inspect.page.card_media import features_of, grid_lines, hop_s, picture_of, png, webp, webps
-from forebay.inspect.page.cards import clips, wav_head
-from forebay.inspect.page.markup import Html, url_size
+from forebay.inspect.page.cards import clips, features_of, grid_paths, hop_s, picture_of, png, wav_head, webp, webps
+from forebay.inspect.page.markup import url_size
 from forebay.store.layout import Array
 
 RATE_HZ = 16_000
@@ -146,9 +145,10 @@ def test_images_shrink_until_they_fit() -> None:
 
 
 def test_a_grid_has_a_line_between_patches_and_heavy_ones_between_tokens() -> None:
-    lines = grid_lines(rows=4, columns=6, merge=2)
-    assert isinstance(lines, Html)
-    assert lines.count("V4") == 5
-    assert lines.count("H6") == 3
-    assert 'd="M2 0V4 M4 0V4 M0 2H6" class="heavy"' in lines
-    assert grid_lines(rows=300, columns=200, merge=2) is None
+    paths = grid_paths(4, 6, 2)
+    assert paths is not None
+    fine, heavy = paths
+    assert (fine + heavy).count("V4") == 5
+    assert (fine + heavy).count("H6") == 3
+    assert heavy == "M2 0V4 M4 0V4 M0 2H6"
+    assert grid_paths(300, 200, 2) is None

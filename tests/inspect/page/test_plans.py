@@ -12,8 +12,8 @@ import pytest
 from forebay.config.filter import FilterConfig
 from forebay.config.plan import BucketConfig, PlanConfig, WindowConfig
 from forebay.config.tree import Config
-from forebay.inspect.page import markup as charts
-from forebay.inspect.page.doubts import PageColumns
+from forebay.inspect.page.markup import chart
+from forebay.inspect.page.page_samples import PageColumns
 from forebay.inspect.page.plan_history import PlanView, views_of
 from forebay.plan.make import plan_of
 from forebay.store.cache import open_cache
@@ -110,7 +110,7 @@ def test_packs_are_drawn_from_the_emptiest_with_their_images(photos: Built) -> N
             assert segment.length == len(ids)
             assert sum(end - start for start, end in segment.images) == np.count_nonzero(ids == image_id)
             assert all((ids[start:end] == image_id).all() for start, end in segment.images)
-    page = read_page(charts.packs(view.drawn))
+    page = read_page(chart("packs", view.drawn))
     assert page.odd == []
     widths = [float(element["width"].rstrip("%")) for element in page.elements("rect")]
     assert max(widths) <= 100
@@ -153,7 +153,7 @@ def test_a_config_without_a_plan_shows_none(tmp_path: Path, columns: PageColumns
     ("edges", "counts"), [([0, 1], [0]), ([0.0, 2.5, 5.0, 31.1], [3, 0, 1]), (list(range(0, 180, 10)), [1] * 17)]
 )
 def test_a_histogram_has_a_bar_for_each_bin_that_holds_something(edges: list[float], counts: list[int]) -> None:
-    page = read_page(charts.histogram(edges, counts, unit="s", what="samples"))
+    page = read_page(chart("histogram", edges, counts, "s", "samples"))
     assert page.odd == []
     assert len(page.elements("rect")) == sum(count > 0 for count in counts)
     assert len(page.elements("text")) <= 8
@@ -161,7 +161,7 @@ def test_a_histogram_has_a_bar_for_each_bin_that_holds_something(edges: list[flo
 
 
 def test_fills_are_counted_whole() -> None:
-    page = read_page(charts.fills(np.array([0.42, 0.97, 1.0, 1.0])))
-    titles = [text for text in page.texts if text.endswith("packs")]
-    assert sum(int(text.rsplit(" ", 2)[1]) for text in titles) == 4
+    view = PlanView(facts={}, is_wanted=False, is_kept=False, fills=np.array([0.42, 0.97, 1.0, 1.0]))
+    edges, counts = view.fill_counts
+    assert (edges[0], edges[-1], sum(counts)) == (40, 100, 4)
     assert PlanView(facts={}, is_wanted=False, is_kept=False).fills is None

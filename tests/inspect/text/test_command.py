@@ -304,7 +304,7 @@ def test_steps_are_called_as_the_config_calls_them(tmp_path: Path, monkeypatch: 
     """Two functions of a user are two steps."""
     looker = view_text(text_config(tmp_path, 'text.normalize=["nfkc","lower"]'), "A")
     assert [name for name, _ in looker.look.staged.steps] == ["nfkc", "lower"]
-    monkeypatch.setattr("forebay.inspect.text_tally.entries", lambda _: ("a.py:f", "b.py:f"))
+    monkeypatch.setattr("forebay.inspect.text_report.entries", lambda _: ("a.py:f", "b.py:f"))
     renamed = view_text(text_config(tmp_path, 'text.normalize=["nfkc","lower"]'), "A")
     assert [each["step"] for each in renamed.to_json()["steps"]] == ["a.py:f", "b.py:f"]
     assert list(report_texts(text_config(tmp_path), progress=False).tally.steps) == ["a.py:f", "b.py:f"]

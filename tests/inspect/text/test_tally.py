@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import TextError
 from forebay.inspect.text_diff import KINDS, counted
-from forebay.inspect.text_tally import AskedTexts, Look, TextTally
+from forebay.inspect.text_report import AskedTexts, Look, TextTally
 from forebay.steps.text.line import PreparedTexts, Staged
 from forebay.steps.text.normal.normal_step import Problem
 

@@ -1,21 +1,44 @@
-"""The report on a cache as lines for a terminal: plain text, at most 100 columns where paths allow it.
+"""The reports on a cache, a sample, a pack, a plan and a usage log as lines for a terminal.
 
-The reports on a plan and on a usage log as lines for a terminal.
+They are plain text, at most 100 columns where paths allow it.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from forebay.inspect.facts import class_lines
-from forebay.inspect.items import beside_float32
-from forebay.inspect.listed_groups import form_rows
-from forebay.inspect.plan_facts import HELD, bucket_range, has_lengths, is_without_sound, shown_settings
+from forebay.inspect.listed_groups import SeenItem, beside_float32, form_rows
+from forebay.inspect.plan_facts import (
+    Pack,
+    bucket_range,
+    has_lengths,
+    held_rows,
+    is_without_sound,
+    plan_figures,
+    shown_settings,
+    unplaced_text,
+)
+from forebay.inspect.sample import Sample, spoken, summary
 from forebay.inspect.sizes import range_text
-from forebay.terminal import LABEL, bars, entry, human_hours, human_number, human_share, settings_text, table, wrapped
+from forebay.store.layout import Array
+from forebay.terminal import (
+    LABEL,
+    bars,
+    entry,
+    human_hours,
+    human_number,
+    human_share,
+    paragraph,
+    settings_text,
+    table,
+    wrapped,
+)
 from forebay.visible import human_bytes, printable
 
 _MAX_LANGUAGES = 24
@@ -91,7 +114,8 @@ def _languages(facts: Mapping[str, Any]) -> Iterator[str]:
     is_heard = facts["histogram"] is not None
     part, whole = ("hours", facts["hours"]) if is_heard else ("samples", facts["num_samples"])
     hours = {name: [human_hours(found["hours"])] if is_heard else [] for name, found in shown}
-    rows = [[printable(n), f"{e['samples']:,}", *hours[n], _share_of(e[part], whole)] for n, e in shown]
+    share = {name: human_share(found[part] / whole) if whole else "-" for name, found in shown}
+    rows = [[printable(n), f"{e['samples']:,}", *hours[n], share[n]] for n, e in shown]
     yield from table(["languages", "samples", *(["hours"] if is_heard else []), "share"], rows, left=1)
     if len(languages) > _MAX_LANGUAGES:
         yield f"  and {len(languages) - _MAX_LANGUAGES} more (--json lists them all)"
@@ -113,19 +137,14 @@ def detection_lines(facts: Mapping[str, Any]) -> Iterator[str]:
         return
     yield ""
     yield f"{found['num_disagreements']:,} detected languages are not the manifest's"
-    rows = [
-        [printable(entry["manifest"]), printable(entry["detected"]), f"{entry['samples']:,}", _some(entry)]
-        for entry in found["disagreements"][:_MAX_LANGUAGES]
-    ]
+    rows = []
+    for pair in found["disagreements"][:_MAX_LANGUAGES]:
+        ids = ", ".join(map(printable, pair["ids"]))
+        ids = ids if len(ids) <= _MAX_IDS else f"{ids[: _MAX_IDS - 3]}..."
+        rows.append([printable(pair["manifest"]), printable(pair["detected"]), f"{pair['samples']:,}", ids])
     yield from table(["  manifest", "detected", "samples", "ids"], rows, left=2, last_left=True)
     if len(found["disagreements"]) > _MAX_LANGUAGES:
         yield f"  and {len(found['disagreements']) - _MAX_LANGUAGES} more (--json lists them all)"
-
-
-def _some(entry: Mapping[str, Any]) -> str:
-    """Returns the first ids of a disagreement in a few columns."""
-    names = ", ".join(printable(name) for name in entry["ids"])
-    return names if len(names) <= _MAX_IDS else f"{names[: _MAX_IDS - 3]}..."
 
 
 def _fields(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -153,10 +172,7 @@ def _durations(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _plans(facts: Mapping[str, Any]) -> Iterator[str]:
-    if not facts["plans"]:
-        yield "plans: none yet (forebay preprocess CONFIG makes the one of its [plan])"
-        return
-    yield "plans"
+    yield "plans" if facts["plans"] else "plans: none yet (forebay preprocess CONFIG makes the one of its [plan])"
     for plan in facts["plans"]:
         yield from plan_lines(plan)
 
@@ -165,32 +181,20 @@ def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
     """Yields a plan in a few lines; `plan` is one of `plans_of`. Of samples without sound nothing is said in hours."""
     has_sound = not is_without_sound(plan)
     statistics = plan["statistics"]
-    parts = [f"{plan[name]:,} {name.removeprefix('num_')}" for name in ("num_batches", "num_packs") if name in plan]
     is_padded = has_lengths(plan)
-    parts += [
-        f"{human_share(plan[name])} {name}"
-        for name in ("padding", "fill")
-        if name in plan and (is_padded or name == "fill")
-    ]
-    if "padding_random_order" in statistics and is_padded:
-        parts.append(f"{human_share(statistics['padding_random_order'])} in random order")
+    parts = plan_figures(plan)
     parts += [f"{statistics[name]:,} samples {name}" for name in ("dropped", "repeated") if statistics.get(name)]
     yield f"  {plan['kind']} {plan['key'][:16]}: {', '.join(parts)}"
-    rows = [
-        [
-            f"  {bucket_range(b)}",
-            f"{b['samples']:,}",
-            *([human_hours(b["hours"])] if has_sound else []),
-            f"{b['batch_size']:,}",
-            f"{b['batches']:,}",
-            *([human_share(b["padding"])] if is_padded else []),
-        ]
-        for b in statistics.get("buckets", ())
-    ]
-    if rows:
-        hours = ["hours"] if has_sound else []
-        padding = ["padding"] if is_padded else []
-        yield from table(["    bucket", "samples", *hours, "batch size", "batches", *padding], rows, left=1)
+    if buckets := statistics.get("buckets"):
+        found: dict[str, list[str]] = {
+            "    bucket": [f"  {bucket_range(bucket)}" for bucket in buckets],
+            "samples": [f"{bucket['samples']:,}" for bucket in buckets],
+            **({"hours": [human_hours(bucket["hours"]) for bucket in buckets]} if has_sound else {}),
+            "batch size": [f"{bucket['batch_size']:,}" for bucket in buckets],
+            "batches": [f"{bucket['batches']:,}" for bucket in buckets],
+            **({"padding": [human_share(bucket["padding"]) for bucket in buckets]} if is_padded else {}),
+        }
+        yield from table(list(found), list(zip(*found.values(), strict=True)), left=1)
     if "bytes_per_pack" in plan:
         held = beside_float32(plan["bytes_per_pack"], plan["float32_bytes_per_pack"], where="of the cache")
         yield f"    a pack: {held}"
@@ -222,10 +226,6 @@ def _recipe(facts: Mapping[str, Any]) -> Iterator[str]:
         yield from wrapped(f"  {section:<{LABEL - 2}}", text)
 
 
-def _share_of(part: float, whole: float) -> str:
-    return human_share(part / whole) if whole else "-"
-
-
 _CODECS = {
     "raw": "uint8 patches, read as they are",
     "zstd": "uint8 patches, compressed",
@@ -248,9 +248,8 @@ def images_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield entry("used", f"{images['used']:,} times in {facts['num_samples']:,} samples")
     if "processor" in facts:
         yield entry("processor", printable(facts["processor"]["made_by"]))
-        yield entry("codec", f"{facts['codec']}: {_CODECS_OF_PROCESSOR[facts['codec']]}")
-    else:
-        yield entry("codec", f"{facts['codec']}: {_CODECS[facts['codec']]}")
+    codecs = _CODECS_OF_PROCESSOR if "processor" in facts else _CODECS
+    yield entry("codec", f"{facts['codec']}: {codecs[facts['codec']]}")
     if fixed := (facts.get("image_sizes") or {}).get("fixed"):
         yield entry("size", f"{fixed[0]} x {fixed[1]} pixels, all of them")
     if facts["bytes_per_image"] is not None:
@@ -265,18 +264,13 @@ def form_lines(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def histogram_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields the histograms of tokens, images and patches a sample, those that there are."""
-    for number, (name, histogram) in enumerate(facts["histograms"].items()):
+    sizes = facts.get("image_sizes") or {}
+    shown = [(f"{name} a sample", found, "samples") for name, found in facts["histograms"].items()]
+    shown += [(f"{name} side (px)", sizes[name], "images") for name in ("longest", "shortest") if sizes.get(name)]
+    for number, (head, found, of) in enumerate(shown):
         if number:
             yield ""
-        yield from count_lines(
-            f"{name} a sample", histogram["edges"], histogram["samples"], of="samples", is_exact=True
-        )
-    for name in ("longest", "shortest"):
-        if (histogram := (facts.get("image_sizes") or {}).get(name)) is not None:
-            yield ""
-            yield from count_lines(
-                f"{name} side (px)", histogram["edges"], histogram["samples"], of="images", is_exact=True
-            )
+        yield from count_lines(head, found["edges"], found["samples"], of=of, is_exact=True)
 
 
 def count_lines(
@@ -284,23 +278,17 @@ def count_lines(
 ) -> Iterator[str]:
     """Yields a histogram: bins [edges[i], edges[i + 1]), the last one closed, and how many there are `of` in each.
 
-    is_exact: bins are those of `count_histogram`, of which one of width 1 holds one number.
+    Empty neighbours are one bin. is_exact: bins are those of `count_histogram`; one of width 1 holds one number.
     """
-    bins = list(_bins(edges, counts, is_exact=is_exact))
+    bins: list[tuple[str, int]] = []
+    for is_empty, run in itertools.groupby(range(len(counts)), key=lambda i: counts[i] == 0):
+        places = list(run)
+        for first, last in [(places[0], places[-1])] if is_empty else zip(places, places, strict=True):
+            is_whole = is_exact and edges[1] - edges[0] == 1
+            bins.append((range_text(edges[first], edges[last + 1], is_exact=is_whole), counts[first]))
     drawn = bars([count for _, count in bins], beside=max(LABEL, len(head), *(len(name) for name, _ in bins)) + 12)
     rows = [[name, f"{count:,}", bar] for (name, count), bar in zip(bins, drawn, strict=True)]
     yield from table([head, of, ""], rows, left=0, last_left=True)
-
-
-def _bins(edges: Sequence[int], counts: Sequence[int], *, is_exact: bool) -> Iterator[tuple[str, int]]:
-    """Yields the range and the count of every bin, empty neighbours as one."""
-    for is_empty, places in itertools.groupby(range(len(counts)), key=lambda i: counts[i] == 0):
-        numbers = list(places)
-        groups = [numbers] if is_empty else [[number] for number in numbers]
-        for group in groups:
-            low, high = edges[group[0]], edges[group[-1] + 1]
-            name = range_text(low, high, is_exact=is_exact and edges[1] - edges[0] == 1)
-            yield name, counts[group[0]]
 
 
 def plan_report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -318,14 +306,15 @@ def plan_report_lines(facts: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield from plan_lines(facts)
     yield ""
-    yield from _worlds(facts["statistics"])
+    names = ("steps", "mixed_steps", "dropped_batches", "repeated_batches", "weightless_batches")
+    worlds = facts["statistics"]["worlds"].items()
+    rows = [[size, *(f"{found[name]:,}" for name in names)] for size, found in worlds]
+    yield from table(["ranks", *(name.removesuffix("_batches").replace("_", " ") for name in names)], rows, left=1)
 
 
 def _packs(facts: Mapping[str, Any]) -> Iterator[str]:
     statistics = facts["statistics"]
-    unplaced = {reason: count for reason, count in statistics["unplaced"].items() if count}
-    left_out = ", ".join(f"{reason} {count:,}" for reason, count in unplaced.items()) or "none"
-    yield entry("samples", f"{facts['num_samples']:,}; left out: {left_out}")
+    yield entry("samples", f"{facts['num_samples']:,}; left out: {unplaced_text(statistics) or 'none'}")
     fill = f"{human_share(facts['fill'])} fill, {statistics['pad_tokens']:,} tokens left over"
     yield entry("packs", f"{facts['num_packs']:,}, {fill}")
     if statistics.get("patch_fill") is not None:
@@ -335,18 +324,10 @@ def _packs(facts: Mapping[str, Any]) -> Iterator[str]:
         yield entry("a pack", held)
     yield from wrapped(entry("settings", ""), settings_text(facts["settings"]))
     yield ""
-    held_of = {name: statistics[name] for name in HELD if name in statistics}
-    rows = [[n, f"{found['mean']:,.1f}", f"{found['min']:,}", f"{found['max']:,}"] for n, found in held_of.items()]
-    yield from table(["of a pack", "mean", "least", "most"], rows, left=1)
+    yield from table(["of a pack", "mean", "least", "most"], held_rows(statistics), left=1)
     yield ""
     histogram = statistics["tokens"]["histogram"]
     yield from count_lines("tokens a pack", histogram["edges"], histogram["counts"], of="packs")
-
-
-def _worlds(statistics: Mapping[str, Any]) -> Iterator[str]:
-    names = ("steps", "mixed_steps", "dropped_batches", "repeated_batches", "weightless_batches")
-    rows = [[size, *(f"{found[name]:,}" for name in names)] for size, found in statistics["worlds"].items()]
-    yield from table(["ranks", *(name.removesuffix("_batches").replace("_", " ") for name in names)], rows, left=1)
 
 
 _MAX_LISTED = 20
@@ -388,16 +369,13 @@ def _column_lines(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Iterator
 
 
 def _never_lines(never: Mapping[str, Any]) -> Iterator[str]:
-    found = False
-    for kind in ("parts", "languages", "sources", "shards"):
-        if never.get(kind):
-            found = True
-            yield f"never used: {_listed(kind, never[kind])}"
+    kinds = [kind for kind in ("parts", "languages", "sources", "shards") if never.get(kind)]
+    yield from (f"never used: {_listed(kind, never[kind])}" for kind in kinds)
     if never["samples"] is None:
         yield "never used samples: not recorded; set train.usage_ids = true"
     elif never["samples"]:
         yield f"never used: {_listed('samples', never['sample_ids'] or never['samples'])}"
-    elif not found:
+    elif not kinds:
         yield "never used: nothing"
 
 
@@ -405,3 +383,134 @@ def _listed(kind: str, values: Sequence[Any]) -> str:
     shown = ", ".join(printable(str(value)) for value in values[:_MAX_LISTED])
     more = f" and {len(values) - _MAX_LISTED:,} more (--json lists them all)" if len(values) > _MAX_LISTED else ""
     return f"{len(values):,} {kind}: {shown}{more}"
+
+
+_SHOWN_IDS = 64
+_REPEATED = re.compile(r"(<\|[^|<>]+\|>)\1{3,}")
+_ROLE = 11
+
+
+def sample_lines(sample: Sample) -> Iterator[str]:
+    """Yields a sample for a terminal."""
+    # These columns of the row are shown as a conversation and lists of items.
+    apart = {"text", *(f"{group}s" for group in sample.items)} if sample.conversation is not None else set()
+    yield f"sample {sample.index}"
+    width = max(map(len, sample.row.keys() - apart))
+    for name, value in sample.row.items():
+        if name not in apart:
+            said = printable(value) if isinstance(value, str) else json.dumps(value)
+            yield from paragraph(f"  {name:<{width}}  ", said)
+    yield ""
+    yield from _tensor_lines(sample.tensors)
+    for group, items in sample.items.items():
+        yield ""
+        yield from _item_lines(group, items)
+    if sample.conversation is not None:
+        yield ""
+        yield "conversation"
+        yield from conversation_lines(sample.conversation)
+    if sample.labels is not None:
+        yield ""
+        yield from _prefix_lines(sample.labels) if "prefix_len" in sample.labels else _learnt_lines(sample)
+
+
+def _item_lines(group: str, items: Sequence[SeenItem], *, indent: str = "") -> Iterator[str]:
+    yield from items[0].listed(items, indent=indent) if items else [f"{indent}{group}s: none"]
+
+
+def _tensor_lines(tensors: Mapping[str, Array]) -> Iterator[str]:
+    """Yields dtype, shape and range of tensors as a table."""
+    width = max(16, *(len(name) + 1 for name in tensors), 0)
+    yield f"{'fields':<{width + 2}}{'dtype':<10}{'shape':<16}{'min':>12}{'max':>12}{'mean':>12}"
+    for name, value in tensors.items():
+        about = summary(value)
+        numbers = "".join(f"{human_number(about[key]):>12}" for key in ("min", "max", "mean"))
+        yield f"  {name:<{width}}{about['dtype']:<10}{about['shape']!s:<16}{numbers}"
+
+
+def _shown_ids(ids: Sequence[object]) -> str:
+    """Returns the first token ids, or groups of them."""
+    return ", ".join(map(str, ids[:_SHOWN_IDS])) + (", ..." if len(ids) > _SHOWN_IDS else "")
+
+
+def _prefix_lines(labels: Mapping[str, Any]) -> Iterator[str]:
+    ids, prefix_len = labels["ids"], labels["prefix_len"]
+    yield f"labels: {len(ids)} tokens, the first {prefix_len} are the prefix (not trained on)"
+    yield from paragraph("  ids      ", _shown_ids(ids))
+    if labels["note"]:
+        yield from paragraph("  text     ", printable(labels["note"]))
+        return
+    yield from paragraph("  text     ", printable(labels["text"]))
+    yield from paragraph("  special  ", printable(labels["with_special_tokens"]))
+
+
+def conversation_lines(messages: Sequence[Mapping[str, Any]], *, indent: str = "") -> Iterator[str]:
+    """Yields who says what; an image stands where it was shown, by its number."""
+    for role, text in spoken(messages):
+        head = f"{indent}  {role:<{_ROLE}}"
+        for line in text.splitlines() or [""]:
+            yield from paragraph(head, printable(line))
+            head = " " * len(head)
+
+
+def _learnt_lines(sample: Sample) -> Iterator[str]:
+    labels = sample.labels or {}
+    yield f"labels: {len(labels['ids']):,} tokens, {sample.num_learnt:,} of them are learnt"
+    yield from paragraph("  ids      ", _shown_ids(_grouped(labels["ids"])))
+    if labels["note"]:
+        yield from paragraph("  text     ", printable(labels["note"]))
+        return
+    for run in labels["learnt"]:
+        yield from paragraph("  learnt   ", f"{run['start']}:{run['end']} {printable(run['text'])}")
+    # A control token that is repeated stands once, with how often.
+    text = _REPEATED.sub(lambda found: f"{found[1]} x {len(found[0]) // len(found[1])} ", labels["with_special_tokens"])
+    yield from paragraph("  special  ", printable(text))
+
+
+def _grouped(ids: Sequence[int]) -> list[str]:
+    """Returns ids, equal neighbours as one with how many they are: an image is hundreds of them."""
+    runs = [(token, sum(1 for _ in same)) for token, same in itertools.groupby(ids)]
+    return [str(token) if count == 1 else f"{token} x {count}" for token, count in runs]
+
+
+def pack_lines(pack: Pack) -> Iterator[str]:
+    """Yields a pack: what it holds in all, its segments as a table, then their images and texts one by one."""
+    facts = pack.to_json()
+    yield f"pack {pack.index} of {pack.num_packs:,}"
+    yield entry("segments", f"{len(pack.segments):,}")
+    fill = f"{human_share(facts['fill'])} fill, {facts['pad_tokens']:,} left over"
+    yield entry("tokens", f"{pack.num_tokens:,} of {pack.seq_len:,}: {fill}; {facts['num_learnt']:,} are learnt")
+    limit = "" if pack.max_patches is None else f" of {pack.max_patches:,}"
+    yield entry("images", f"{facts['num_images']:,}, {facts['num_patches']:,}{limit} patches")
+    if pack.images:
+        yield entry("bytes", beside_float32(facts["stored_bytes"], facts["float32_bytes"]))
+    yield ""
+    yield from _segment_table(facts["segments"])
+    for number, sample in enumerate(pack.segments):
+        yield ""
+        yield from _segment(number, sample)
+
+
+def _segment_table(segments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rows = [
+        [
+            str(number),
+            f"{segment['start']:,} - {segment['end']:,}",
+            f"{segment['row']['num_tokens']:,}",
+            f"{segment['num_learnt']:,}",
+            str(len(segment["images"])),
+            f"{segment['row']['num_patches']:,}",
+            str(segment["index"]),
+            printable(segment["row"]["sample_id"]),
+        ]
+        for number, segment in enumerate(segments)
+    ]
+    head = ["segments", "places", "tokens", "learnt", "images", "patches", "sample", "id"]
+    yield from table(head, rows, left=1, last_left=True)
+
+
+def _segment(number: int, sample: Sample) -> Iterator[str]:
+    yield f"segment {number}: {printable(sample.row['sample_id'])}"
+    for group, items in sample.items.items():
+        yield from _item_lines(group, items, indent="  ") if items else ()
+    yield from conversation_lines(sample.conversation or [])

@@ -1,28 +1,30 @@
-"""What a person should look at: samples that are there twice, and transcripts that do not fit their length.
+"""All samples as a page needs them: their columns, those that a person should look at, and those that it shows.
 
-What the pages need of all samples at once: ids, texts, languages and lengths as columns, no sample is read for them.
-
-Times are in seconds, counts in tokens and characters, all of them arrays [num_samples].
-"""
+Ids, texts, languages and lengths are columns; no sample is read for them. Times are in seconds, counts in tokens and
+characters, all of them arrays [num_samples]. Doubtful are samples that are there twice, and transcripts that do not fit
+their length."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from forebay.errors import CacheError, ConfigError
 from forebay.inspect.facts import durations_of
-from forebay.steps.text.pace import Misfits, misfits
+from forebay.steps.text.pace import misfits
 from forebay.store.cache import Cache
 from forebay.store.layout import Array, Group
 from forebay.store.open_shards import no_such_row
 from forebay.store.row_table import by_shard
+from forebay.store.sample_ids import read_ids
 
 LABEL = "label"
 """The prompt of images that have classes."""
@@ -45,34 +47,30 @@ class PageColumns:
     @cached_property
     def ids(self) -> pa.ChunkedArray:
         """The ids of all samples; their numbers as text where the cache has none."""
-        found = self._column("sample_id")
-        return pa.chunked_array([pa.array(map(str, range(len(self))), pa.large_string())]) if found is None else found
+        return self._column("sample_id", map(str, range(len(self))))
 
     @cached_property
     def texts(self) -> pa.ChunkedArray:
         """The transcripts, or the conversations as JSON; empty where the cache has no texts."""
-        found = self._column("text")
-        return pa.chunked_array([pa.array([""] * len(self), pa.large_string())]) if found is None else found
+        return self._column("text", [""] * len(self))
 
     @cached_property
     def languages(self) -> tuple[list[str], Array]:
         """The languages, and which one each sample has, int32; one without a name where none is known."""
-        found = self.cache.categories("language")
-        return ([""], np.zeros(len(self), np.int32)) if found is None else found
+        return self._categories("language")
 
     @cached_property
     def classes(self) -> tuple[list[str], Array] | None:
         """The classes of images, and which one each sample has, int32; None of samples that have none, or several."""
         constants = self.cache.constants
-        if constants.get("prompt") != LABEL or constants["text_form"]["fields"][0]["shape"]:
+        if not self.has_labels or constants["text_form"]["fields"][0]["shape"]:
             return None
         return self.cache.categories("text")
 
     @cached_property
     def sources(self) -> tuple[list[str], Array]:
         """The files that samples came from, and which one each sample has, int32."""
-        found = self.cache.categories("source")
-        return ([""], np.zeros(len(self), np.int32)) if found is None else found
+        return self._categories("source")
 
     @cached_property
     def seconds(self) -> Array | None:
@@ -88,6 +86,11 @@ class PageColumns:
     def has_tokens(self) -> bool:
         """Whether samples have texts that are counted by tokens: images with classes have none."""
         return "input_ids" in self.cache.fields
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether samples have classes, which are no texts."""
+        return self.cache.constants.get("prompt") == LABEL
 
     @property
     def has_targets(self) -> bool:
@@ -115,7 +118,7 @@ class PageColumns:
 
     @property
     def length(self) -> Array:
-        """What a sample's length is: its seconds, or without audio its tokens."""
+        """The length of each sample: its seconds, or without audio its tokens."""
         return self.tokens if self.seconds is None else self.seconds
 
     @cached_property
@@ -129,8 +132,14 @@ class PageColumns:
         """The kept columns."""
         return self.cache.table(self.kept)
 
-    def _column(self, name: str) -> Any:
-        return self.cache.table([name])[name] if name in self.cache.column_names else None
+    def _column(self, name: str, others: Iterable[str]) -> pa.ChunkedArray:
+        if name in self.cache.column_names:
+            return self.cache.table([name])[name]
+        return pa.chunked_array([pa.array(others, pa.large_string())])
+
+    def _categories(self, name: str) -> tuple[list[str], Array]:
+        found = self.cache.categories(name)
+        return ([""], np.zeros(len(self), np.int32)) if found is None else found
 
 
 NEAR_S = 0.02
@@ -154,7 +163,7 @@ class DoubtGroups:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Doubts:
-    """What was found. exact, near: duplicates. z: float64 [num_samples], NaN where nothing is known; None: no audio.
+    """The doubts. exact, near: duplicates. z: float64 [num_samples], NaN where nothing is known; None: no audio.
 
     misfits: the indices of transcripts that do not fit, the farthest ones first. checks: those of `forebay lint`, by
     index.
@@ -175,8 +184,10 @@ def doubts_of(columns: PageColumns, *, kept: Array | None = None) -> Doubts:
     codes = content_codes(columns.cache)
     exact = _groups(codes)
     near = _groups(_near_codes(columns, codes))
-    if (unfit := unfit_of(columns, kept)) is None:
+    if columns.seconds is None:
         return Doubts(exact=exact, near=near, z=None, misfits=np.zeros(0, np.int64))
+    usable = True if kept is None else kept
+    unfit = misfits(columns.spoken, columns.seconds, columns.languages[1], usable=usable)
     checks = {row: name for name, rows in unfit.rows() for row in rows.tolist() if kept is None or kept[row]}
     found = np.array(list(checks), np.int64)
     away = np.abs(np.nan_to_num(unfit.scores[found], nan=np.inf))
@@ -198,8 +209,12 @@ def content_codes(cache: Cache) -> Array:
         shard.drop_pages()
     for group in cache.listed:
         listed = cache.items(group)
-        known = _item_codes(cache, group, listed.slots) + _places(listed.offsets)
-        codes = _mixed(codes.astype(np.uint64) + _sums(_mixed(known), listed.offsets)).astype(np.int64)
+        starts, ends = listed.offsets[:-1], listed.offsets[1:]
+        # How far each item stands from the beginning of its sample: the order of items counts.
+        places = (np.arange(listed.offsets[-1]) - np.repeat(starts, ends - starts)).astype(np.uint64)
+        mixed = _mixed(_item_codes(cache, group, listed.slots) + places)
+        total = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+        codes = _mixed(codes.astype(np.uint64) + total[ends] - total[starts]).astype(np.int64)
     return codes
 
 
@@ -212,19 +227,6 @@ def _item_codes(cache: Cache, group: Group, slots: Array) -> Array:
         known = [xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogateescape")) for name in names]
         codes[places] = np.array(known, np.uint64)[rows]
     return codes
-
-
-def _places(offsets: Array) -> Array:
-    """Returns uint64: how far each value stands from the beginning of its row."""
-    counts = np.diff(offsets)
-    places: Array = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-    return places.astype(np.uint64)
-
-
-def _sums(values: Array, offsets: Array) -> Array:
-    total = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)])
-    sums: Array = total[offsets[1:]] - total[offsets[:-1]]
-    return sums
 
 
 def _mixed(values: Array) -> Array:
@@ -250,7 +252,7 @@ def _near_codes(columns: PageColumns, exact: Array) -> Array:
     found = np.empty(len(order), np.int64)
     found[order] = runs
     short = columns.characters < _LEAST_TEXT
-    if columns.cache.constants.get("prompt") == LABEL:
+    if columns.has_labels:
         short[:] = True  # a class is no text: it is said of many images
     # A group of equal samples is no group of near ones: of each content one stands for all.
     order = np.lexsort((exact, found))
@@ -283,9 +285,146 @@ def _groups(codes: Array) -> DoubtGroups:
     return DoubtGroups(num_groups=len(many), num_samples=int(counts[many].sum()), shown=shown)
 
 
-def unfit_of(columns: PageColumns, kept: Array | None) -> Misfits | None:
-    """Returns the texts that do not fit, as `forebay lint` finds them; None for a cache without audio."""
-    if columns.seconds is None:
-        return None
-    usable = True if kept is None else kept
-    return misfits(columns.spoken, columns.seconds, columns.languages[1], usable=usable)
+SHOWN = 24
+"""Samples with sound and pictures in a page."""
+
+_MAX_IDS = 200
+_HEARD = 2_000
+"""Recordings in which clipping is looked for."""
+
+_HEARD_BYTES = 400_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """One sample to show, and why. index: in the cache."""
+
+    index: int
+    why: str = ""
+
+
+def spread(columns: PageColumns) -> list[Chosen]:
+    """Returns up to 24 samples that stand for all: every language by its share, from its shortest to its longest.
+
+    Of images with classes: every class by its share.
+    """
+    if len(columns) <= SHOWN:
+        return [Chosen(index=index) for index in range(len(columns))]
+    names, codes = columns.classes or columns.languages
+    shares = _shares(np.bincount(codes, minlength=len(names)))
+    chosen: list[int] = []
+    for code, count in shares.items():
+        own = np.flatnonzero(codes == code)
+        own = own[np.argsort(columns.length[own], kind="stable")]
+        chosen += own[((np.arange(count) + 0.5) / count * len(own)).astype(np.int64)].tolist()
+    return [Chosen(index=index) for index in sorted(set(chosen))]
+
+
+def _shares(counts: Array) -> dict[int, int]:
+    """Returns how many of 24 each language gets: one at least, the others by their samples; of many the largest."""
+    largest = np.argsort(-counts, kind="stable")[:SHOWN]
+    largest = largest[counts[largest] > 0]
+    given = np.ones(len(largest), np.int64)
+    held = counts[largest].astype(np.float64)
+    for _ in range(SHOWN - len(largest)):
+        room = np.where(given < held, held / (given + 1), 0.0)
+        if not room.any():
+            break
+        given[int(np.argmax(room))] += 1
+    return dict(zip(largest.tolist(), given.tolist(), strict=True))
+
+
+def longest(columns: PageColumns) -> list[Chosen]:
+    """Returns the 24 longest samples, the longest first."""
+    order = np.argsort(-columns.length, kind="stable")[:SHOWN]
+    return [Chosen(index=index, why=f"number {place} by length") for place, index in enumerate(order.tolist(), 1)]
+
+
+def worst(columns: PageColumns, doubts: Doubts, *, padding: Array | None) -> list[Chosen]:
+    """Returns up to 24 samples that are worst in one of three ways, taken in turn.
+
+    Their transcript does not fit their length (`Doubts.misfits`, the farthest ones first); their waveform
+    stands at full scale (share of its samples, of up to 2,000 recordings spread over the cache); a batch of the plan
+    pads them most (padding: share of what is computed for a sample, float64 [num_samples], NaN outside the plan).
+    """
+    known = np.zeros(0) if padding is None else np.nan_to_num(padding)
+    padded = [
+        Chosen(index=i, why=f"{100 * known[i]:.0f} % of its row is padding in its bucket")
+        for i in np.argsort(-known, kind="stable")[:SHOWN].tolist()
+        if known[i]
+    ]
+    unfit = []
+    if columns.rate is not None and doubts.z is not None:
+        for i in doubts.misfits[:SHOWN].tolist():
+            away = f", {doubts.z[i]:+.1f} deviations from its language" if np.isfinite(doubts.z[i]) else ""
+            why = f"{columns.rate[i]:.1f} characters a second{away}: {doubts.checks[i]}"
+            unfit.append(Chosen(index=i, why=why))
+    lists = [unfit, _clipped(columns), padded]
+    found: dict[int, Chosen] = {}
+    for place in range(SHOWN):
+        for chosen in lists:
+            if place < len(chosen) and len(found) < SHOWN:
+                found.setdefault(chosen[place].index, chosen[place])
+    return list(found.values())
+
+
+def _clipped(columns: PageColumns) -> list[Chosen]:
+    """Reads waveforms of samples that are spread evenly, and no more than 400 MB of them."""
+    cache = columns.cache
+    if "waveform" not in cache.fields:
+        return []
+    shares: list[tuple[float, int]] = []
+    left = _HEARD_BYTES
+    for index in np.unique(np.linspace(0, len(cache) - 1, min(len(cache), _HEARD)).astype(np.int64)).tolist():
+        try:
+            waveform = cache.read(index)["waveform"]
+        except CacheError:
+            continue  # its card says why, where it is shown
+        shares.append((clipped_share(waveform), index))
+        left -= waveform.nbytes
+        if left < 0:
+            break
+    shares.sort(key=lambda found: (-found[0], found[1]))
+    return [
+        Chosen(index=index, why=f"{100 * share:.2f} % of its waveform stands at full scale")
+        for share, index in shares[:SHOWN]
+        if share > 0
+    ]
+
+
+def clipped_share(waveform: Array) -> float:
+    """Returns the share of a waveform that stands at full scale, int16 or float32, with an equal neighbour.
+
+    A single sample at full scale is a peak; clipping holds it there.
+    """
+    if len(waveform) < 2:
+        return 0.0
+    top = 32767 if waveform.dtype == np.int16 else 1.0
+    full = (waveform >= top) | (waveform <= -top)
+    return float(np.count_nonzero(full[1:] & full[:-1]) / len(waveform))
+
+
+def by_ids(columns: PageColumns, text: str) -> list[Chosen]:
+    """Returns the samples that `--ids` names: a file with an id a line, or ids with commas between them.
+
+    Raises ConfigError for ids that the cache does not have, more than 200 of them, or none.
+    """
+    is_file = os.path.isfile(text)  # not so for a list that is too long for a path
+    named = read_ids(Path(text), setting="--ids").to_pylist() if is_file else map(str.strip, text.split(","))
+    wanted = list(dict.fromkeys(name for name in named if name or is_file))
+    if not wanted:
+        raise ConfigError(f"--ids {text}: no ids in it; name a file with an id a line, or ids like a,b")
+    if len(wanted) > _MAX_IDS:
+        raise ConfigError(f"--ids names {len(wanted):,} samples, a report shows at most {_MAX_IDS}; name fewer")
+    values = pa.array([name.encode("utf-8", "backslashreplace").decode() for name in wanted], pa.large_string())
+    found = pc.fill_null(pc.index_in(columns.ids.cast(pa.large_string()), value_set=values), -1).to_numpy()
+    places: dict[str, int] = {}
+    for row in np.flatnonzero(found >= 0).tolist():
+        places.setdefault(wanted[int(found[row])], row)
+    if missing := [name for name in wanted if name not in places]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ConfigError(
+            f"--ids: {columns.cache.place} has no sample {missing[0]!r}{more} of the {len(wanted)} named; "
+            f"every id: forebay inspect {columns.cache.place} --export FILE.parquet"
+        )
+    return [Chosen(index=places[name]) for name in wanted]
