@@ -39,7 +39,7 @@ from forebay.train.collate.collator import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader, LoaderSettings
 from forebay.train.ring import BufferRing
-from forebay.train.uncached.source import UncachedSource
+from forebay.train.uncached.uncached_source import UncachedSource
 
 Row = dict[str, Any]
 Batch = dict[str, torch.Tensor]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from forebay.caches.root_items import RootItem, Survey
 from forebay.config.digest import tokenizer_digest
-from forebay.config.loader import MixtureSource
+from forebay.config.loader_sections import MixtureSource
 from forebay.config.train import EvalConfig
 from forebay.config.tree import Config
 from forebay.config.url import is_url, parse_url

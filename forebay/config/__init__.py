@@ -3,7 +3,7 @@
 from forebay.config.data import SourceColumns, SourceConfig
 from forebay.config.filter import FilterConfig
 from forebay.config.load import parse_config
-from forebay.config.loader import LoaderConfig, MixtureConfig, MixtureSource
+from forebay.config.loader_sections import LoaderConfig, MixtureConfig, MixtureSource
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.config.remote import RemoteConfig
 from forebay.config.step_sections import AudioConfig, LayoutConfig, TextConfig, VisionConfig

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from forebay.config.data import MEANINGS, SOURCE_KINDS, STRICT, SourceConfig
 from forebay.config.filter import FilterConfig
-from forebay.config.loader import LoaderConfig, MixtureConfig
+from forebay.config.loader_sections import LoaderConfig, MixtureConfig
 from forebay.config.plan import ByKind, PackConfig, PlanConfig
 from forebay.config.remote import RemoteConfig
 from forebay.config.step_sections import AudioConfig, LayoutConfig, TextConfig, VisionConfig

@@ -32,7 +32,7 @@ from forebay.store.cache import open_cache
 from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.store.source import SampleSource
 from forebay.train.select import select
-from forebay.train.uncached.source import uncached_source
+from forebay.train.uncached.uncached_source import uncached_source
 
 logger = logging.getLogger(__name__)
 

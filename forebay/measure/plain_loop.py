@@ -51,7 +51,7 @@ from forebay.train.loop.trainable import adamw, set_learning_rate, set_passes, s
 from forebay.train.models.model_folder import model_facts
 from forebay.train.models.trainee import new_model
 from forebay.train.select import make_loader
-from forebay.train.uncached.plain import PlainSamples
+from forebay.train.uncached.plain_dataset import PlainSamples
 
 _COMPARED = 8
 """Micro-batches of which the cache's and the processor's are compared."""

@@ -228,7 +228,7 @@ def _select_one(config: Config) -> SampleSource:
     place, probe = _by_rank_0(lambda: _choose(config))
     if place is not None:
         return open_by_config(place, config)
-    from forebay.train.uncached.source import uncached_source
+    from forebay.train.uncached.uncached_source import uncached_source
 
     return uncached_source(config, stored_probe=probe)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from forebay.config.loader import LoaderConfig
+from forebay.config.loader_sections import LoaderConfig
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config, stand_in
 from forebay.config.url import is_url, url_or_path

@@ -24,7 +24,7 @@ from forebay.store.files import hash_file
 from forebay.store.lookup import find_cache, sealed_caches
 from forebay.store.memo import Memo, stat_now
 from forebay.store.source_files import SourceFile
-from forebay.train.uncached.source import UncachedSource
+from forebay.train.uncached.uncached_source import UncachedSource
 from tests.preprocess.corpus import Corpus, flac, shard_bytes, speech_corpus, tone, write_tar
 from tests.preprocess.here_pool import build_here
 from tests.text_corpus import text_config

@@ -32,7 +32,7 @@ from forebay.store.remote.raw.origin import Objects
 from forebay.store.source_files import load_sources
 from forebay.tar.index import export_json
 from forebay.tar.scan import scan_tar
-from forebay.train.uncached.source import uncached_source
+from forebay.train.uncached.uncached_source import uncached_source
 from tests.preprocess.corpus import shard_bytes
 from tests.preprocess.here_pool import build_here
 from tests.remote.raw_data import SPEECH, VISION, config_of, put_folder

@@ -17,7 +17,7 @@ from forebay.preprocess import Options, build
 from forebay.store.cache import Cache
 from forebay.store.source import source_kind
 from forebay.train.select import make_loader, select
-from forebay.train.uncached.source import UncachedSource
+from forebay.train.uncached.uncached_source import UncachedSource
 from tests.preprocess.corpus import flac, speech_corpus, tone
 from tests.preprocess.here_pool import kept_workers
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.config.digest import tokenizer_digest
-from forebay.config.loader import MixtureConfig
+from forebay.config.loader_sections import MixtureConfig
 from forebay.config.plan import PackConfig
 from forebay.config.train import EvalConfig
 from forebay.config.tree import Config

@@ -22,7 +22,7 @@ from forebay.measure.compare import tasks_of
 from forebay.measure.compared_ways import ArmTask, Block, BlockStep, Setup, arms_of
 from forebay.measure.step_clock import ArmFinish, ArmTurn
 from forebay.train.select import make_loader
-from forebay.train.uncached.plain import PlainSamples
+from forebay.train.uncached.plain_dataset import PlainSamples
 from tests.processes import ROOT
 
 pytestmark = [

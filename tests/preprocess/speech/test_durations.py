@@ -22,7 +22,7 @@ from forebay.preprocess.audio_group import DurationLimits
 from forebay.preprocess.coded import Coder
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
-from forebay.train.uncached.source import UncachedSource
+from forebay.train.uncached.uncached_source import UncachedSource
 from tests.preprocess.audio_files import encoded, mp3, voice, without_tag
 from tests.preprocess.corpus import json_lines
 from tests.preprocess.here_pool import build_here

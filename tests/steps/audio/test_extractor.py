@@ -34,7 +34,7 @@ from forebay.steps.step import AudioStep, Stored
 from forebay.steps.table import made
 from forebay.store.cache import open_cache
 from forebay.train.collate.collator import Collator
-from forebay.train.uncached.source import UncachedSource
+from forebay.train.uncached.uncached_source import UncachedSource
 from tests.preprocess.corpus import speech_corpus
 from tests.preprocess.here_pool import build_here
 

@@ -21,7 +21,7 @@ from forebay.steps.text.normal.scripts import Nfkc
 from forebay.steps.text.normal.whisper_english import WhisperBasic
 from forebay.store.cache import open_cache
 from forebay.store.texts import TextStore
-from forebay.train.uncached.source import UncachedSource
+from forebay.train.uncached.uncached_source import UncachedSource
 from tests.preprocess.here_pool import build_here
 from tests.text_corpus import demo_texts, text_config
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from forebay.config.loader import LoaderConfig
+from forebay.config.loader_sections import LoaderConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
 from forebay.spans import DECODE, PATCHES, span
