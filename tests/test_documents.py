@@ -56,6 +56,24 @@ def test_architecture_names_every_room() -> None:
     assert [room for room in rooms if f"`forebay/{room}/`" not in text] == []
 
 
+NO_SUBJECT = re.compile(
+    r"(?:What|Of|About|After|As|At|Before|Behind|Below|Beside|Between|Beyond|By|For|From|In|Into|Like|On|Over|Past|Per|"
+    r"Since|Through|To|Towards?|Under|Until|Upon|Via|With|Within|Without)\b"
+)
+
+
+def test_docstrings_begin_with_their_subject() -> None:
+    """House rule: subject first. A sentence that begins with its object or a preposition is read twice."""
+    found = []
+    for path in sorted((ROOT / "forebay").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                text = ast.get_docstring(node) or ""
+                if NO_SUBJECT.match(text):
+                    found.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
+    assert found == []
+
+
 def _script(name: str) -> Any:
     """A script of the folder of documents, as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")

@@ -1,4 +1,4 @@
-"""What commands are made of: a command is a dataclass, its fields are options, its docstring is what its help says.
+"""The parts of commands: a command is a dataclass, its fields are options, and its docstring is its help.
 
 What commands share: the config that they name, how a report is printed; and the exit codes.
 """

@@ -319,7 +319,7 @@ class ExportOptions:
 
     @property
     def size_mb(self) -> int:
-        """About how large a file becomes."""
+        """The size of a file, roughly."""
         return _SIZE_MB if self.shard_size_mb is None else self.shard_size_mb
 
 

@@ -1,4 +1,4 @@
-"""What is calibrated: the longest shapes of each bucket, or a full pack, as batches of any size.
+"""The search for calibrated sizes: the longest shapes of each bucket, or a full pack, as batches of any size.
 
 The largest batch that fits, found in a few trials: a pure function of a line and of what the trials say.
 """
@@ -263,7 +263,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialOutcome:
-    """What a trial of one size says."""
+    """The result of a trial of one size."""
 
     fits: bool
     peak_bytes: int | None = None

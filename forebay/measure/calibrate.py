@@ -46,7 +46,7 @@ _SIZES = ("batch_seconds", "batch_tokens", "batch_size", "calibration", "seq_len
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationReport(CommandReport):
-    """What `forebay calibrate --json` prints; its fields are an interface."""
+    """The document of `forebay calibrate --json`; its fields are an interface."""
 
     file: str
     """The calibration, for `plan.calibration`."""
@@ -226,7 +226,7 @@ def _settings(entries: Entries, cases: Mapping[str, Case | None]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankRow:
-    """What one rank did with one bucket."""
+    """The work of one rank with one bucket."""
 
     bucket: str
     rank: int
@@ -249,7 +249,7 @@ class RankRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RanksReport(CommandReport):
-    """What `forebay calibrate --mode verify-all --json` prints; its fields are an interface."""
+    """The document of `forebay calibrate --mode verify-all --json`; its fields are an interface."""
 
     world_size: int
     rows: list[RankRow]

@@ -102,7 +102,7 @@ _HOST_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrateOptions:
-    """What `forebay calibrate` was asked for."""
+    """The request of `forebay calibrate`."""
 
     buckets: tuple[str, ...] = ()
     """Names or indices of buckets; empty: all."""
@@ -291,7 +291,7 @@ def _warn(found: Device, limit: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredStep:
-    """What the steps of a trial took.
+    """The costs of the steps of a trial.
 
     On CUDA `peak_bytes` is what the allocator has reserved at most, `used_bytes` what tensors had of it at most. On the
     CPU both are the peak of the process's resident memory, less what it had before batch and model were made.

@@ -48,7 +48,7 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmFigures:
-    """What one arm has told, and what follows from it.
+    """The figures that one arm has told, and those that follow from them.
 
     The first of three or more blocks is left out of speeds and shares: it warms up.
     """
@@ -70,7 +70,7 @@ class ArmFigures:
 
     @property
     def losses(self) -> list[float]:
-        """Of all steps."""
+        """The losses of all steps."""
         return [loss for turn in self.turns for loss in turn.losses]
 
     def share(self, part: Callable[[ArmTurn], float]) -> float:
@@ -121,7 +121,7 @@ def flops_of(shapes: Shapes, counted: dict[Shapes, float]) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmComparison:
-    """What `forebay compare CONFIG` found. arms: the config's own first.
+    """The result of `forebay compare CONFIG`. arms: the config's own first.
 
     about: name, config, model and machine. seconds: of audio, of each block; None where samples have none. buckets:
     names of the plan's shape classes. precision: `train.mixed_precision`.

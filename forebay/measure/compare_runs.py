@@ -38,7 +38,7 @@ _RATES = {"wer": "WER", "cer": "CER", "accuracy": "accuracy", "f1": "F1", "loss"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLog:
-    """What a run's folder tells. steps, evaluations: the lines of steps.jsonl behind its head, and of eval.jsonl."""
+    """The log of a run's folder. steps, evaluations: the lines of steps.jsonl behind its head, and of eval.jsonl."""
 
     folder: Path
     settings: dict[str, Any]

@@ -148,7 +148,7 @@ class BlockStep:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What every arm trains on in one turn, as the batches of the config's plan."""
+    """The samples that every arm trains on in one turn, as the batches of the config's plan."""
 
     steps: tuple[BlockStep, ...]
 
@@ -219,7 +219,7 @@ def block_plan(block: Block) -> InOrderPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmTask:
-    """What a child gets. The tables hold the samples of the blocks, by their index in the config's own source."""
+    """The task of a child. The tables hold the samples of the blocks, by their index in the config's own source."""
 
     config: Config
     arm: Arm
@@ -243,7 +243,7 @@ class ArmTask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What an arm tells when it is ready for its first turn."""
+    """The answer of an arm that is ready for its first turn."""
 
     data_s: float
     """Seconds until its samples were listed and a batch could be asked for."""

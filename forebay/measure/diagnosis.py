@@ -21,7 +21,7 @@ _AHEAD_A_WORKER = 2
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredArms:
-    """What the arms told. None: an arm that was not measured, `not_measured` says why."""
+    """The answers of the arms. None: an arm that was not measured, `not_measured` says why."""
 
     cores: int
     prefetch: int
@@ -93,7 +93,7 @@ class MeasuredArms:
 
     @cached_property
     def predictions(self) -> list[Prediction]:
-        """What runs would do, those without a cache first; none where there is no plan."""
+        """The predicted runs, those without a cache first; none if there is no plan."""
         if not self.batches:
             return []
         found, uncached = [], dict(self.uncached.rates) if self.uncached else {}
@@ -141,7 +141,7 @@ class MeasuredArms:
 
     @property
     def now(self) -> Prediction | None:
-        """What a run would do as things are."""
+        """The run as things are."""
         return self.predicted(is_cached=self.is_sealed)
 
     @property
@@ -156,7 +156,7 @@ class MeasuredArms:
 
     @property
     def bottleneck(self) -> StageCost | None:
-        """What to look at first: the step if it is hardly kept waiting, else the longest stage of the data's way."""
+        """The part to look at first: the step if it is hardly kept waiting, else the data's longest stage."""
         now = self.now
         if self.step is not None and now is not None and now.idle is not None and now.idle < FED:
             return self.step
@@ -164,7 +164,7 @@ class MeasuredArms:
 
     @property
     def build_s(self) -> float | None:
-        """What a build takes."""
+        """The seconds of a build."""
         if self.made is None or self.listed is None:
             return None
         read_ms = 0.0 if self.raw_read is None else self.raw_read.cold_ms or self.raw_read.warm_ms
@@ -180,7 +180,7 @@ class MeasuredArms:
 
     @property
     def size_bytes(self) -> float | None:
-        """What a cache takes: the sealed one's bytes, else those of the sample in proportion."""
+        """The bytes of a cache: of the sealed one, else those of the sample in proportion."""
         if self.opened is not None and self.is_sealed:
             return self.opened.size_bytes
         return self.made.bytes_a_sample * self.listed.num_rows if self.made and self.listed else None

@@ -78,7 +78,7 @@ ARMS: dict[str, DoctorArm] = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an arm came to: its figures, or why there are none."""
+    """The result of an arm: its figures, or why there are none."""
 
     value: Any = None
     why: str = "it gave nothing"
@@ -166,7 +166,7 @@ class DoctorSession:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoctorOptions:
-    """What `forebay doctor` was asked for."""
+    """The request of `forebay doctor`."""
 
     seconds: float = 30.0
     step_s: float | None = None

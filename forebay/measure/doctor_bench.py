@@ -45,7 +45,7 @@ _MOST_ROWS = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoctorTask:
-    """What a child gets. root: where alone it writes. limit: list no more rows than this; None: all."""
+    """The task of a child. root: the only place where it writes. limit: list no more rows than this; None: all."""
 
     config: Config
     root: str
@@ -78,12 +78,12 @@ class Bench:
 
     @cached_property
     def groups(self) -> Groups:
-        """What a sample is made of, with what the rows of the raw data decide."""
+        """The groups of a sample, with the facts of raw data that decide them."""
         return Groups.of(self.raw_config, self.recipe).keeping(self.manifest.rows)
 
     @cached_property
     def sealed(self) -> SampleSource | None:
-        """What training reads, where its caches are sealed."""
+        """The source that training reads, if its caches are sealed."""
         wanted = dataclasses.replace(self.config, loader=dataclasses.replace(self.config.loader, cache="require"))
         try:
             return select(wanted)
@@ -163,7 +163,7 @@ class Bench:
 
     @cached_property
     def cached(self) -> SampleSource:
-        """What the arms of a cache read: the sealed one, else the temporary one. Raises Skip where there is neither."""
+        """The cache that arms read: the sealed one, else the temporary one. Raises Skip if there is neither."""
         if self.sealed is not None:
             return self.sealed
         if not self.sample_folder.is_dir():

@@ -1,4 +1,4 @@
-"""What `forebay doctor` prints: a table of stages, predictions, advice; or one document.
+"""The output of `forebay doctor`: a table of stages, predictions, advice; or one document.
 
 What to change, the most useful first, each with its line, its gain and how sure that is. Pure.
 """
@@ -253,7 +253,7 @@ _TITLES = {"raw": "from raw data", "build": "a build, beside that", "cache": "fr
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorReport:
-    """What `forebay doctor --json` prints; its fields are an interface."""
+    """The document of `forebay doctor --json`; its fields are an interface."""
 
     config: str
     seconds: float

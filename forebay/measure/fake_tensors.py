@@ -1,4 +1,4 @@
-"""What a training step takes, computed without a device: a step on fake tensors, whose memory torch's tracker adds up.
+"""The memory of a training step, computed without a device: a step on fake tensors, added up by torch's tracker.
 
 A fake tensor has a shape, a dtype and a device, and no memory. `MemTracker` sees when each one comes and goes. A model
 that looks at values (Qwen3-ASR counts the frames of a mask, Qwen3-VL reads sizes of images) cannot run on fake tensors:
@@ -45,7 +45,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tracked:
-    """What the tracker saw of one step."""
+    """The memory that the tracker saw of one step."""
 
     parts: Mapping[str, float]
     """Bytes of each of `PARTS` at the peak of the passes."""

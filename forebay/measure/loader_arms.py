@@ -41,7 +41,7 @@ _LONGEST_REST = 3.0
 
 @dataclass(slots=True)
 class _Turn:
-    """What a loader gave while nothing was done with its batches."""
+    """The batches of a loader while nothing was done with them."""
 
     batches: list[Timed]
     seconds: float

@@ -1,4 +1,4 @@
-"""What an arm takes of its machine: CPU seconds and memory of its processes, its device, and the device's peak."""
+"""The use of a machine by an arm: CPU seconds and memory of its processes, its device, and the device's peak."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Utilisation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """What the config's model is trained on here. is_cuda: its memory is calibrated; the memory of a host is not."""
+    """The device that the config's model is trained on here. is_cuda: its memory is calibrated; a host's is not."""
 
     is_cuda: bool
     name: str

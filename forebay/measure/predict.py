@@ -1,4 +1,4 @@
-"""What measured rates say about a run, in plain values, which the child that measured sends its parent. Pure.
+"""Predictions of a run by measured rates, in plain values, which the child that measured sends its parent. Pure.
 
 How long a step waits for its batch: a queue between hands that fill batches and a loop that takes them. `hands` threads
 or processes take batches in their order, at most `ahead` of these are asked for before the loop wants them, and a batch
@@ -19,7 +19,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """What an epoch, or its beginning, took."""
+    """The seconds of an epoch, or of its beginning."""
 
     total_s: float
     wait_s: float
@@ -79,7 +79,7 @@ class Skip(Exception):  # noqa: N818  an arm that cannot be, which is no error
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageCost:
-    """What one stage of a sample's way takes in one thread."""
+    """The cost of one stage of a sample's way in one thread."""
 
     name: str
     kind: Kind
@@ -93,7 +93,7 @@ class StageCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpeningTimes:
-    """What training reads. place: the sealed cache of the config, None where there is none."""
+    """The times of opening what training reads. place: the sealed cache of the config, None if there is none."""
 
     place: str | None
     num_samples: int
@@ -139,7 +139,7 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pieces:
-    """What a batch out of a cache is made of, in one thread."""
+    """The cost of the parts of a batch out of a cache, in one thread."""
 
     stages: tuple[StageCost, ...]
     cold_ms: float | None = None
@@ -148,7 +148,7 @@ class Pieces:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """What a loader gives. samples_per_s: with the rests of a loop whose step is known."""
+    """The rate of a loader. samples_per_s: with the rests of a loop whose step is known."""
 
     workers: int
     samples_per_s: float
@@ -198,7 +198,7 @@ class PlanFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherPlan:
-    """What another setting of `[plan]` would give."""
+    """The plan that another setting of `[plan]` would give."""
 
     settings: Mapping[str, object]
     padding: float

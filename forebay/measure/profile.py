@@ -39,7 +39,7 @@ _NEVER = 10**9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileReport:
-    """What `forebay train --profile --json` prints; its fields are an interface."""
+    """The document of `forebay train --profile --json`; its fields are an interface."""
 
     shares: Shares
     device: str

@@ -36,7 +36,7 @@ class Stretch(NamedTuple):
 
 
 class DeviceWork(NamedTuple):
-    """What a stream of the device did. launch: by which thread it was launched, and when; None where that is unknown.
+    """The work of a stream of the device. launch: the thread that launched it, and when; None if that is unknown.
 
     kind: `kernel`, `copy` or `all-reduce`.
     """
@@ -49,7 +49,7 @@ class DeviceWork(NamedTuple):
 
 @dataclass(kw_only=True)
 class Trace:
-    """What a trace holds. spans: of each thread, by start, the longer of two first."""
+    """The contents of a trace. spans: of each thread, by start, the longer of two first."""
 
     main: Any
     """The thread that did the steps."""
@@ -127,7 +127,7 @@ _IDLE = (DATA_WAIT, DEVICE_WAIT)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beside:
-    """What threads other than the main one did of a part."""
+    """The work of threads other than the main one during a part."""
 
     seconds: float
     """In all of them together."""

@@ -77,7 +77,7 @@ class ArmTurn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmFinish:
-    """What an arm tells after its last turn."""
+    """The answer of an arm after its last turn."""
 
     flops: dict[Shapes, float]
     """FLOPs of a micro-batch by its shapes, forward and backward, of as many shapes as were counted."""

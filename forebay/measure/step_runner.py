@@ -99,7 +99,7 @@ class StepRunner:
 
     @property
     def mode(self) -> AbstractContextManager[None]:
-        """What `step` is to be called under: nothing."""
+        """The context that `step` is called under: none."""
         return contextlib.nullcontext()
 
     def prepared(self, batch: Batch) -> Batch:

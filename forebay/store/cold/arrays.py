@@ -101,7 +101,7 @@ _ABOUT = "forebay"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """What a cold form is made of, and how: two of equal marks have the same names with the same values.
+    """The parts of a cold form, and how they lie: two of equal marks have the same names with the same values.
 
     metadata: xxh3-128 of the cache's metadata.json. level: of zstd. chunk_bytes, shard_bytes: values that are
     compressed together, and that are one object.

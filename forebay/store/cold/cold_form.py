@@ -28,7 +28,7 @@ _MAX_BYTES = 1 << 30
 
 
 class ColdForm:
-    """What lies at a place. metadata: the bytes of the cache's metadata.json."""
+    """The cold form at a place. metadata: the bytes of the cache's metadata.json."""
 
     def __init__(self, place: ObjectStore) -> None:
         """Reads the documents and the shard tables.

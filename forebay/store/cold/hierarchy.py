@@ -95,7 +95,7 @@ def file_array(name: str, size_bytes: int) -> ColdArray:
 
 
 def _samples(cache: Cache) -> list[Filled]:
-    """What a reader without forebay needs to find a sample: its shard, its row in the arrays, and its lengths."""
+    """The table by which a reader without forebay finds a sample: its shard, its row in the arrays, and its lengths."""
     slots = cache.slots
 
     def shards(start: int, stop: int) -> Array:

@@ -54,7 +54,7 @@ _TOUCH_S = 60.0
 
 
 class Mirror:
-    """What a node has of a folder of a store. It describes itself, so any process that has the path can go on."""
+    """The part of a store's folder that a node has. It describes itself, so any process with the path can go on."""
 
     def __init__(self, folder: Path, url: Url, settings: RemoteConfig) -> None:
         """folder: `<node's folder>/mirrors/<name>`."""
@@ -70,7 +70,7 @@ class Mirror:
 
     @property
     def counters(self) -> Counters:
-        """What this process did with the node's folder, all mirrors together."""
+        """Counts of this process's work with the node's folder, all mirrors together."""
         return self.node.shared.counters
 
     @classmethod

@@ -1,1 +1,1 @@
-"""What a loader tells the node of the steps that come, and what is downloaded for them."""
+"""The steps that come, as a loader tells the node of them, and the downloads for them."""

@@ -1,4 +1,4 @@
-"""What a loader tells the node's cache of the steps that come, in a thread of its own: the order is a function.
+"""The steps that come, told to the node's cache by a thread of the loader: the order is a function.
 
 The thread looks ahead along the order, tells all processes of the node when this reader needs each shard next
 (`uses`), and lets `downloads` bring what is needed soonest. Nothing here changes what is read: without it a shard is

@@ -96,7 +96,7 @@ class RemoteShards:
         return np.concatenate([np.zeros(0, np.int64), *map(_sizes, self.caches)])
 
     def row_shard_bytes(self, *, run: int) -> int:
-        """What a shard of rows takes at most, with its part of the shards of items of a run of so many such shards."""
+        """The bytes of a shard of rows at most, with its part of the shards of items of a run of as many shards."""
         found = [
             RunItems(cache).run_bytes(run, sizes=_sizes(cache)) / min(run, cache.num_shards) for cache in self._own()
         ]
@@ -104,23 +104,23 @@ class RemoteShards:
 
     @cached_property
     def item_bytes(self) -> int:
-        """What the shards of items take that samples list."""
+        """The bytes of the shards of items that samples list."""
         return sum(int(_sizes(cache)[cache.num_shards :].sum()) for cache in self._own())
 
     @cached_property
     def text_shard_bytes(self) -> int:
-        """What a shard of rows takes at most, without items that samples list."""
+        """The bytes of a shard of rows at most, without items that samples list."""
         return max((int(_sizes(cache)[: cache.num_shards].max(initial=0)) for cache in self._own()), default=0)
 
     @cached_property
     def kept_bytes(self) -> int:
-        """What the other files of the caches take."""
+        """The bytes of the other files of the caches."""
         files = [entry for cache in self._own() for entry in cache.metadata["files"].values()]
         return sum(counted(int(entry["size_bytes"])) for entry in files)
 
     @cached_property
     def total_bytes(self) -> int:
-        """What all files of the caches take that are used; a cache that stands in the source twice counts once."""
+        """The bytes of all files of the caches that are used; a cache that stands in the source twice counts once."""
         used: dict[Path, Bools] = {}
         for cache, first in zip(self.caches, self.firsts, strict=False):
             own = self.is_used[first : first + cache.num_units]
@@ -137,7 +137,7 @@ class RemoteShards:
 
     @property
     def bound_bytes(self) -> int:
-        """What this node keeps at most: the least of the bounds, where caches were opened with several."""
+        """The bytes that this node keeps at most: the least of the bounds, if caches were opened with several."""
         return min((mirror.settings.cache_size_bytes for mirror in self.mirrors), default=0)
 
     def is_here(self, shard: int) -> bool:

@@ -39,7 +39,7 @@ class Keys:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """What the two files say of one profile.
+    """The settings of one profile in the two files.
 
     is_named: AWS_PROFILE names it. has: names of its fields. keys: None where the files hold none.
     """

@@ -20,7 +20,7 @@ from forebay.errors import RemoteError
 
 
 class _Here:
-    """What this process knows of obstore's threads and of its helpers. In a fork its values are those of the parent."""
+    """The state of obstore's threads and helpers in this process. In a fork its values are those of the parent."""
 
     def __init__(self) -> None:
         self.started_in = 0

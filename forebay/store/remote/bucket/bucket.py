@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectInfo:
-    """What a store says of an object: its name below the bucket's URL, its size, its etag, its last change in ns."""
+    """The facts of a store about an object: its name below the bucket's URL, its size, etag, last change in ns."""
 
     name: str
     size_bytes: int

@@ -1,4 +1,4 @@
-"""What went wrong with a request: whether asking again may help, and forebay's error, with what the user needs."""
+"""Errors of a request: whether asking again may help, and forebay's error, with what the user needs."""
 
 from __future__ import annotations
 

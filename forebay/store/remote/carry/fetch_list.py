@@ -1,4 +1,4 @@
-"""What is to come: the objects below a URL, or the files that a manifest names. Nothing of it is believed unseen.
+"""The objects below a URL, or the files that a manifest names. Nothing of the list is believed unseen.
 
 The manifest of an evaluation set tells the hashes of its files. It is found beside them, or named itself, which a web
 server needs, since that lists nothing.
@@ -105,7 +105,7 @@ _HEX = re.compile(r"[0-9a-f]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchOptions:
-    """What is asked of a fetch.
+    """The request of a fetch.
 
     max_bytes, max_files: what it brings at most, all files together. overwrite: files with other bytes are replaced.
     etags: an etag of S3 that looks like an MD5 is one; buckets that encrypt with a key of their own have others.
@@ -153,7 +153,7 @@ def list_files(url: Url, settings: RemoteConfig, options: FetchOptions) -> Fetch
 
 
 class FetchListing:
-    """What is to come from a bucket.
+    """The files to come from a bucket.
 
     tars: those of evaluation sets, by name, with what the index.json of their set says of them, or None. others: some
     names that do not begin with the prefix.

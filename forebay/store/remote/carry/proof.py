@@ -77,7 +77,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a comparison of bytes said. problem: empty where they are right. by: what they were compared with."""
+    """The result of a comparison of bytes. problem: empty if they are right. by: what they were compared with."""
 
     by: CheckedBy
     problem: str = ""

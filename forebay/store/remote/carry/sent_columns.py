@@ -1,4 +1,4 @@
-"""What a store tells of all samples of a cache at once, so that a run begins without asking every shard for it.
+"""Facts of a store about all samples of a cache at once: a run begins without asking every shard for them.
 
 A plan needs the digest of the samples' ids, a run's log their languages and sources. In a cache these stand shard by
 shard, the ids beside the recordings: a node that begins would download everything first. A push puts them beside the

@@ -51,7 +51,7 @@ def for_each(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CarryReport:
-    """What every transfer reports."""
+    """The fields that every transfer reports."""
 
     source: str
     target: str
@@ -82,7 +82,7 @@ class CarryReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferReport(CarryReport):
-    """What `forebay cache push|pull --json` prints; its fields are an interface. metadata.json counts nowhere here."""
+    """The document of `forebay cache push|pull --json`; its fields are an interface. metadata.json is not counted."""
 
     action: Literal["push", "pull"]
     key: str
@@ -114,7 +114,7 @@ class TransferReport(CarryReport):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchReport(CarryReport):
-    """What `forebay fetch --json` prints; its fields are an interface."""
+    """The document of `forebay fetch --json`; its fields are an interface."""
 
     resumed_bytes: int
     """Of `moved_bytes`, what an interrupted fetch had left."""

@@ -28,7 +28,7 @@ _MAX_NAMES = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeObject:
-    """What is sent of an item.
+    """The object that is sent of an item.
 
     size_bytes: of the object; None: one of another size may stand for the item too. words: how an error calls its
     bytes. proves: whether an etag proves the object. read_back: reads the object; whether it is right, and its bytes.
@@ -164,7 +164,7 @@ class Upload:
 
 
 class Journal:
-    """What was proven of objects, by their etags: a push that was interrupted does not prove it again.
+    """Objects that were proven, by their etags: a push that was interrupted does not prove them again.
 
     A file of JSON lines beside the node's cache. Where it cannot be written or read, more is read again, and no more.
     """

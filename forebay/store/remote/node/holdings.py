@@ -1,4 +1,4 @@
-"""What the node's folder holds of stores, and in which order it goes. Links are not followed, strangers not touched.
+"""The objects of stores in the node's folder, and the order in which they go. No link is followed.
 
 What was ever fetched into the folder of a mirror, by name. Nothing else in that folder is ever removed.
 

@@ -69,7 +69,7 @@ class WantedFile:
 
     @property
     def known(self) -> Known:
-        """What the mirror's ledger says of it."""
+        """The objects that the mirror's ledger knows."""
         return Known(self.number, self.is_kept)
 
 
@@ -84,7 +84,7 @@ class NodeCache:
 
     @property
     def shared(self) -> Shared:
-        """What this process shares of the folder."""
+        """The state that this process shares of the folder."""
         if self._shared is None or self._shared[0] != os.getpid():
             self._shared = os.getpid(), shared(self.folder)
         return self._shared[1]

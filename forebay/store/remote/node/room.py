@@ -83,7 +83,7 @@ class Room:
 
     @property
     def shared(self) -> Shared:
-        """What this process shares of the folder."""
+        """The state that this process shares of the folder."""
         return shared(self.folder)
 
     @property

@@ -1,4 +1,4 @@
-"""What the threads of a process share of a node's folder: what they count, whose turn it is, what they keep mapped."""
+"""The state of a node's folder that the threads of a process share: counts, turns, and mapped files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ THREAD_NAME = "forebay-pins"
 
 @dataclass(slots=True)
 class Counters:
-    """What this process did with a node's folder, since it began.
+    """Counts of this process's work with a node's folder, since it began.
 
     hits, misses: files that were there, or not, when they were to be read; a file that stays mapped is asked for once.
     stall_s: seconds in which a reader waited, `stalls` times. damaged: files that were not what the store gave.
@@ -66,7 +66,7 @@ class Holder(Protocol):
 
 
 class Turns:
-    """At most so many at a time, and who needs it sooner goes first."""
+    """Turns for at most so many threads at a time; who needs its turn sooner goes first."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -97,7 +97,7 @@ class Turns:
 
 @dataclass(slots=True)
 class NodeListing:
-    """What the last scan of this process found, and when."""
+    """The result of this process's last scan, and its time."""
 
     items: list[Item] = field(default_factory=list)
     made_s: float = float("-inf")

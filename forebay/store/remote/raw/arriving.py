@@ -88,7 +88,7 @@ class Arriving(Generic[T]):
         self._bar: Progress | None = None
 
     def __len__(self) -> int:
-        """As many as there are tasks, where these are a sequence."""
+        """The number of tasks, if these are a sequence."""
         return len(cast(Sequence[T], self._tasks))
 
     def __iter__(self) -> Iterator[T]:

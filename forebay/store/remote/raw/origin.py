@@ -318,6 +318,6 @@ def origin_of(folder: str, pid: int) -> Origin:
 
 
 def forget() -> None:
-    """What stores said is asked again by this process."""
+    """The answers of stores are asked for again by this process."""
     origin_of.cache_clear()
     objects_of.cache_clear()
