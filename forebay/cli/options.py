@@ -17,6 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from forebay.config.hub import model_place
 from forebay.config.load import read_remote
 from forebay.config.remote import RemoteConfig
 from forebay.config.tree import Config
@@ -77,6 +78,14 @@ def on_disk(text: str) -> Path:
     if is_url(place):
         raise argparse.ArgumentTypeError(f"{place} is a URL, and this is of this machine: name a local path")
     return Path(place)
+
+
+def model_folder(text: str) -> Path:
+    """Returns the folder of a model that the command line names by a path, or by an id of the Hub."""
+    try:
+        return Path(model_place(text, Path.cwd()))
+    except ConfigError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.cli.options import DONE, FAILED, Command, ConfigCommand, argument, command, option
+from forebay.cli.options import DONE, FAILED, Command, ConfigCommand, argument, command, model_folder, option
 from forebay.errors import ConfigError
 
 
@@ -163,8 +163,12 @@ class EvalCommand(ConfigCommand):
 class WarmStartCommand(Command):
     """Put a model on a new tokenizer."""
 
-    model: Path = argument("MODEL", "folder of a transformers model with weights")
-    tokenizer: Path = option("folder with a tokenizer.json", "DIR", required=True)
+    model: Path = argument(
+        "MODEL", "folder of a transformers model with weights, or owner/name@COMMIT of the Hub", type=model_folder
+    )
+    tokenizer: Path = option(
+        "folder with a tokenizer.json, or owner/name@COMMIT of the Hub", "DIR", required=True, type=model_folder
+    )
     out: Path = option("folder to make", "DIR", required=True)
     seed: int = option("of the new rows; default: 0", "N", default=0)
 
@@ -221,7 +225,11 @@ class InitCommand(Command):
     data: list[str] = argument(
         "DATA", "folders of recordings or images, tables, save_to_disk sets, tars, texts", nargs="+", completes=True
     )
-    model: str | None = option("folder of the model to train: it says features and prompt", "DIR", completes=True)
+    model: str | None = option(
+        "the model to train, a folder or owner/name@COMMIT of the Hub: it says features and prompt",
+        "DIR",
+        completes=True,
+    )
     out: Path | None = option("the config to write; default: NAME.toml here", "FILE")
     yes: bool = option("ask nothing: take the likelier reading, and say so")
     force: bool = option("replace a config that is there already")
