@@ -41,10 +41,10 @@ test: $(INSTALLED)
 test-wide: $(INSTALLED)
 	$(PINNED) FOREBAY_TEST_COLD=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m wide --hypothesis-profile wide
 
-# All rows of the fault table with their long counts. They take an hour or more. An interrupted run goes on where it was. The command
+# All rows of the fault table with their long counts, two beside each other. They take some hours. An interrupted run goes on where it was. The command
 # ends with 1 if an outcome was wrong. `python -m tests.faults --row kill` runs one row; `--folder /dev/shm` is faster, in memory.
 faults: $(INSTALLED)
-	$(PINNED) FOREBAY_TEST_COLD=1 $(BIN)/python -m tests.faults
+	$(PINNED) FOREBAY_TEST_COLD=1 $(BIN)/python -m tests.faults --jobs 2
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

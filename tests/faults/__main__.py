@@ -7,11 +7,13 @@ import importlib
 import json
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,12 @@ def main() -> int:
     table = rows()
     chosen = [row for row in table if not options.row or row.name in options.row]
     if not options.report:
-        for row in chosen:
-            _run(row, options)
+        if options.jobs > 1:
+            with ThreadPoolExecutor(options.jobs) as pool:
+                list(pool.map(lambda row: _run_apart(row, options), chosen))
+        else:
+            for row in chosen:
+                _run(row, options)
     if options.start is not None or options.count is not None:
         return 0
     tallies = {row.name: load(row.name) for row in table}
@@ -138,6 +144,16 @@ def _run(row: Row[Any], options: argparse.Namespace) -> None:
             raise SystemExit(1)
 
 
+def _run_apart(row: Row[Any], options: argparse.Namespace) -> None:
+    """Runs a row in a process of its own, which keeps what comes of it."""
+    how = ["--restart"] if options.restart else []
+    how += [f"--folder={options.folder}"] if options.folder else []
+    how += [f"--{name}={getattr(options, name)}" for name in ("start", "count") if getattr(options, name) is not None]
+    subprocess.run(
+        [sys.executable, "-m", "tests.faults", "--row", row.name, *how], stdout=subprocess.DEVNULL, check=False
+    )
+
+
 def _where(err: BaseException) -> str:
     frame = traceback.extract_tb(err.__traceback__)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno} {frame.line}"
@@ -149,6 +165,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--start", type=int, metavar="N", help="from this trial on, kept nowhere")
     parser.add_argument("--count", type=int, metavar="N", help="so many trials, kept nowhere")
     parser.add_argument("--restart", action="store_true", help="begin again; default: go on where the last run stopped")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many rows beside each other; default: 1")
     parser.add_argument("--report", action="store_true", help="only print the table")
     parser.add_argument("--folder", metavar="DIR", help="where the trials work; default: the temporary folder")
     return parser.parse_args()
