@@ -174,3 +174,29 @@ def test_what_is_fetched_is_listed_before_it_comes(hub: Hub, capsys: pytest.Capt
     run_json(capsys, "fetch", MODEL)
     listed = json.loads(HubModel("demo/tiny", COMMIT).listed_files.read_bytes())
     assert set(listed) == names_in(HubModel("demo/tiny", COMMIT).folder)
+
+
+def test_a_processor_and_a_model_of_the_hub_are_those_of_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, demo = f"demo/gemma@{COMMIT}", ROOT / "configs" / "demo_any.toml"
+    named = [f"--set={name}={model}" for name in ("vision.processor", "text.tokenizer", "train.model")]
+    root = ("--cache-root", tmp_path / "caches")
+    with serving({"demo/gemma": files_of(ROOT / "demo" / "vision" / "gemma3_model")}) as (hub, url):
+        use(monkeypatch, url, tmp_path / "hub")
+        built = run_json(capsys, "preprocess", demo, *named, *root, "--no-progress")
+        asked = len(hub.asked)
+        losses = run_json(capsys, "train", demo, *named, *root, "--steps", 2, f"--set=train.output_dir={tmp_path}/run")
+        assert len(hub.asked) == asked
+    assert built["key"] == run_json(capsys, "key", demo, *root)["key"]
+    assert losses["steps"] == 2
+
+
+def test_a_feature_extractor_of_the_hub_is_that_of_the_folder(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config_file(tmp_path, MODEL)
+    settings = ("--set=audio={features = 'extractor', extractor = %r}",)
+    fetched = run_json(capsys, "preprocess", file, settings[0] % MODEL, "--no-progress")
+    local = run_json(capsys, "key", file, settings[0] % str(SPEECH))
+    assert (fetched["num_samples"], fetched["key"]) == (4, local["key"])
