@@ -30,7 +30,7 @@ import numpy as np
 from forebay.config.tree import Config
 from forebay.errors import RemoteDeniedError
 from forebay.progress import Progress
-from forebay.store.files import hash_opened, is_temporary, sweep, temporary_name, write_bytes
+from forebay.store.files import hash_opened, is_temporary, write_bytes
 from forebay.store.layout import NOTES, PLANS
 from forebay.store.remote.raw.raw_sources import place_of, source_stat, stat_of_status
 
@@ -323,24 +323,18 @@ def _opened(name: str, parent: int) -> int:
 
 
 def _write(notes: int, host: str) -> None:
-    """Writes a note, whole or not at all; after a crash of the machine it may be gone."""
+    """Writes a note in its place: name and time say all, the content is for people. A pipe is not waited for."""
     data = json.dumps({"host": os.uname().nodename, "pid": os.getpid(), "time": time.time()}).encode("ascii")
-    aside = temporary_name(Path(host)).name
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    file = os.open(aside, flags, 0o666, dir_fd=notes)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.open(host, flags, 0o666, dir_fd=notes)
     try:
         os.write(file, data)
     finally:
         os.close(file)
-    os.rename(aside, host, src_dir_fd=notes, dst_dir_fd=notes)
 
 
 def _forget_old(notes: int) -> None:
-    """Removes notes of hosts that were not heard of for a month, and what a killed process left half written.
-
-    A container may have another name each time.
-    """
-    sweep(Path(f"/proc/self/fd/{notes}"))
+    """Removes notes of hosts that were not heard of for a month: a container may have another name each time."""
     with os.scandir(notes) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
