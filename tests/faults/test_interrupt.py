@@ -25,7 +25,8 @@ _COMMANDS = (
 
 def interrupted(place: Path, number: int, folder: Path) -> str:
     chance = dice("interrupt", number)
-    command, is_listed = _COMMANDS[number % len(_COMMANDS)], chance.random() < 0.5
+    command = _COMMANDS[number % len(_COMMANDS)]
+    is_listed = chance.random() < 0.5 and "ls" not in command  # a list without a cache ends `cache ls`
     hangs, let_go = threading.Event(), threading.Event()
 
     def answers(asked: Asked) -> Answer:
