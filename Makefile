@@ -85,7 +85,8 @@ docs: $(INSTALLED) $(SITE_INSTALLED)
 # The wheel is built, installed in an environment without this folder, and imported from another folder.
 wheel: $(INSTALLED)
 	rm -rf build dist
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	mkdir dist && $(BIN)/python -c "import setuptools.build_meta as backend; backend.build_sdist('dist')" > /dev/null
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist dist/forebay-*.tar.gz  # of the sdist: what it lacks is seen here
 	rm -rf build/wheel && $(PYTHON) -m venv --system-site-packages build/wheel
 	build/wheel/bin/pip install --quiet --no-deps dist/forebay-*.whl
 	cd build && PYTHONPATH=$(CURDIR)/$(VENV)/lib/python3.11/site-packages wheel/bin/python -P -c \

@@ -128,12 +128,14 @@ def over(base: Environment, folder: Path) -> Environment:
 
 
 def built_wheel(folder: Path) -> Path:
-    """Returns the wheel of this checkout, built of a copy of its files."""
+    """Returns the wheel that is built of the sdist of this checkout, of a copy of its files."""
     source = folder / "source"
     source.mkdir()
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     shutil.copytree(ROOT / "forebay", source / "forebay", ignore=shutil.ignore_patterns("__pycache__"))
-    ran(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, source)
+    ran(sys.executable, "-c", f"import setuptools.build_meta as b; b.build_sdist({str(folder)!r})", cwd=source)
+    (sdist,) = folder.glob("forebay-*.tar.gz")
+    ran(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, sdist)
     (wheel,) = folder.glob("forebay-*.whl")
     return wheel
