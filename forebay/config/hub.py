@@ -40,9 +40,16 @@ class HubModel:
         return self._repository / "snapshots" / self.commit
 
     @property
-    def listed_files(self) -> Path:
+    def list_path(self) -> Path:
         """The file in which forebay lists what it fetches of this commit, before anything is fetched."""
         return self._repository / f"forebay-{self.commit}.json"
+
+    def listed(self) -> tuple[list[str], bool]:
+        """Returns the files that forebay fetches of this commit, and whether it looked for weights; else nothing."""
+        if not self.list_path.is_file():
+            return [], False
+        document = json.loads(self.list_path.read_bytes())
+        return document["files"], document["weights"]
 
     @property
     def _repository(self) -> Path:
@@ -90,12 +97,9 @@ def model_of(folder: Path) -> HubModel | None:
 
 def is_whole(folder: Path) -> bool:
     """Returns whether a model's folder is there; of a snapshot that forebay fetches, whether all its files are."""
-    if not folder.is_dir():
-        return False
     model = model_of(folder)
-    if model is None or not model.listed_files.is_file():
-        return True
-    return all((folder / name).is_file() for name in json.loads(model.listed_files.read_bytes()))
+    names = [] if model is None else model.listed()[0]
+    return folder.is_dir() and all((folder / name).is_file() for name in names)
 
 
 def url_problem(url: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ from forebay.progress import Progress
 from forebay.store.files import write_bytes
 from forebay.terminal import CommandReport
 from forebay.visible import human_bytes
+
+logger = logging.getLogger(__name__)
 
 _DATA = (".json", ".txt", ".jinja", ".model", ".spm")
 """Suffixes of a tokenizer's, a processor's and a model's documents; the last two are sentencepiece."""
@@ -60,7 +63,7 @@ def fetch_models(config: Config) -> FetchModelsReport:
     fetched = []
     for setting, folder, with_weights in _named(config):
         model = model_of(folder)
-        if model is None or (is_whole(folder) and (not with_weights or _has_weights(folder))):
+        if model is None or (is_whole(folder) and (not with_weights or _has_weights(folder) or model.listed()[1])):
             continue
         if int(os.environ.get("RANK") or 0):
             raise ConfigError(f"{setting}: rank 0 alone fetches {model}; first: forebay fetch {model}", code="FB145")
@@ -69,9 +72,11 @@ def fetch_models(config: Config) -> FetchModelsReport:
         except ConfigError as err:
             raise ConfigError(f"{setting}: {err}", code="FB145") from err
         if with_weights and not _has_weights(folder):
-            raise ConfigError(
-                f"{setting}: {model} has no safetensors, and forebay fetches no weights that would be unpickled",
-                code="FB145",
+            logger.warning(
+                "%s: %s has no safetensors, and forebay fetches no weights that would be unpickled: its samples can be "
+                'built, and train.init = "random" begins without weights',
+                setting,
+                model,
             )
     return FetchModelsReport(models=tuple(fetched))
 
@@ -84,11 +89,11 @@ def fetch_model(model: HubModel, *, with_weights: bool) -> FetchedModel:
     from huggingface_hub import hf_hub_download
 
     sizes = _wanted(_info(model.name, model.commit), with_weights=with_weights)
-    listed = model.listed_files
-    before = json.loads(listed.read_bytes()) if listed.is_file() else []
+    names, had_weights = model.listed()
     # Listed before they come: whoever reads meanwhile, or after a kill, sees that files are missing.
-    listed.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(listed, json.dumps(sorted({*before, *sizes})).encode())
+    model.list_path.parent.mkdir(parents=True, exist_ok=True)
+    document = {"files": sorted({*names, *sizes}), "weights": with_weights or had_weights}
+    write_bytes(model.list_path, json.dumps(document).encode())
     with Progress(sum(sizes.values()), desc=f"fetching {model.name}", unit="B") as shown, _refusals(str(model)):
         for name, size in sizes.items():
             hf_hub_download(model.name, name, revision=model.commit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,7 +74,7 @@ def test_a_build_fetches_what_it_reads_and_has_the_key_of_the_folder(
     # The chat template beside the demo's files is content, so it is in the key.
     assert built["key"] != local["key"]
     (folder / "additional_chat_templates" / "tools.jinja").unlink()
-    HubModel("demo/tiny", COMMIT).listed_files.unlink()
+    HubModel("demo/tiny", COMMIT).list_path.unlink()
     assert run_json(capsys, "key", file)["key"] == local["key"]
 
 
@@ -89,9 +88,19 @@ def test_weights_come_once_and_only_as_safetensors(
     assert "model.safetensors" in names
     assert not names & {"model.fp16.safetensors", "pytorch_model.bin", "code.py", "README.md", "onnx/config.json"}
     assert run_json(capsys, "fetch", file)["models"] == []
-    bare = config_file(tmp_path, MODEL, model=f"demo/bare@{COMMIT}")
-    code, _, err = run(capsys, "preprocess", bare)
-    assert (code, "train.model" in err, "has no safetensors" in err) == (2, True, True)
+
+
+def test_a_model_without_safetensors_is_built_from_and_asked_for_once(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = config_file(tmp_path, MODEL, model=f"demo/bare@{COMMIT}")
+    assert run_json(capsys, "preprocess", file, "--no-progress")["num_samples"] == 4
+    assert [record.message for record in caplog.records if "train.model: demo/bare@" in record.message]
+    asked = len(hub.asked)
+    assert run_json(capsys, "preprocess", file)["num_samples"] == 4
+    assert len(hub.asked) == asked
+    code, _, err = run(capsys, "train", file)
+    assert code == 2, err
 
 
 def test_init_takes_a_model_that_was_fetched_and_writes_its_id(
@@ -172,8 +181,8 @@ def test_an_unknown_model_and_options_of_urls_are_refused(hub: Hub, capsys: pyte
 
 def test_what_is_fetched_is_listed_before_it_comes(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     run_json(capsys, "fetch", MODEL)
-    listed = json.loads(HubModel("demo/tiny", COMMIT).listed_files.read_bytes())
-    assert set(listed) == names_in(HubModel("demo/tiny", COMMIT).folder)
+    names, _ = HubModel("demo/tiny", COMMIT).listed()
+    assert set(names) == names_in(HubModel("demo/tiny", COMMIT).folder)
 
 
 def test_a_processor_and_a_model_of_the_hub_are_those_of_the_folder(
