@@ -38,6 +38,8 @@ from forebay.store.sound_headers import AudioInfo, parsed_header
 from forebay.store.source_files import SourceFile
 from forebay.task_map import mark
 
+logger = logging.getLogger(__name__)
+
 UNKNOWN = -1
 
 _HEADERS_A_PIECE = 512
@@ -45,6 +47,15 @@ _HEADERS_A_PIECE = 512
 
 _THREADS = 8
 """Most of them wait if the files lie on a network."""
+
+_NAMED = 5
+"""Ids that a warning lists."""
+_BLOCK_SAMPLES = 16_000 * 300
+"""Decoded audio samples held at once: enough for the feature engine to fill its chunks, little beside a shard."""
+_SLACK_S = 0.1
+"""A manifest's rounded duration passed the filter once; only a real difference is one."""
+_PLACE = ("member", "offset", "size")
+_NUM_SAMPLES = FieldSpec(name="num_audio_samples", dtype="int64", role="table")
 
 
 def exact_lengths(rows: pa.Table, files: Sequence[SourceFile], step: Decode) -> Array:
@@ -103,22 +114,6 @@ def decoded_length(info: AudioInfo, step: Decode) -> int:
     # soxr rounds half up.
     length = (2 * info.num_samples * step.sample_rate_hz + info.sample_rate_hz) // (2 * info.sample_rate_hz)
     return max(1, length if step.clip_s is None else min(length, round(step.clip_s * step.sample_rate_hz)))
-
-
-logger = logging.getLogger(__name__)
-
-_NAMED = 5
-"""Ids that a warning lists."""
-
-_BLOCK_SAMPLES = 16_000 * 300
-"""Decoded audio samples held at once: enough for the feature engine to fill its chunks, little beside a shard."""
-
-_SLACK_S = 0.1
-"""A manifest's rounded duration passed the filter once; only a real difference is one."""
-
-_PLACE = ("member", "offset", "size")
-
-_NUM_SAMPLES = FieldSpec(name="num_audio_samples", dtype="int64", role="table")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -60,8 +60,13 @@ from forebay.store.shared_disk import is_gone, move, seen
 from forebay.store.source import SampleSource
 from forebay.visible import from_here
 
+logger = logging.getLogger(__name__)
+
 _SHOWN = 5
 """Problems of a cache that a message lists."""
+
+_WRITTEN_FOLDERS = ("", PLANS, TAR_INDEX, INPUTS, BUILDING)
+"""Folders of a cache root in which a run that was killed may have left something unfinished."""
 
 
 def check_options(config: Config, options: Options) -> None:
@@ -153,12 +158,6 @@ def _some(problems: Iterable[str]) -> str:
     first, *others = problems
     shown = "; ".join([first, *others[: _SHOWN - 1]])
     return shown + (f"; and {len(others) - _SHOWN + 1} more" if len(others) >= _SHOWN else "")
-
-
-logger = logging.getLogger(__name__)
-
-_WRITTEN_FOLDERS = ("", PLANS, TAR_INDEX, INPUTS, BUILDING)
-"""Folders of a cache root in which a run that was killed may have left something unfinished."""
 
 
 def build(config: Config, options: Options | None = None) -> BuildReport:

@@ -29,6 +29,12 @@ from forebay.visible import human_bytes, printable
 _SHOWN = 5
 """Indices of one id that a message lists."""
 
+_MAX_BYTES = (1 << 32) - 1 - 36
+"""What the 32-bit sizes of a WAV can say."""
+_MAX_ROWS = 12
+"""Languages, or fields, that are shown."""
+_MAX_CHARACTERS = 300
+
 
 class ByHand(SampleSource):
     """A source whose samples are taken one by one."""
@@ -112,10 +118,6 @@ class ByHand(SampleSource):
         return dict(self.read(index))
 
 
-_MAX_BYTES = (1 << 32) - 1 - 36
-"""What the 32-bit sizes of a WAV can say."""
-
-
 def pcm16_wav(samples: Array, sample_rate_hz: int) -> bytes:
     """Returns a mono 16-bit PCM WAV, a header of 44 bytes and the samples: the same bytes for the same samples.
 
@@ -127,11 +129,6 @@ def pcm16_wav(samples: Array, sample_rate_hz: int) -> bytes:
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate_hz, 2 * sample_rate_hz, 2, 16)
     riff = struct.pack("<4sI4s", b"RIFF", 36 + len(data), b"WAVE")
     return riff + form + struct.pack("<4sI", b"data", len(data)) + data
-
-
-_MAX_ROWS = 12
-"""Languages, or fields, that are shown."""
-_MAX_CHARACTERS = 300
 
 
 def source_html(source: SampleSource) -> str:

@@ -27,6 +27,9 @@ THREAD_NAME = "forebay-loader"
 
 _IMPORTED_BY = os.getpid()
 
+_BATCHES = 256
+"""Batches whose pages are asked for after a batch that met the disk; asking costs microseconds a sample."""
+
 
 class Prefetch(Generic[A, T]):
     """Iterator over `function(argument)` in the order of `arguments`, whatever the threads do.
@@ -106,10 +109,6 @@ def _end(executor: ThreadPoolExecutor, pid: int, name: str) -> None:
     # The garbage collector may run in one of the threads themselves; a thread cannot wait for its own end.
     own = threading.current_thread().name.startswith(name)
     executor.shutdown(wait=not own, cancel_futures=True)
-
-
-_BATCHES = 256
-"""Batches whose pages are asked for after a batch that met the disk; asking costs microseconds a sample."""
 
 
 class ReadAhead:

@@ -33,6 +33,13 @@ from forebay.store.source_files import StoredSource, dump_sources, load_sources
 from forebay.terminal import CommandReport
 from forebay.visible import from_here, human_bytes
 
+REJECTED = "rejected.jsonl"
+_REJECTION = record({"sample_id": TEXT, "kind": TEXT, "reason": TEXT})
+_NAMED = 3
+"""Names of caches, splits or versions that are written out."""
+Rejection = Mapping[str, str]
+"""A row that is no sample: `sample_id`, `kind` (excluded or failed), `reason`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
@@ -98,15 +105,6 @@ def _disagreements(first: Cache, other: Cache) -> list[tuple[str, Any, Any]]:
 def _short(value: Any) -> str:
     text = value[:SHORT] if isinstance(value, str) and len(value) in (32, 64) else value
     return f"{text!r:.80}"
-
-
-REJECTED = "rejected.jsonl"
-_REJECTION = record({"sample_id": TEXT, "kind": TEXT, "reason": TEXT})
-_NAMED = 3
-"""Names of caches, splits or versions that are written out."""
-
-Rejection = Mapping[str, str]
-"""A row that is no sample: `sample_id`, `kind` (excluded or failed), `reason`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

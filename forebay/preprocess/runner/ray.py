@@ -40,6 +40,8 @@ from forebay.store.source_files import SourceFile
 from forebay.task_map import WorkerDied
 from forebay.version import __version__
 
+logger = logging.getLogger(__name__)
+
 ANSWER_S = 5.0
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -52,6 +54,21 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 
 """What a client of gRPC says first: the words of HTTP/2, and a frame of no settings."""
 _FRAME_BYTES, _FRAME_TYPE, _SETTINGS = 9, 3, 4
 """The head of a frame, where its type stands in it, and the type of what a server of gRPC says first."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+TASKS_PER_CPU = 2
+"""Tasks in flight: one that runs, and one that its worker finds when it is done."""
+_MAX_RETRIES = 5
+"""How often Ray tries a task again whose node or worker was lost. Its own default is 3."""
+_LOOK_S = 2.0
+"""How often the size of the cluster is asked for: nodes come and go."""
+_LOST_S = 40.0
+"""The head node may start again within this time. After 60 s without it Ray ends this process, with no word of ours."""
+_LATE_S = (0.0, 0.5, 2.0)
+"""A network file system may show a new file to another machine a little later."""
+Stores = tuple[tuple[str, RemoteConfig], ...]
+"""The stores that raw data is read from: URL and settings of each."""
 
 
 def imported() -> Any:
@@ -139,21 +156,6 @@ def connect(ray: Any, address: str) -> None:
         logger.warning("%s, of %d CPUs", told, cpus)
     else:
         logger.info("Ray cluster at %s, of %d CPUs", address, cpus)
-
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-TASKS_PER_CPU = 2
-"""Tasks in flight: one that runs, and one that its worker finds when it is done."""
-_MAX_RETRIES = 5
-"""How often Ray tries a task again whose node or worker was lost. Its own default is 3."""
-_LOOK_S = 2.0
-"""How often the size of the cluster is asked for: nodes come and go."""
-_LOST_S = 40.0
-"""The head node may start again within this time. After 60 s without it Ray ends this process, with no word of ours."""
 
 
 class Ray:
@@ -310,13 +312,6 @@ def _by_value() -> Callable[[str, bytes], bytes]:
         return child.answer(payload)
 
     return forebay_shard
-
-
-_LATE_S = (0.0, 0.5, 2.0)
-"""A network file system may show a new file to another machine a little later."""
-
-Stores = tuple[tuple[str, RemoteConfig], ...]
-"""The stores that raw data is read from: URL and settings of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
