@@ -218,6 +218,17 @@ def test_a_part_that_somebody_took_over_and_finished_is_not_written_to(
         assert part.size_bytes == 0
 
 
+def test_room_is_counted_while_another_fetch_gives_a_part_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TargetFolder(tmp_path) as folder, part_of(folder, b"12345") as part:
+        part.append(b"12345")
+        with monkeypatch.context() as patch:
+            patch.setattr(f"{TargetFolder.__module__}.is_temporary", lambda name: part.publish() is None)
+            assert folder.free_bytes() > 0
+        assert (tmp_path / "a").read_bytes() == b"12345"
+
+
 def test_threads_that_look_for_parts_at_once_find_them_all(tmp_path: Path) -> None:
     with TargetFolder(tmp_path) as folder:
         names = []

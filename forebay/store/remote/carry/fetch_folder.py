@@ -129,10 +129,12 @@ class TargetFolder:
 
     def free_bytes(self) -> int:
         """Returns what a fetch may fill: what is free, and what interrupted fetches left, which is gone on with."""
-        found = os.fstatvfs(self.descriptor)
+        found, held = os.fstatvfs(self.descriptor), 0
         with self._entries() as entries:
-            left = [entry for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)]
-            held = sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in left)
+            for entry in entries:
+                if is_temporary(entry.name) and entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):  # another fetch has just given it its name
+                        held += entry.stat(follow_symlinks=False).st_blocks * 512
         return found.f_bavail * found.f_frsize + held
 
     def publish(self, part: str, name: str) -> None:
