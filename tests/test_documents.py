@@ -50,6 +50,14 @@ def test_every_path_that_a_document_names_exists(name: str) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith(("ARCHI", "CONTRI", "docs/decisions"))])
+def test_every_file_that_a_page_for_developers_names_exists(name: str) -> None:
+    there = {
+        path.name for folder in ("forebay", "tests", "docs", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    }
+    assert [file for file in re.findall(r"`([\w/]+\.py)`", _text(name)) if file.split("/")[-1] not in there] == []
+
+
 def test_architecture_names_every_room() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     rooms = [path.name for path in (ROOT / "forebay").iterdir() if (path / "__init__.py").exists()]
