@@ -29,7 +29,7 @@ demo: $(INSTALLED)
 	$(BIN)/forebay inspect configs/demo_text.toml
 	$(BIN)/forebay text configs/demo_text.toml --sample 7
 
-# A store on this machine, and two nodes that work on what lies in it (docs/remote.md).
+# A store on this machine, and two nodes that work on what lies in it (docs/machines.md).
 demo-remote: $(INSTALLED)
 	$(PINNED) $(BIN)/python -m benchmarks.objects.demo
 

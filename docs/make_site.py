@@ -129,7 +129,7 @@ def _place(path: str) -> str | None:
     if path in pages():
         return pages()[path]
     if path == "docs/decisions":
-        return "decisions/0001-rooms-inside-the-package.md"
+        return "decisions/project.md"
     if folder in LISTED and (ROOT / path).is_file():
         return f"{LISTED[folder]}#{_anchor(file)}"
     if path.startswith("docs/images/first-look-") or (path.startswith("docs/images/") and (ROOT / path).is_file()):

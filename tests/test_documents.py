@@ -50,6 +50,14 @@ def test_every_path_that_a_document_names_exists(name: str) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith(("ARCHI", "CONTRI", "docs/decisions"))])
+def test_every_file_that_a_page_for_developers_names_exists(name: str) -> None:
+    there = {
+        path.name for folder in ("forebay", "tests", "docs", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    }
+    assert [file for file in re.findall(r"`([\w/]+\.py)`", _text(name)) if file.split("/")[-1] not in there] == []
+
+
 def test_architecture_names_every_room() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     rooms = [path.name for path in (ROOT / "forebay").iterdir() if (path / "__init__.py").exists()]
@@ -212,11 +220,15 @@ def test_the_picture_is_what_the_result_pages_say() -> None:
 
 
 def test_the_page_on_order_shows_the_state_as_it_is() -> None:
-    text = (ROOT / "docs/how-order-works.md").read_text()
+    text = (ROOT / "docs/order.md").read_text()
     shown = json.loads(re.findall(r"```json\n(.*?)```", text, re.DOTALL)[0])
     real = LoaderState(plan_key="55d0ce2c", seed=17, epoch=0, position=4096).to_json()
     assert {**shown, "plan_key": shown["plan_key"][:8]} == real
     assert re.findall(r"^\| `(version|plan_key|seed|epoch|position)` \|", text, re.MULTILINE) == list(real)
+
+
+def test_the_page_on_frameworks_names_every_example() -> None:
+    text = (ROOT / "docs/frameworks.md").read_text()
     examples = {path.name for path in (ROOT / "examples").glob("*.py")}
     assert {name for name in examples if f"`examples/{name}`" not in text} == set()
 

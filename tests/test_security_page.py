@@ -25,34 +25,46 @@ PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 _TEST = re.compile(r"`(tests/[\w./-]+\.py)::(\w+)`")
 
 
-def _promises() -> list[str]:
-    section = PAGE.partition("## What is promised")[2].partition("\n## ")[0]
-    return [" ".join(bullet.split()) for bullet in re.split(r"\n- ", section)[1:]]
+_TAG = re.compile(r"\[(\d+\.\d+)\]")
+
+
+def _section(name: str) -> str:
+    return PAGE.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+
+
+PROMISES = [" ".join(bullet.split()) for bullet in re.split(r"\n- ", _section("What is promised"))[1:]]
+ROWS = re.findall(r"^\| (\d+\.\d+) \| (.*) \|$", _section("Which tests hold it"), re.MULTILINE)
+"""Each tag of the table, and the cell of its tests."""
 
 
 def _sentences(promise: str) -> list[str]:
-    """The sentences of a promise behind its head, the last paragraph of the section left out."""
-    body = promise.partition(".** ")[2].partition(" `make faults` runs")[0]
-    hidden = re.sub(r"`[^`]*`", lambda code: code[0].replace(".", "\0"), body)  # a dot in code ends no sentence
+    """The sentences of a promise behind its head."""
+    body = promise.partition(".** ")[2]
+    hidden = re.sub(r"`[^`]*`|\[[\d.]+\]", lambda part: part[0].replace(".", "\0"), body)  # such a dot ends no sentence
     return [part.replace("\0", ".") for part in re.split(r"(?<=[.)])\.? (?=[A-Z`]|forebay )", hidden)]
 
 
-@pytest.mark.parametrize("promise", _promises(), ids=lambda text: text.partition(".**")[0][2:40])
-def test_every_sentence_of_a_promise_names_its_test(promise: str) -> None:
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda text: text.partition(".**")[0][2:40])
+def test_every_sentence_of_a_promise_has_a_tag(promise: str) -> None:
     sentences = _sentences(promise)
     assert sentences != [""]
-    assert [sentence for sentence in sentences if not _TEST.search(sentence)] == []
+    assert [sentence for sentence in sentences if not _TAG.search(sentence)] == []
+
+
+def test_every_tag_is_a_row_of_the_table_that_names_tests() -> None:
+    assert [tag for promise in PROMISES for tag in _TAG.findall(promise)] == [tag for tag, _ in ROWS]
+    assert [tag for tag, cell in ROWS if not re.fullmatch(rf"{_TEST.pattern}(, {_TEST.pattern})*", cell)] == []
 
 
 def test_every_test_that_the_page_names_is_there() -> None:
     named = _TEST.findall(PAGE)
-    assert len(named) > 30
+    assert len(named) > 100
     assert [f"{path}::{name}" for path, name in named if name not in _tests_of(ROOT / path)] == []
 
 
 def test_no_promise_is_made_without_a_head() -> None:
-    assert len(_promises()) == 20
-    assert all(re.match(r"\*\*.+?\.\*\* ", promise) for promise in _promises())
+    assert [int(number) for number in re.findall(r"^- \*\*(\d+)\. .", PAGE, re.MULTILINE)] == [*range(1, 21)]
+    assert all(re.match(r"\*\*\d+\. .+?\.\*\* ", promise) for promise in PROMISES)
 
 
 def _tests_of(path: Path) -> set[str]:

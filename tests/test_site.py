@@ -26,7 +26,7 @@ def test_every_document_is_assembled_and_in_the_navigation(script: Any, tmp_path
     script.assemble(tmp_path / "pages", runs=False)
     there = {path.relative_to(tmp_path / "pages").as_posix() for path in (tmp_path / "pages").rglob("*.md")}
     assert there == {*script.pages().values(), "examples.md", "configs.md", "api.md"}
-    assert {"index.md", "first-look.md", "decisions/0033-documentation-site.md"} <= there
+    assert {"index.md", "first-look.md", "decisions/project.md"} <= there
     api = (tmp_path / "pages/api.md").read_text()
     assert "### forebay.train.make_loader\n\n```python\nmake_loader(" in api
     assert "### forebay.errors.ConfigError" in api
@@ -37,7 +37,7 @@ def test_every_document_is_assembled_and_in_the_navigation(script: Any, tmp_path
 
 def test_what_names_a_document_links_to_it(script: Any) -> None:
     text = "See `docs/caches.md`, `examples/plain_loop.py`, `forebay/cli/`.\n```\n`docs/caches.md`\n```\n"
-    found = script.translated(text, name="docs/decisions/0001-x.md", place="decisions/0001-x.md")
+    found = script.translated(text, name="docs/decisions/x.md", place="decisions/x.md")
     assert found == (
         "See [`docs/caches.md`](../caches.md), [`examples/plain_loop.py`](../examples.md#plain_looppy), "
         "`forebay/cli/`.\n"

@@ -17,7 +17,7 @@ from forebay.config.tree import stand_in
 from forebay.errors import ConfigError
 from forebay.visible import json_text
 
-_OF_SLURM = "with --runner slurm (docs/cluster.md)"
+_OF_SLURM = "with --runner slurm (docs/machines.md)"
 
 
 def _array(text: str) -> tuple[int, int | None]:

@@ -367,7 +367,7 @@ class Draft:
         note = f"{form.made_by} gives {names}{codes}. Batches beside those that it makes itself: {form.promise}."
         if note not in section.notes:
             section.notes.append(note)
-            said = f"{note} docs/any-model.md says what that means."
+            said = f"{note} docs/vision.md says what that means."
             if form.promise.kind == "alone" and said not in self.found.notes:
                 self.found.notes.append(said)
 

@@ -165,7 +165,7 @@ def not_known(model: Model) -> str:
         return f"forebay train needs the model itself: its config.json in {from_here(model.folder)}"
     return (
         f"init knows no task of {an(model.model_type)} for this data; if transformers has a class of it that "
-        "learns this, name the folder as train.model (docs/any-model.md)"
+        "learns this, name the folder as train.model (docs/training.md)"
     )
 
 

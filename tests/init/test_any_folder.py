@@ -60,7 +60,7 @@ def test_images_that_are_not_padded_are_batches_of_one(
     assert config["plan"]["batch_size"] == 1
     (note,) = report["notes"]
     assert "alone only: pixel_values is" in note
-    assert "docs/any-model.md" in note
+    assert "docs/vision.md" in note
 
 
 def test_values_that_depend_on_neighbours_are_said(

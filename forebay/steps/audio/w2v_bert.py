@@ -45,7 +45,7 @@ class W2vBert(AudioStep):
     # Whole blocks of the feature engine. BLAS may round a row by its place among the 32 of a product (OpenBLAS on AVX2
     # does). From a block's head on, a crop's rows stand at the places where the clip's stood, so a slice is bit for bit
     # what the crop alone would give, on any CPU; at another hop that depends on the CPU. See
-    # docs/decisions/0010-crops.md.
+    # docs/decisions/steps.md, 0010.
     grid_samples: ClassVar[int | None] = BLOCK_ROWS * HOP_SAMPLES
 
     dtype: Literal["float16", "float32"] = "float32"

@@ -16,7 +16,7 @@ from forebay.steps.recipe import recipe_of
 from tests.commands import run, run_json
 from tests.inspect.checks.planted import Planted, found, linted
 
-PAGE = Path(__file__).parents[3] / "docs" / "lint.md"
+PAGE = Path(__file__).parents[3] / "docs" / "caches.md"
 
 
 @pytest.fixture

@@ -246,7 +246,7 @@ def test_what_differs_beside_others_is_warned_of(folder: Path, caplog: pytest.Lo
         step_of(folder / "Wav2Vec2FeatureExtractor").check_code()
     assert "each clip is stored as Wav2Vec2FeatureExtractor makes it alone" in caplog.text
     assert "other values in input_values (by up to " in caplog.text
-    assert "docs/any-model.md says what that means" in caplog.text
+    assert "docs/vision.md says what that means" in caplog.text
 
 
 # The key

@@ -126,7 +126,7 @@ class Extractor(Declared):
         if form.promise.kind == "alone":
             _log.warning(
                 "audio.extractor: each clip is stored as %s makes it alone, and beside others it makes another: %s; "
-                "docs/any-model.md says what that means",
+                "docs/vision.md says what that means",
                 form.made_by,
                 form.promise.why,
             )

@@ -66,7 +66,7 @@ class Opened:
             fields = _forms(members["fields"], dtype)
             form = BatchForm(made_by=own.__name__, fields=fields, promise=Promise(kind="exact"))
         except ValueError as err:
-            raise ConfigError(f"{label}: its fields: {err}; see docs/any-model.md", code="FB128") from err
+            raise ConfigError(f"{label}: its fields: {err}; see docs/data.md", code="FB128") from err
         return cls(own, arguments, label, form)
 
     @property
