@@ -125,7 +125,7 @@ def _prepare(config: Path, root: Path) -> str:
 def _right(ended: list[Ended]) -> list[Any]:
     for end in ended:
         assert end.error is None, end.error
-        assert not end.signal
+        assert not end.signal, end.signal
     return [end.value for end in ended]
 
 
