@@ -1,4 +1,8 @@
-"""One task of a build: one shard of one group, named by its key, made by a worker; and the bar that counts tasks."""
+"""One task of a build: one shard of one group, named by its key, made by a worker; and the bar that counts tasks.
+
+A task carries its own rows alone. Its files are compared before and after, so that no shard holds what its key does
+not say. A shard is written aside, fsynced and renamed. Its receipt comes after it: a receipt means a whole shard.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The folder of a build until the cache is sealed: finished shards by key, each with its receipt beside it."""
+"""The folder of a build until the cache is sealed: finished shards by key, each with its receipt beside it.
+
+A shard that an earlier run finished is kept, and an equal one of any cache or unfinished build under the root is
+linked. A shard counts only after it was hashed again, whoever wrote it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""An opened cache: a sealed folder, read through one mapping a shard. Opening and reading change nothing on disk."""
+"""An opened cache: a sealed folder, read through one mapping a shard. Opening and reading change nothing on disk.
+
+Checks come when they cost least. At open: metadata and shard tables, each by its own checksum. At first touch: slots
+piece by piece, and size and both ends of a shard. At the first read in a process: a sample (xxh3-64). When it is read:
+a table column (CRC-32). `forebay.store.seal` compares everything. No checksum proves who wrote a document, so
+`forebay.store.metadata` and `forebay.store.schema` check its values too.
+"""
 
 from __future__ import annotations
 

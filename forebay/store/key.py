@@ -1,4 +1,10 @@
-"""The key that names a cache's values, and canonical JSON with its digest, by which documents are named."""
+"""The key that names a cache's values, and canonical JSON with its digest, by which documents are named.
+
+- recipe key: filters of `[source]`, steps with their versions, tokenizer and processor files by content.
+- key: the recipe key, and the sources by relative name and content.
+- shard key (`forebay.preprocess.cut`): steps of the group, probe, content of the rows, format version.
+- plan key and state key: see `forebay.plan.names`.
+"""
 
 from __future__ import annotations
 
