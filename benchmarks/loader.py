@@ -82,7 +82,7 @@ class FlatSource(SampleSource):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one epoch cost."""
+    """The cost of one epoch."""
 
     wall_s: float
     cpu_s: float

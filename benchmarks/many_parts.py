@@ -1,4 +1,4 @@
-"""What many machines ask of a build before and beside its shards: `python -m benchmarks.many_parts [--tiny] [--json]`.
+"""Costs of a build on many machines before and beside its shards: `python -m benchmarks.many_parts [--tiny] [--json]`.
 
 - **prepare**: `forebay preprocess --prepare` of many small tars in memory. Two slopes come of it, a tar and a clip; a
   third is a GB of hashing. `hours` is what they make of 5,559 tars of 1.8 GB with 75 million clips, on the cores of the

@@ -47,7 +47,7 @@ Clip = tuple[Path, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What a round works on: whole shards for us, random clips for the plain way; seconds of audio of each."""
+    """The work of a round: whole shards for us, random clips for the plain way; seconds of audio of each."""
 
     tasks: tuple[ShardTask, ...]
     tasks_s: float

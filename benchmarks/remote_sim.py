@@ -43,7 +43,7 @@ from forebay.store.layout import Ints
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
-    """What the steps of a node use. uses: int64 [num_uses], shards, each once a step; steps: the step of each use.
+    """Uses of shards by a node. uses: int64 [num_uses], shards, each once a step; steps: the step of each use.
 
     sizes: int64 [num_steps], samples of each step.
     """

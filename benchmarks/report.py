@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a piece of work took. cpu_s: user and system seconds of its whole process, all threads."""
+    """The cost of a piece of work. cpu_s: user and system seconds of its whole process, all threads."""
 
     wall_s: float
     cpu_s: float

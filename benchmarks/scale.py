@@ -122,7 +122,7 @@ class FreeText(TextItems):
 
 @contextmanager
 def free() -> Iterator[None]:
-    """Until the block ends, builds make samples that cost nothing."""
+    """Builds make samples that cost nothing, until the block ends."""
     with (
         mock.patch.dict(GROUPS, {"audio": FreeAudio.of}),  # type: ignore[arg-type]  # it is a dict
         mock.patch("forebay.preprocess.groups.TextItems", FreeText),

@@ -1,4 +1,4 @@
-"""What a bounded cache of shards does under each policy of eviction, use by use; `benchmarks.remote_sim` asks it."""
+"""A bounded cache of shards under each policy of eviction, use by use; `benchmarks.remote_sim` asks it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What a cache did at each use. missed: bool [num_uses]; victims: int64 [num_uses], the shard evicted or -1."""
+    """A cache's result at each use. missed: bool [num_uses]; victims: int64 [num_uses], the shard evicted or -1."""
 
     missed: Bools
     victims: Ints

@@ -1,4 +1,4 @@
-"""What listing texts costs: `python -m benchmarks.text_sources [--tiny] [--json] [--rounds N]`.
+"""The cost of listing texts: `python -m benchmarks.text_sources [--tiny] [--json] [--rounds N]`.
 
 A million lines in every form of `kind = "text"`: all of them, all and 1,000 that were added, the first 1,000
 (`max_samples`), and 1,000 in the middle (`source.rows`): for the first time, with the index, and after growth. Beside

@@ -190,7 +190,7 @@ def _text(output: Any) -> str:
 
 
 class _Page(HTMLParser):
-    """What a page of the site links to, loads, and may be linked by."""
+    """The links of a page of the site, what it loads, and by what it may be linked."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: a full collection of garbage, which some tests ask for often, leaves it alone.
+    """Objects that are loaded by now stay: a full collection of garbage, for which some tests ask often, skips them.
 
     Collections that nobody asks for come less often: they are a part of the CPU of tests that make many small objects.
     """

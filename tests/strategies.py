@@ -95,7 +95,7 @@ def waveform_lists(draw: st.DrawFn) -> list[np.ndarray[Any, Any]]:
 
 
 def json_documents() -> st.SearchStrategy[Any]:
-    """What JSON holds: null, booleans, integers, finite floats, text, lists and objects of them."""
+    """Documents of JSON: null, booleans, integers, finite floats, text, lists and objects of them."""
     scalars = st.one_of(
         st.none(),
         st.booleans(),

@@ -1,4 +1,4 @@
-"""What a shell completes: commands, options, file names; by a script, without a start of Python."""
+"""Completions of a shell: commands, options, file names; by a script, without a start of Python."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import operator
 import re
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -58,10 +59,13 @@ def test_every_file_that_a_page_for_developers_names_exists(name: str) -> None:
     assert [file for file in re.findall(r"`([\w/]+\.py)`", _text(name)) if file.split("/")[-1] not in there] == []
 
 
-def test_architecture_names_every_room() -> None:
+def test_architecture_names_every_room_on_two_pages() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    rooms = [path.name for path in (ROOT / "forebay").iterdir() if (path / "__init__.py").exists()]
-    assert [room for room in rooms if f"`forebay/{room}/`" not in text] == []
+    rooms = {path.name for path in (ROOT / "forebay").iterdir() if (path / "__init__.py").exists()}
+    begin = dict(re.findall(r"^\| `forebay/(\w+)/` \| .* \| `(\w+\.py)` \|$", text, re.MULTILINE))
+    assert begin.keys() == rooms
+    assert [room for room, file in begin.items() if not (ROOT / "forebay" / room / file).exists()] == []
+    assert len(text.split()) <= 1700
 
 
 NO_SUBJECT = re.compile(
@@ -73,13 +77,28 @@ NO_SUBJECT = re.compile(
 def test_docstrings_begin_with_their_subject() -> None:
     """House rule: subject first. A sentence that begins with its object or a preposition is read twice."""
     found = []
-    for path in sorted((ROOT / "forebay").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                text = ast.get_docstring(node) or ""
-                if NO_SUBJECT.match(text):
-                    found.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
+    for path, node in _nodes("forebay", "tests", "benchmarks", "examples", "docs", "demo"):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node) or ""
+            if NO_SUBJECT.match(text):
+                found.append(f"{path}: {text.splitlines()[0]}")
     assert found == []
+
+
+def test_base_names_and_class_names_stand_once() -> None:
+    """House rule: a name is looked for once. Faces and programs have fixed names; `_Name` is private to its file."""
+    files = [path.name for path in (ROOT / "forebay").rglob("*.py") if not path.name.startswith("__")]
+    classes = [node.name for _, node in _nodes("forebay") if isinstance(node, ast.ClassDef)]
+    public = [name for name in classes if not name.startswith("_")]
+    assert len(files) > 100 < len(public)
+    assert [name for name, times in Counter(files + public).items() if times > 1] == []
+
+
+def _nodes(*folders: str) -> Iterator[tuple[Path, ast.AST]]:
+    """Yields the nodes of all Python files below these folders, each with the path of its file."""
+    for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            yield path.relative_to(ROOT), node
 
 
 def _script(name: str) -> Any:

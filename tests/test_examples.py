@@ -50,13 +50,13 @@ def output_of(example: str, folder: Path, *, max_steps: int = 2, config: str = "
 
 @pytest.fixture(scope="module")
 def of_dataloaders(folder: Path) -> dict[str, str]:
-    """What the examples of speech under other dataloaders print."""
+    """The output of the examples of speech under other dataloaders."""
     return outputs_of("torch_dataloader stateful_dataloader torchtitan_dataloader", folder)
 
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> str:
-    """What the plain loop prints of four steps."""
+    """The output of the plain loop for four steps."""
     return output_of("plain_loop", folder, max_steps=4)
 
 
@@ -195,7 +195,7 @@ def test_trl_learns_from_texts_and_from_images_and_resumes(folder: Path, config:
 def test_packs_have_the_loss_of_their_samples_in_every_framework(
     folder: Path, one_by_one: list[float], example: str, max_steps: int
 ) -> None:
-    """At a learning rate of 0 every step is one of the first model. All take 30 s of CPU: six frameworks are loaded."""
+    """A learning rate of 0 makes every step one of the first model. All take 30 s of CPU: six frameworks are loaded."""
     losses = run_here(example, folder, max_steps=max_steps)
     assert losses == pytest.approx(one_by_one[:2], abs=1e-5)
     if example in ("hf_trainer", "hf_sft_trainer"):

@@ -1,4 +1,4 @@
-"""What somebody meets who uses forebay for the first time: where things go, what is named when something is wrong."""
+"""The first hour with forebay: where things go, and what is named when something is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an import loads, in a fresh interpreter: finding and reading a cache needs none of the heavy libraries."""
+"""Modules that an import loads, in a fresh interpreter: finding and reading a cache needs none of the heavy ones."""
 
 from __future__ import annotations
 

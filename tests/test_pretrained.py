@@ -121,7 +121,7 @@ def _evil(folder: Path, marker: Path, **config: Any) -> Path:
 
 
 def _timm(folder: Path) -> Path:
-    """As timm writes a config.json, which makes transformers forget the preprocessor_config.json."""
+    """A folder as timm writes its config.json, which makes transformers forget the preprocessor_config.json."""
     path = folder / "config.json"
     timm = {"architecture": "resnet18", "pretrained_cfg": {}, "auto_map": _AUTO, "image_processor_type": "Evil"}
     path.write_text(json.dumps(timm), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What long work shows: a bar on a terminal, plain lines elsewhere. A build counts clips or images, or else texts."""
+"""The progress of long work: a bar on a terminal, else plain lines. A build counts clips or images, or else texts."""
 
 from __future__ import annotations
 

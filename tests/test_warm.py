@@ -1,4 +1,4 @@
-"""What the warm Python runs is a process like any other; what it cannot be starts from nothing."""
+"""A process that the warm Python runs is like any other; a process that it cannot be starts from nothing."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_worker_that_is_killed_has_ended() -> None:
 
 
 def test_a_run_of_the_tests_that_was_started_in_the_background_takes_ctrl_c() -> None:
-    """As under nohup: without the mend of conftest.py its children would ignore SIGINT, and tests of it hang."""
+    """The run is started as under nohup: without the mend of conftest.py its children would ignore SIGINT."""
     code = "import os, signal, sys, tests.conftest; os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
     child = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
     ended = subprocess.run(

@@ -63,7 +63,7 @@ class Beside:
         self._ask("limit", latency_s=latency_s, bytes_per_s=bytes_per_s)
 
     def add(self, rule: Rule) -> None:
-        """From the next request on the rule holds too."""
+        """Adds a rule, which holds from the next request on."""
         self._ask("add", rule)
 
     def clear(self) -> None:

@@ -24,7 +24,7 @@ _RST_ON_CLOSE = struct.pack("ii", 1, 0)
 
 @dataclass(kw_only=True)
 class Conditions:
-    """What all connections of a proxy share."""
+    """The state that all connections of a proxy share."""
 
     latency_s: float
     down: Link

@@ -1,4 +1,4 @@
-"""What can go wrong between a client and its bucket, and the rules that say with which requests."""
+"""Faults between a client and its bucket, and the rules that say with which requests they come."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Rules:
         self._lock = threading.Lock()
 
     def add(self, rule: Rule) -> None:
-        """From the next request on the rule holds too."""
+        """Adds a rule, which holds from the next request on."""
         with self._lock:
             self._rules.append((rule, 0))
 

@@ -57,7 +57,7 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What a request line asks for, in the words of S3."""
+    """The target of a request line, in the words of S3."""
 
     method: str
     bucket: str

@@ -63,7 +63,7 @@ class Proxy:
         self._conditions.down.bytes_per_s = self._conditions.up.bytes_per_s = bytes_per_s
 
     def add(self, rule: Rule) -> None:
-        """From the next request on the rule holds too."""
+        """Adds a rule, which holds from the next request on."""
         self._conditions.rules.add(rule)
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""What passed a proxy: one record a request, and the sums over them."""
+"""The traffic of a proxy: one record a request, and the sums over them."""
 
 from __future__ import annotations
 

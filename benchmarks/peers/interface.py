@@ -1,4 +1,4 @@
-"""What a benchmark asks of every format: write these samples below a folder, and read them back by index."""
+"""The interface of every format in a benchmark: write these samples below a folder, and read them back by index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What forebay stores of a foreign class's values, as a batch, beside what that class gives by itself."""
+"""Batches of values that forebay stores of a foreign class, beside what that class gives by itself."""
 
 from __future__ import annotations
 

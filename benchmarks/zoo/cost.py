@@ -1,4 +1,4 @@
-"""What a batch from a cache costs, beside calling the extractor or the image processor for it."""
+"""The cost of a batch from a cache, beside calling the extractor or the image processor for it."""
 
 from __future__ import annotations
 

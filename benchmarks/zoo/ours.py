@@ -1,4 +1,4 @@
-"""What forebay stores of a foreign class: by its own public functions, from a folder, as a user's config would."""
+"""Values that forebay stores of a foreign class: by its own public functions, from a folder, as by a user's config."""
 
 from __future__ import annotations
 

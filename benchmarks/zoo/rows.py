@@ -34,7 +34,7 @@ ONE_SIZE = "of images of one size; it makes no batch of others"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """What the page says of a class. cannot: why it is not used; then nothing else is known."""
+    """The facts that the page says of a class. cannot: why it is not used; then nothing else is known."""
 
     known: Known
     cannot: str = ""
@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Answers:
-    """What both sides make of the same clips or images. note: of the class's own batch."""
+    """The answers of both sides to the same clips or images. note: of the class's own batch."""
 
     arrays: Sequence[Mapping[str, Array]]
     own_alone: Sequence[Outputs]

@@ -1,4 +1,4 @@
-"""What iterators yielded is listed and counted, and goes by name or by a rule of its own, never by age or size."""
+"""Kept samples of iterators are listed and counted; they go by name or by a rule of their own, never by age or size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of texts is listed in words, counted, and freed as caches are: by name, by age, by size."""
+"""Kept texts are listed in words, counted, and freed as caches are: by name, by age, by size."""
 
 from __future__ import annotations
 

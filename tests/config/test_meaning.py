@@ -1,4 +1,4 @@
-"""What a row of a source means: by its name, as the sections have it, or a class of the user that nobody runs."""
+"""The meaning of a source's rows: by its name, as the sections have it, or a class of the user that nobody runs."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def forked_workers(shim: Shim, counts: mmap.mmap | None = None) -> Callable[[poo
 
 
 def _close_all_but(kept: set[int]) -> None:
-    """As starting another program does: an inherited descriptor would keep the lock that it holds."""
+    """Closes descriptors as the start of another program does: an inherited one would keep the lock that it holds."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
             with contextlib.suppress(OSError):

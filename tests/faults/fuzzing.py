@@ -43,7 +43,7 @@ WICKED = pickle.dumps(Wicked())
 
 @dataclass(frozen=True)
 class Fuzz:
-    """What is fuzzed.
+    """One case of fuzzing.
 
     prepare: makes what is right in a folder. targets: readers, and the part of that folder that each changes.
     """

@@ -55,7 +55,7 @@ class Client:
 
 
 class _Node:
-    """What a client has a handle of."""
+    """A file or folder of which a client has a handle."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.lookups, self.num_open = descriptor, 0, 0

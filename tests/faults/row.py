@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass
 class Tally:
-    """What came of trials: how often each outcome was seen, and what was wrong, by number."""
+    """The outcomes of trials: how often each was seen, and which were wrong, by number."""
 
     done: int = 0
     planned: int = 0

@@ -1,4 +1,4 @@
-"""What a process may not do while it reads foreign input: run programs or code, unpickle, write, read outside."""
+"""Actions forbidden to a process that reads foreign input: run programs or code, unpickle, write, read outside."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def confine(folder: Path, outside: Path) -> list[str]:
     opened, local = os.open, threading.local()
 
     def open_at(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        """As `os.open`, and lets the hook know from where: it is told no `dir_fd`."""
+        """Opens as `os.open`, and lets the hook know from where: it is told no `dir_fd`."""
         local.base = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
         try:
             return opened(path, flags, mode, dir_fd=dir_fd)

@@ -22,7 +22,7 @@ _MORE = ("unlink", "rmdir")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What happens at the `at`-th call (from 0) of a builder, or of the first of its workers.
+    """A fault at the `at`-th call (from 0) of a builder, or of the first of its workers.
 
     what: an error's name, a signal's name, or `meanwhile`: a function that is called there. SIGINT goes to the whole
     group of processes, as a terminal sends it.

@@ -148,7 +148,7 @@ def packs_signed(folder: Path, data: st.DataObject) -> None:
 
 
 def kept_listing(folder: Path, data: st.DataObject) -> None:
-    """What is no listing is made again: nothing is raised, and what is taken holds together."""
+    """A damaged listing is made again: nothing is raised, and whatever is taken holds together."""
     place = folder / "listing"
     name = data.draw(st.sampled_from(["listing.json", "rows.arrow", "images.arrow"]))
     path = place / name

@@ -113,7 +113,7 @@ def _build_under_a_read_only_root(config: Path, root: Path, cache: Path) -> str:
 
 
 def _drop_capabilities() -> None:
-    """From here on the superuser is asked for rights like anybody else (capset, version 3)."""
+    """The superuser is asked for rights like anybody else from here on (capset, version 3)."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     assert ctypes.CDLL(None).capset(header, (ctypes.c_uint32 * 6)()) == 0
 

@@ -1,4 +1,4 @@
-"""What a node keeps of stores: processes are killed at any call, the disk is full, two nodes share a bucket."""
+"""The node's copies of stores: processes are killed at any call, the disk is full, two nodes share a bucket."""
 
 from __future__ import annotations
 

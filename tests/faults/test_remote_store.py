@@ -98,7 +98,7 @@ class Case:
 
     @property
     def rules(self) -> list[Rule]:
-        """What the proxy is told."""
+        """The rules for the proxy."""
         times = None if self.stays else 1
         if not self.is_late:
             return [Rule(fault=self.fault, method="GET", after=self.at, times=times)]
@@ -171,7 +171,7 @@ def goes_wrong(shared: Shared, number: int, folder: Path) -> str:
 
 
 def check_kept(node: Path, cache: Path) -> None:
-    """What a node has of a cache under its name is right: its checksums are not the first to see what is wrong."""
+    """The node's files of a cache are right under their names: its checksums are not the first to see what is wrong."""
     for wanted in cache.glob("*/*"):
         for found in node.glob(f"mirrors/*/{wanted.relative_to(cache)}"):
             assert found.read_bytes() == wanted.read_bytes(), f"{found} is another one"

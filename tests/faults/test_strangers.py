@@ -1,4 +1,4 @@
-"""What a stranger hands over: terminal escapes for names, links that lead out, pipes for files, endless TOML."""
+"""Gifts of a stranger: terminal escapes for names, links that lead out, pipes for files, endless TOML."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def terminal(_: Path, number: int, folder: Path) -> str:
 
 
 def _inspect(chance: random.Random, folder: Path) -> list[str]:
-    """Of a cache in whose signed metadata names are wicked."""
+    """Inspects a cache in whose signed metadata names are wicked."""
     cache = make_cache(folder, num_samples=3, rows_per_shard=2, max_duration_s=0.1, features="waveform")
     document = _document(cache / "metadata.json")
     name, split = wicked(chance), wicked(chance)
@@ -115,7 +115,7 @@ def _inspect(chance: random.Random, folder: Path) -> list[str]:
 
 
 def _inspect_broken(chance: random.Random, folder: Path) -> list[str]:
-    """Of a cache that is refused, by a message that quotes it."""
+    """Inspects a cache that is refused, by a message that quotes it."""
     cache = make_cache(folder, num_samples=3, rows_per_shard=2, max_duration_s=0.1, features="waveform")
     document = _document(cache / "metadata.json")
     document[chance.choice(("key", "num_samples", "fields", "files", "languages"))] = {wicked(chance): wicked(chance)}
@@ -130,7 +130,7 @@ def _inspect_usage(chance: random.Random, folder: Path) -> list[str]:
 
 
 def _key(chance: random.Random, folder: Path) -> list[str]:
-    """Of a config whose fields and values are wicked."""
+    """Computes the key of a config whose fields and values are wicked."""
     path = folder / "config.toml"
     fields = [f"{_quoted(chance)} = {_quoted(chance)}" for _ in range(3)]
     path.write_text("\n".join([f"name = {_quoted(chance)}", f"[source]\nkind = {_quoted(chance)}", *fields]))
@@ -138,7 +138,7 @@ def _key(chance: random.Random, folder: Path) -> list[str]:
 
 
 def _preprocess(chance: random.Random, folder: Path) -> list[str]:
-    """Of a manifest with wicked ids, texts, languages, columns and files, most of which are left out by name."""
+    """Builds a manifest with wicked ids, texts, languages, columns and files, most of which are left out by name."""
     rows = [
         {
             "audio": name,
@@ -161,7 +161,7 @@ def _preprocess(chance: random.Random, folder: Path) -> list[str]:
 
 
 def _index(chance: random.Random, folder: Path) -> list[str]:
-    """Of tars that are none, in a list that names them wickedly."""
+    """Indexes files that are no tars, in a list that names them wickedly."""
     names = [wicked(chance).replace("\n", "").replace("\t", "") + ".tar" for _ in range(2)]
     (folder / "list.tsv").write_text("".join(f"{name}\ta\ten\t0.5\n" for name in names), errors="surrogateescape")
     return [

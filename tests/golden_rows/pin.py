@@ -1,4 +1,4 @@
-"""What is recorded of a case. A leaf is a line of text; floats that are computed stand behind " ~ ", to be compared."""
+"""The record of a case. A leaf is a line of text; floats that are computed stand behind " ~ ", to be compared."""
 
 from __future__ import annotations
 
@@ -170,13 +170,13 @@ class _Value:
         return cls(kind, bits, held.double().reshape(-1).numpy() if held.is_floating_point() else None)
 
     def digest(self, *, exact: bool) -> str:
-        """Of floats that are not exact only the shape; a single integer itself."""
+        """The digest: if floats are not exact, only of their shape; a single integer is its own digest."""
         if self.kind.startswith("int") and self.kind.endswith("[1]"):
             return str(int.from_bytes(self.bits, "little", signed=True))
         return _digest(self.kind, self.bits if exact or self.values is None else b"")
 
     def line(self, *, exact: bool) -> str:
-        """What it is, and its digest or 4 of its values."""
+        """The kind of the value, and its digest or 4 of its values."""
         if exact or self.values is None:
             return f"{self.kind} {_digest(self.bits)}"
         return self.kind + _near(_some(self.values, 4))

@@ -1,4 +1,4 @@
-"""What the commands say of caches of images as their processor gives them: they work, or say that they do not."""
+"""The commands on caches of images as their processor gives them: they work, or say that they do not."""
 
 from __future__ import annotations
 

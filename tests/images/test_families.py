@@ -1,4 +1,4 @@
-"""From raw photos and conversations to batches of tiny models: the processor's own batches, and the same losses."""
+"""Raw photos and conversations become batches of tiny models: the processor's own batches, and the same losses."""
 
 from __future__ import annotations
 

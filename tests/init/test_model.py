@@ -1,4 +1,4 @@
-"""What a model's folder asks of a config, read from its JSON files."""
+"""The demands of a model's folder on a config, read from its JSON files."""
 
 from __future__ import annotations
 

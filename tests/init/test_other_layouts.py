@@ -28,7 +28,7 @@ def stem(name: str) -> str:
 
 
 def audiofolder(folder: Path) -> Path:
-    """As `datasets` has it: `train/metadata.csv` and `test/metadata.csv` beside their recordings."""
+    """A folder as `datasets` has it: `train/metadata.csv` and `test/metadata.csv` beside their recordings."""
     for split, part in (("test", clips()[:2]), ("train", clips()[2:])):
         for clip in part:
             (folder / split).mkdir(parents=True, exist_ok=True)

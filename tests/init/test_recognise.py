@@ -1,4 +1,4 @@
-"""What data is taken for, and what is asked where it may be two things."""
+"""Data is taken for a kind of source, and a question is asked if it may be two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written is what is read again, whatever stands in a name."""
+"""Settings that are written are read again as they were, whatever stands in a name."""
 
 from __future__ import annotations
 

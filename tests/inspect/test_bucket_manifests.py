@@ -29,7 +29,7 @@ def cache(tmp_path: Path) -> Cache:
 
 @pytest.fixture
 def places(tmp_path: Path, cache: Cache) -> pa.Table:
-    """Of the samples of `cache`, and of another one: two tars, of which one has an exported index."""
+    """Places of the samples of `cache`, and of another sample: two tars, of which one has an exported index."""
     folder = tmp_path / "raw"
     folder.mkdir()
     ids = ["another", *reversed(cache.samples["sample_id"].to_pylist())]

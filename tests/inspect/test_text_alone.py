@@ -1,4 +1,4 @@
-"""What inspect says of a cache of texts: tokens instead of hours, and nothing to hear or to draw."""
+"""Reports of inspect on a cache of texts: tokens instead of hours, and nothing to hear or to draw."""
 
 from __future__ import annotations
 

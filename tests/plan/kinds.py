@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 
 def tokens_of(lengths: Array) -> Array:
-    """About a token each 300 ms, and a few that come from nowhere."""
+    """Roughly a token each 300 ms, and a few that come from nowhere."""
     return lengths // 300 + np.arange(len(lengths)) % 7 + 1
 
 

@@ -23,7 +23,7 @@ def question_answers(count: int) -> Array:
 
 
 def lognormal(count: int) -> Array:
-    """Of median 600, cut off at a whole pack: int32."""
+    """Lengths of median 600, cut off at a whole pack: int32."""
     rng = np.random.default_rng(count)
     return np.clip(np.exp(rng.normal(np.log(600), 1.0, count)), 1, SEQ_LEN).astype(np.int32)
 

@@ -1,4 +1,4 @@
-"""What holds for the order of every kind of plan."""
+"""Properties of the order of every kind of plan."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TAILS = st.sampled_from(["short", "drop", "pad"])
 
 
 def taken(num_batches: int, world: int, *, tail: Tail, start: int = 0, steps: int | None = None) -> list[Any]:
-    """What all ranks do, step by step and rank by rank."""
+    """The turns of all ranks, step by step and rank by rank."""
     if steps is None:
         steps = num_steps(num_batches, world, tail=tail, start=start)
     return [

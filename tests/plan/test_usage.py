@@ -1,4 +1,4 @@
-"""What was used, counted from the order, against the batches that loaders really handed out; and the log of it."""
+"""Samples used, counted from the order, against the batches that loaders really handed out; and the log of them."""
 
 from __future__ import annotations
 

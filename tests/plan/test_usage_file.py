@@ -39,7 +39,7 @@ def test_packed_counts_are_added_as_those_of_an_object_are(counts: list[int]) ->
 
 
 def test_the_shards_of_a_line_are_compact() -> None:
-    """Of 75 million clips in 146,484 shards: all of them touched, or those of a window."""
+    """A run has 75 million clips in 146,484 shards: all of these are touched, or those of a window."""
     counts = np.random.default_rng(0).poisson(6.0, 146_484)
     assert len(pack_counts(counts)) < 150_000
     counts[700:] = 0

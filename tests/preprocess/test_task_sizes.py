@@ -1,4 +1,4 @@
-"""What is sent to a worker grows with a shard or a source file, never with the listing; few tasks are alive at once."""
+"""Messages to a worker grow with a shard or a source file, never with the listing; few tasks are alive at once."""
 
 from __future__ import annotations
 

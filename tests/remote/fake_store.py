@@ -25,7 +25,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a request gets. Length, etag and date are added to a body of status 200."""
+    """The answer to a request. Length, etag and date are added to a body of status 200."""
 
     status: int = 200
     body: bytes = b""
@@ -36,7 +36,7 @@ Answers = Callable[[Asked], Answer]
 
 
 class FakeStore:
-    """What `fake_store` yields."""
+    """The store that `fake_store` yields."""
 
     def __init__(self, server: ThreadingHTTPServer, asked: list[Asked]) -> None:
         self._server, self.asked = server, asked

@@ -294,7 +294,7 @@ def test_an_interrupted_fetch_goes_on_with_what_is_there(url: Url, tmp_path: Pat
 
 
 def test_what_was_left_and_is_torn_is_not_believed(url: Url, tmp_path: Path, proxy: Proxy) -> None:
-    """As after the death of a machine: the end of the bytes is on the disk, and some before it are not."""
+    """A machine died: the end of the bytes is on the disk, and some before it are not."""
     out = tmp_path / "out"
     interrupted(url, out, proxy, num_threads=1, prefix="hi_")
     (part,) = out.iterdir()
@@ -343,7 +343,7 @@ def test_bytes_that_were_wrong_once_come_again(url: Url, tmp_path: Path, proxy: 
 
 
 def test_etags_that_are_no_md5_stop_a_fetch_early(bucket: Emptied, tmp_path: Path, proxy: Proxy) -> None:
-    """As in a bucket that encrypts with a key of its own: all etags look like an MD5, and none is."""
+    """The bucket encrypts with a key of its own: all etags look like an MD5, and none is."""
     bucket.put_all((f"x/{number:03}", b"12345678" * 1000) for number in range(40))
     url = parse_url(f"{bucket.url}/x")
     proxy.add(Rule(fault=Corrupt(at=1), method="GET"))

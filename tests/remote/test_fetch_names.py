@@ -1,4 +1,4 @@
-"""What a fetch decides without a store: names, hashes, parts of files. Whatever a store says, nothing leads out."""
+"""Decisions of a fetch without a store: names, hashes, parts of files. Whatever a store says, nothing leads out."""
 
 from __future__ import annotations
 

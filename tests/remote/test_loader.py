@@ -224,7 +224,7 @@ def test_shards_are_downloaded_in_the_order_of_need_before_a_batch_wants_them(
 
 
 def told(loader: Loader, cache: Cache, *, now: int, steps: int) -> list[int]:
-    """What a plain look at the coming steps says: in how many steps each shard is needed."""
+    """Needs of shards by a plain look at the coming steps: in how many steps each is needed."""
     found = [NEVER] * cache.num_shards
     needed = [np.unique(cache.shards_of(s.samples)) for s in itertools.islice(loader.cursor.ahead(), steps)]
     for step in range(steps - 1, now - 1, -1):
@@ -279,7 +279,7 @@ def test_what_cannot_be_downloaded_ahead_is_an_error_where_it_is_read(remote: Ca
 
 
 def bound_of(cache: Cache, shards: int) -> int:
-    """What so many shards of the mean size and the cache's small files take."""
+    """The bytes that so many shards of the mean size and the cache's small files take."""
     remote = RemoteShards(cache)
     return remote.kept_bytes + shards * int(remote.sizes.mean()) + 8 * 4096  # what mirrors say of themselves
 

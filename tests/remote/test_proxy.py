@@ -111,7 +111,7 @@ def test_a_truncated_body_yields_its_bytes_first(through: Bucket, proxy: Proxy) 
 
 
 def test_a_retry_asks_for_the_rest_of_the_same_version(bucket: Bucket, through: Bucket, proxy: Proxy) -> None:
-    """With retries obstore goes on where a body broke. It looks at the etag, so that no two versions are glued."""
+    """Retries of obstore go on where a body broke. obstore looks at the etag, so that no two versions are glued."""
     bucket.put("other", DATA[::-1])
     proxy.add(Rule(fault=Truncate(after_bytes=70_000), method="GET", times=1))
     assert bytes(obstore.get(through.store(retries=1), "shard").bytes()) == DATA

@@ -1,4 +1,4 @@
-"""What a run says of what it asked of stores: log lines, usage log, report, dry run."""
+"""Requests to stores, as a run reports them: log lines, usage log, report, dry run."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_round_trip(cache: Path, url: Url, settings: RemoteConfig, tmp_path: Pat
 
 
 def test_names_bucket_and_sizes(cache: Path, url: Url, settings: RemoteConfig, bucket: Emptied) -> None:
-    """What lies in the bucket is the folder's own files under its own names, and what a store tells of all samples."""
+    """The bucket holds the folder's own files under its own names, and what a store tells of all samples."""
     push(cache, url, settings)
     names = [f"caches/{path.relative_to(cache.parent)}" for path in cache.rglob("*") if path.is_file()]
     assert bucket.names() == sorted([*names, f"{url.key}/{COLUMNS}"])
@@ -370,7 +370,7 @@ def test_one_pull_at_a_time_into_a_folder(cache: Path, url: Url, settings: Remot
 
 
 def test_large_files_go_in_parts(tmp_path: Path, url: Url, settings: RemoteConfig, proxy: Proxy) -> None:
-    """Of an object that was sent in parts the etag is no MD5 of its bytes, and proves them all the same."""
+    """The etag of an object that was sent in parts is no MD5 of its bytes, and proves them all the same."""
     cache = make_cache(tmp_path / "large", num_samples=40, rows_per_shard=40, max_duration_s=40)
     assert (cache / "audio" / "00000.tdz").stat().st_size > PART
     report = push(cache, url, settings)

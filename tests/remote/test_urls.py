@@ -269,7 +269,7 @@ def test_what_was_built_and_not_pushed_is_found_first_and_pushed_by_the_next_run
 def test_a_build_that_is_interrupted_before_its_push_ends_builds_nothing_again(
     config: Config, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the push, before its folder is settled: both places hold the cache."""
+    """The build is interrupted after the push, before its folder is settled: both places hold the cache."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -488,7 +488,7 @@ def test_inspect_of_files_by_url(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_log_of_a_run_names_the_url(config: Config, tmp_path: Path) -> None:
-    """What a run writes down opens on any node."""
+    """Names that a run writes down open on any node."""
     built = build_here(config)
     cache = select(config)
     assert getattr(cache, "place", None) == built.cache

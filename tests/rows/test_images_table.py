@@ -141,7 +141,7 @@ def test_uncached_and_cached_packs_have_the_same_columns(folder: Path, tmp_path:
 
 
 def test_images_of_another_folder_than_the_manifests_are_the_same_samples(folder: Path, tmp_path: Path) -> None:
-    """As LLaVA has them: a JSON array whose images lie in COCO's folder, some rows with text alone."""
+    """LLaVA's layout: a JSON array whose images lie in COCO's folder, some rows with text alone."""
     chat = [{"from": "human", "value": "Say yes."}, {"from": "gpt", "value": "Yes."}]
     with_images = [{"id": row["name"], "image": row["photo"], "question": row["asked"]} for row in rows()]
     lines = [{**row, "answer": "A."} for row in with_images[:2]] + [{"id": "t", "conversations": chat}]

@@ -1,4 +1,4 @@
-"""What somebody at a prompt does with a cache: slices, ids, tensordicts, and what a notebook shows."""
+"""A cache at a prompt: slices, ids, tensordicts, and what a notebook shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a message says changed: the file or folder that a field of the recipe is the digest of."""
+"""Messages name what changed: the file or folder that a field of the recipe is the digest of."""
 
 from __future__ import annotations
 

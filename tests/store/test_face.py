@@ -1,4 +1,4 @@
-"""What the faces of packages hand out by name."""
+"""The faces of packages, and what they hand out by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `[filter]` leaves of a source: beside a plain loop, its counts, its messages, its key."""
+"""The samples that `[filter]` leaves of a source: beside a plain loop, its counts, its messages, its key."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_a_folder_that_is_replaced_before_it_is_locked_is_let_go(
 def test_a_folder_that_is_removed_while_it_is_opened_is_opened_again(
     layouts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a file system without locks."""
+    """The file system has no locks."""
     folder, other = layouts
 
     def swap() -> None:

@@ -147,7 +147,7 @@ def test_changed_content_of_the_same_size_and_time_never_hits(config: Config, se
 
 
 def test_changed_content_within_the_tick_of_its_hashing_never_hits(config: Config, hashed: list[str]) -> None:
-    """As `settled` is not used here: every file is too young to be believed."""
+    """Nothing is `settled` here: every file is too young to be believed."""
     build(config)
     hashed.clear()
     assert find(config).state == "same"

@@ -249,7 +249,7 @@ def test_a_file_that_changed_once_while_it_was_read_is_read_again(
 def test_the_stat_is_of_the_file_that_was_read_and_not_of_one_that_took_its_place(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the old bytes, so that no entry maps the stat of the new file to them."""
+    """The stat is of the old bytes, so that no entry maps the stat of the new file to them."""
     wanted = hash_file(files[0])
 
     def replaced(file: io.FileIO) -> str:

@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Of every file but those that the cache root has of its own."""
+    """Digests of all files but those that the cache root has of its own."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "caches"]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 

@@ -96,7 +96,7 @@ def columns_at(cache: Cache, slots: Array) -> SampleColumns:
 
 
 def test_samples_in_any_order_have_their_own_columns(tmp_path: Path) -> None:
-    """As in a cache made of caches, whose samples need not follow each other in their shards."""
+    """Samples of a cache made of caches need not follow each other in their shards."""
     cache = open_cache(make_cache(tmp_path, num_samples=9, failed_rows=(2,), rows_per_shard=4))
     moved = np.array([7, 0, 3, 3, 5, 1])
     columns = columns_at(cache, cache.slots[moved])

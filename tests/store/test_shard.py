@@ -51,7 +51,7 @@ def flip(path: Path, position: int, mask: int) -> None:
 
 
 def problems(shard: Shard) -> dict[int, str]:
-    """What is wrong with each row that is not what was hashed."""
+    """The problem of each row that is not what was hashed."""
     found: dict[int, str] = {}
     for index in range(shard.entry.rows):
         try:

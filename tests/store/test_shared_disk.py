@@ -1,4 +1,4 @@
-"""What a disk of several machines does, in one process: errors and mounts are injected, nothing is mounted."""
+"""A disk of several machines, in one process: errors and mounts are injected, nothing is mounted."""
 
 from __future__ import annotations
 

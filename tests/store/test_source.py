@@ -1,4 +1,4 @@
-"""What any source of samples says of itself, and what a union of several says."""
+"""Facts of any source of samples, and of a union of several."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ WORDS = [f"text {number}" for number in range(40)]
 
 
 def value_of(text: str) -> bytes:
-    """What is kept of a text: some of it is empty, some is longer than a piece."""
+    """The value that is kept of a text: some are empty, some are longer than a piece."""
     is_long = text.startswith(("text", "long")) and text.endswith("13")
     return text.encode() * (9000 if is_long else 0 if text.endswith("7") else 1)
 

@@ -291,7 +291,7 @@ _OPERATORS: dict[type[ast.cmpop], Any] = {
 
 
 def _truth(node: ast.expr, row: dict[str, Any]) -> bool | None:
-    """What SQL says of a condition for one row."""
+    """The truth of a condition for one row, as SQL has it."""
     match node:
         case ast.BoolOp(op=kind, values=values):
             found = [_truth(value, row) for value in values]

@@ -1,4 +1,4 @@
-"""What a folder holds, byte for byte, and damage done to it."""
+"""The contents of a folder, byte for byte, and damage done to them."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def _plain_features(source: FakeSource, samples: list[dict[str, Array]]) -> dict
 
 
 def _plain_w2v_bert(samples: list[dict[str, Array]]) -> dict[str, Array]:
-    """As `SeamlessM4TFeatureExtractor` does from its filter banks on: normalise, pad to an even length, stack pairs."""
+    """Processes filter banks as `SeamlessM4TFeatureExtractor` does: normalise, pad to an even length, stack pairs."""
     clips = []
     for sample in samples:
         frames = sample["fbanks"][: int(sample["valid_frames"][0])].astype(np.float32)

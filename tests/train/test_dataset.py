@@ -122,7 +122,7 @@ def test_a_state_of_another_plan_is_refused() -> None:
 def test_eight_ranks_stopped_anywhere_go_on_with_another_number(
     stop: int, world_size: int, tail: str, lockstep: int
 ) -> None:
-    """Of real loaders: no sample of the epoch is lost or given twice, but those that the tail's rule names."""
+    """Real loaders lose no sample of the epoch and give none twice, but those that the tail's rule names."""
     plan = plan_of(tail=tail, batch_size=1, lockstep=lockstep)  # 61 micro-batches
 
     def run(ranks: int, state: dict[str, Any] | None, steps: int | None) -> tuple[list[int], dict[str, Any]]:

@@ -50,7 +50,7 @@ def config_of(corpus: Corpus, features: str, *overrides: str) -> Config:
 
 
 def row_of(features: str, sample: dict[str, Any]) -> dict[str, np.ndarray]:
-    """What a sample has in its pack: the fields of tokens, then the items'."""
+    """The fields that a sample has in its pack: those of tokens, then the items'."""
     ids, prefix = sample["input_ids"].astype(np.int64), int(sample["prefix_len"][0])
     learnt = np.where(np.arange(len(ids)) >= prefix, ids, -100)
     if features == "log_mel":

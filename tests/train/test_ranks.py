@@ -70,7 +70,7 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def launched(corpus: Corpus, packs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two ranks of torchrun read: one launch, and a cold one, as a user's is: most of it is starting processes."""
+    """Batches that two ranks of torchrun read: one cold launch, as a user's is; starting processes is most of it."""
     out = tmp_path_factory.mktemp("launched")
     outcome = torchrun("tests.train.ranks_worker", corpus.config().path, packs, out, is_warm=False)
     assert outcome.returncode == 0, outcome.stderr[-4000:]

@@ -246,7 +246,7 @@ def test_a_text_alone_run_and_inspect(folder: Path, tmp_path: Path, capsys: pyte
 
 
 def test_texts_are_evaluated_by_their_loss(folder: Path, tmp_path: Path) -> None:
-    """In a run and by `forebay eval`, which loads the checkpoint anew; nothing is written for a text."""
+    """The loss comes from a run and from `forebay eval`, which loads the checkpoint anew; no text is written."""
     sets = f'train.eval=[{{name = "texts", config = "{folder / "texts.toml"}", max_samples = 10}}]'
     settings = ["train.max_steps=1", f'train.output_dir="{tmp_path}"', "plan.batch_seconds=5", sets]
     config = mixed_config(folder, *settings, 'train.text_encoder="silence"')

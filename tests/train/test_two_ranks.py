@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What both ranks wrote about all scenarios: one launch, since starting two processes is most of the time."""
+    """The records of both ranks about all scenarios: one launch, since starting two processes is most of the time."""
     folder = tmp_path_factory.mktemp("two_ranks")
     make_models(folder)
     outcome = torchrun("tests.train.two_ranks_worker", folder)

@@ -89,7 +89,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Listed:
 
 
 def assert_goes_on(first: Loader, second: Any, *, steps: int) -> None:
-    """What `second` gives from the state of `first` after `steps` is what `first` gives, to the next epoch's end."""
+    """Asserts that both go on alike from the state of `first` after `steps`, to the next epoch's end."""
     batches = iter(first)
     for _ in range(steps):
         next(batches)

@@ -163,7 +163,7 @@ def test_threads_change_nothing(corpus: PhotoCorpus, num_threads: int) -> None:
 
 
 def test_kept_packs_are_not_overwritten(corpus: PhotoCorpus) -> None:
-    """With fewer buffers than batches that are held, and views of them alone."""
+    """The loader has fewer buffers than batches are held, and these only by views."""
     loader = make_loader(config(corpus, "loader.prefetch=1", "loader.num_threads=1"))
     kept = [{name: value[..., :3] for name, value in tensors(batch)} for _ in range(3) for batch in loader]
     again = make_loader(config(corpus, "loader.num_threads=0"))
@@ -175,7 +175,7 @@ def test_kept_packs_are_not_overwritten(corpus: PhotoCorpus) -> None:
 
 
 def test_a_state_goes_on_anywhere_and_at_another_world_size(corpus: PhotoCorpus) -> None:
-    """Under "split" the last step of two ranks has parts of the last batch."""
+    """The last step of two ranks has parts of the last batch under "split"."""
     settings = config(corpus, 'plan.tail="short"')
     wanted = batches(settings)
     state = make_loader(settings).state_dict()
@@ -234,7 +234,7 @@ def test_samples_longer_than_a_pack_are_counted_or_stop_the_plan(corpus: PhotoCo
 
 
 def test_packs_as_tensordicts(corpus: PhotoCorpus) -> None:
-    """Of several samples and of a single one: a pack has no dimension of samples."""
+    """Packs are of several samples and of a single one: a pack has no dimension of samples."""
     plain = batches(config(corpus, "loader.varlen=true"))
     sizes = set()
     loader = make_loader(config(corpus, "loader.varlen=true"), as_tensordict=True)

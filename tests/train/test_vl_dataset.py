@@ -44,7 +44,7 @@ Batch = dict[str, Any]
 
 @dataclass(frozen=True)
 class Worker:
-    """What torch tells a DataLoader's worker about itself."""
+    """The facts that torch tells a DataLoader's worker about itself."""
 
     id: int
     num_workers: int
@@ -68,7 +68,7 @@ def dataset(root: Path, dp_rank: int = 0, dp_world_size: int = 1, **options: Any
 
 
 def names(batches: Any) -> list[tuple[int, ...]]:
-    """What tells batches apart: their tokens."""
+    """Tokens, by which batches are told apart."""
     return [tuple(batch["input_ids"].flatten().tolist()) for batch in batches]
 
 

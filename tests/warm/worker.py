@@ -1,4 +1,4 @@
-"""What tests take for Python: the warm program, and workers of a pool that start warm. See `tests.warm`."""
+"""The Python of tests: the warm program, and workers of a pool that start warm. See `tests.warm`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def warm_workers() -> SimpleNamespace:
 
 
 class WarmProcess:
-    """What `subprocess.Popen` is to a pool of workers. `kill` and `wait` are of the process itself."""
+    """A process for a pool of workers, as `subprocess.Popen`. `kill` and `wait` are of the process itself."""
 
     def __init__(self, folder: Path, command: Sequence[str], *, pass_fds: Sequence[int], env: dict[str, str]) -> None:
         """folder: that of the server; command: of Python; env: the variables of the process."""

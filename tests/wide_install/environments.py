@@ -54,7 +54,7 @@ def pythons() -> dict[str, str]:
 
 
 def base_requirements() -> list[str]:
-    """What setup.cfg asks for without an extra."""
+    """The requirements of setup.cfg without an extra."""
     import configparser
 
     parser = configparser.ConfigParser()
@@ -63,7 +63,7 @@ def base_requirements() -> list[str]:
 
 
 def extra_requirements(extra: str) -> list[str]:
-    """What setup.cfg asks for with an extra."""
+    """The requirements of setup.cfg with an extra."""
     lines = (line.partition("#")[0].strip() for line in extras()[extra].splitlines())
     return [line for line in lines if line]
 

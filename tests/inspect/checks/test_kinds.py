@@ -1,4 +1,4 @@
-"""What lint reads: texts alone, features that are given, clips that kill their decoder, filtered sets, a mixture."""
+"""Sets that lint reads: texts alone, given features, clips that kill their decoder, filtered sets, a mixture."""
 
 from __future__ import annotations
 

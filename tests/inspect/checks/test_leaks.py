@@ -1,4 +1,4 @@
-"""What is learnt and evaluated on: the same recordings in two sets are leaks, whatever their ids and files are."""
+"""Recordings that stand in a learnt set and in an evaluated one are leaks, whatever their ids and files are."""
 
 from __future__ import annotations
 

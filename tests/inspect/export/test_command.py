@@ -1,4 +1,4 @@
-"""What an export promises of its folder, whatever the form."""
+"""Promises of an export about its folder, whatever the form."""
 
 from __future__ import annotations
 

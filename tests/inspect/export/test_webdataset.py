@@ -29,7 +29,7 @@ def exported(cache: Cache, out: Path, **options: Any) -> list[Path]:
 
 
 def samples_of(path: Path) -> list[dict[str, Any]]:
-    """What webdataset makes of a tar: consecutive members whose names are equal up to their first dot."""
+    """Reads a tar as webdataset does: consecutive members whose names are equal up to their first dot are a sample."""
     found: list[dict[str, Any]] = []
     with tarfile.open(path) as tar:
         for info in tar:

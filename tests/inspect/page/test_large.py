@@ -100,7 +100,7 @@ def test_groups_of_lint_are_rows_of_one_hash(values: int) -> None:
 
 
 def test_what_is_found_is_what_was_made_twice(tmp_path: Path) -> None:
-    """As the code before found it, which held all texts and rows as objects."""
+    """The same twins are found as by the code before, which held all texts and rows as objects."""
     folder = made_cache(tmp_path / "made", num_shards=2)
     columns = PageColumns(open_cache(folder))
     doubts = doubts_of(columns)

@@ -1,4 +1,4 @@
-"""What differs between two texts: both can be read off it, whatever they hold."""
+"""Differences between two texts: both texts can be read off them, whatever the texts hold."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def arguments(root: Path, *more: str, steps: int = 20, against: str = "uncached"
 
 @pytest.fixture(scope="module")
 def printed(root: Path) -> str:
-    """What the documented command prints.
+    """The output of the documented command.
 
     It takes 40 s of CPU: two processes import torch and train on 30 s of audio a clip. Batches of a clip or two instead
     of the config's make it a third of what it would be.

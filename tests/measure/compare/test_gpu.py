@@ -1,4 +1,4 @@
-"""What a comparison tells of a device; on a machine without one `test_command` holds the same figures to None."""
+"""Figures of a comparison about a device; `test_command` holds them to None on a machine without one."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def done(task: ArmTask, *, order: list[int] | None = None) -> tuple[Setup, list[
 def found(
     config: Config, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[Setup, list[ArmTurn], ArmFinish]]:
-    """What every arm tells of three blocks; three models are trained for `hf`, which takes most of the 20 s of CPU."""
+    """Results of every arm for three blocks; three models are trained for `hf`, which takes most of the 20 s of CPU."""
     import torch
     from accelerate.state import AcceleratorState, GradientState
 

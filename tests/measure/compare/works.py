@@ -1,4 +1,4 @@
-"""What the children of `test_child` do."""
+"""The work of the children of `test_child`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arms may have told, for tests of what is made of it."""
+"""Possible results of arms, for tests of what is made of them."""
 
 from __future__ import annotations
 

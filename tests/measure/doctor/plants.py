@@ -1,4 +1,4 @@
-"""What is planted in the code path of a process that measures."""
+"""Faults that are planted in the code path of a process that measures."""
 
 from __future__ import annotations
 

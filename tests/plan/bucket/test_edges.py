@@ -15,7 +15,7 @@ from forebay.plan.statistics import batch_statistics
 
 
 def cost(cuts: tuple[int, ...] | list[int], counts: list[int], tops: list[int]) -> int:
-    """Of samples that are padded to the upper edge of their bucket."""
+    """The cost of samples that are padded to the upper edge of their bucket."""
     firsts = [0, *(cut + 1 for cut in cuts[:-1])]
     return sum(sum(counts[first : cut + 1]) * tops[cut] for first, cut in zip(firsts, cuts, strict=True))
 

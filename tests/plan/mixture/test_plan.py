@@ -251,7 +251,7 @@ def test_the_twelve_languages_in_seven_buckets() -> None:
 
 @pytest.mark.parametrize("count", [150, pytest.param(1200, marks=pytest.mark.wide)])
 def test_many_random_weights_through_the_plan(count: int) -> None:
-    """What a user sees: whole batches of sample indices, under many weights, within one sample at every prefix."""
+    """Users see whole batches of sample indices, under many weights, within one sample at every prefix."""
     rng = np.random.default_rng(8)
     for _ in range(count):
         weights = random_weights(rng, 512)

@@ -1,4 +1,4 @@
-"""What a cache holds, read in a plain loop: what a cache that was made of caches must hold too."""
+"""The contents of a cache, read in a plain loop: a cache that was made of caches must hold them too."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 
 class Cluster:
-    """What was submitted, by number; `commands`: the arguments of every forebay that ran in a job.
+    """Submitted jobs by number; `commands`: the arguments of every forebay that ran in a job.
 
     before: called with the arguments of each before it runs.
     """

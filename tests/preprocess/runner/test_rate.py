@@ -14,7 +14,7 @@ NOW = 1_000_000.0
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Point]:
-    """What a run has made, at times up to an hour before now."""
+    """Histories of what a run has made, at times up to an hour before now."""
     ages = sorted(draw(st.lists(st.floats(1, 3600), min_size=1, max_size=12)), reverse=True)
     steps = draw(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5000)), min_size=12, max_size=12))
     points, shards, rows = [], 0, 0

@@ -153,7 +153,7 @@ def write_config(folder: Path, kind: str, *, more: str = "") -> Path:
 def test_every_kind_counts_by_reason(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of every kind a build by the command, its report, what `inspect` says of it, and the samples made online."""
+    """Every kind is built by the command; its report, `inspect` and the samples made online agree."""
     config = write_config(tmp_path, kind)
     caplog.set_level(logging.WARNING)
     assert cli.main(["preprocess", str(config), "--json", "--no-progress"]) == 0

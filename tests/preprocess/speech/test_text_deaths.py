@@ -59,7 +59,7 @@ class Opens(TextStep):
 
 
 def text_samples(rows: pa.Table, names: list[str], encoder: Any, *, needs_text: bool = False) -> Iterator[Values]:
-    """What a build makes of rows with an encoder."""
+    """The values that a build makes of rows with an encoder."""
     opened_text.cache_clear()
     return TextItems(TextGroup(step=Opens(encoder=encoder), needs_text=needs_text)).samples(rows, names)
 

@@ -74,7 +74,7 @@ def config(folder: Path, source: str, *overrides: str) -> Config:
 
 
 def pixel_values(source: Any, index: int) -> np.ndarray[Any, Any]:
-    """What a model is given of a sample's one image, by the table that the cache keeps."""
+    """The values that a model is given of a sample's one image, by the table that the cache keeps."""
     (patches,) = source.read(index)["patches"]
     table = np.asarray(source.constants["patch_table"], np.float32)
     by_channel = table[np.arange(3)[:, None], patches.reshape(len(patches), 3, -1)]

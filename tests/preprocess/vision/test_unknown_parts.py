@@ -76,7 +76,7 @@ def add(corpus: PhotoCorpus, sample_id: str, row: dict[str, Any]) -> None:
 
 
 def words(cache: Cache, sample_id: str, *, targets: bool) -> str:
-    """What a sample says, or what of it is learnt."""
+    """The words of a sample, or those that are learnt."""
     sample = cache.read(cache.samples["sample_id"].to_pylist().index(sample_id))
     ids = sample["input_ids"][sample["label_mask"] == 1] if targets else sample["input_ids"]
     tokenizer = AutoTokenizer.from_pretrained(str(DEMO / "model"), local_files_only=True)

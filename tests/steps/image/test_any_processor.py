@@ -249,7 +249,7 @@ def test_a_processor_that_would_start_a_program_is_refused_by_name(settings: dic
 @pytest.mark.parametrize("name", ["ViT", "Beit", "Siglip", "DeepseekVL", "Nougat", "Detr", "Qwen2VL"])
 @pytest.mark.parametrize("side", [20, 32, 48])
 def test_a_small_output_has_all_values_of_every_channel(name: str, side: int) -> None:
-    """With constants a channel of its own, as many checkpoints have: the fullest one is full before the others."""
+    """Each channel has its own constants, as in many checkpoints: the fullest channel is full before the others."""
     import transformers
 
     cls = getattr(transformers, f"{name}ImageProcessorPil")
@@ -295,7 +295,7 @@ def test_a_batch_lacks_what_the_processor_gives_of_larger_images_alone(tmp_path:
 
 
 def test_a_folder_of_oneformer_is_read_without_its_names_of_classes(tmp_path: Path) -> None:
-    """As on the Hub, where it names a data set's file of another repository."""
+    """The Hub's folder names a data set's file of another repository."""
     named = {"class_info_file": "ade20k_panoptic.json", "repo_path": "shi-labs/oneformer_demo", "size": 64}
     document = {"image_processor_type": "OneFormerImageProcessor", **named}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(document))

@@ -165,7 +165,7 @@ except ConfigError as err:
 
 
 def printed(code: str, backend: str, packages: Path) -> str:
-    """What the code prints in a fresh interpreter that finds these packages first."""
+    """The output of the code in a fresh interpreter that finds these packages first."""
     result = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(1, {str(packages)!r})\n{code}", backend],
         cwd=ROOT,

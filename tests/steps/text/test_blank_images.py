@@ -20,7 +20,7 @@ TALKS: tuple[Talk, ...] = (
 
 
 class Guessing:
-    """As Emu3's: the axis of colours of all images is guessed of the first, which may not be thin.
+    """A processor as Emu3's: the axis of colours of all images is guessed of the first, which may not be thin.
 
     pads: to the largest image, so that the pixels of each are not those of all.
     """

@@ -87,7 +87,7 @@ def own_batch(coder: ProcessorChatEncoder, conversations: Sequence[list[dict[str
 
 
 def own_labels(coder: ProcessorChatEncoder, ids: torch.Tensor, *, answer: str) -> torch.Tensor:
-    """Behind each header up to the token that ends the turn, by the ids alone; text and header share no token."""
+    """Labels by the ids alone: from behind each header to the end of the turn; text and header share no token."""
     tokenizer = coder.processor.tokenizer
     header = tokenizer(coder.header, add_special_tokens=False)["input_ids"]
     closing = tokenizer.convert_tokens_to_ids(answer.removeprefix(" {}").removeprefix("{}"))

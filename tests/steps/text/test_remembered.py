@@ -1,4 +1,4 @@
-"""What a store of texts knows is not made again: across lines, processes and caches; what failed is."""
+"""Values that a store of texts knows are not made again: across lines, processes and caches; failures are."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_interrupted_push_goes_on(
 def test_another_machine_goes_on(
     cache: Path, url: Url, settings: RemoteConfig, bucket: Emptied, tmp_path: Path
 ) -> None:
-    """Without the journal of the first, by compressing again: etags prove that the same bytes are there."""
+    """The second machine has no journal and compresses again: etags prove that the same bytes are there."""
     with pytest.MonkeyPatch.context() as patch:
         fail_at(patch, 60)
         with pytest.raises(RemoteError, match="call 60"):

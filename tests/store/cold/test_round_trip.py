@@ -26,7 +26,7 @@ CACHES = sorted(path.parent.relative_to(GOLDEN) for path in GOLDEN.glob("v4_*/*/
 
 
 def check_round_trip(cache: Path, folder: Path) -> Path:
-    """To a folder, twice, and back, byte for byte; returns the new cache, which has no other one beside it."""
+    """Pushes to a folder, twice, and pulls, byte for byte; returns the new cache, which has no other one beside it."""
     settings = settings_of(folder)
     back = folder / "elsewhere" / "back"
     report = push_zarr(cache, str(folder / "cold"), settings, level=1)
@@ -144,7 +144,7 @@ def test_xarray_opens_every_group(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_complete_needs_no_objects(tmp_path: Path) -> None:
-    """What another cache beside the folder has is linked: nothing of it is decompressed."""
+    """Files that another cache beside the folder has are linked: nothing of them is decompressed."""
     cache = store_factory.make_cache(tmp_path / "caches")
     write_zarr(open_cache(cache), tmp_path / "cold")
     for name in ("audio/values", "text/values"):

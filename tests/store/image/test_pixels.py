@@ -29,14 +29,14 @@ SMALL = [
 
 
 def of_a_path(data: bytes) -> np.ndarray[Any, Any]:
-    """What the processor makes of a path with these bytes; base64 goes the same way, and a path it leaves open."""
+    """The processor's values of a path with these bytes; base64 goes the same way, and a path it leaves open."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Palette images with Transparency")
         return np.asarray(convert_to_rgb(load_image(base64.b64encode(data).decode()), return_numpy=True))
 
 
 def of_an_open_image(data: bytes) -> np.ndarray[Any, Any]:
-    """What the processor makes of the open image, turned as `datasets` turns it."""
+    """The processor's values of the open image, turned as `datasets` turns it."""
     with PIL.Image.open(io.BytesIO(data)) as image:
         return np.asarray(convert_to_rgb(PIL.ImageOps.exif_transpose(image), return_numpy=True))
 

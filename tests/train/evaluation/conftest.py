@@ -1,4 +1,4 @@
-"""What all tests of evaluations share: the demo recordings' caches and models."""
+"""Fixtures that all tests of evaluations share: the demo recordings' caches and models."""
 
 from __future__ import annotations
 

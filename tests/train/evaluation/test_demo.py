@@ -60,7 +60,7 @@ def plain_texts(demo: Path, family: str) -> list[tuple[str, str, str, float, int
 
 
 def written(model: Any, batch: dict[str, torch.Tensor], language: str) -> list[int]:
-    """What transformers' own `generate` writes; for Whisper it makes the prompt of language and task itself."""
+    """Texts that transformers' own `generate` writes; for Whisper it makes the prompt of language and task itself."""
     if "decoder_input_ids" in batch:
         features = batch["input_features"]
         found = model.generate(features, language=language, task="transcribe", max_new_tokens=MAX_TOKENS)
@@ -79,7 +79,7 @@ def written(model: Any, batch: dict[str, torch.Tensor], language: str) -> list[i
 
 @pytest.mark.parametrize("family", ["whisper", "qwen3_asr"])
 def test_rates_and_loss_are_those_of_a_plain_loop(demo: Path, family: str) -> None:
-    """In batches of three with padded prompts; the taught models lead by more than rounding, so texts are equal."""
+    """Batches are of three with padded prompts; the taught models lead by more than rounding, so texts are equal."""
     rows = plain_texts(demo, family)
     report = evaluate_alone(demo_config(demo, family, sets=SET))
     assert report is not None

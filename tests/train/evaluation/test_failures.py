@@ -35,7 +35,7 @@ def untaught(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_numbers(folder: Path) -> list[str]:
-    """What makes the demo one whose texts depend on the row's language."""
+    """Overrides that make the demo one whose texts depend on the row's language."""
     rows = pq.read_table(ROOT / "demo/speech/train.parquet").to_pylist()[:4]
     for number, row in enumerate(rows):
         row["language"] = sorted(TEXTS)[number % 2]
@@ -162,7 +162,7 @@ def test_a_run_that_was_stopped_in_an_evaluation_makes_up_for_it(
 def test_an_evaluation_that_fails_on_one_rank_fails_on_all_and_the_run_goes_on(
     untaught: Path, tmp_path: Path, way: str
 ) -> None:
-    """In the middle of the model, where FSDP holds gathered weights; the steps behind it are those of a whole run."""
+    """The failure is in the model, where FSDP holds gathered weights; the steps behind it are those of a whole run."""
     sets = SET.replace("max_samples = 3", "max_samples = 5")
     config = demo_config(untaught, "whisper", sets=sets).path
     text = Path(config).read_text().replace("max_steps = 4", "max_steps = 3\nrepetition_limit = 1.0")

@@ -1,4 +1,4 @@
-"""What is wrong with a set ends the run before its first step, with both values."""
+"""A fault of a set ends the run before its first step, with both values."""
 
 from __future__ import annotations
 

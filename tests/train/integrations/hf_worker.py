@@ -1,4 +1,4 @@
-"""What each process of test_hf_resume.py runs: `python -m tests.train.integrations.hf_worker first|second FOLDER`.
+"""The program of test_hf_resume.py's processes: `python -m tests.train.integrations.hf_worker first|second FOLDER`.
 
 `first` trains every scenario to its end, and again up to where it is interrupted: by an error in mid-step, the last by
 SIGKILL. `second` goes on from the checkpoints. Each micro-batch and each log of the Trainer is a line of rank_R.jsonl.

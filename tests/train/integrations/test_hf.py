@@ -37,7 +37,7 @@ class LoaderSeq2SeqTrainer(LoaderMixin, Seq2SeqTrainer):
 
 
 class PlainTrainer(Trainer):
-    """What one would write without the mixin."""
+    """The class that one would write without the mixin."""
 
     loader: Loader
 

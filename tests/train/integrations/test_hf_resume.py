@@ -23,7 +23,7 @@ def launch(part: str, folder: Path, *, world_size: int) -> subprocess.CompletedP
 
 @pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.wide), 2])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Lines]:
-    """What every rank wrote: two launches for all scenarios (8 s CPU a rank): starting processes takes most of it."""
+    """Records of all ranks: two launches for all scenarios (8 s CPU a rank): starting processes takes most of it."""
     folder, world_size = tmp_path_factory.mktemp("hf"), request.param
     first = launch("first", folder, world_size=world_size)
     assert first.returncode != 0

@@ -1,4 +1,4 @@
-"""What a log line says of the machine: cores of this process; of a GPU what torch and its driver say."""
+"""Figures of the machine in a log line: cores of this process; of a GPU what torch and its driver say."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_cpu_share_counts_all_threads_since_the_last_look() -> None:
 
 
 class NVMLError(Exception):
-    """As nvidia-ml-py's."""
+    """The error of nvidia-ml-py."""
 
 
 @pytest.fixture

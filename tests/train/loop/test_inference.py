@@ -97,7 +97,7 @@ def test_a_checkpoint_transcribes(tmp_path: Path, name: str, recording: np.ndarr
 @pytest.mark.parametrize("init", ["random", "pretrained"])
 @pytest.mark.parametrize("name", ["speech", "qwen3_asr"])
 def test_a_checkpoint_with_adapters_transcribes(tmp_path: Path, name: str, init: str, recording: np.ndarray) -> None:
-    """By peft, by transformers' class and by its Auto class; the base lies in train.model or in the checkpoint.
+    """peft, transformers' class and its Auto class read it; the base lies in train.model or in the checkpoint.
 
     Trained, evaluated and chosen as the best on the demo recordings.
     """

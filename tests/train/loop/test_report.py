@@ -1,4 +1,4 @@
-"""What a run's report says of itself: the phases of its start, and the buckets that it drew."""
+"""The report of a run on itself: the phases of its start, and the buckets that it drew."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_steps_of_epochs_are_the_groups_of_the_loop(
     seed: int,
     begun: float,
 ) -> None:
-    """From the head of a run, and from any place in it: a resume may stand in the middle of what was a group."""
+    """Steps are counted from the head of a run, and from any place in it: a resume may stand inside a group."""
     plan = plan_of(num_samples=num_samples, tail=tail, grad_accs=grad_accs, lockstep=lockstep)
     position = int(begun * plan.num_batches) if begun > 0.3 else 0
     place = LoaderState(plan_key="k", seed=seed, epoch=0, position=position)

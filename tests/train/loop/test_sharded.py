@@ -164,7 +164,7 @@ def test_ranks_that_hold_the_whole_model_use_it_apart(ways: dict[str, list[dict[
 
 
 class OfAnOldTorch(torch.nn.Linear, FSDPModule):
-    """What an older torch makes of a module: it cannot be begun anew."""
+    """A module as an older torch makes it: it cannot be begun anew."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> OfAnOldTorch:
         return object.__new__(cls)

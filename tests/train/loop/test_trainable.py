@@ -1,4 +1,4 @@
-"""What learns and at which rate, against plain AdamW loops; activations that are computed again change nothing."""
+"""Parts that learn, and at which rate, against plain AdamW loops; recomputed activations change nothing."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_embeddings_learn_at_their_own_rate_as_in_a_plain_loop(tmp_path: Path, *
 
 
 def test_frozen_modules_stay_as_they_were_and_the_rest_learns_as_in_a_plain_loop(tmp_path: Path) -> None:
-    """With weight decay, which has no hold on what rests."""
+    """Weight decay is on, and has no hold on what rests."""
     folder = whisper_folder(tmp_path / "model")
     config = config_of(
         tmp_path, model=folder, max_steps=3, learning_rate=3e-3, schedule="constant", freeze=("encoder",), log_every=1
@@ -215,7 +215,7 @@ def test_resume_goes_on_with_frozen_modules_and_the_rates_of_today(tmp_path: Pat
 def test_activations_that_are_computed_again_change_no_loss(
     tmp_path: Path, whisper: Path, qwen: Path, model_type: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With dropout and a frozen part, behind which a re-entrant checkpoint would lose the gradients."""
+    """Dropout is on, and a part is frozen, behind which a re-entrant checkpoint would lose the gradients."""
     is_whisper = model_type == "whisper"
     batches = [(whisper_batch if is_whisper else qwen3_asr_batch)(seed) for seed in range(2)]
     config = config_of(

@@ -1,4 +1,4 @@
-"""What a model with CTC writes: the likeliest id of each frame, equal neighbours once, no blanks, no padding."""
+"""Texts that a model with CTC writes: the likeliest id of each frame, equal neighbours once, no blanks, no padding."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_generation_config_of_the_folder_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_family_without_mel_bins_is_checked_without_them(tmp_path: Path) -> None:
-    """What is known of mel bins is compared; a family that names none, say of waveforms, takes what its fields say."""
+    """Known mel bins are compared; a family that names none, say of waveforms, takes what its fields say."""
     facts = replace(
         model_facts(whisper_folder(tmp_path)),
         constants={"features": "waveform", "prompt": "whisper"},

@@ -42,7 +42,7 @@ def test_draws_have_the_mean_and_the_whole_covariance_of_the_rows(width: int) ->
 
 
 def test_transformers_draws_the_mean() -> None:
-    """What the docstring of `Spread.of` says of `mean_resizing`, and why it is not used."""
+    """The docstring of `Spread.of` says this of `mean_resizing`, and why it is not used."""
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1, "pad_token_id": 0}
     model = WhisperForConditionalGeneration(WhisperConfig(vocab_size=200, **sizes, **heads))

@@ -176,7 +176,7 @@ def test_a_whisper_writes_with_its_new_ids(root: Path) -> None:
 
 
 def test_a_bare_tokenizer_gets_the_names_of_its_control_tokens(root: Path, tmp_path: Path) -> None:
-    """What `tokenizers` saves is one file; the model's tokenizer_config.json says which token is which."""
+    """`tokenizers` saves one file; the model's tokenizer_config.json says which token is which."""
     bare = new_tokenizer(tmp_path / "bare", "qwen3_asr", bare=True)
     warm_start(root / "qwen3_asr" / "old_True", tokenizer=bare, out=tmp_path / "out")
     processor = AutoProcessor.from_pretrained(tmp_path / "out")
@@ -200,7 +200,7 @@ def test_the_seed_alone_decides(root: Path) -> None:
 
 
 def test_letters_are_not_taken_for_bytes() -> None:
-    """In a vocabulary of bytes `é` is the byte 0xE9; where alphabets differ, ASCII and control tokens are shared."""
+    """A vocabulary of bytes has 0xE9 for `é`; where alphabets differ, ASCII and control tokens are shared."""
     old_ids = {"a": 0, "é": 1, "<｜go｜>": 2, "b": 3}
     ids = {"é": 0, "b": 1, "<｜go｜>": 2, "ü": 3}
     new = NewTokenizer(folder=Path("new"), ids=ids, added=frozenset({"<｜go｜>"}), byte_level=False)

@@ -1,4 +1,4 @@
-"""What the server answers to whom, with real sockets."""
+"""Answers of the server, and to whom it gives them, with real sockets."""
 
 from __future__ import annotations
 

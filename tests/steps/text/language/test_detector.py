@@ -1,4 +1,4 @@
-"""What is said of a text depends on it alone: its script decides, else py3langid among the languages of that script."""
+"""The language of a text depends on it alone: its script decides, else py3langid among the script's languages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other libraries make of texts, kept in references.json with their versions and licences."""
+"""Results of other libraries for texts, kept in references.json with their versions and licences."""
 
 from __future__ import annotations
 
