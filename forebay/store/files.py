@@ -192,11 +192,11 @@ def _fsync_tree(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Adds the path to an OSError that names none: those of write and fsync do not."""
+    """Adds the path to an OSError that names none: those of write and fsync do not. Errors of forebay name theirs."""
     try:
         yield
     except OSError as err:
-        if err.filename is None:
+        if err.filename is None and err.errno is not None:
             err.filename = str(path)
         raise
 

@@ -12,6 +12,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.errors import RemoteMissingError
 from forebay.store.files import (
     TEMPORARY_MARK,
     fsync_folder,
@@ -193,3 +194,12 @@ def test_a_folder_whose_removal_was_killed_says_of_none_that_it_is_whole(
     assert len(files) == max(5 - after, 0)
     assert not [name for name in files if name.endswith("metadata.json")] or "cache/audio/0.tdz" in files
     assert folder.exists() == (after < 5)
+
+
+def test_an_error_of_forebay_that_ends_a_file_keeps_its_words(tmp_path: Path) -> None:
+    said = "s3://bucket/cache/audio/0.tdz: there is no such object"
+    with pytest.raises(RemoteMissingError) as raised, write_aside(tmp_path / "a"):
+        raise RemoteMissingError(said)
+    assert str(raised.value) == said
+    with pytest.raises(OSError, match=str(tmp_path / "a")), write_aside(tmp_path / "a"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
