@@ -31,7 +31,7 @@ from benchmarks.report import arguments, machine, median, show
 from forebay.caches.cache_list import ListReport, UsageReport
 from forebay.caches.guard import Guard
 from forebay.caches.prune import Rules, decide
-from forebay.caches.root_files import opened_root
+from forebay.caches.root_items import opened_root
 from forebay.caches.survey import survey
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, FieldSpec, Group

@@ -13,10 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.caches.difference import ago, counted, moment
 from forebay.caches.kinds import KINDS
-from forebay.caches.root_files import Sizes, contents_of, entered, sizes_of
-from forebay.caches.root_items import RootItem, Survey, Told
+from forebay.caches.root_items import (
+    RootItem,
+    Sizes,
+    Survey,
+    Told,
+    ago,
+    contents_of,
+    counted,
+    entered,
+    moment,
+    sizes_of,
+)
 from forebay.caches.wanted import Wanted
 from forebay.config.remote import RemoteConfig
 from forebay.store.remote.node.holdings import MIRRORS

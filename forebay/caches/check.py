@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forebay.terminal import first_of, CommandReport
 from forebay.errors import CacheError
 from forebay.store.cache import Cache, open_cache
 from forebay.store.derived import is_derived
 from forebay.store.layout import ROW_BITS, Group
 from forebay.store.metadata import FILE_NAME
-from forebay.store.shard import Shard
 from forebay.store.seal import VerifyReport, verify_folder
+from forebay.store.shard import Shard
+from forebay.terminal import CommandReport, first_of
 from forebay.visible import from_here, human_bytes, printable
 
 T = TypeVar("T")

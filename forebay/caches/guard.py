@@ -14,17 +14,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from forebay.terminal import first_of
-from forebay.caches.difference import ago
-from forebay.caches.root_files import File, Inode, Root, RootContents, contents_of, entered
-from forebay.caches.root_items import RootItem, Survey
-from forebay.caches.stored import stored_strangers
+from forebay.caches.root_items import File, Inode, Root, RootContents, RootItem, Survey, ago, contents_of, entered
+from forebay.caches.survey import stored_strangers
 from forebay.errors import CacheError
 from forebay.preprocess.runner.parts import read_parts
 from forebay.store.files import abandoned, is_temporary
 from forebay.store.locks import alone_in
 from forebay.store.memo import KEPT_S, Use, this_host
 from forebay.store.shared_disk import SILLY_MARK, is_late
+from forebay.terminal import first_of
 
 _PROC = Path("/proc")
 _MAP = re.compile(r"\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)")

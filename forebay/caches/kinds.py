@@ -1,27 +1,124 @@
-"""The table of what is kept under a root: a line a kind. Survey, `ls`, `du`, `rm`, `prune` and the guard read it."""
+"""The table of what is kept under a root: a line a kind. Survey, `ls`, `du`, `rm`, `prune` and the guard read it.
+
+What a cache was made of, in words; and the rules by which each kind goes.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from forebay.caches import ours
-from forebay.caches.difference import counted, hours_of, made_of, texts_of
-from forebay.caches.root_items import Kept, RootItem, Survey, Told, Verdict
+from forebay.caches.root_items import Kept, RootItem, Survey, Told, Verdict, counted
 from forebay.errors import CacheError, ConfigError, ManifestError, TarError
-from forebay.visible import did_you_mean
-from forebay.rows.readers.line_index import ENDING, indexed_text
+from forebay.rows.readers.line_blocks import ENDING, indexed_text
+from forebay.store.derived import described, is_derived
 from forebay.store.files import hash_file
 from forebay.store.inputs import SAMPLES
-from forebay.store.layout import PLANS, BUILDING, INPUTS, TEXTS, TAR_INDEX, TEXT_INDEX, LISTINGS
+from forebay.store.layout import BUILDING, INPUTS, LISTINGS, PLANS, TAR_INDEX, TEXT_INDEX, TEXTS
 from forebay.store.lookup import Sealed
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.metadata import FILE_NAME
 from forebay.store.remote.root import LISTED
 from forebay.store.texts import LOCK
 from forebay.tar.index import indexed_tar
+from forebay.visible import did_you_mean, printable
+
+_NAMES_SHOWN = 80
+_MOST_HOURS = 1e12
+_DIGITS = 8
+"""Of a digest, where it is shown beside words."""
+
+
+def made_of(document: Mapping[str, Any], *, tokenizers: Mapping[str, str]) -> str:
+    """Returns what a cache was made of: features, texts, source. tokenizers: folders by the digest of a tokenizer."""
+    recipe = document.get("recipe", {})
+    try:
+        steps = [*_steps(recipe, tokenizers)]
+        if is_derived(recipe):
+            return _short(f"{described(recipe)}; {'; '.join(steps)}")
+        return "; ".join([*steps, _source(recipe)])
+    except (TypeError, ValueError, AttributeError, ArithmeticError):  # signed by somebody who is not forebay
+        return "settings that forebay does not write"
+
+
+def _steps(recipe: Mapping[str, Any], tokenizers: Mapping[str, str]) -> Iterator[str]:
+    audio, vision, text = (_section(recipe, name) for name in ("audio", "vision", "text"))
+    if audio:
+        yield _audio(audio)
+    if vision:
+        yield f"images, processor {_digest(vision.get('processor'))}"
+    if text and text.get("prompt") != "none":
+        prompt = "chat" if vision else _short(text.get("prompt", "text"))
+        tokenizer = str(text.get("tokenizer"))
+        folder = f" ({_short(tokenizers[tokenizer])})" if tokenizer in tokenizers else ""
+        yield f"text {prompt}, tokenizer {_digest(tokenizer)}{folder}"
+
+
+def _audio(audio: Mapping[str, Any]) -> str:
+    parts = [_short(audio.get("features", "audio"))]
+    if isinstance(bins := audio.get("n_mels"), int):
+        parts.append(f"{bins} bins")
+    if isinstance(rate := audio.get("sample_rate_hz"), int):
+        parts.append(f"{rate / 1000:g} kHz")
+    if isinstance(dtype := audio.get("dtype"), str):
+        parts.append(_short(dtype))
+    return ", ".join([*parts, *(["with waveforms"] if audio.get("keep_waveform") is True else [])])
+
+
+def _source(recipe: Mapping[str, Any]) -> str:
+    source = _section(recipe, "source")
+    parts = [f"{_short(source.get('kind', 'source'))} {_short(source.get('split', ''))}".rstrip()]
+    if isinstance(languages := source.get("languages"), list):
+        parts.append(f"languages {_short(' '.join(map(str, languages)))}")
+    if isinstance(most := source.get("max_samples"), int):
+        parts.append(f"{most} samples at most")
+    return ", ".join(parts)
+
+
+def texts_of(document: Mapping[str, Any]) -> str:
+    """Returns what kept texts are: which steps made them."""
+    identity = _section(document, "identity")
+    steps = identity.get("normalize")
+    if isinstance(steps, list):
+        return f"texts as {', '.join(_step(step) for step in steps) or 'nothing'} made them"
+    language = _section(identity, "language")
+    languages = language.get("languages")
+    among = f" among {_short(' '.join(map(str, languages)))}" if isinstance(languages, list) and languages else ""
+    model = f", model {_digest(language['model'])}" if language.get("model") else ""
+    return f"languages of texts{among}{model}" if language else "texts of unknown steps"
+
+
+def _step(step: Any) -> str:
+    if not isinstance(step, dict):
+        return "unknown"
+    own = [
+        value for name, value in step.items() if name not in ("step", "version") and isinstance(value, str) and value
+    ]
+    return " ".join([_short(step.get("step", "unknown")), *(_digest(value) for value in own[:2])])
+
+
+def hours_of(document: Mapping[str, Any]) -> float | None:
+    """Returns the hours of audio of a cache, None where it has none."""
+    found = [entry.get("hours") for entry in _section(document, "languages").values() if isinstance(entry, dict)]
+    numbers = [hours for hours in found if isinstance(hours, (int, float)) and 0 <= hours < _MOST_HOURS]
+    return float(sum(numbers)) if numbers else None
+
+
+def _section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = document.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _digest(value: Any) -> str:
+    return _short(str(value)[:_DIGITS])
+
+
+def _short(value: Any) -> str:
+    text = printable(str(value))
+    return text if len(text) <= _NAMES_SHOWN else f"{text[: _NAMES_SHOWN - 3]}..."
 
 
 def _left(what: str) -> Verdict:
@@ -125,9 +222,7 @@ _ALL = (
     Kept("plan", "plans", PLANS, inside=ours.PLAN, lock=FILE_NAME, is_noted=True, verdict=_of_plan),
     Kept("tar index", "tar indexes", TAR_INDEX, rf"{_HEX_32}\.parquet", "file", verdict=_TARS),
     Kept("text index", "indexes of lines of text", TEXT_INDEX, _HEX_32 + re.escape(ENDING), "file", verdict=_LINES),
-    Kept(
-        "listing", "listings", LISTINGS, "[0-9a-f]{8,64}", inside=ours.LISTING, is_growing=True, verdict=_of_listing
-    ),
+    Kept("listing", "listings", LISTINGS, "[0-9a-f]{8,64}", inside=ours.LISTING, is_growing=True, verdict=_of_listing),
     Kept("hashes", "remembered hashes", names=re.escape(MEMO), form="file"),
     Kept(
         "build",
@@ -175,15 +270,13 @@ HOLDERS = sorted({kept.folder for kept in _ALL} - {""})
 def kind_named(text: str) -> str:
     """Returns the kind that `--kind` of `prune` names, as `du` prints it. Raises ConfigError."""
     by_name = {name: kept for kept in _ALL for name in (_option(kept.name), _option(kept.words))}
-    kept = by_name.get(_option(text))
+    kept, known = by_name.get(_option(text)), f"the kinds are {', '.join(option_names())}"
     if kept is None:
-        raise ConfigError(
-            f"--kind {text}: no such kind; the kinds are {', '.join(option_names())}{did_you_mean(_option(text), option_names())}"
-        )
+        raise ConfigError(f"--kind {text}: no such kind; {known}{did_you_mean(_option(text), option_names())}")
     if kept.rule == "caches":
         raise ConfigError(f"--kind {text}: {kept.words} go by --older-than and --max-size, and caches by --unwanted")
     if kept.verdict is None:
-        raise ConfigError(f"--kind {text}: no rule takes {kept.words}; the kinds are {', '.join(option_names())}")
+        raise ConfigError(f"--kind {text}: no rule takes {kept.words}; {known}")
     return kept.name
 
 

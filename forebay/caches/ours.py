@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from forebay.caches.root_files import RootContents
-from forebay.caches.root_items import Check, Inside, Read
+from forebay.caches.root_items import Check, Inside, Read, RootContents
 from forebay.errors import CacheCorruptError
 from forebay.plan.disk import STATISTICS
 from forebay.store.cold.arrays import ROOT as COLD
@@ -27,9 +26,9 @@ from forebay.store.texts import IDENTITY, LOCK, OLD, SEGMENT
 
 _HEX = "[0-9a-f]{8,128}"
 _GROUP = "[a-z][a-z0-9_]{0,31}"
-_OF_BUILD = re.compile(rf"lock|origin|driver\.(lock|json)|{_GROUP}/{_HEX}\.(tdz|json|lock)|parts/[^/]+\.run")
-_OF_INPUTS = re.compile(r"[0-9]{5,}\.media|images/([0-9a-f]{2})/\1[0-9a-f]{30}\.image")
-_INPUT_FOLDERS = re.compile(r"images(/[0-9a-f]{2})?")
+_OF_BUILD = rf"lock|origin|driver\.(lock|json)|{_GROUP}/{_HEX}\.(tdz|json|lock)|parts/[^/]+\.run"
+_OF_INPUTS = rf"{re.escape(SAMPLES)}|[0-9]{{5,}}\.media|images/([0-9a-f]{{2}})/\1[0-9a-f]{{30}}\.image"
+_OF_TEXTS = f"{re.escape(IDENTITY)}|{re.escape(LOCK)}|{SEGMENT.pattern}|{OLD.pattern}"
 _MOST_BYTES = 64 * 1024 * 1024
 _FIRST_FORMAT = 1
 _OLD_GROUPS = ("media", TEXT)
@@ -74,6 +73,15 @@ def _names_files(name: str, field: str) -> Check:
         return {name, *(files if isinstance(files, dict) else ())}.__contains__
 
     return check
+
+
+def _fits(pattern: str, *, is_written: bool = True) -> Check:
+    """Returns the check of a folder by the names of its files. is_written: they may be written aside in it."""
+
+    def is_own(name: str) -> bool:
+        return bool(re.fullmatch(pattern, name)) or (is_written and any(map(is_temporary, name.split("/"))))
+
+    return lambda *_: is_own
 
 
 def _read_cache(folder: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
@@ -178,11 +186,6 @@ def _num_texts(name: str, folder: int) -> int:
     return 0
 
 
-def _check_texts(_: int, __: Path) -> Callable[[str], bool]:
-    own = (SEGMENT, OLD)
-    return lambda name: name in (IDENTITY, LOCK) or any(one.fullmatch(name) for one in own) or is_temporary(name)
-
-
 def _read_inputs(_: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
     """Returns nothing of samples of an iterator, but when they were all listed."""
     try:
@@ -194,26 +197,18 @@ def _read_inputs(_: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
     return {}, status.st_mtime_ns
 
 
-def _check_inputs(_: int, __: Path) -> Callable[[str], bool]:
-    return lambda name: name == SAMPLES or _OF_INPUTS.fullmatch(name) is not None
-
-
-def _is_folder_of_inputs(name: str, _: RootContents) -> bool:
-    return _INPUT_FOLDERS.fullmatch(name) is not None
-
-
-def _check_build(_: int, __: Path) -> Callable[[str], bool]:
-    return lambda name: _OF_BUILD.fullmatch(name) is not None or any(map(is_temporary, name.split("/")))
-
-
-def _is_folder_of_build(name: str, _: RootContents) -> bool:
-    return is_group_name(name) or name == "parts" or is_temporary(name.partition("/")[0])
-
-
 CACHE = Inside(_read_cache, _check_cache, _is_folder_of_cache)
 PLAN = Inside(_read_plan, _check_plan)
 LISTING = Inside(_reads("listing.json", files=dict), _names_files("listing.json", "sums"))
 PREPARED = Inside(_reads("prepared.json", key=str, files=dict), _names_files("prepared.json", "files"))
-KEPT_TEXTS = Inside(_read_texts, _check_texts)
-INPUTS = Inside(_read_inputs, _check_inputs, _is_folder_of_inputs)
-BUILD = Inside(None, _check_build, _is_folder_of_build)
+KEPT_TEXTS = Inside(_read_texts, _fits(_OF_TEXTS))
+INPUTS = Inside(
+    _read_inputs,
+    _fits(_OF_INPUTS, is_written=False),
+    lambda name, _: re.fullmatch(r"images(/[0-9a-f]{2})?", name) is not None,
+)
+BUILD = Inside(
+    None,
+    _fits(_OF_BUILD),
+    lambda name, _: is_group_name(name) or name == "parts" or is_temporary(name.partition("/")[0]),
+)

@@ -8,32 +8,43 @@ it where it was, or aside under a name that the next `sweep` or prune removes.
 """
 
 from __future__ import annotations
+
+import contextlib
+import os
+import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
-from forebay.caches.difference import ago
-from forebay.caches.guard import Guard
+
+from forebay.caches.guard import Guard, Processes, in_use, is_mount_within, locked, opened, strangers
 from forebay.caches.kinds import KINDS, option_names
-from forebay.caches.root_files import Inode, sizes_of
-from forebay.caches.root_items import Kept, RootItem, Survey
+from forebay.caches.root_items import (
+    FOLDER,
+    File,
+    Inode,
+    Kept,
+    Root,
+    RootContents,
+    RootItem,
+    Survey,
+    ago,
+    contents_of,
+    entered,
+    sizes_of,
+)
+from forebay.caches.survey import remove_stored
 from forebay.caches.wanted import Wanted
 from forebay.errors import ConfigError
 from forebay.progress import Progress
-from forebay.terminal import wrapped
-from forebay.visible import from_here, human_bytes, printable
-import contextlib
-import os
-from collections.abc import Mapping
-from pathlib import Path
-from forebay.caches.guard import Guard, Processes, in_use, is_mount_within, locked, opened, strangers
-from forebay.caches.root_files import FOLDER, File, Root, RootContents, contents_of, entered
-from forebay.caches.root_items import RootItem
-from forebay.caches.stored import remove_stored
 from forebay.store.files import temporary_name
 from forebay.store.layout import NOTES
 from forebay.store.memo import uses_of
 from forebay.store.metadata import FILE_NAME
+from forebay.terminal import wrapped
+from forebay.visible import from_here, human_bytes, printable
+
 
 def remove(item: RootItem, guard: Guard) -> str | None:
     """Removes an item and returns None, or why it stays: it is in use by now, or not what was surveyed."""
@@ -152,6 +163,27 @@ def forget(root: Root, item: RootItem) -> None:
         for entry in os.listdir(notes):
             os.unlink(entry, dir_fd=notes)
         os.rmdir(os.path.basename(item.name), dir_fd=holder)
+
+
+_UNITS = {"": 1, "B": 1, **{f"{unit}B": 1000**power for power, unit in enumerate("kMGTP", 1)}}
+_AGES = {"h": 3600.0, "d": 24 * 3600.0, "w": 7 * 24 * 3600.0}
+
+
+def parse_size(text: str) -> int:
+    """Returns the bytes of a size as `500G`, `1.5TB` or `800 MB`, in units of 1000. Raises ConfigError."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([kKMGTP]?B?)", text.strip(), re.ASCII)
+    if found is None:
+        raise ConfigError(f"{text!r:.40} is no size; wanted a number and a unit: 500GB, 1.5TB, 800MB")
+    unit = found[2].replace("K", "k")
+    return int(float(found[1]) * _UNITS[unit if unit in _UNITS else f"{unit}B"])
+
+
+def parse_age(text: str) -> float:
+    """Returns the seconds of an age as `30d`, `12h` or `8w`. Raises ConfigError."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([hdw])", text.strip(), re.ASCII)
+    if found is None:
+        raise ConfigError(f"{text!r:.40} is no age; wanted a number and h, d or w: 30d, 12h, 8w")
+    return float(found[1]) * _AGES[found[2]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from forebay.caches.root_files import opened_root
+from forebay.caches.root_items import opened_root
 from forebay.cli.options import DONE, FAILED, CacheCommand, argument, command, option
 from forebay.config.load import read_remote
 from forebay.config.url import is_url, parse_url, url_or_path
@@ -55,7 +55,7 @@ class _RootCommand(CacheCommand):
     @contextmanager
     def surveyed(self, place: str | None, files: Sequence[str] = ()) -> Iterator[Survey]:
         """Yields what lies under the root that was named, else that of the configs, else `caches`."""
-        from forebay.caches.stored import survey
+        from forebay.caches.survey import survey
 
         settings = read_remote(self.set)
         if place is None and files:
@@ -230,9 +230,8 @@ class PruneCommand(_RootCommand):
 
     def _rules(self) -> Rules:
         """Returns what is chosen by; of an option of an earlier version a line says what it is called now."""
-        from forebay.caches.difference import parse_age, parse_size
         from forebay.caches.kinds import kind_named
-        from forebay.caches.prune import Rules
+        from forebay.caches.prune import Rules, parse_age, parse_size
 
         kinds = list(self.kind)
         for name, kind in _EARLIER.items():
@@ -301,7 +300,7 @@ class VerifyCommand(_RootCommand):
 
     def _asked(self) -> Iterator[tuple[Path, str, str | None]]:
         """Yields folder, name and config of every cache that is to be verified."""
-        from forebay.caches.stored import survey
+        from forebay.caches.survey import survey
 
         settings = read_remote(self.set)
         if self.all:

@@ -128,7 +128,7 @@ SOURCE_KINDS = {
     "tar": SourceKind(reader=f"{_READERS}.tar_lists:READER", holds=BOTH, files=("*.parquet",), keeps=BOTH),
     "filelist": SourceKind(reader=f"{_READERS}.tar_lists:FILELIST_READER", files=("*.tsv",)),
     "webdataset": SourceKind(reader=f"{_READERS}.tar_records:READER", holds=BOTH, files=("*.tar",), keeps=BOTH),
-    "jsonl": SourceKind(reader=f"{_READERS}.jsonl:READER", holds=BOTH, files=("*.jsonl",), keeps=BOTH),
+    "jsonl": SourceKind(reader=f"{_READERS}.table_records:JSONL_READER", holds=BOTH, files=("*.jsonl",), keeps=BOTH),
     "hf": SourceKind(
         reader=f"{_READERS}.table_files:HF_READER",
         holds=BOTH,

@@ -1,27 +1,324 @@
-"""Data sets of the `datasets` library, and parquet files that hold sound, images or features in themselves."""
+"""Tables whose rows hold or name recordings or images, or are texts, and data sets of the `datasets` library."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import io
-from collections.abc import Callable, Sequence
+import os
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from forebay.config.data import RECORDINGS as RECORDING_FILES
 from forebay.errors import ConfigError
 from forebay.extras import install_line
-from forebay.init.candidate import Candidate, Headers, Pictures, Sounds, counted, unlike_usual
-from forebay.init.column_roles import columns_named, languages_of
-from forebay.init.config_sections import RECORDINGS
-from forebay.init.folder_files import split_of, spread
+from forebay.init.candidate import Candidate, Headers, Pictures, RowMeaning, Sounds, counted, unlike_usual
+from forebay.init.column_roles import (
+    LikelyColumn,
+    columns_named,
+    images_of_row,
+    is_language,
+    languages_of,
+    name_columns,
+    path_columns,
+    text_columns,
+    words_of,
+    written_paths,
+)
+from forebay.init.config_sections import RECORDINGS, TEXTS
+from forebay.init.folder_files import AUDIO_DIRS, MAX_HEADS, Tree, extension_of, split_of, spread, walk
 from forebay.init.image_sections import IMAGES
 from forebay.init.questions import Choice, Chooser, column_of, columns_beside, speech_columns
+from forebay.init.sample_tars import list_over_tars, manifest_over_tars
 from forebay.init.table_head import TableHead, read_table
+from forebay.rows.meanings.canonical_chat import IMAGES as IMAGE_FIELDS
 from forebay.rows.readers.arrow_files import HfFile
+from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
 from forebay.store.source_files import hf_splits
+from forebay.visible import from_here
+
+_MEDIA = {*RECORDING_FILES, *IMAGE_EXTENSIONS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """Tables of the same columns and one split. splits: all of these, by the splits' names.
+
+    folders: where relative paths in them may begin.
+    """
+
+    own: tuple[TableHead, ...]
+    splits: Mapping[str, Sequence[TableHead]]
+    folders: Sequence[Path] = ()
+
+    @property
+    def first(self) -> TableHead:
+        """The head of one of them."""
+        return self.own[0]
+
+    @property
+    def label(self) -> str:
+        """The name that a person gives them."""
+        name = self.first.path.name
+        return name if len(self.own) == 1 else f"{name} and {len(self.own) - 1} more tables"
+
+    def of_split(self, chooser: Chooser) -> Tables:
+        """Returns those of the split that `--split` names; the same where it names none, or there are no splits."""
+        if "split" not in chooser.given or not any(self.splits):
+            return self
+        chooser.used.add("split")
+        own = self.splits.get(split_of(chooser.given["split"]))
+        if own is None:
+            known = ", ".join(filter(None, self.splits))
+            raise ConfigError(
+                f"--split {chooser.given['split']}: {self.label} is of no such split; wanted one of {known}"
+            )
+        return replace(self, own=tuple(own))
+
+    def notes(self, *more: str) -> list[str]:
+        """Returns what is said of what is left out: `more`, and the tables of other splits.
+
+        They have their folders before their names where those make the difference.
+        """
+        left = [table.path for tables in self.splits.values() for table in tables if table not in self.own]
+        is_plain = {path.parent for path in left} <= {self.first.path.parent}
+        names = (*more, *(path.name if is_plain else f"{path.parent.name}/{path.name}" for path in left))
+        return [f"Other splits are left out: {', '.join(names)}; --split NAME takes another."] if names else []
+
+    def count_into(self, found: Candidate) -> None:
+        """Says what files a candidate is of, and how many rows they have."""
+        found.manifests = tuple(table.path for table in self.own)
+        found.count = sum(table.num_rows for table in self.own)
+        found.is_exact = all(table.is_exact for table in self.own)
+
+
+def tables_of(
+    paths: Sequence[Path], tree: Tree | None, problems: list[str], place: Path | None = None
+) -> list[Candidate]:
+    """Returns the candidates of tables. tree: of the folder that they were found in; None: each was named.
+
+    problems: why a table is of no use is added, for the message where nothing is of use. place: where names begin.
+    """
+    found: list[Candidate] = []
+    for tables in _grouped(paths, tree, problems):
+        first = tables.first
+        tables = replace(tables, folders=_folders(first, tree, place))
+        candidate = _candidate(tables, tree if place is None or tree is not None else walk(place))
+        if candidate is not None:
+            found.append(candidate)
+        else:
+            problems.append(_headless(first, tree) or _of_no_use(tables))
+    return found
+
+
+def _of_no_use(tables: Tables) -> str:
+    """Says what a table has in the place of paths: the value that was tried, and where it was looked for."""
+    table = tables.first
+    seen = [(name, value) for name in table.names for value in written_paths(table, name)[:1]]
+    name, value = next(((n, v) for n, v in seen if extension_of(v) in _MEDIA), seen[0] if seen else ("", ""))
+    tried = (
+        f"{name} {value!r:.80} is not in {', '.join(map(from_here, tables.folders[:5]))}" if seen else "it has no texts"
+    )
+    return (
+        f"{tables.label} has columns {', '.join(table.names[:12])}; none holds paths of recordings or images that are "
+        f"there, or texts: {tried}; give --audio-dir DIR, the folder that the names are relative to"
+    )
+
+
+def _headless(table: TableHead, tree: Tree | None) -> str | None:
+    """Returns what to do where the first line of a table is a row and no header, None where it is a header."""
+    stems = set() if tree is None else {name.rpartition("/")[2].rpartition(".")[0] for name in tree.audio}
+    path = next((n for n, name in enumerate(table.names) if extension_of(name) in _MEDIA or name in stems), None)
+    if path is None or table.form != "csv":
+        return None
+    names = [f"c{number}" for number in range(1, len(table.names) + 1)]
+    others = [n for n in range(len(names)) if n != path]
+    text = _running(table, others)
+    language = next((n for n in others if n != text and is_language(table.names[n])), None)
+    for role, number in (("language", language), ("text", text), ("path", path)):
+        if number is not None:
+            names[number] = role
+    header = f"{table.delimiter.join(names)}\n".replace("\t", "\\t").replace("\n", "\\n")
+    own, made = (shlex.quote(from_here(p)) for p in (table.path, table.path.with_suffix(f".named{table.path.suffix}")))
+    return (
+        f"{table.path.name} begins with {table.names[path]!r:.60} instead of a header line; write it with one, and run "
+        f"forebay init on that: (printf {shlex.quote(header)}; cat {own}) > {made}"
+    )
+
+
+def _running(table: TableHead, columns: Sequence[int]) -> int | None:
+    """Returns the column with the most letters whose values differ; the first of those with as many."""
+    letters = {}
+    for number in columns:
+        values = [str(value) for value in (table.names[number], *table.values(table.names[number]))]
+        if 2 * len(set(values)) > len(values):
+            letters[number] = sum(map(str.isalpha, "".join(values)))
+    return max(letters, key=lambda number: letters[number], default=None)
+
+
+def _grouped(paths: Sequence[Path], tree: Tree | None, problems: list[str]) -> list[Tables]:
+    """Returns tables of equal columns together, of each group those of the train split.
+
+    The name of a table says its split, or that of its folder: `train/metadata.csv` and `test/metadata.csv`.
+    """
+    groups: dict[tuple[str, ...], dict[str, list[TableHead]]] = {}
+    looked = list(paths) if tree is None else spread(paths, MAX_HEADS)
+    if tree is not None and len(looked) < len(paths):
+        tree.cut.append(
+            f"Of {len(paths)} tables {len(looked)} were looked into, evenly spread from {looked[0].name} to "
+            f"{looked[-1].name}, and the others are left out: name them (forebay init DIR/*{looked[0].suffix}), or a "
+            "folder with fewer."
+        )
+    for path in looked:
+        try:
+            table = read_table(path)
+        except ConfigError as err:
+            if tree is None or path.suffix.lower() != ".json":  # most of them are no tables
+                problems.append(str(err))
+            continue
+        above = split_of(path.parent.name) if tree is not None and path.parent != tree.root else ""
+        place = path.parent.parent if above else path.parent
+        key = (path.suffix.lower(), str(place), *sorted(table.names))
+        groups.setdefault(key, {}).setdefault(split_of(path.stem) or above, []).append(table)
+    chosen = [(group.get("train") or group.get("") or next(iter(group.values())), group) for group in groups.values()]
+    return [Tables(own=tuple(own), splits=group) for own, group in chosen]
+
+
+def _candidate(tables: Tables, tree: Tree | None) -> Candidate | None:
+    """Returns what tables may be, by their columns. tree: where recordings may lie that they name."""
+    table, folders = tables.first, tables.folders
+    if (over_tars := manifest_over_tars(table) or list_over_tars(table.path)) is not None:
+        return over_tars
+    if _headless(table, tree) is not None:
+        return None
+    label = f"{tables.label}: {counted(table.num_rows, 'rows', is_exact=table.is_exact)}"
+
+    def made(
+        kind: str, meaning: RowMeaning, score: float, said: str, read: Callable[..., None], *more: Any
+    ) -> Candidate:
+        def look(found: Candidate, chooser: Chooser) -> None:
+            read(tables.of_split(chooser), *more, found, chooser)
+
+        name = os.path.relpath(table.path, table.path.parent if tree is None else tree.root)
+        return Candidate(kind, (table.path,), meaning, f"{label}{said}", score, look, name=name)
+
+    if audio := path_columns(table, RECORDING_FILES, folders=folders):
+        return made("table", RECORDINGS, 80, f", recordings by column {audio[0].name}", _recordings, audio)
+    if tree is not None and (named := name_columns(table, tree.audio)):
+        said = f", recordings by their names in column {named[0].name}"
+        return made("folder", RECORDINGS, 78, said, _named_recordings, tree, named)
+    images = path_columns(table, IMAGE_EXTENSIONS, folders=folders)
+    if images or (any(map(images_of_row, table.rows)) and any(words_of(row, {}) for row in table.rows)):
+        return made("table", IMAGES, 80, " of images and text", _images, images)
+    texts = text_columns(table, taken=())
+    texts = texts if table.path.suffix == ".parquet" else [each for each in texts if each.name == "text"]
+    if texts and table.path.suffix in (".jsonl", ".parquet"):
+        return made("text", TEXTS, 30, " of text alone", _texts, texts)
+    return None
+
+
+def _folders(table: TableHead, tree: Tree | None, place: Path | None) -> list[Path]:
+    """Returns where paths in a table may begin: a given folder, its own, those beside it and with such names."""
+    own = table.path.parent
+    folders = [*([] if place is None else [place]), own, *(own / name for name in AUDIO_DIRS if (own / name).is_dir())]
+    if tree is None and own.is_dir():
+        tree = walk(own, seconds=0.7)
+    if tree is not None:
+        folders += [tree.root, *(tree.root / base for base in _bases(table, tree))]
+    return list(dict.fromkeys(folders))
+
+
+def _bases(table: TableHead, tree: Tree) -> list[str]:
+    """Returns the folders of a tree below which the paths of a table are there, by the ends of both."""
+    places: dict[str, list[str]] = {}
+    for name in tree.names(frozenset(_MEDIA)):
+        places.setdefault(name.rpartition("/")[2], []).append(name)
+    bases: Counter[str] = Counter()
+    for column in table.names:
+        for written in spread(written_paths(table, column), 20):
+            for place in places.get(written.rpartition("/")[2], [])[:3]:
+                if f"/{place}".endswith(f"/{written}"):
+                    bases[place.removesuffix(written).rstrip("/")] += 1
+    return [base for base, _ in bases.most_common(5)]
+
+
+def _place_of(table: TableHead, likely: Sequence[LikelyColumn], name: str | None) -> Path:
+    """Returns the folder that paths of a column are relative to."""
+    return next((each.folder for each in likely if each.name == name), None) or table.path.parent
+
+
+def _recordings(tables: Tables, audio: Sequence[LikelyColumn], found: Candidate, chooser: Chooser) -> None:
+    table = tables.first
+    name = column_of(table, "audio", audio, chooser, may_lack=False) or ""
+    columns = speech_columns(table, name, chooser)
+    folder = _place_of(table, audio, name)
+    if folder != table.path.parent:
+        found.source = {"audio_dir": folder}
+    elif table.form == "jsonl" and not unlike_usual(columns) and columns["text"]:
+        found.kind = "jsonl"
+    tables.count_into(found)
+    found.take_recordings(tables.own, columns)
+    found.noun, found.notes = "recordings", tables.notes()
+    found.sounds = Sounds.of([folder / written for written in spread(written_paths(table, name))])
+    nested = [name for name in table.names if any(isinstance(each, list | dict) for each in table.values(name))]
+    found.unread = () if columns["text"] else tuple(f"{table.path.name} (column {name})" for name in nested)
+    # They would be read, though another column was chosen, or none.
+    unasked = [role for role in ("text", "language") if columns[role] is None and role in table.names]
+    found.notes += [f"The column {role} is read as {role} by its name." for role in unasked]
+
+
+def _named_recordings(
+    tables: Tables, tree: Tree, named: Sequence[LikelyColumn], found: Candidate, chooser: Chooser
+) -> None:
+    """Takes recordings that a table names without their extensions."""
+    table, audio = tables.first, tree.audio
+    columns = speech_columns(table, column_of(table, "audio", named, chooser, may_lack=False) or "", chooser)
+    found.take_recordings([table], columns)
+    folder = os.path.commonpath([os.path.dirname(each) for each in audio]) if audio else ""
+    found.manifests, found.source = (tree.path(folder),), {"texts": table.path}
+    found.noun, found.count, found.is_exact = "recordings", len(audio), tree.is_whole
+    found.sounds = Sounds.of(map(tree.path, spread(audio)))
+    found.notes = tables.notes(*(each.path.name for each in tables.own[1:]))
+
+
+def _images(tables: Tables, images: Sequence[LikelyColumn], found: Candidate, chooser: Chooser) -> None:
+    table = tables.first
+    image = column_of(table, "image", _of_lines(table, images), chooser) if images else None
+    folder = _place_of(table, images, image)
+    found.source = {} if folder == table.path.parent else {"image_dir": folder}
+    prompt, columns, notes = columns_beside(table, image, chooser)
+    # In JSON lines `images` and `conversations` are read by these names.
+    same = {**dict.fromkeys(IMAGE_FIELDS, "image"), "conversations": "messages"}
+    is_lines = table.form == "jsonl" and not unlike_usual({role: same.get(n or "", n) for role, n in columns.items()})
+    found.kind = "jsonl" if is_lines else "table"
+    tables.count_into(found)
+    rows = found.take_images(table, prompt, columns)
+    named = [images_of_row(row, None if is_lines else image) for row in rows]
+    found.pictures = Pictures.of(spread([folder / written for names in named for written in names]))
+    found.images_a_row = [len(names) for names in named]
+    found.notes = [*tables.notes(), *notes]
+
+
+def _of_lines(table: TableHead, images: Sequence[LikelyColumn]) -> Sequence[LikelyColumn]:
+    """Returns one column where JSON lines have `image` in some rows and `images` in others: both are read."""
+    usual = [each for each in images if each.name in IMAGE_FIELDS]
+    both = all(sum(row.get(name) is not None for name in IMAGE_FIELDS) <= 1 for row in table.rows)
+    return usual[:1] if table.form == "jsonl" and usual and both else images
+
+
+def _texts(tables: Tables, likely: Sequence[LikelyColumn], found: Candidate, chooser: Chooser) -> None:
+    name = column_of(tables.first, "text", likely, chooser, may_lack=False) or "text"
+    tables.count_into(found)
+    found.noun, found.columns, found.texts = "texts", unlike_usual({"text": name}), tables.first.strings(name)
+    found.languages = languages_of(tables.own, "language" if "language" in tables.first.names else None)
+
 
 _FILES = 8
 _PEEK = 4

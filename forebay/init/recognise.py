@@ -14,8 +14,7 @@ from forebay.errors import ConfigError
 from forebay.init.candidate import Candidate, counted
 from forebay.init.folder_files import MAX_TABLES, TABLES, TRANSCRIPTS, Tree, extension_of, spread, text_head, walk
 from forebay.init.loose_files import is_text_lines, pictures_of, recordings_of, text_lines
-from forebay.init.media_tables import dataset_of, media_tables_of
-from forebay.init.path_tables import tables_of
+from forebay.init.media_tables import dataset_of, media_tables_of, tables_of
 from forebay.init.questions import Choice, Chooser
 from forebay.init.sample_tars import tars_of
 from forebay.init.table_head import read_table

@@ -24,7 +24,7 @@ from forebay.preprocess.probe_inputs import probe_features, probe_sounds
 from forebay.preprocess.workspace import Failure
 from forebay.progress import Progress
 from forebay.rows.manifest import WHOLE_FILE, Manifest
-from forebay.rows.meanings.recording_pieces import allowed_s
+from forebay.rows.meanings.recordings import allowed_s
 from forebay.rows.media_reader import open_parts, sparse_files
 from forebay.spans import DECODE, FEATURES, span
 from forebay.steps.audio.audio_section import AudioGroup

@@ -16,8 +16,8 @@ import xxhash
 
 from forebay.preprocess.coded import Coder
 from forebay.preprocess.workspace import Failure
+from forebay.rows.image_facts import flattened
 from forebay.rows.manifest import Manifest
-from forebay.rows.shared_images import flattened
 from forebay.store.image.codec import Codec
 from forebay.store.layout import Array, FieldSpec, Group, Ints
 from forebay.store.shard import Shard, ShardEntry

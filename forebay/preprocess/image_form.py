@@ -17,9 +17,8 @@ from forebay.errors import BuildError, SampleError
 from forebay.preprocess.group import Values
 from forebay.preprocess.probe_inputs import probe_images
 from forebay.preprocess.unchanged import require_processor
-from forebay.rows.image_facts import image_name
+from forebay.rows.image_facts import flattened, image_name
 from forebay.rows.manifest import Manifest, rejections
-from forebay.rows.shared_images import flattened
 from forebay.spans import FEATURES, span
 from forebay.steps.form import BatchForm
 from forebay.steps.image.image_section import ImageGroup

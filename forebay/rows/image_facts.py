@@ -1,4 +1,7 @@
-"""The second stage of a listing of images: what they are, by content and header, each place looked at once."""
+"""The second stage of a listing of images: what they are, by content and header, each place looked at once.
+
+Rows of one file that share images are brought together.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,71 @@ from forebay.rows.media_reader import MediaReader, is_gone
 from forebay.rows.named_files import NamedFiles, shown_name
 from forebay.rows.reader import Failures, RowReader
 from forebay.rows.readers.arrow_files import damaged, place_row
-from forebay.rows.shared_images import first_uses, flattened, share_groups
 from forebay.store.image.formats import image_size
 from forebay.store.layout import Array, Group
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources
 from forebay.store.remote.raw.raw_sources import look_up, shown
 from forebay.store.source_files import SourceFile
 from forebay.task_map import Map, WorkerDied, mark
+
+
+def flattened(lists: Any) -> tuple[Array, Array]:
+    """Returns offsets int64 [rows + 1] and values of a column of lists, whatever it was sliced from."""
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
+    return np.concatenate(([0], np.cumsum(lengths))), pc.list_flatten(lists).to_numpy(zero_copy_only=False)
+
+
+def share_groups(files: Array, offsets: Array, images: Array) -> Array:
+    """Returns int64 [rows]: rows of one file that share an image, also by way of others, have one number.
+
+    Numbers are those of the first row of a group. A row without images is a group of its own. Rows of other files join
+    nothing: what a file's rows are must not depend on the files beside it.
+
+    files: int [rows], rising. offsets, images: the images of row i are `images[offsets[i] : offsets[i + 1]]`.
+    """
+    rows = np.repeat(np.arange(len(files), dtype=np.int64), np.diff(offsets))
+    groups = np.arange(len(files), dtype=np.int64)
+    if not len(images):
+        return groups
+    keys = files[rows].astype(np.int64) * (int(images.max()) + 1) + images
+    _, nodes = np.unique(keys, return_inverse=True)
+    first = np.full(nodes.max() + 1, len(files), np.int64)
+    np.minimum.at(first, nodes, rows)
+    same_row = np.flatnonzero(rows[1:] == rows[:-1])
+    labels = _components(len(first), nodes[same_row], nodes[same_row + 1])
+    lowest = np.full(len(first), len(files), np.int64)
+    np.minimum.at(lowest, labels, first)
+    groups[rows] = lowest[labels[nodes]]
+    return groups
+
+
+def first_uses(values: Array) -> tuple[Array, Array]:
+    """Returns (the different values in order of first appearance, for every value its place among them), int64."""
+    unique, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    places = np.empty(len(unique), np.int64)
+    places[order] = np.arange(len(unique))
+    return unique[order], places[inverse.reshape(-1)]
+
+
+def _components(count: int, left: Array, right: Array) -> Array:
+    """The lowest node that each of `count` nodes is connected with, by edges (left, right).
+
+    Every round hooks each component's root under its lowest neighbour and shortens all paths; as a component is joined
+    to another in any two rounds, there are at most 2 log2(count).
+    """
+    labels = np.arange(count, dtype=np.int64)
+    while True:
+        low = np.minimum(labels[left], labels[right])
+        hooked = labels.copy()
+        np.minimum.at(hooked, labels[left], low)
+        np.minimum.at(hooked, labels[right], low)
+        while np.any((jumped := hooked[hooked]) != hooked):
+            hooked = jumped
+        if np.array_equal(hooked, labels):
+            return labels
+        labels = hooked
+
 
 IMAGES_PER_TASK = 512
 

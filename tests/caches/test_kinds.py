@@ -122,6 +122,6 @@ def test_what_has_no_rule_of_its_own_is_refused_and_the_nearest_is_named(
 
 
 def test_every_holder_is_a_folder_of_kinds_and_every_rule_has_what_it_needs() -> None:
-    assert HOLDERS == sorted({".building", ".listings", "inputs", "plans", "tar_index", "text_index", "texts"})
+    assert sorted({".building", ".listings", "inputs", "plans", "tar_index", "text_index", "texts"}) == HOLDERS
     assert [kind for kind, kept in KINDS.items() if kept.rule == "caches"] == ["cache", "texts"]
     assert [kind for kind, kept in KINDS.items() if kept.rule == "leftovers"] == ["build", "prepared", "leftover"]

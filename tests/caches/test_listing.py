@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from forebay import cli
-from forebay.caches.difference import made_of
-from forebay.caches.root_files import sizes_of
-from forebay.caches.root_files import opened_root
+from forebay.caches.kinds import made_of
+from forebay.caches.root_items import opened_root, sizes_of
 from forebay.caches.survey import survey
 from tests.caches.roots import age, made_build, made_plan, made_root, noted, shape
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from forebay import cli
-from forebay.caches.difference import parse_age, parse_size
+from forebay.caches.prune import parse_age, parse_size
 from forebay.errors import ConfigError
-from forebay.rows.readers.line_index import count_rows, index_path
+from forebay.rows.readers.line_blocks import count_rows, index_path
 from tests.caches.roots import DAY_S, Made, age, did, made_build, made_plan, made_root, noted, run, shape
 
 

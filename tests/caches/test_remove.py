@@ -17,16 +17,16 @@ from forebay import cli
 from forebay.caches import guard as guards
 from forebay.caches import prune as removal
 from forebay.caches.guard import Guard
-from forebay.caches.root_files import opened_root
+from forebay.caches.root_items import opened_root
 from forebay.caches.survey import survey
 from forebay.errors import CacheNotFoundError
 from forebay.preprocess import workspace as workspaces
 from forebay.preprocess.runner.parts import PartLog
 from forebay.preprocess.workspace import Workspace
 from forebay.store.cache import open_cache
+from forebay.store.files import is_temporary
 from forebay.store.memo import note
 from forebay.store.metadata import write_metadata
-from forebay.store.files import is_temporary
 from forebay.store.seal import verify_folder
 from tests.caches.roots import Made, age, made_build, made_root, noted, process_with, shape
 from tests.preprocess.corpus import speech_corpus

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import cli
-from forebay.caches.difference import parse_age, parse_size
+from forebay.caches.prune import parse_age, parse_size
 from forebay.errors import ConfigError
 from forebay.store.metadata import write_metadata
 from tests.caches.roots import age, shape

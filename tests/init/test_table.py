@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
 from forebay.init.folder_files import SAMPLE
-from forebay.init.path_tables import tables_of
+from forebay.init.media_tables import tables_of
 from forebay.init.table_head import read_table
 
 

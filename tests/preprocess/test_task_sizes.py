@@ -22,8 +22,8 @@ from forebay.preprocess.pool import Pool
 from forebay.preprocess.shard_task import ShardTask
 from forebay.rows import image_facts as conversation_images
 from forebay.rows import list_rows as locate
-from forebay.rows.readers import jsonl as json_lines
 from forebay.rows.readers import table_records
+from forebay.rows.readers import table_records as json_lines
 from forebay.steps.recipe import recipe_of
 from forebay.store.memo import Memo
 from tests.preprocess.vision.corpus import DEMO as VISION

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.objects.server import Bucket
 from forebay import cli
 from forebay.caches.root_items import RootItem
-from forebay.caches.stored import remove_stored
+from forebay.caches.survey import remove_stored
 from forebay.store.remote.root import RemoteRoot
 from tests.commands import run, run_json
 from tests.remote.stored import put_folder

@@ -109,7 +109,7 @@ ARRAYS = {
 def test_an_array_of_objects_is_read_as_its_lines_would_be(
     tmp_path: Path, form: str, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.rows.readers.jsonl.BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("forebay.rows.readers.table_records.BLOCK_BYTES", block_bytes)
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "s.json").write_bytes(ARRAYS[form]([*ROWS, {"audio": "c.flac", "text": "né"}]))
     (tmp_path / "v.json").write_bytes(ARRAYS[form](ROWS_OF_IMAGES * 3))

@@ -16,7 +16,7 @@ from forebay.preprocess.pool import Pool
 from forebay.rows import image_facts as conversation_images
 from forebay.rows import row_listing as conversations
 from forebay.rows.manifest import Manifest
-from forebay.rows.readers import jsonl as conversation_jsonl
+from forebay.rows.readers import table_records as conversation_jsonl
 from tests.rows.helpers import described, ids, rejected, write_tar
 from tests.rows.pictures import (
     asked,
@@ -167,8 +167,8 @@ def test_texts_that_are_too_many_to_be_held_lie_in_a_file_that_is_gone(
     alone = read(source, tmp_path)
     aside = tmp_path / "cache_root" / ".building"
     assert not aside.exists()
-    monkeypatch.setattr("forebay.rows.texts_aside.HELD_BYTES", 64)
-    monkeypatch.setattr("forebay.rows.texts_aside._BLOCK_ROWS", 5)
+    monkeypatch.setattr("forebay.rows.row_pieces.HELD_BYTES", 64)
+    monkeypatch.setattr("forebay.rows.row_pieces._BLOCK_ROWS", 5)
     monkeypatch.setattr(conversation_jsonl, "BLOCK_BYTES", 200)
     gc.collect()
     held = pa.total_allocated_bytes()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.media_reader import MediaReader
-from forebay.rows.readers import jsonl as conversation_jsonl
+from forebay.rows.readers import table_records as conversation_jsonl
 from tests.rows.helpers import audio, ids, read, read_manifest, rejected
 from tests.rows.pictures import asked, converse, images_of, picture, write_lines, write_picture
 

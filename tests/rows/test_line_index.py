@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import ManifestError
 from forebay.rows.readers import line_index
-from forebay.rows.readers.line_blocks import line_blocks
-from forebay.rows.readers.line_index import count_rows, find_row, index_path, indexed_text
+from forebay.rows.readers.line_blocks import count_rows, find_row, index_path, indexed_text, line_blocks
 from forebay.store.layout import TEXT_INDEX
 
 MOST = 1 << 20
@@ -187,7 +186,7 @@ def test_a_root_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
 def test_two_processes_at_once(tmp_path: Path) -> None:
     path = write(tmp_path / "t.txt", texts(40_000))
     code = (
-        "import sys; from pathlib import Path; from forebay.rows.readers.line_index import count_rows, find_row\n"
+        "import sys; from pathlib import Path; from forebay.rows.readers.line_blocks import count_rows, find_row\n"
         "path, root = map(Path, sys.argv[1:])\n"
         "for row in range(0, 34000, 3000): print(find_row(path, row, max_bytes=99, cache_root=root)[0].rows <= row)\n"
         "print(count_rows(path, max_bytes=99, cache_root=root))"

@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 from forebay import load_config
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError, TarError
-from forebay.rows.list_rows import locate_tasks
+from forebay.rows.list_rows import RowListing, locate_tasks
 from forebay.rows.media_reader import MediaReader
 from forebay.rows.readers import tar_members as members_module
 from forebay.rows.readers.tar_lists import locate_tar
-from forebay.rows.row_listing import RowListing
 from forebay.store.cache import open_cache
 from forebay.train.select import select
 from tests.preprocess.here_pool import build_here

@@ -25,7 +25,7 @@ import pyarrow.csv as pc_csv
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import TEXT, UNTYPED, parts_of_rows, unified, values_in
 from forebay.rows.manifest import columns_of
-from forebay.rows.meanings.recording_pieces import span_columns
+from forebay.rows.meanings.recordings import span_columns
 from forebay.rows.readers import json_lines
 from forebay.rows.readers.json_lines import BAD_ROW, BAD_TEXT, BOM, JsonError, not_text, reading
 from forebay.store.layout import Array

@@ -26,7 +26,7 @@ from forebay.rows.kept_columns import values_in
 from forebay.rows.media_reader import opened
 from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, RecordingLister, RowReader, Sink
 from forebay.rows.readers.json_lines import JsonError, parse_object, string_of
-from forebay.rows.readers.jsonl import line_runs, piece_lines, read_lines
+from forebay.rows.readers.table_records import line_runs, piece_lines, read_lines
 from forebay.rows.record import MediaPlace, Record
 from forebay.store.files import temporary_name
 from forebay.store.inputs import ASKER, SAMPLES, Inputs, inputs_of

@@ -17,7 +17,7 @@ from forebay.errors import ManifestError
 from forebay.rows.audio_facts import duration_of, fill_durations, locate_files, located
 from forebay.rows.kept_columns import concatenated, no_column, require_columns
 from forebay.rows.manifest import Manifest, Unused, joined, require_rows, row_table
-from forebay.rows.meanings.recording_pieces import SPANS, spans_of
+from forebay.rows.meanings.recordings import SPANS, spans_of
 from forebay.rows.named_files import NamedFiles, manifest_files, path_stem, require_folder, usable_name
 from forebay.rows.reader import (
     DURATIONS,
@@ -43,8 +43,15 @@ from forebay.rows.readers.arrow_files import (
 )
 from forebay.rows.readers.csv_tables import TextTable, WantedColumns, read_csv, read_json_lines
 from forebay.rows.readers.json_lines import decoded
-from forebay.rows.readers.jsonl import line_runs, piece_lines
-from forebay.rows.readers.table_records import file_runs, form_of, read_table, read_typed, table_runs
+from forebay.rows.readers.table_records import (
+    file_runs,
+    form_of,
+    line_runs,
+    piece_lines,
+    read_table,
+    read_typed,
+    table_runs,
+)
 from forebay.rows.readers.tar_members import member_stems
 from forebay.rows.record import Record
 from forebay.steps.audio.given import HOP_S, matrix_of, num_valid

@@ -19,7 +19,7 @@ from forebay.errors import ManifestError
 from forebay.rows.audio_facts import all_failed, fill_durations, header_duration_s, located
 from forebay.rows.kept_columns import concatenated, part_of, require_columns
 from forebay.rows.manifest import UNLOCATED, Manifest, Unused, constant, grouped, require_rows, row_table
-from forebay.rows.meanings.recording_pieces import BOUNDS, spans_of
+from forebay.rows.meanings.recordings import BOUNDS, spans_of
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import NamedFiles, manifest_files, usable_name
 from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, RecordingLister, RowReader, Sink

@@ -23,8 +23,16 @@ from forebay.rows.named_files import manifest_files, path_stem
 from forebay.rows.reader import RecordingLister, RowReader
 from forebay.rows.readers.arrow_files import HfFile
 from forebay.rows.readers.json_lines import BAD_TEXT, JsonError, not_lines, not_text, parse_object, refuse_constant
-from forebay.rows.readers.line_blocks import LineBlock, codec_of, head_of, line_blocks, plain_name
-from forebay.rows.readers.line_index import LINES, count_rows, find_row
+from forebay.rows.readers.line_blocks import (
+    LINES,
+    LineBlock,
+    codec_of,
+    count_rows,
+    find_row,
+    head_of,
+    line_blocks,
+    plain_name,
+)
 from forebay.rows.readers.text_rows import LineFile, TextRows, WantedRows, good_texts, list_parquet, problem_of
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import files_in, is_folder
