@@ -173,7 +173,8 @@ def _renamed(manifest: Manifest, ids: pa.Array, seen: Array) -> pa.Array:
     later, earlier = rows.take(pa.array(chosen)), rows.take(pa.array(seen[chosen]))
     same_clip = _all_equal(later, earlier, ("file", "member", "offset"))
     same_group = _all_equal(later, earlier, ("group",))
-    stems = pa.array([_stem(shown_name(file)) for file in manifest.files], pa.large_string())
+    parts = [path_stem(shown_name(file)).split("/") for file in manifest.files]
+    stems = pa.array(["/".join(p for p in part if p not in {"", ".", ".."}) for part in parts], pa.large_string())
     names = pa.array([storable(file.name) for file in manifest.files], pa.large_string())
     group, file = later["group"].combine_chunks(), later["file"].combine_chunks()
     in_full = pc.case_when(
@@ -204,8 +205,3 @@ def _first_rows(ids: pa.Array) -> Array:
     # Codes are given in the order in which values first appear: each new maximum is a first row.
     first = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
     return np.asarray(first[codes])
-
-
-def _stem(name: str) -> str:
-    parts = [part for part in path_stem(name).split("/") if part not in {"", ".", ".."}]
-    return "/".join(parts)

@@ -38,7 +38,7 @@ from forebay.rows.manifest import CONVERSATION_SCHEMA, ROW_SCHEMA, SPAN, Manifes
 from forebay.rows.meanings.own import meaning_of
 from forebay.rows.meanings.recordings import refuse_differing, refuse_uncovered, to_judge
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder, shown_name, stamped
-from forebay.rows.reader import FilePiece, Located, LocateTask, RecordingLister, RowReader, no_records, reader_of
+from forebay.rows.reader import FilePiece, Located, LocateTask, RecordingLister, RowReader, reader_of
 from forebay.rows.record import Meaning
 from forebay.rows.row_pieces import TEXT_AT, ReadPiece, RowPart, candidate_rows, first_places, gathered, listed_rows
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large
@@ -74,7 +74,7 @@ class RowListing:
         found, own = self.reader.recordings, self.meaning.own
         if found is not None and self.meaning.by_column and found.group == own:
             return found
-        if self.reader.read is no_records:
+        if self.reader.read is None:
             raise ManifestError(
                 f'source.kind is "{self.source.kind}", which has no rows for source.meaning = '
                 f'"{self.meaning.facts.name}"; list them in a table or as JSON lines',
@@ -95,9 +95,9 @@ class RowListing:
 
     def parts(self, pieces: Sequence[FilePiece]) -> list[RowPart]:
         """Returns what the records of pieces mean."""
-        own = None if self.meaning.lists_all else self.lister.read
-        read = ReadPiece(own or self.reader.read)
-        return self.run(read, pieces, lambda piece: [piece.path], total=len(self.manifests))
+        read = (None if self.meaning.lists_all else self.lister.read) or self.reader.read
+        assert read is not None
+        return self.run(ReadPiece(read), pieces, lambda piece: [piece.path], total=len(self.manifests))
 
     def run(
         self, function: Callable[[T], R], tasks: Sequence[T], needs: Callable[[T], Sequence[str]], *, total: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,6 @@ from forebay.store.layout import Group
 from forebay.store.source_files import SourceFile
 from forebay.terminal import first_of
 from forebay.visible import printable
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 Kind = Literal["excluded", "failed"]
 
@@ -149,15 +146,9 @@ def table_of(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
 
 def rejections(rows: Any, sample_ids: Any, *, kind: Kind, reason: str | Sequence[str], message: Any) -> pa.Table:
     """Returns a table of REJECTED_SCHEMA; `reason` and `message` are one for all rows or one a row."""
-    count = len(rows)
-    columns = {
-        "row": rows,
-        "sample_id": sample_ids,
-        "kind": constant(kind, count, pa.string()),
-        "reason": constant(reason, count, pa.string()) if isinstance(reason, str) else reason,
-        "message": constant(message, count, pa.large_string()) if isinstance(message, str) else message,
-    }
-    return pa.table([_typed(columns[f.name], f.type) for f in REJECTED_SCHEMA], schema=REJECTED_SCHEMA)
+    columns = zip((rows, sample_ids, kind, reason, message), REJECTED_SCHEMA.types, strict=True)
+    arrays = [constant(of, len(rows), t) if isinstance(of, str) else _typed(of, t) for of, t in columns]
+    return pa.table(arrays, schema=REJECTED_SCHEMA)
 
 
 def constant(value: Any, count: int, kind: pa.DataType) -> pa.Array:
@@ -200,7 +191,7 @@ def _typed(values: Any, kind: pa.DataType) -> Any:
     return pa.array(values, kind)
 
 
-def reduced(task: DataclassInstance) -> tuple[Any, ...]:
+def reduced(task: Any) -> tuple[Any, ...]:
     """Returns what `__reduce__` of a task with a table `rows` gives.
 
     A pickled slice of an arrow table carries the whole table; its IPC form carries the slice.
@@ -259,10 +250,6 @@ def merged(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def described(counts: Mapping[str, int]) -> str:
     """Returns a line for a person, the most frequent first: `2 fields are not used: "a" (9 rows), "b" (1 row)`."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    listed = first_of([f'"{printable(name)}" ({_rows(rows)})' for name, rows in ordered], _SHOWN)
+    listed = first_of([f'"{printable(name)}" ({rows} row{"s" * (rows != 1)})' for name, rows in ordered], _SHOWN)
     are = "fields are" if len(ordered) != 1 else "field is"
     return f"{len(ordered)} {are} not used: {listed}"
-
-
-def _rows(count: int) -> str:
-    return f"{count} row" if count == 1 else f"{count} rows"

@@ -85,21 +85,18 @@ def numbered(source: SourceConfig, files: Sequence[SourceFile]) -> Sequence[tupl
     return [*enumerate(files)]
 
 
-def no_records(piece: FilePiece, rows: Sink) -> None:
-    """Gives nothing: rows of the kind are recordings, which are listed in another way."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowReader:
     """How the files of a kind of source are read.
 
-    read: gives the records of a piece to what takes them. runs: `start`, `stop` and `first` of the pieces of a file.
-    files: those that hold rows, with their numbers. pieces: in the place of both, where a piece is of many files.
-    recordings: what lists recordings where these are read in another way, by columns or a tar a task. holds_media: rows
-    of a data file hold images; other manifests only name them. lists_media: the manifests are the images themselves.
+    read: gives the records of a piece to what takes them; None: rows are listed by column alone. runs: `start`, `stop`
+    and `first` of the pieces of a file. files: those that hold rows, with their numbers. pieces: in the place of both,
+    where a piece is of many files. recordings: what lists recordings where these are read in another way, by columns or
+    a tar a task. holds_media: rows of a data file hold images; other manifests only name them. lists_media: the
+    manifests are the images themselves.
     """
 
-    read: Callable[[FilePiece, Sink], None] = no_records
+    read: Callable[[FilePiece, Sink], None] | None = None
     runs: Callable[[Path], Iterable[tuple[int, int, int]]] = one_a_file
     files: Callable[[SourceConfig, Sequence[SourceFile]], Sequence[tuple[int, SourceFile]]] = numbered
     pieces: Callable[[FilePiece, Sequence[SourceFile]], Iterator[FilePiece]] | None = None

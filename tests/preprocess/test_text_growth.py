@@ -10,7 +10,7 @@ import pytest
 
 from forebay.config import Config
 from forebay.preprocess.listing import resolve
-from forebay.rows.readers import line_index
+from forebay.rows.readers import line_blocks as line_index
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.layout import TEXT_INDEX

@@ -14,7 +14,7 @@ from forebay.config import SourceConfig
 from forebay.errors import ManifestError
 from forebay.preprocess.pool import Pool
 from forebay.rows import image_facts as conversation_images
-from forebay.rows import row_listing as conversations
+from forebay.rows import list_rows as conversations
 from forebay.rows.manifest import Manifest
 from forebay.rows.readers import table_records as conversation_jsonl
 from tests.rows.helpers import described, ids, rejected, write_tar

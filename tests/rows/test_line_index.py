@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ManifestError
-from forebay.rows.readers import line_index
+from forebay.rows.readers import line_blocks as line_index
 from forebay.rows.readers.line_blocks import count_rows, find_row, index_path, indexed_text, line_blocks
 from forebay.store.layout import TEXT_INDEX
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from forebay.config.data import SourceColumns, SourceConfig
 from forebay.errors import ConfigError, ManifestError
+from forebay.rows.readers import line_blocks as line_index
 from forebay.rows.readers import line_blocks as lines
-from forebay.rows.readers import line_index, text_files
+from forebay.rows.readers import text_files
 from forebay.rows.readers.line_blocks import CODECS
 from forebay.rows.readers.text_files import JsonLines
 from tests.rows.helpers import read_rows

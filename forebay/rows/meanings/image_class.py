@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -99,13 +98,24 @@ class Labelled(OneImage):
     said: ClassVar[str] = "labels"
 
     def taken(self, fields: Mapping[str, Any]) -> str:
-        return _label(fields)
+        value = _plain(fields.get("label"))
+        if value is None:
+            raise TextError("no_label", "has no label; give it one, or leave the row out")
+        return _encode(value)
 
     def finished(self, rows: pa.Table, classes: Sequence[tuple[str, ...] | None]) -> pa.Table:
         return with_labels(rows, classes)
 
     def doubts(self, source: SourceConfig, rows: pa.Table) -> Iterator[str]:
-        return class_doubts(source, rows)
+        if empty := empty_classes(source):
+            named = first_of([repr(printable(name)) for name in empty], _SHOWN)
+            folders = "folder holds" if len(empty) == 1 else "folders hold"
+            yield f"{len(empty)} {folders} no image, so no class has its name: {named}"
+        classes = pc.unique(rows["text"])
+        if len(classes) == 1 and len(rows) > 1:
+            name = printable(classes[0].as_py())[:60]
+            said = f"all {len(rows)} rows have one class, {name!r}"
+            yield f"{said}: nothing can be learnt of it; give rows of another class"
 
 
 class Captioned(OneImage):
@@ -115,20 +125,23 @@ class Captioned(OneImage):
     said: ClassVar[str] = "texts"
 
     def taken(self, fields: Mapping[str, Any]) -> str:
-        return _text(fields)
-
-
-def _label(fields: Mapping[str, Any]) -> str:
-    value = _plain(fields.get("label"))
-    if value is None:
-        raise TextError("no_label", "has no label; give it one, or leave the row out")
-    return _encode(value)
+        value = fields.get("text")
+        if value is None or (isinstance(value, str) and not value.strip()):
+            raise TextError("no_text", "has no text; give it one, or leave the row out")
+        if not isinstance(value, str):
+            several = "; for several texts of an image give a row each" if isinstance(value, list) else ""
+            raise TextError("bad_text", f"its text is {str(value)[:60]!r}, wanted a string{several}")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as err:
+            raise TextError("bad_text", "its text holds half of a surrogate pair; correct the row") from err
+        return value
 
 
 def _plain(value: Any, *, is_inner: bool = False) -> Any:
     """Returns a label as JSON has it, None where it is none. Raises TextError for what is no class."""
     if isinstance(value, list | tuple) and not is_inner:
-        return [_required(each) for each in value]
+        return [_refuse(each) if (found := _plain(each, is_inner=True)) is None else found for each in value]
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, float):
@@ -136,22 +149,11 @@ def _plain(value: Any, *, is_inner: bool = False) -> Any:
             return None
         # An integer beside missing values, as pandas writes a column of them.
         value = int(value) if value.is_integer() else _refuse(value)
-    if isinstance(value, int):
-        return _checked_number(value)
+    if isinstance(value, int) and value < MAX_NUMBER:
+        return value if value >= 0 else None  # `datasets` writes -1 where nobody knows the class
     if isinstance(value, str):
         return _checked_name(value)
     return None if value is None else _refuse(value)
-
-
-def _required(value: Any) -> Any:
-    found = _plain(value, is_inner=True)
-    return _refuse(value) if found is None else found
-
-
-def _checked_number(value: int) -> int | None:
-    if value >= MAX_NUMBER:
-        _refuse(value)
-    return value if value >= 0 else None  # `datasets` writes -1 where nobody knows the class
 
 
 def _checked_name(value: str) -> Any:
@@ -171,20 +173,6 @@ def _refuse(value: Any) -> Any:
         f"its label is {shown[:60]}, wanted a name, an integer from 0 to {MAX_NUMBER - 1}, or a list of either; "
         "correct the row",
     )
-
-
-def _text(fields: Mapping[str, Any]) -> str:
-    value = fields.get("text")
-    if value is None or (isinstance(value, str) and not value.strip()):
-        raise TextError("no_text", "has no text; give it one, or leave the row out")
-    if not isinstance(value, str):
-        several = "; for several texts of an image give a row each" if isinstance(value, list) else ""
-        raise TextError("bad_text", f"its text is {str(value)[:60]!r}, wanted a string{several}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as err:
-        raise TextError("bad_text", "its text holds half of a surrogate pair; correct the row") from err
-    return value
 
 
 def declared_classes(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
@@ -292,18 +280,6 @@ def _written(value: Any, *, as_numbers: bool, is_multi: bool) -> str:
     return json.dumps([_number(each) if as_numbers else _name(each) for each in several], ensure_ascii=False)
 
 
-def class_doubts(source: SourceConfig, rows: pa.Table) -> Iterator[str]:
-    """Yields what a person should know of the classes of some listed rows; their text is their class."""
-    if empty := empty_classes(source):
-        named = first_of([repr(printable(name)) for name in empty], _SHOWN)
-        folders = "folder holds" if len(empty) == 1 else "folders hold"
-        yield f"{len(empty)} {folders} no image, so no class has its name: {named}"
-    classes = pc.unique(rows["text"])
-    if len(classes) == 1 and len(rows) > 1:
-        name = printable(classes[0].as_py())[:60]
-        yield f"all {len(rows)} rows have one class, {name!r}: nothing can be learnt of it; give rows of another class"
-
-
 def empty_classes(source: SourceConfig) -> list[str]:
     """Returns the folders right below those of `kind = "folder"` that hold no image at any depth, sorted.
 
@@ -312,18 +288,10 @@ def empty_classes(source: SourceConfig) -> list[str]:
     if source.kind != "folder":
         return []
     roots = [Path(manifest) for manifest in source.manifests if not is_url(manifest)]
-    return sorted(name for root in roots if root.is_dir() for name in _empty_below(root))
+    folders = [each for root in roots if root.is_dir() for each in root.iterdir()]
+    return sorted(each.name for each in folders if each.is_dir() and each.name[0] != "." and not _has_image(each))
 
 
-def _empty_below(root: Path) -> Iterator[str]:
-    with os.scandir(root) as entries:
-        folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    for folder in folders:
-        if not _has_image(folder.path):
-            yield folder.name
-
-
-def _has_image(folder: str) -> bool:
-    return any(
-        name.lower().endswith(PICTURES) and not name.startswith(".") for _, _, names in walk(folder) for name in names
-    )
+def _has_image(folder: Path) -> bool:
+    files = (name for _, _, names in walk(folder) for name in names)
+    return any(name.lower().endswith(PICTURES) and not name.startswith(".") for name in files)

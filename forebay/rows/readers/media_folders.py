@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,14 +44,6 @@ _NO_RECORDING = "(texts without a recording)"
 _NO_ROW = -1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recordings:
-    """The recordings of a listing in their order. names: relative to their entry of `source.manifest`, with slashes."""
-
-    numbers: list[int]
-    names: list[str]
-
-
 def list_folder(source: SourceConfig) -> Manifest:
     """Returns the recordings below folders: `.wav`, `.flac`, `.ogg`, `.opus`, `.mp3`, `.aiff`, in the order of paths.
 
@@ -62,54 +54,55 @@ def list_folder(source: SourceConfig) -> Manifest:
     table. Raises ManifestError for two recordings that a row of the table may mean.
     """
     files = manifest_files(source)
-    recordings = _recordings(files)
-    require_rows(len(recordings.numbers), files)
+    numbers = _recordings(files)
+    require_rows(len(numbers), files)
+    names = [shown_name(files[number]) for number in numbers]
     failures, unused = Failures(), Unused()
     columns: dict[str, Any] = {"text": None}
     kept: dict[str, Any] = {}
     if source.texts is None:
-        columns["text"] = pa.array(list(_texts(files, recordings, failures, unused)), pa.large_string())
+        columns["text"] = pa.array([*_texts(files, numbers, failures, unused)], pa.large_string())
     else:
-        columns, kept = read_texts(source, files, recordings.names, failures, unused)
+        columns, kept = read_texts(source, files, names, failures, unused)
     if source.languages_from_folders:
-        folders = [name.partition("/")[0] if "/" in name else None for name in recordings.names]
+        folders = [name.partition("/")[0] if "/" in name else None for name in names]
         columns["language"] = pa.array(folders, pa.large_string())
-    rows = row_table({**_places(files, recordings), **columns}, num_rows=len(recordings.names), kept=kept)
+    rows = row_table({**_places(files, numbers, names), **columns}, num_rows=len(names), kept=kept)
     bad = np.isin(np.arange(len(rows)), [row for row, *_ in failures.found])
     return Manifest(
         files=tuple(files), rows=rows.filter(pa.array(~bad)), rejected=failures.table(), unused=unused.counts
     )
 
 
-def _recordings(files: Sequence[SourceFile]) -> Recordings:
-    """A recording of a form that is not read is one where no other of its name is beside it."""
+def _recordings(files: Sequence[SourceFile]) -> list[int]:
+    """The numbers of recordings; one of a form that is not read counts where no other of its name is beside it."""
     numbers = [n for n, file in enumerate(files) if file.path.name.lower().endswith(RECORDINGS)]
     read = {path_stem(str(files[number].path)) for number in numbers}
     unread = [n for n, file in enumerate(files) if file.path.name.lower().endswith(UNREAD)]
-    numbers = sorted([*numbers, *(n for n in unread if path_stem(str(files[n].path)) not in read)])
-    return Recordings(numbers=numbers, names=[shown_name(files[number]) for number in numbers])
+    return sorted([*numbers, *(n for n in unread if path_stem(str(files[n].path)) not in read)])
 
 
-def _places(files: Sequence[SourceFile], recordings: Recordings) -> dict[str, Any]:
+def _places(files: Sequence[SourceFile], numbers: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
     """Returns where the recordings are; each entry of `source.manifest` is cut into shards by itself."""
-    first: dict[int, int] = {}
-    for number in recordings.numbers:
-        first.setdefault(files[number].entry, number)
-    stats = [files[number].stat for number in recordings.numbers]
+    first = {files[number].entry: number for number in reversed(numbers)}
     return {
-        "sample_id": pa.array([path_stem(name) for name in recordings.names], pa.large_string()),
-        "group": pa.array([first[files[number].entry] for number in recordings.numbers], pa.int32()),
-        "file": pa.array(recordings.numbers, pa.int32()),
-        "member": pa.array(recordings.names, pa.large_string()),
-        "size": pa.array([0 if stat is None else stat[SIZE] for stat in stats], pa.int64()),
+        "sample_id": pa.array([path_stem(name) for name in names], pa.large_string()),
+        "group": pa.array([first[files[number].entry] for number in numbers], pa.int32()),
+        "file": pa.array(numbers, pa.int32()),
+        "member": pa.array(names, pa.large_string()),
+        "size": pa.array([_size(files[number]) for number in numbers], pa.int64()),
     }
 
 
+def _size(file: SourceFile) -> int:
+    return 0 if file.stat is None else file.stat[SIZE]
+
+
 def _texts(
-    files: Sequence[SourceFile], recordings: Recordings, failures: Failures, unused: Unused
+    files: Sequence[SourceFile], numbers: Sequence[int], failures: Failures, unused: Unused
 ) -> Iterator[str | None]:
     """Yields the text of every recording, from the files beside it."""
-    taken = set(recordings.numbers)
+    taken = set(numbers)
     others = {
         str(file.path): file
         for number, file in enumerate(files)
@@ -118,7 +111,7 @@ def _texts(
     listed = _listed_texts([file for file in others.values() if file.path.name.endswith(_LISTS)])
     beside = {path: file for path, file in others.items() if not path.endswith(_LISTS)}
     used = set()
-    for row, number in enumerate(recordings.numbers):
+    for row, number in enumerate(numbers):
         stem = path_stem(str(files[number].path))
         found = next((path for ending in _BESIDE if (path := stem + ending) in beside), None)
         if found is None:
@@ -129,7 +122,7 @@ def _texts(
             yield _text(beside[found].path)
         except UnicodeDecodeError as err:
             message = f"{found} is not UTF-8: {err}; save it as UTF-8"
-            failures.add(row, path_stem(recordings.names[row]), "bad_text", message)
+            failures.add(row, path_stem(shown_name(files[number])), "bad_text", message)
             yield None
     unused.merge({_NO_RECORDING: len(beside) - len(used) + len(listed)})
 
@@ -215,15 +208,12 @@ def _picture(image: SourceFile, name: str, columns: Sequence[str], beside: Sourc
     if "text" in columns and beside is not None:
         fields["text"] = _text_of_picture(beside)
     # A size, also of a whole file: a listed file without one is a table of images.
-    size = 0 if image.stat is None else image.stat[SIZE]
-    return Record(fields, [MediaPlace(path=str(image.path), size=size)])
+    return Record(fields, [MediaPlace(path=str(image.path), size=_size(image))])
 
 
 def _text_of_picture(file: SourceFile) -> str:
-    if file.stat is not None and file.stat[SIZE] > MAX_TEXT_BYTES:
-        raise SampleError(
-            "too_large", f"{shown_name(file)} has {file.stat[SIZE]} bytes, wanted at most {MAX_TEXT_BYTES}"
-        )
+    if _size(file) > MAX_TEXT_BYTES:
+        raise SampleError("too_large", f"{shown_name(file)} has {_size(file)} bytes, wanted at most {MAX_TEXT_BYTES}")
     try:
         return _text(file.path)
     except UnicodeDecodeError as err:
@@ -234,21 +224,16 @@ def _others(folder: Path, listed: Set[str]) -> dict[str, int]:
     """Returns how many files of a folder are hidden, and how many of the rest nothing reads. listed: paths."""
     if not is_folder(folder):
         return {}
+    below: Iterable[str] = (os.path.relpath(f"{base}/{name}", folder) for base, _, own in walk(folder) for name in own)
+    if place_of(folder) is not None:
+        below = (path.relative_to(folder).as_posix() for path in files_below(folder, lambda _: True))
     found: Counter[str] = Counter()
-    for name in _names_below(folder):
+    for name in below:
         if any(part.startswith(".") for part in name.split("/")):
             found[HIDDEN] += 1
         elif f"{folder}/{name}" not in listed:
             found[NO_IMAGE] += 1
     return dict(found)
-
-
-def _names_below(folder: Path) -> Iterator[str]:
-    if place_of(folder) is not None:
-        yield from (path.relative_to(folder).as_posix() for path in files_below(folder, lambda _: True))
-        return
-    for base, _, names in walk(folder):
-        yield from (os.path.relpath(f"{base}/{name}", folder) for name in names)
 
 
 READER = RowReader(
