@@ -71,7 +71,14 @@ class ListReport:
         }
 
     def _document(self, item: RootItem) -> dict[str, Any]:
-        return {"name": item.name, **self._told(item)[0], **_sizes(item.sizes), **_times(item)}
+        return {
+            "name": item.name,
+            **self._told(item)[0],
+            **_sizes(item.sizes),
+            "made": item.made_ns / 1e9,
+            "used": item.used_ns / 1e9,
+            "used_by": [{"host": use.host, "time": use.used_ns / 1e9} for use in item.uses],
+        }
 
     def _told(self, item: RootItem) -> Told:
         return ({}, "", "") if item.kept.told is None else item.kept.told(item.document, self._tokenizers)
@@ -88,8 +95,11 @@ class ListReport:
         behind = [item for kind in _BEHIND for item in self.survey.of(kind)]
         for item in (*caches, *behind):
             _, number, words = self._told(item)
-            facts = [*([number] if number else []), _amount(item.sizes), _used(item, now)]
-            yield from _block(item, [", ".join(facts), f"{words}; made {moment(item.made_ns)}"], width)
+            used = f"used {ago(now - item.used_ns / 1e9)}" if item.is_used else "not used yet"
+            facts = [*([number] if number else []), _amount(item.sizes), used]
+            yield printable(item.name)
+            for text in (", ".join(facts), f"{words}; made {moment(item.made_ns)}"):
+                yield from [f"  {text}"] if len(text) < width - 2 else wrapped("  ", text)
             if self.wanted is not None and item.kind not in _BEHIND:
                 configs, reason = self.wanted.configs_of(item.name), self.wanted.kept.get(item.name)
                 shown = ", ".join(map(from_here, configs)) or "none that was named"
@@ -137,25 +147,6 @@ class UsageReport:
                 f"this node keeps {human_bytes(self.node[1])} of stores in {from_here(self.node[0])}, for all roots; "
                 "remote.cache_size_gb is its bound"
             )
-
-
-def _block(item: RootItem, texts: Sequence[str], width: int) -> Iterator[str]:
-    """Yields the name of an item and lines about it."""
-    yield printable(item.name)
-    for text in texts:
-        yield from [f"  {text}"] if len(text) < width - 2 else wrapped("  ", text)
-
-
-def _used(item: RootItem, now: float) -> str:
-    return f"used {ago(now - item.used_ns / 1e9)}" if item.is_used else "not used yet"
-
-
-def _times(item: RootItem) -> dict[str, Any]:
-    return {
-        "made": item.made_ns / 1e9,
-        "used": item.used_ns / 1e9,
-        "used_by": [{"host": use.host, "time": use.used_ns / 1e9} for use in item.uses],
-    }
 
 
 def _all(items: Sequence[RootItem]) -> Sizes:

@@ -183,7 +183,9 @@ class Guard:
             return stored_strangers(item)
         with contextlib.suppress(FileNotFoundError), opened(self.root, item) as (descriptor, _):
             if descriptor is None:
-                return self._use_of_file(item)
+                if _is_aside(item) and not self.is_abandoned(item):
+                    return "a process writes it"
+                return in_use(self.root.folder / item.name, RootContents(files=[item.file]), self._processes)
             contents = contents_of(descriptor, device=self.root.device)
             folder = self.root.folder / item.name
             if (why := strangers(item, contents, descriptor, folder)) is not None:
@@ -195,11 +197,6 @@ class Guard:
             with locked(self.root, item, descriptor, force=self.force) as problem:
                 return in_use(folder, contents, self._processes) or problem  # a name says more than a lock
         return "it is gone, or replaced"
-
-    def _use_of_file(self, item: RootItem) -> str | None:
-        if _is_aside(item) and not self.is_abandoned(item):
-            return "a process writes it"
-        return in_use(self.root.folder / item.name, RootContents(files=[item.file]), self._processes)
 
     def _builders(self, item: RootItem) -> str | None:
         """Returns which builders work with a folder of a build, by what their runs say of themselves."""

@@ -125,10 +125,6 @@ def _left(what: str) -> Verdict:
     return lambda *_: (True, f"{what} of a process that is gone")
 
 
-def _of_listing(*_: object) -> tuple[bool, str]:
-    return True, "made again when it is needed"
-
-
 def _of_plan(item: RootItem, survey: Survey, staying: Sequence[RootItem]) -> tuple[bool, str]:
     if survey.origin is not None:
         return False, f"its cache may lie in {survey.origin}"
@@ -222,7 +218,15 @@ _ALL = (
     Kept("plan", "plans", PLANS, inside=ours.PLAN, lock=FILE_NAME, is_noted=True, verdict=_of_plan),
     Kept("tar index", "tar indexes", TAR_INDEX, rf"{_HEX_32}\.parquet", "file", verdict=_TARS),
     Kept("text index", "indexes of lines of text", TEXT_INDEX, _HEX_32 + re.escape(ENDING), "file", verdict=_LINES),
-    Kept("listing", "listings", LISTINGS, "[0-9a-f]{8,64}", inside=ours.LISTING, is_growing=True, verdict=_of_listing),
+    Kept(
+        "listing",
+        "listings",
+        LISTINGS,
+        "[0-9a-f]{8,64}",
+        inside=ours.LISTING,
+        is_growing=True,
+        verdict=lambda *_: (True, "made again when it is needed"),
+    ),
     Kept("hashes", "remembered hashes", names=re.escape(MEMO), form="file"),
     Kept(
         "build",

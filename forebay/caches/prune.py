@@ -91,7 +91,10 @@ def _remove_folder(guard: Guard, item: RootItem, descriptor: int, parent: int) -
         return _put_back(aside, name, parent, why)
     _delete(descriptor, contents)
     os.rmdir(aside, dir_fd=parent)
-    _remove_beside(guard.root, item)
+    for file in item.beside:
+        holder, name = os.path.split(file.name)
+        with contextlib.suppress(OSError), entered(holder, within=guard.root.descriptor) as above:
+            os.unlink(name, dir_fd=above)
     forget(guard.root, item)
     return None
 
@@ -145,13 +148,6 @@ def _entered(folders: Mapping[str, int], file: File) -> int:
         os.close(descriptor)
         raise FileNotFoundError(2, "it was replaced meanwhile", file.name)
     return descriptor
-
-
-def _remove_beside(root: Root, item: RootItem) -> None:
-    for file in item.beside:
-        holder, name = os.path.split(file.name)
-        with contextlib.suppress(OSError), entered(holder, within=root.descriptor) as parent:
-            os.unlink(name, dir_fd=parent)
 
 
 def forget(root: Root, item: RootItem) -> None:

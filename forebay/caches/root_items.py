@@ -54,7 +54,12 @@ def opened_root(place: str | Path, settings: RemoteConfig | None = None) -> Iter
     if remote is not None:
         remote.prepare()
     resolved = Path(os.path.realpath(remote.folder if remote else place))
-    require_a_root(resolved)
+    home = Path(os.path.realpath(Path.home()))
+    if resolved == home or resolved in home.parents:
+        what = "the root of the file system" if resolved == Path("/") else "a home folder, or holds it"
+        raise ConfigError(
+            f"{resolved} is {what}, and no cache root; name the folder of the caches: forebay cache ls DIR"
+        )
     try:
         descriptor = os.open(resolved, FOLDER)
     except (FileNotFoundError, NotADirectoryError) as err:
@@ -66,14 +71,6 @@ def opened_root(place: str | Path, settings: RemoteConfig | None = None) -> Iter
         yield Root(folder=resolved, descriptor=descriptor, device=os.fstat(descriptor).st_dev, remote=remote)
     finally:
         os.close(descriptor)
-
-
-def require_a_root(folder: Path) -> None:
-    """Raises ConfigError for a resolved folder in which nothing may be cleaned up."""
-    home = Path(os.path.realpath(Path.home()))
-    if folder == home or folder in home.parents:
-        what = "the root of the file system" if folder == Path("/") else "a home folder, or holds it"
-        raise ConfigError(f"{folder} is {what}, and no cache root; name the folder of the caches: forebay cache ls DIR")
 
 
 @contextmanager

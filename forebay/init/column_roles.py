@@ -93,50 +93,27 @@ def _share_there(values: Sequence[str], folder: Path) -> float:
     return there / len(looked)
 
 
-def text_columns(table: TableHead, *, taken: Iterable[str]) -> list[LikelyColumn]:
-    """Returns the columns that may be transcripts: by their usual names, or running text that seldom repeats."""
-    return columns_named(table, "text", taken=taken, by_content=_is_prose)
-
-
-def language_columns(table: TableHead, *, taken: Iterable[str]) -> list[LikelyColumn]:
-    """Returns the columns that may be languages: by their usual names, or codes of languages that repeat."""
-    found = columns_named(table, "language", taken=taken, by_content=_are_languages)
-    return [each for each in found if each.score >= 1 or len(set(map(str, table.values(each.name)))) <= _FEW]
-
-
-def id_columns(table: TableHead, *, taken: Iterable[str]) -> list[LikelyColumn]:
-    """Returns the columns with a usual name of ids whose values differ from row to row."""
-    found = [(each, table.values(each.name)) for each in columns_named(table, "id", taken=taken)]
-    return [
-        each
-        for each, values in found
-        if all(isinstance(value, str | int) for value in values) and len(set(values)) == len(table.rows) == len(values)
-    ]
-
-
-def class_columns(table: TableHead, *, taken: Iterable[str]) -> list[LikelyColumn]:
-    """Returns the columns that may be classes of images: ClassLabels, and those with a usual name."""
-    found = columns_named(table, "label", taken=taken)
-    declared = [LikelyColumn(name, 3.0) for name in table.classes if name not in set(taken)]
-    return [*declared, *(each for each in found if each.name not in table.classes)]
-
-
-def columns_named(
-    table: TableHead, role: str, *, taken: Iterable[str] = (), by_content: Callable[[list[Any]], bool] | None = None
-) -> list[LikelyColumn]:
+def likely_columns(table: TableHead, role: str, *, taken: Iterable[str] = ()) -> list[LikelyColumn]:
     """Returns the columns that may hold a role, the likeliest first.
 
-    Their scores are 1 to 2 for a usual name, the first of these most, and below 1 for the content alone.
+    Their scores are 1 to 2 for a usual name, the first of these most, and below 1 for the content alone: running text
+    that seldom repeats, codes of languages that do. A ClassLabel has 3. Ids differ from row to row.
     """
-    usual, left = NAMES[role], [name for name in table.names if name not in set(taken)]
-    found = []
-    for name in left:
+    usual, by_content, not_taken = NAMES[role], _CONTENTS.get(role), {*taken}
+    declared = [name for name in table.classes if role == "label" and name not in not_taken]
+    found = [LikelyColumn(name, 3.0) for name in declared]
+    for name in (name for name in table.names if name not in not_taken and name not in declared):
         values = table.values(name)
         if name.lower() in usual and (values or not table.rows) and _fits(role, values):
-            found.append(LikelyColumn(name, 2 - usual.index(name.lower()) / len(usual)))
+            if role != "id" or _are_ids(values, len(table.rows)):
+                found.append(LikelyColumn(name, 2 - usual.index(name.lower()) / len(usual)))
         elif by_content is not None and len(values) >= _ENOUGH * len(table.rows) and by_content(values):
             found.append(LikelyColumn(name, 0.5))
     return sorted(found, key=lambda each: -each.score)
+
+
+def _are_ids(values: list[Any], num_rows: int) -> bool:
+    return all(isinstance(value, str | int) for value in values) and len(set(values)) == num_rows == len(values)
 
 
 def _fits(role: str, values: list[Any]) -> bool:
@@ -166,6 +143,9 @@ def _is_unspaced(text: str) -> bool:
 def _are_languages(values: list[Any]) -> bool:
     different = {str(value) for value in values}
     return len(different) < _FEW and all(map(is_language, different))
+
+
+_CONTENTS: Mapping[str, Callable[[list[Any]], bool]] = {"text": _is_prose, "language": _are_languages}
 
 
 def is_language(text: str) -> bool:

@@ -62,7 +62,11 @@ def recordings_of(tree: Tree) -> Candidate | None:
         else:
             names = spread(beside, _TEXTS)
             found.texts = [text_head(tree.path(name)).strip() for name in names]
-            found.notes += [*_exports(tree, names, found.texts, chooser), *_missing_texts(len(own.names), len(beside))]
+            found.notes += _exports(tree, names, found.texts, chooser)
+            rest = len(own.names) - len(beside)
+            lack = f"{rest:,} recordings have no text beside them; where a text is needed they fail, and are listed."
+            none = "No transcripts were found: a .txt or .lab of the same name beside a recording is its text."
+            found.notes += [lack if beside else none] if rest > 0 or not beside else []
         found.has_text = bool(found.texts)
 
     label = f"{counted(len(own.names), Sounds.noun)}{has}"
@@ -109,15 +113,6 @@ def _are_languages(languages: Counter[str], chooser: Chooser) -> bool:
     yes = Choice(f"the languages of the recordings are {named}", "true", answer=True)
     no = Choice("the folders' names are no languages", "false", answer=False)
     return chooser.one("are the folders named after languages", [yes, no], option=option)
-
-
-def _missing_texts(count: int, found: int) -> list[str]:
-    if not found:
-        return ["No transcripts were found: a .txt or .lab of the same name beside a recording is its text."]
-    if found < count:
-        rest = count - found
-        return [f"{rest:,} recordings have no text beside them; where a text is needed they fail, and are listed."]
-    return []
 
 
 def _exports(tree: Tree, names: Sequence[str], texts: Sequence[str], chooser: Chooser) -> list[str]:

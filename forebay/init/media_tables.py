@@ -22,13 +22,12 @@ from forebay.extras import install_line
 from forebay.init.candidate import Candidate, Headers, Pictures, RowMeaning, Sounds, counted, unlike_usual
 from forebay.init.column_roles import (
     LikelyColumn,
-    columns_named,
     images_of_row,
     is_language,
     languages_of,
+    likely_columns,
     name_columns,
     path_columns,
-    text_columns,
     words_of,
     written_paths,
 )
@@ -217,7 +216,7 @@ def _candidate(tables: Tables, tree: Tree | None) -> Candidate | None:
     images = path_columns(table, IMAGE_EXTENSIONS, folders=folders)
     if images or (any(map(images_of_row, table.rows)) and any(words_of(row, {}) for row in table.rows)):
         return made("table", IMAGES, 80, " of images and text", _images, images)
-    texts = text_columns(table, taken=())
+    texts = likely_columns(table, "text")
     texts = texts if table.path.suffix == ".parquet" else [each for each in texts if each.name == "text"]
     if texts and table.path.suffix in (".jsonl", ".parquet"):
         return made("text", TEXTS, 30, " of text alone", _texts, texts)
@@ -430,7 +429,7 @@ def _take_features(table: TableHead, found: Candidate, chooser: Chooser) -> bool
     if len(shape) != _MATRIX or shape[0] not in _MELS:
         return False
     found.has_text = found.has_labels = "labels" in table.names
-    language = next((each.name for each in columns_named(table, "language")), None)
+    language = next((each.name for each in likely_columns(table, "language") if each.score >= 1), None)
     found.columns = {"features": name, **({"labels": "labels"} if found.has_labels else {})}
     found.columns |= unlike_usual({"language": language})
     found.languages = languages_of([table], language)

@@ -14,12 +14,8 @@ from forebay.config.data import MEANINGS
 from forebay.errors import ConfigError
 from forebay.init.column_roles import (
     LikelyColumn,
-    class_columns,
-    columns_named,
-    id_columns,
     images_of_row,
-    language_columns,
-    text_columns,
+    likely_columns,
     words_of,
 )
 from forebay.init.table_head import TableHead
@@ -184,17 +180,17 @@ def column_of(
 
 def speech_columns(table: TableHead, audio: str, chooser: Chooser) -> dict[str, str | None]:
     """Returns the columns of text, language and id beside a column of sound."""
-    languages = language_columns(table, taken=(audio,))
+    languages = likely_columns(table, "language", taken=(audio,))
     # Asked only where several may be it and neither has the usual name.
     usual = [each for each in languages if each.score >= 1]
     language = column_of(table, "language", usual[:1] or languages, chooser)
     taken = {audio, language or ""}
-    text = column_of(table, "text", text_columns(table, taken=taken), chooser)
+    text = column_of(table, "text", likely_columns(table, "text", taken=taken), chooser)
     return {"audio": audio, "text": text, "language": language, "id": _id_column(table, {*taken, text}, chooser)}
 
 
 def _id_column(table: TableHead, taken: Collection[str | None], chooser: Chooser) -> str | None:
-    return column_of(table, "id", id_columns(table, taken=[name for name in taken if name])[:1], chooser)
+    return column_of(table, "id", likely_columns(table, "id", taken=[name for name in taken if name])[:1], chooser)
 
 
 def columns_beside(
@@ -207,16 +203,13 @@ def columns_beside(
     taken = [image or ""]
     prompt, notes = _prompt_of_table(table, taken, chooser)
     columns: dict[str, str | None] = {"image": image}
-    has_messages = "column messages" in chooser.given or columns_named(table, "messages", taken=taken)
+    has_messages = "column messages" in chooser.given or likely_columns(table, "messages", taken=taken)
     for role in _ROLES[prompt]:
         if role in (("question", "answer") if has_messages else ("messages",)):
             continue
-        if role == "label":
-            likely = class_columns(table, taken=taken)
-        elif role == "text":
-            likely = text_columns(table, taken=taken)[:1]
-        else:
-            likely = columns_named(table, role, taken=taken)[:1] or text_columns(table, taken=taken)
+        likely = likely_columns(table, role, taken=taken)
+        if role != "label":
+            likely = likely[:1] or likely_columns(table, "text", taken=taken)
         columns[role] = column_of(table, role, likely, chooser, may_lack=False)
         taken.append(columns[role] or "")
     columns["id"] = _id_column(table, taken, chooser)
@@ -226,12 +219,12 @@ def columns_beside(
 def _prompt_of_table(table: TableHead, taken: Sequence[str], chooser: Chooser) -> tuple[str, list[str]]:
     named = {option.partition(" ")[2] for option in chooser.given if option.startswith("column ")}
     conversations = "columns that were named" if named.intersection(_ROLES["chat"]) else _conversations(table, taken)
-    texts = text_columns(table, taken=taken)
+    texts = likely_columns(table, "text", taken=taken)
     if conversations:
         texts = [each for each in texts if each.name in ("text", "caption")]
     labels = {
         "chat": conversations,
-        "label": _column_label(class_columns(table, taken=taken), "label", chooser),
+        "label": _column_label(likely_columns(table, "label", taken=taken), "label", chooser),
         "plain": _column_label(texts, "text", chooser),
     }
     possible = [Choice(label, prompt, prompt) for prompt, label in labels.items() if label]
@@ -246,10 +239,10 @@ def _prompt_of_table(table: TableHead, taken: Sequence[str], chooser: Chooser) -
 
 def _conversations(table: TableHead, taken: Sequence[str]) -> str:
     """Returns what a person reads of the columns of conversations; empty where there are none of their names."""
-    if messages := columns_named(table, "messages", taken=taken):
+    if messages := likely_columns(table, "messages", taken=taken):
         return f"column {messages[0].name}"
-    questions = columns_named(table, "question", taken=taken)
-    answers = columns_named(table, "answer", taken=(*taken, questions[0].name)) if questions else []
+    questions = likely_columns(table, "question", taken=taken)
+    answers = likely_columns(table, "answer", taken=(*taken, questions[0].name)) if questions else []
     if answers:
         return f"columns {questions[0].name} and {answers[0].name}"
     return "messages" if any(images_of_row(row) and words_of(row, {}) for row in table.rows) else ""

@@ -90,7 +90,8 @@ def part_of(column: pa.ChunkedArray, name: str, *, where: str) -> pa.ChunkedArra
     if pa.types.is_string(kind) or pa.types.is_string_view(kind) or pa.types.is_temporal(kind):
         return pc.cast(column, TEXT)
     if kind == pa.uint64() or pa.types.is_decimal(kind):
-        return _part_of_texts(pc.cast(column, TEXT))
+        texts = pc.cast(column, TEXT)
+        return pc.cast(texts, INTEGER) if _kind(pc.cast(texts, UNTYPED)) == INTEGER else texts
     raise ConfigError(
         f"{where}: column {name} of source.keep_columns is {kind}, and texts, numbers and truth values can be kept; "
         "leave the column out, or write another one",
@@ -228,11 +229,6 @@ def _texts_of_numbers(part: pa.ChunkedArray) -> pa.ChunkedArray:
     is_whole = pc.and_(pc.less_equal(pc.abs(part), _EXACT), pc.equal(pc.trunc(part), part))
     whole = pc.cast(pc.cast(pc.if_else(is_whole, part, 0.0), INTEGER), TEXT)
     return pc.if_else(is_whole, whole, pc.cast(part, TEXT))
-
-
-def _part_of_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Numbers that int64 may not hold, as a part: integers where it does."""
-    return pc.cast(column, INTEGER) if _kind(pc.cast(column, UNTYPED)) == INTEGER else column
 
 
 def _written(value: float) -> str:

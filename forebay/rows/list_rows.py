@@ -315,7 +315,10 @@ def _listed_alone(listing: RowListing) -> Manifest:
         require_values(manifest.rows, manifest.unused, where=", ".join(source.manifests))
         return _meant(listing, manifest, parts), good
 
-    first = listing.first_wave if _may_end_early(source, selected) else None
+    # Rows that are counted from the end are known when all are.
+    is_counted = all(number is None or number >= 0 for number in (selected.start, selected.stop))
+    may_end_early = is_counted and (source.max_samples is not None or selected.stop is not None)
+    first = listing.first_wave if may_end_early else None
     return listing.in_waves(listing.pieces(), run, judge, first=first)
 
 
@@ -353,12 +356,6 @@ def _meant(listing: RowListing, manifest: Manifest, parts: Sequence[RowPart]) ->
     rows = pa.table([rows[field.name] for field in CONVERSATION_SCHEMA], schema=CONVERSATION_SCHEMA)
     rows = listing.meaning.finished(with_kept(rows, kept), [part.classes for part in parts if len(part.rows)])
     return dataclasses.replace(manifest, rows=rows, absent=absent)
-
-
-def _may_end_early(source: SourceConfig, selected: slice) -> bool:
-    """Whether the rows that are wanted may be known before all are; those counted from the end are not."""
-    ends = [number for number in (selected.start, selected.stop) if number is not None]
-    return all(number >= 0 for number in ends) and (source.max_samples is not None or selected.stop is not None)
 
 
 def _selected(rows: pa.Table, selected: slice, source: SourceConfig, *, is_all: bool) -> pa.Table:

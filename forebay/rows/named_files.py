@@ -15,7 +15,7 @@ from forebay.config.data import PICTURES, SOURCE_KINDS, SourceConfig
 from forebay.config.hub import hub_advice
 from forebay.config.url import is_url
 from forebay.errors import ManifestError
-from forebay.store.memo import Stat, stat_now
+from forebay.store.memo import stat_now
 from forebay.store.remote.raw.raw_sources import identity, is_elsewhere, is_folder, look_up, named_path, place_of
 from forebay.store.source_files import SourceFile, anchor, hf_splits, leads_out, listed_files
 
@@ -183,12 +183,9 @@ def stamped(files: Sequence[SourceFile]) -> list[SourceFile]:
     for _ in range(_WAITS):
         if not young:
             break
-        time.sleep(max(_tick_s(stats[number]) for number in young))
+        is_coarse = any((stat := stats[number]) is not None and not stat[-1] % 1_000_000_000 for number in young)
+        time.sleep(_COARSE_TICK_S if is_coarse else _TICK_S)
         again = {number: stat_now(files[number].path) for number in young}
         young = [number for number in young if again[number] != stats[number]]
         stats |= again
     return [replace(file, stat=stats[number]) if number in stats else file for number, file in enumerate(files)]
-
-
-def _tick_s(stat: Stat | None) -> float:
-    return _TICK_S if stat is None or stat[-1] % 1_000_000_000 else _COARSE_TICK_S

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.init.column_roles import id_columns, is_language, language_columns, path_columns, text_columns
+from forebay.init.column_roles import is_language, likely_columns, path_columns
 from forebay.init.questions import Chooser, speech_columns
 from forebay.init.table_head import TableHead
 
@@ -40,20 +40,20 @@ def test_the_column_of_recordings_is_the_one_whose_files_are_there(tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["text", "sentence", "Transcription", "transcript", "normalized_text"])
 def test_texts_are_found_by_their_usual_names(name: str) -> None:
-    assert names(text_columns(table(**{"speaker": list("abab"), name: ["yes"] * 4}), taken=())) == [name]
+    assert names(likely_columns(table(**{"speaker": list("abab"), name: ["yes"] * 4}), "text")) == [name]
 
 
 def test_texts_are_found_by_what_stands_in_them() -> None:
     urls = [f"see https://x/{number} there" for number in range(4)]
     thai = ["สวัสดีครับ", "ขอบคุณครับ", "ลาก่อนครับ", "ยินดีครับ"]
     found = table(gender=["f"] * 4, said=SENTENCES, url=urls, thai=thai, n=[1, 2, 3, 4])
-    assert names(text_columns(found, taken=())) == ["said", "thai"]
-    assert names(text_columns(found, taken=("said",))) == ["thai"]
+    assert names(likely_columns(found, "text")) == ["said", "thai"]
+    assert names(likely_columns(found, "text", taken=("said",))) == ["thai"]
 
 
 def test_languages_are_codes_that_repeat_or_have_a_usual_name() -> None:
     found = table(tag=["hi", "ta", "hi", "hi"], word=["to", "the", "cat", "sat"], locale=["x1", "x2", "x1", "x1"])
-    assert names(language_columns(found, taken=())) == ["locale", "tag"]
+    assert names(likely_columns(found, "language")) == ["locale", "tag"]
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("hi", True), ("en-US", True), ("pt_br", True), ("zz", False)])
@@ -63,7 +63,7 @@ def test_codes_of_languages(text: str, wanted: bool) -> None:  # noqa: FBT001
 
 def test_ids_have_a_usual_name_and_differ() -> None:
     found = table(id=["a", "b", "a", "b"], clip_id=["a", "b", "c", "d"], uid=["a", "b", None, "d"])
-    assert names(id_columns(found, taken=())) == ["clip_id"]
+    assert names(likely_columns(found, "id")) == ["clip_id"]
 
 
 def test_two_columns_of_text_are_a_question() -> None:

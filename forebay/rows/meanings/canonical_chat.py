@@ -322,7 +322,9 @@ def _split(text: str, where: str) -> Iterator[dict[str, Any]]:
     if "<" not in text:
         yield from _text(text)
         return
-    refuse_tags(text, where=where)
+    if found := _REFUSED_TAG.search(text):
+        error = refusal(_REFUSED_TAGS[found[1]], f"{where} has the tag {found[0]}")
+        raise JsonError(f"{error}; words that only look like it go into a part of type text", reason=error.reason)
     position = 0
     for tag in _TAG.finditer(text):
         yield from _text(text[position : tag.start()])
@@ -351,14 +353,6 @@ def unknown_fields(
         if is_given(fields[name]):
             raise refusal(refused[name], f"{where}field {name} is given")
     return [name for name in unknown if name not in refused and fields[name] is not None]
-
-
-def refuse_tags(text: str, *, where: str) -> None:
-    """Raises JsonError where a string of a message has a tag that stands for what is no image."""
-    found = _REFUSED_TAG.search(text)
-    if found:
-        error = refusal(_REFUSED_TAGS[found[1]], f"{where} has the tag {found[0]}")
-        raise JsonError(f"{error}; words that only look like it go into a part of type text", reason=error.reason)
 
 
 def refusal(reason: str, found: str) -> JsonError:

@@ -194,15 +194,11 @@ def _block(data: bytes, place: LinePlace, *, raw_bytes: int, max_bytes: int) -> 
         starts[0] = len(BOM)
     if not is_cut:
         stops = stops - ((stops > starts) & (letters[stops - 1] == _CR))
-    return LineBlock(place, data, begins, starts, stops, _is_row(data, letters, starts, stops, max_bytes))
-
-
-def _is_row(data: bytes, letters: Array, starts: Array, stops: Array, max_bytes: int) -> Array:
-    """Which lines are not blank: bool [lines]. Few lines begin with a space, so few are looked at one by one."""
-    is_row = stops > starts
+    is_row = np.asarray(stops > starts)
+    # Few lines begin with a space, so few are looked at one by one.
     for line in np.flatnonzero(is_row & _IS_SPACE[letters[np.minimum(starts, len(letters) - 1)]]).tolist():
         is_row[line] = bool(data[starts[line] : min(stops[line], starts[line] + max_bytes + 1)].strip())
-    return np.asarray(is_row)
+    return LineBlock(place, data, begins, starts, stops, is_row)
 
 
 _log = logging.getLogger(__name__)

@@ -375,22 +375,17 @@ class ImageColumn:
         lengths = (
             pc.fill_null(pc.list_value_length(column), 0) if self._is_list else pc.cast(column.is_valid(), "int32")
         )
-        inside, paths = self._contents(elements)
+        data, named = media_part(elements, "bytes"), media_part(elements, "path")
+        nothing: list[Any] = [None] * len(elements)
+        inside = nothing if data is None else data.is_valid().to_pylist()
+        paths = nothing if named is None else named.to_pylist()
         start = 0
         for row, (count, run) in enumerate(zip(lengths.to_pylist(), runs, strict=True)):
             yield [
-                _inside(first + row, position, run) if inside[start + position] else paths[start + position]
-                for position in range(count)
+                _inside(first + row, at - start, run) if self._all_inside or inside[at] else paths[at]
+                for at in range(start, start + count)
             ]
             start += count
-
-    def _contents(self, elements: pa.Array) -> tuple[list[bool], list[str | None]]:
-        """Whether each image has its bytes in the file, and its path."""
-        data, paths = media_part(elements, "bytes"), media_part(elements, "path")
-        nothing: list[str | None] = [None] * len(elements)
-        is_there = nothing if data is None else data.is_valid().to_pylist()
-        inside = [self._all_inside or bool(each) for each in is_there]
-        return inside, nothing if paths is None else paths.to_pylist()
 
 
 def _inside(row: int, position: int, run: int) -> MediaPlace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from forebay.rows.manifest import UNLOCATED, Manifest, Unused, constant, grouped
 from forebay.rows.meanings.recordings import BOUNDS, spans_of
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import NamedFiles, manifest_files, usable_name
-from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, RecordingLister, RowReader, Sink
+from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, RecordingLister, RowReader
 from forebay.rows.readers.arrow_files import HfFile, TypedColumns, first
 from forebay.rows.readers.json_lines import decoded
 from forebay.rows.readers.table_records import ImageColumn, file_runs, read_typed
@@ -163,16 +164,8 @@ def _require_columns(path: Path, names: Sequence[str], required: Sequence[str]) 
         )
 
 
-def read_images(piece: FilePiece, rows: Sink) -> None:
-    """Gives the rows of a parquet manifest over tars of images, as `read_typed` does.
-
-    `tar_path` and `tar_member_name` name the images: a member, or a list of them.
-    """
-    read_typed(piece, rows, media=_TarColumns)
-
-
 class _TarColumns(ImageColumn):
-    """The columns that name members of tars."""
+    """The columns that name members of tars: `tar_path`, and `tar_member_name`, a member or a list of them."""
 
     names = leaves = REQUIRED[:2]
 
@@ -188,7 +181,9 @@ class _TarColumns(ImageColumn):
 
 
 READER = RowReader(
-    read=read_images, runs=file_runs, recordings=RecordingLister(list=list_tar, locate=locate_tar, in_tars=True)
+    read=functools.partial(read_typed, media=_TarColumns),
+    runs=file_runs,
+    recordings=RecordingLister(list=list_tar, locate=locate_tar, in_tars=True),
 )
 
 
