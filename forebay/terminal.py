@@ -48,6 +48,11 @@ def first_of(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
+def counted(count: int, noun: str, *, is_exact: bool = True) -> str:
+    """Returns a number and what is counted, a plural: `5,210 wav files`, `1 cache`, `about 1,200,000 clips`."""
+    return f"{'' if is_exact else 'about '}{count:,} {noun.removesuffix('s') if count == 1 else noun}"
+
+
 def _value(value: Any) -> str:
     # A digest of 64 digits says no more to a reader than its first 16.
     if isinstance(value, str) and len(value) == 64:

@@ -21,7 +21,6 @@ from forebay.caches.root_items import (
     Told,
     ago,
     contents_of,
-    counted,
     entered,
     moment,
     sizes_of,
@@ -29,7 +28,7 @@ from forebay.caches.root_items import (
 from forebay.caches.wanted import Wanted
 from forebay.config.remote import RemoteConfig
 from forebay.store.remote.node.holdings import MIRRORS
-from forebay.terminal import columns, table, wrapped
+from forebay.terminal import columns, counted, table, wrapped
 from forebay.visible import from_here, human_bytes, printable
 
 SORTS: Mapping[str, Callable[[RootItem], Any]] = {
@@ -91,7 +90,7 @@ class ListReport:
     def lines(self) -> Iterator[str]:
         """Yields what is printed: its name, what it is, what it was made of, and its configs, for every cache."""
         caches, now, width = self._caches(), time.time(), columns()
-        yield f"{counted(len(caches), 'cache')} in {from_here(self.survey.root.place)}: {_amount(_all(caches))}"
+        yield f"{counted(len(caches), 'caches')} in {from_here(self.survey.root.place)}: {_amount(_all(caches))}"
         behind = [item for kind in _BEHIND for item in self.survey.of(kind)]
         for item in (*caches, *behind):
             _, number, words = self._told(item)

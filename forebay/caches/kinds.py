@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.caches import ours
-from forebay.caches.root_items import Kept, RootItem, Survey, Told, Verdict, counted
+from forebay.caches.root_items import Kept, RootItem, Survey, Told, Verdict
 from forebay.errors import CacheError, ConfigError, ManifestError, TarError
 from forebay.rows.readers.line_blocks import ENDING, indexed_text
 from forebay.store.derived import described, is_derived
@@ -24,6 +24,7 @@ from forebay.store.metadata import FILE_NAME
 from forebay.store.remote.root import LISTED
 from forebay.store.texts import LOCK
 from forebay.tar.index import indexed_tar
+from forebay.terminal import counted
 from forebay.visible import did_you_mean, printable
 
 _NAMES_SHOWN = 80
@@ -170,12 +171,12 @@ def _of_index(what: str, indexed: Callable[[Path], tuple[str | None, bool]]) -> 
 def _cache_told(metadata: Mapping[str, Any], tokenizers: Mapping[str, str]) -> Told:
     number, hours, words = metadata["num_samples"], hours_of(metadata), made_of(metadata, tokenizers=tokenizers)
     facts = {"key": metadata["key"], "made_of": words, "num_samples": number, "hours": hours}
-    return facts, counted(int(number), "sample") + ("" if hours is None else f", {hours:.3g} h"), words
+    return facts, counted(int(number), "samples") + ("" if hours is None else f", {hours:.3g} h"), words
 
 
 def _texts_told(document: Mapping[str, Any], _: Mapping[str, str]) -> Told:
     number, words = document["num_texts"], texts_of(document)
-    return {"made_of": words, "num_texts": number}, counted(number, "text"), words
+    return {"made_of": words, "num_texts": number}, counted(number, "texts"), words
 
 
 _HEX_16, _HEX_32 = "[0-9a-f]{16}", "[0-9a-f]{32}"

@@ -333,11 +333,6 @@ class Survey:
             yield from item.files
 
 
-def counted(number: int, noun: str) -> str:
-    """Returns a number of things in words: `1 cache`, `12,000 samples`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def moment(ns: int) -> str:
     """Returns a time as people write it, to the minute."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(ns / 1e9)) if ns > 0 else "unknown"

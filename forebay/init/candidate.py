@@ -31,7 +31,7 @@ from forebay.steps.form import BatchForm
 from forebay.steps.recipe import Recipe
 from forebay.store.image.formats import image_size
 from forebay.store.sound_headers import header_info
-from forebay.terminal import first_of
+from forebay.terminal import counted, first_of
 
 Setting = tuple[str, Any, str]
 """Name, value and comment."""
@@ -286,11 +286,6 @@ def _others(table: TableHead, taken: Collection[str | None]) -> tuple[str, ...]:
 def unlike_usual(columns: Mapping[str, str | None]) -> dict[str, str]:
     """Returns the columns of `[source.columns]` that have another name than they have when nothing is said."""
     return {role: name for role, name in columns.items() if name and name not in (IDS if role == "id" else (role,))}
-
-
-def counted(count: int, noun: str, *, is_exact: bool = True) -> str:
-    """Returns a number and what is counted: `5,210 wav files`, `about 1,200,000 clips`."""
-    return f"{'' if is_exact else 'about '}{count:,} {noun.removesuffix('s') if count == 1 else noun}"
 
 
 def files_noun(names: Sequence[str], other: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from forebay.config.data import PICTURES, TEXT_OF_IMAGE
 from forebay.errors import ConfigError, ManifestError
-from forebay.init.candidate import Candidate, Pictures, Sounds, counted, files_noun
+from forebay.init.candidate import Candidate, Pictures, Sounds, files_noun
 from forebay.init.column_roles import is_language
 from forebay.init.config_sections import RECORDINGS, TEXTS
 from forebay.init.folder_files import TRANSCRIPTS, TrainFiles, Tree, spread, text_head
@@ -19,6 +19,7 @@ from forebay.init.questions import Choice, Chooser, prompt_of
 from forebay.rows.readers.json_lines import BOM, JsonError, parse_object
 from forebay.rows.readers.line_blocks import codec_of, head_of, plain_name
 from forebay.steps.text.annotation import is_annotation
+from forebay.terminal import counted
 from forebay.visible import from_here
 
 _TRANS = ".trans.txt"

@@ -19,7 +19,7 @@ import numpy as np
 from forebay.config.data import RECORDINGS as RECORDING_FILES
 from forebay.errors import ConfigError
 from forebay.extras import install_line
-from forebay.init.candidate import Candidate, Headers, Pictures, RowMeaning, Sounds, counted, unlike_usual
+from forebay.init.candidate import Candidate, Headers, Pictures, RowMeaning, Sounds, unlike_usual
 from forebay.init.column_roles import (
     LikelyColumn,
     images_of_row,
@@ -41,6 +41,7 @@ from forebay.rows.meanings.canonical_chat import IMAGES as IMAGE_FIELDS
 from forebay.rows.readers.arrow_files import HfFile
 from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
 from forebay.store.source_files import hf_splits
+from forebay.terminal import counted
 from forebay.visible import from_here
 
 _MEDIA = {*RECORDING_FILES, *IMAGE_EXTENSIONS}

@@ -11,7 +11,7 @@ from pathlib import Path
 from forebay.config.hub import hub_advice
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
-from forebay.init.candidate import Candidate, counted
+from forebay.init.candidate import Candidate
 from forebay.init.folder_files import MAX_TABLES, TABLES, TRANSCRIPTS, Tree, extension_of, spread, text_head, walk
 from forebay.init.loose_files import is_text_lines, pictures_of, recordings_of, text_lines
 from forebay.init.media_tables import dataset_of, media_tables_of, tables_of
@@ -21,6 +21,7 @@ from forebay.init.table_head import read_table
 from forebay.rows.readers.line_blocks import CODECS
 from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
 from forebay.store.source_files import COMPRESSED_TARS
+from forebay.terminal import counted
 from forebay.visible import from_here
 
 _NEAR = 35

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forebay.init.candidate import Candidate, Pictures, Sounds, counted
+from forebay.init.candidate import Candidate, Pictures, Sounds
 from forebay.init.column_roles import words_of
 from forebay.init.config_sections import RECORDINGS
 from forebay.init.folder_files import SAMPLE, Clock, spread, text_head
@@ -21,6 +21,7 @@ from forebay.init.table_head import TableHead, read_table
 from forebay.rows.readers.json_lines import JsonError, parse_object
 from forebay.rows.readers.tar_lists import REQUIRED
 from forebay.rows.readers.tar_members import AUDIO, IMAGE_EXTENSIONS, TEXT_FIELDS, split_name
+from forebay.terminal import counted
 from forebay.visible import from_here
 
 _TARS, _SECONDS = 8, 1.5

@@ -55,8 +55,10 @@ class MediaReader:
         self._files, self._sparse = files, sparse
         self._max_bytes = max_bytes
         self._media = MediaFiles(max_open)
-        self._hf = _HfRows(column)
         self._as_listed = as_listed
+        # Rows of data files: only the file read last is kept open, for rows of one file follow each other.
+        self._column, self._lock = column, threading.Lock()
+        self._rows: HfFile | None = None
 
     def __call__(self, file: int, offset: int, size: int) -> bytes:
         """Returns the encoded bytes of one sample; `file`, `offset` and `size` as in its row.
@@ -72,7 +74,7 @@ class MediaReader:
         # A listed file that is media as a whole is a table of samples: manifests hold no media.
         listed = source.stat if self._as_listed else None
         if size == WHOLE_FILE and source.listed:
-            return self._hf.read(source, offset, self._max_bytes, listed)
+            return self._read_row(source, offset, listed)
         if file in self._sparse and not is_here(source.path):
             return self._read_part(source, offset, size, listed)
         return self._media.read(source.path, offset, size, max_bytes=self._max_bytes, listed=listed)
@@ -85,48 +87,32 @@ class MediaReader:
         with open_parts(str(source.path)) as read:
             return read(size, offset)
 
+    def _read_row(self, source: SourceFile, place: int, listed: Stat | None) -> bytes:
+        with self._lock:
+            if listed is not None:
+                require_listed(source.path, stat_now(source.path), listed)
+            if self._rows is None or self._rows.path != source.path:
+                self._rows = HfFile(source.path)
+            data = self._rows.encoded(place, self._column)
+        where = f"{shown(str(source.path))}, row {place_row(place) + 1}"
+        if data is None:
+            raise DecodeError("missing_file", f"{where}: column {self._column} holds no bytes")
+        if self._max_bytes is not None and len(data) > self._max_bytes:
+            said = f"{where}: {len(data)} bytes, allowed are {self._max_bytes}"
+            raise DecodeError("too_large", f"{said}; raise source.max_sample_bytes")
+        return data
+
     def close(self) -> None:
         """Closes what is open; a later call opens it again."""
         self._media.close()
-        self._hf.close()
+        with self._lock:
+            self._rows = None
 
     def __enter__(self) -> MediaReader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _HfRows:
-    """Rows of `hf` files. Only the file read last is kept open: rows of one file follow each other."""
-
-    def __init__(self, column: str) -> None:
-        self._column = column
-        self._lock = threading.Lock()
-        self._open: HfFile | None = None
-
-    def read(self, source: SourceFile, place: int, max_bytes: int | None, listed: Stat | None) -> bytes:
-        with self._lock:
-            if listed is not None:
-                require_listed(source.path, stat_now(source.path), listed)
-            if self._open is None or self._open.path != source.path:
-                self._open = HfFile(source.path)
-            data = self._open.encoded(place, self._column)
-        row = place_row(place)
-        if data is None:
-            where = shown(str(source.path))
-            raise DecodeError("missing_file", f"{where}, row {row + 1}: column {self._column} holds no bytes")
-        if max_bytes is not None and len(data) > max_bytes:
-            raise DecodeError(
-                "too_large",
-                f"{shown(str(source.path))}, row {row + 1}: {len(data)} bytes, allowed are {max_bytes}; "
-                "raise source.max_sample_bytes",
-            )
-        return data
-
-    def close(self) -> None:
-        with self._lock:
-            self._open = None
 
 
 @dataclass(eq=False)

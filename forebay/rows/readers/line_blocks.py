@@ -138,47 +138,26 @@ def _refuse(path: Path, err: Exception) -> NoReturn:
 
 
 def _blocks(file: Any, place: LinePlace, *, max_bytes: int) -> Iterator[LineBlock]:
-    size, carried = _FIRST_BYTES, _Carried()
+    size, most = _FIRST_BYTES, len(BOM) + max_bytes + len(b"\r\n") + 1
+    # The beginning of a line whose end has not been read; of a long one no more than is wanted of it.
+    held, num_held = bytearray(), 0
     while chunk := file.read(size):
         size = min(2 * size, _MOST_BYTES)
-        end = chunk.rfind(b"\n") + 1
-        if not end:
-            carried.add(chunk, max_bytes)
-            continue
-        if carried.size_bytes:  # one line ends here, which may be a long one
-            end = chunk.find(b"\n") + 1
-            carried.add(chunk[:end], max_bytes)
-            place = (block := _block(carried.taken(), place, raw_bytes=carried.size_bytes, max_bytes=max_bytes)).after
+        if num_held:
+            end = chunk.find(b"\n") + 1 or len(chunk)
+            held += chunk[: min(end, most - len(held))]
+            num_held += end
+            if chunk[end - 1] != _LF:
+                continue
+            place = (block := _block(bytes(held), place, raw_bytes=num_held, max_bytes=max_bytes)).after
             yield block
-            chunk, end = chunk[end:], chunk.rfind(b"\n") + 1 - end
-        if end:
+            chunk = chunk[end:]
+        if end := chunk.rfind(b"\n") + 1:
             place = (block := _block(chunk[:end], place, raw_bytes=end, max_bytes=max_bytes)).after
             yield block
-        carried = _Carried()
-        carried.add(chunk[end:], max_bytes)
-    if carried.size_bytes:
-        yield _block(carried.taken(), place, raw_bytes=carried.size_bytes, max_bytes=max_bytes)
-
-
-class _Carried:
-    """The beginning of a line whose end has not been read; of a long one no more than is wanted of it."""
-
-    def __init__(self) -> None:
-        self.size_bytes = 0
-        self._parts: list[bytes] = []
-        self._held = 0
-
-    def add(self, part: bytes, max_bytes: int) -> None:
-        """Adds bytes to the line."""
-        self.size_bytes += len(part)
-        most = len(BOM) + max_bytes + len(b"\r\n")
-        if part and self._held <= most:
-            self._parts.append(part[: most + 1 - self._held])
-            self._held += len(self._parts[-1])
-
-    def taken(self) -> bytes:
-        """Returns what is held of the line."""
-        return b"".join(self._parts)
+        held, num_held = bytearray(chunk[end : end + most]), len(chunk) - end
+    if num_held:
+        yield _block(bytes(held), place, raw_bytes=num_held, max_bytes=max_bytes)
 
 
 def _block(data: bytes, place: LinePlace, *, raw_bytes: int, max_bytes: int) -> LineBlock:

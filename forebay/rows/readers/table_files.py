@@ -264,13 +264,10 @@ def list_table(source: SourceConfig) -> Manifest:
     """Returns the rows of tables, by their names CSV, TSV, parquet, JSON lines or arrow (its file or its stream form).
 
     The audio column holds paths, relative to `source.audio_dir` or else to the table; of parquet and arrow also bytes,
-    or both, as in `hf`. Text, language, id, duration and kept columns by `[source.columns]`; those left at their
-    default may be missing. Without an id the path without extension is it, else `<file>/<row>`. Durations are those of
-    the column that is named, or of the headers. Other columns are counted by name. Rows that cannot be used:
-    `missing_file`, `bad_row` (another number of columns, no object), `bad_text` (no UTF-8), `repeated_field`.
-    Raises ManifestError for a file that is no such table, for missing columns, and where all recordings lie in a folder
-    that nothing names; ConfigError for a missing column of
-    `source.keep_columns`.
+    or both, as in `hf`. Without an id the path without extension is it, else `<file>/<row>`. Durations are those of the
+    column that is named, or of the headers. Rows that cannot be used: `missing_file`, `bad_row` (another number of
+    columns, no object), `bad_text` (no UTF-8), `repeated_field`. Raises ManifestError for a file that is no such table,
+    for missing columns, and where all recordings lie in a folder that nothing names.
     """
     manifests = manifest_files(source)
     require_folder(source)
@@ -333,11 +330,8 @@ def list_hf(source: SourceConfig) -> Manifest:
     The audio column is `Audio()`: bytes, path or both (paths relative to the data file), or plain binary or strings; it
     is never decoded here. With `source.columns.features` it is not looked at: that column holds the features, matrices
     of floats. With `source.columns.labels` the text of a row is the ids in that column, in decimal and parted by
-    spaces. Text and language by `source.columns.text` and `source.columns.language` (null where those
-    are left at their default and missing), a ClassLabel language by its name. Optional: `sample_id` or `id`,
-    `duration_s` or `duration`, `prompt`; other columns are counted by name. An id left out is the path without
-    extension, else `<file>/<row>`. Raises MissingExtraError without the `datasets` library, ManifestError for missing
-    columns and other types.
+    spaces. A ClassLabel language is its name. An id left out is the path without extension, else `<file>/<row>`. Raises
+    MissingExtraError without the `datasets` library, ManifestError for missing columns and other types.
     """
     manifests = manifest_files(source)
     found = data_files(source, manifests)

@@ -144,10 +144,8 @@ def read_table(piece: FilePiece, rows: Sink) -> None:
     """Gives the rows of a piece of a table.
 
     The image column holds a path relative to the table, in a CSV also a JSON list of paths; of parquet and arrow bytes
-    too, as in `hf`. Text by `source.columns.messages` (in a CSV as JSON), else `source.columns.question` and
-    `source.columns.answer`; optional `system`. Or `source.columns.label`, in a CSV one value or a JSON list, or
-    `source.columns.text`, by what is read. An empty value of a CSV is none. Rows that cannot be used have their
-    reasons, `bad_row` and `bad_text` of a CSV among them. Raises ManifestError for a file that is no such table.
+    too, as in `hf`. In a CSV messages are JSON, labels one value or a JSON list, and an empty value is none; rows that
+    cannot be used are `bad_row` or `bad_text` there too. Raises ManifestError for a file that is no such table.
     """
     form = form_of(Path(piece.path))
     if form == "typed":
@@ -229,12 +227,10 @@ def read_typed(piece: FilePiece, rows: Sink, *, media: type[ImageColumn] | None 
     """Gives the rows of some row groups or record batches of a data file.
 
     The image column is `Image()` (bytes, path or both), binary, strings (paths relative to the data file), or a list of
-    one of these; null is no image. Text by `source.columns.messages` (a list, or its JSON; left at its default also
-    `conversations`), else `source.columns.question` and `source.columns.answer`; optional `sample_id` or `id`,
-    `system`. Or `source.columns.label` (a ClassLabel is its names) or `source.columns.text`, by what is read. Other
-    columns are counted by name, or refused row by row as `canonical` does. No image is read where parquet's statistics
-    say that all are there. media: the columns that name the images, where these are others. Raises ManifestError for
-    missing columns and other types.
+    one of these; null is no image. Messages are a list or its JSON, left at their default also `conversations`; a
+    ClassLabel is its names. Other columns are counted by name, or refused row by row as `canonical` does. No image is
+    read where parquet's statistics say that all are there. media: the columns that name the images, where these are
+    others. Raises ManifestError for missing columns and other types.
     """
     file = HfFile(Path(piece.path))
     images = _media_columns(file, piece, media)

@@ -291,12 +291,10 @@ def _packed(block: LineBlock, lines: Array) -> pa.ChunkedArray:
 def list_text(source: SourceConfig, cache_root: Path | None = None) -> Manifest:
     """Returns the rows of texts without audio; each manifest is its own source file.
 
-    A `.txt` file is a text a line, a `.parquet` file a text a row, anything else JSON lines `{"text", "language"?,
-    "prompt"?, "sample_id"?}`, as is a `.txt` file whose first line is such an object; lines may be compressed, `.gz` or
-    `.zst`. `id` is taken for `sample_id`, `[source.columns]` names other fields; further fields are counted by name. An
-    id left out is the manifest's name without its extensions and the line or row, `texts/17`. Blank lines are passed
-    over, and numbered.
-    A text that is no UTF-8 fails as `bad_text`, one of more than `source.max_sample_bytes` as `too_large`.
+    A `.txt` file is a text a line, a `.parquet` file a text a row, anything else JSON lines, as is a `.txt` file whose
+    first line is an object with a text; lines may be compressed. An id left out is the manifest's name without its
+    extensions and the line or row, `texts/17`. Blank lines are passed over, and numbered. A text that is no UTF-8 fails
+    as `bad_text`, one of more than `source.max_sample_bytes` as `too_large`.
     `source.rows` counts the rows of all manifests, blank lines left out; it and `max_samples` read no more than they
     need, except that languages which never occur can only be named when all was read. cache_root: where the index of a
     large file is kept, by which a slice finds its lines.
