@@ -136,7 +136,7 @@ def _is_keepable(value: Any) -> bool:
 
 
 def concatenated(tables: Sequence[pa.Table], *, is_last: bool = True) -> pa.Table:
-    """Returns the rows of several parts of a listing, every kept column of one type.
+    """Returns the rows of several parts of a listing, every kept column of one of the three types that are stored.
 
     is_last: these are all rows. Else texts of a CSV stay as they are: rows of another one may say what they are.
     """
@@ -151,11 +151,6 @@ def concatenated(tables: Sequence[pa.Table], *, is_last: bool = True) -> pa.Tabl
         column = pa.chunked_array([c for part in parts for c in part.chunks], UNTYPED) if is_untyped else None
         table = table.append_column(PREFIX + name, unified(parts, name) if column is None else column)
     return table
-
-
-def typed(table: pa.Table) -> pa.Table:
-    """Returns the rows of a listing with every kept column of one of the three types that are stored."""
-    return concatenated([table])
 
 
 def require_columns(wanted: Collection[str], names: Collection[str], *, where: str) -> None:

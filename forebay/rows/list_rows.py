@@ -33,7 +33,7 @@ from forebay.rows.eligible import (
     unneeded,
 )
 from forebay.rows.image_facts import ListedImages, with_images
-from forebay.rows.kept_columns import column_of, concatenated, names_of, require_values, typed, with_kept
+from forebay.rows.kept_columns import column_of, concatenated, names_of, require_values, with_kept
 from forebay.rows.manifest import CONVERSATION_SCHEMA, ROW_SCHEMA, SPAN, Manifest, merged, require_rows
 from forebay.rows.meanings.own import meaning_of
 from forebay.rows.meanings.recordings import refuse_differing, refuse_uncovered, to_judge
@@ -388,7 +388,7 @@ def _named(listing: RowListing) -> NamedRows:
     else:
         named = _by_record(listing)
     listed = named.manifest
-    rows = typed(listed.rows)
+    rows = concatenated([listed.rows])
     if listing.meaning.own is not None:
         rows = refuse_differing(rows, functools.partial(recording, listed))
     manifest = unique_ids(dataclasses.replace(listed, rows=rows))

@@ -94,13 +94,13 @@ class MediaReader:
             if self._rows is None or self._rows.path != source.path:
                 self._rows = HfFile(source.path)
             data = self._rows.encoded(place, self._column)
+        if data is not None and (self._max_bytes is None or len(data) <= self._max_bytes):
+            return data
         where = f"{shown(str(source.path))}, row {place_row(place) + 1}"
         if data is None:
             raise DecodeError("missing_file", f"{where}: column {self._column} holds no bytes")
-        if self._max_bytes is not None and len(data) > self._max_bytes:
-            said = f"{where}: {len(data)} bytes, allowed are {self._max_bytes}"
-            raise DecodeError("too_large", f"{said}; raise source.max_sample_bytes")
-        return data
+        said = f"{where}: {len(data)} bytes, allowed are {self._max_bytes}"
+        raise DecodeError("too_large", f"{said}; raise source.max_sample_bytes")
 
     def close(self) -> None:
         """Closes what is open; a later call opens it again."""

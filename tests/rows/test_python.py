@@ -22,7 +22,7 @@ from forebay.errors import CacheNotFoundError, ConfigError, ManifestError
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import listed
 from forebay.rows.readers.python_inputs import list_inputs
-from forebay.rows.readers.python_run import InputError, _image_line, _image_name, wav
+from forebay.rows.readers.python_run import InputError, _line, _named, wav
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.inputs import _most
@@ -281,15 +281,15 @@ def test_images_come_from_an_iterator_too(tmp_path: Path) -> None:
     assert found.images is not None
     names = [found.files[number].name for number in found.images["file"].to_pylist()]
     contents = [(tmp_path / "pictures" / f"{number}.png").read_bytes() for number in range(3)]
-    assert names == [_image_name(content) for content in contents]
+    assert names == [_named(content, "images", "image") for content in contents]
     assert [(found.files[1 + number].path).read_bytes() for number in range(3)] == contents
     assert not _most(load_config(tmp_path / "own.toml", overrides=['source.rows="0:2"', "source.max_samples=1"]))
 
 
 def test_an_image_that_is_no_bytes_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"sample 3, 'a': images has str, wanted encoded bytes"):
-        _image_line({"id": "a", "images": [b"x", "b.png"]}, 3)
-    line, media = _image_line({"id": "a", "images": [b"x", b"y"], "text": None}, 3)
+        _line({"id": "a", "images": [b"x", "b.png"]}, 3, subjects="vision")
+    line, media = _line({"id": "a", "images": [b"x", b"y"], "text": None}, 3, subjects="vision")
     assert line["images"] == [name for name, _ in media]
 
 

@@ -53,13 +53,12 @@ def listed(question: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `first`, the first lines without their places, and `count`; or `error`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     source = base64.b64decode(question["source"])
-    read = {"speech": _line, "vision": _image_line}.get(question["modality"], _line_of_both)
     writer = _Writer(None if question["folder"] is None else Path(question["folder"]))
     first: list[str] = []
     try:
         made = loaded(source, question["path"], question["name"])
         for sample in itertools.islice(_samples(made, question["split"]), question["most"]):
-            line, media = read(_checked(sample, writer.count), writer.count)
+            line, media = _line(_checked(sample, writer.count), writer.count, subjects=question["modality"])
             writer.write(line, media)
             if len(first) < question["first"]:
                 first.append(_as_json(line))
@@ -100,52 +99,35 @@ def _checked(sample: object, number: int) -> dict[str, Any]:
     return values
 
 
-def _line(values: dict[str, Any], number: int) -> Listed:
-    """Returns what the list says of a recording, and its sound as encoded bytes."""
-    what = f"sample {number}, {values['id']!r:.80}"
-    data = _encoded(values.pop("audio", None), values.pop("sample_rate_hz", None), what)
-    return _plain({**values, "xxh3_128": xxhash.xxh3_128_hexdigest(data)}, what), [("", data)]
-
-
-def _image_line(values: dict[str, Any], number: int) -> Listed:
-    """Returns what the list says of a row of images, and the images by the names of their files."""
-    what = f"sample {number}, {values['id']!r:.80}"
-    media: list[tuple[str, bytes]] = []
-    for field in ("image", "images"):
+def _line(values: dict[str, Any], number: int, *, subjects: str) -> Listed:
+    """Returns what the list says of a sample, and its media. A sound beside images is named as they are."""
+    what, media = f"sample {number}, {values['id']!r:.80}", list[tuple[str, bytes]]()
+    if "speech" in subjects:
+        data = _encoded(values.pop("audio", None), values.pop("sample_rate_hz", None), what)
+        name = _named(data, "sounds", "media") if "vision" in subjects else ""
+        values |= {"audio": name} if name else {"xxh3_128": xxhash.xxh3_128_hexdigest(data)}
+        media.append((name, data))
+    for field in ("image", "images") if "vision" in subjects else ():
         if field not in values:
             continue
         given = values[field]
         images = given if isinstance(given, (list, tuple)) else [given]
         if wrong := [type(image).__name__ for image in images if not isinstance(image, _BYTES)]:
             raise InputError(f"{what}: {field} has {wrong[0]}, wanted encoded bytes")
-        named = [(_image_name(bytes(image)), bytes(image)) for image in images]
+        named = [(_named(bytes(image), "images", "image"), bytes(image)) for image in images]
         media += named
         names = [name for name, _ in named]
         values[field] = names if isinstance(given, (list, tuple)) else names[0]
-    return _plain(values, what), media
-
-
-def _line_of_both(values: dict[str, Any], number: int) -> Listed:
-    """Returns what the list says of a row of a sound and images, and all of them by the names of their files."""
-    what = f"sample {number}, {values['id']!r:.80}"
-    data = _encoded(values.pop("audio", None), values.pop("sample_rate_hz", None), what)
-    digest = xxhash.xxh3_128_hexdigest(data)
-    name = f"sounds/{digest[:2]}/{digest}.media"
-    line, media = _image_line({**values, "audio": name}, number)
-    return line, [(name, data), *media]
-
-
-def _image_name(data: bytes) -> str:
-    digest = xxhash.xxh3_128_hexdigest(data)
-    return f"images/{digest[:2]}/{digest}.image"
-
-
-def _plain(line: dict[str, Any], what: str) -> dict[str, Any]:
     try:
-        _as_json(line)
+        _as_json(values)
     except (TypeError, ValueError, RecursionError) as err:
         raise InputError(f"{what}: {err}; wanted texts and numbers") from err
-    return line
+    return values, media
+
+
+def _named(data: bytes, folder: str, ending: str) -> str:
+    digest = xxhash.xxh3_128_hexdigest(data)
+    return f"{folder}/{digest[:2]}/{digest}.{ending}"
 
 
 def _as_json(line: Mapping[str, Any]) -> str:
@@ -191,10 +173,12 @@ class _Writer:
             return
         place: dict[str, Any] = {}
         for name, data in media:
-            if name:
-                self._write_image(self._folder / name, data)
-            else:
+            if not name:
                 place = self._place(self._folder, data)
+            elif not (path := self._folder / name).exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+                self._has_images = True
         self._list.write(f"{_as_json({**line, **place})}\n".encode("ascii"))
 
     def _place(self, folder: Path, data: bytes) -> dict[str, Any]:
@@ -207,12 +191,6 @@ class _Writer:
         offset = self._media.tell()
         self._media.write(data)
         return {"media": self._name, "offset": offset, "size": len(data)}
-
-    def _write_image(self, path: Path, data: bytes) -> None:
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-            self._has_images = True
 
     def close(self) -> None:
         """Leaves all of it on disk."""
