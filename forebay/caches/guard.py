@@ -28,17 +28,6 @@ _PROC = Path("/proc")
 _MAP = re.compile(r"\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Process:
-    """A process of this machine that has something open."""
-
-    pid: int
-    name: str
-
-    def __str__(self) -> str:
-        return f"process {self.pid} ({self.name})"
-
-
 class Processes:
     """The files that all processes of this machine have open now. Only root sees those of other users' processes."""
 
@@ -52,7 +41,7 @@ class Processes:
                 if path.startswith(f"{root}{os.sep}"):
                     self._below.append((path, int(entry.name)))
 
-    def with_any_of(self, folder: Path, files: Iterable[File]) -> Process | None:
+    def with_any_of(self, folder: Path, files: Iterable[File]) -> str | None:
         """Returns a process that has a folder, or a file of it, open, mapped or as the folder that it is in.
 
         Files are known by their numbers, whatever the process calls them; by their path where another folder has a link
@@ -66,7 +55,13 @@ class Processes:
         if found is None:
             inside = f"{folder}{os.sep}"
             found = next((pid for path, pid in self._below if path == str(folder) or path.startswith(inside)), None)
-        return None if found is None else Process(pid=found, name=_name_of(found))
+        if found is None:
+            return None
+        try:
+            name = (_PROC / str(found) / "comm").read_text(errors="replace").strip()
+        except OSError:
+            name = "gone"
+        return f"process {found} ({name})"
 
 
 def _opened_by(pid: int) -> Iterator[tuple[str, Inode]]:
@@ -83,13 +78,6 @@ def _opened_by(pid: int) -> Iterator[tuple[str, Inode]]:
             found = _MAP.match(line)
             if found is not None and found[4].startswith("/"):
                 yield found[4], (os.makedev(int(found[1], 16), int(found[2], 16)), int(found[3]))
-
-
-def _name_of(pid: int) -> str:
-    try:
-        return (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
-    except OSError:
-        return "gone"
 
 
 def is_mount_within(folder: Path) -> bool:
@@ -183,7 +171,7 @@ class Guard:
             return stored_strangers(item)
         with contextlib.suppress(FileNotFoundError), opened(self.root, item) as (descriptor, _):
             if descriptor is None:
-                if _is_aside(item) and not self.is_abandoned(item):
+                if _is_aside(item) and item.name not in self._abandoned:
                     return "a process writes it"
                 return in_use(self.root.folder / item.name, RootContents(files=[item.file]), self._processes)
             contents = contents_of(descriptor, device=self.root.device)
@@ -201,7 +189,7 @@ class Guard:
     def _builders(self, item: RootItem) -> str | None:
         """Returns which builders work with a folder of a build, by what their runs say of themselves."""
         if _is_aside(item):
-            return None if self.is_abandoned(item) else "a process writes it"
+            return None if item.name in self._abandoned else "a process writes it"
         for build in self._builds_of(item):
             if item.kept.builders == "of its key" and (why := self.use(build)) is not None:
                 return f"of its build {build.name}: {why}"
@@ -217,10 +205,6 @@ class Guard:
         key = "" if item.kept.builders == "any" else str(item.document.get("key"))[:16]
         return [build for build in self.survey.of("build") if Path(build.name).name.startswith(key)]
 
-    def is_abandoned(self, item: RootItem) -> bool:
-        """Whether the process that wrote a leftover is gone."""
-        return item.name in self._abandoned
-
     @cached_property
     def _processes(self) -> Processes:
         """The files that were open at the first call; whoever removes something looks anew."""
@@ -228,6 +212,7 @@ class Guard:
 
     @cached_property
     def _abandoned(self) -> set[str]:
+        """The names of leftovers whose writers are gone."""
         leftovers = [item.name for item in self.survey.of("leftover")]
         found: set[str] = set()
         for parent in {os.path.dirname(name) for name in leftovers}:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from forebay.caches.root_items import Check, Inside, Read, RootContents
+from forebay.caches.root_items import Check, Inside, Read
 from forebay.errors import CacheCorruptError
 from forebay.plan.disk import STATISTICS
 from forebay.store.cold.arrays import ROOT as COLD
@@ -129,24 +129,15 @@ def names_of_cache(folder: Path, metadata: Mapping[str, Any]) -> set[str]:
     """Returns the names of all files of a cache. Raises CacheError for metadata that describe none."""
     check_found(folder, metadata)
     if metadata.get("format_version", 0) < FORMAT_VERSION:
-        counts = dict.fromkeys(_OLD_GROUPS, _old_count(folder, metadata))
+        count = metadata.get("num_shards")
+        if type(count) is not int or not 0 <= count < _MOST_SHARDS:
+            raise CacheCorruptError(f"{folder}: num_shards is {count!r:.60}")
+        counts = dict.fromkeys(_OLD_GROUPS, count)
     else:
         checked_fields(folder, metadata)
         counts = {group: shape.num_shards for group, shape in groups_of(folder, metadata).items()}
     shards = {shard_name(group, number) for group, count in counts.items() for number in range(count)}
     return {FILE_NAME, *metadata["files"], *shards}
-
-
-def _old_count(folder: Path, metadata: Mapping[str, Any]) -> int:
-    count = metadata.get("num_shards")
-    if type(count) is not int or not 0 <= count < _MOST_SHARDS:
-        raise CacheCorruptError(f"{folder}: num_shards is {count!r:.60}")
-    return count
-
-
-def _is_folder_of_cache(name: str, contents: RootContents) -> bool:
-    """Whether a folder in a cache is that of a group: a sealed group has a shard, so an empty one is nobody's."""
-    return is_group_name(name) and any(other.startswith(f"{name}/") for other in contents.names)
 
 
 def _read_plan(folder: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
@@ -197,7 +188,12 @@ def _read_inputs(_: Path, descriptor: int) -> tuple[Mapping[str, Any], int]:
     return {}, status.st_mtime_ns
 
 
-CACHE = Inside(_read_cache, _check_cache, _is_folder_of_cache)
+CACHE = Inside(
+    _read_cache,
+    _check_cache,
+    # A sealed group has a shard, so an empty folder is nobody's.
+    lambda name, contents: is_group_name(name) and any(other.startswith(f"{name}/") for other in contents.names),
+)
 PLAN = Inside(_read_plan, _check_plan)
 LISTING = Inside(_reads("listing.json", files=dict), _names_files("listing.json", "sums"))
 PREPARED = Inside(_reads("prepared.json", key=str, files=dict), _names_files("prepared.json", "files"))

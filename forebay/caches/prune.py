@@ -218,12 +218,11 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The fate of an item, and why. blocked: it would go, if nobody used it."""
+    """The fate of an item, and why."""
 
     item: RootItem
     goes: bool
     reason: str
-    blocked: bool = False
 
 
 Did = Literal["would go", "gone", "stays"]
@@ -321,9 +320,8 @@ def decide(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) ->
 def _judged(item: RootItem, guard: Guard, verdict: tuple[bool, str]) -> Decision:
     """Returns the decision of a rule, unless somebody uses the item."""
     goes, reason = verdict
-    if goes and (why := guard.reason(item)) is not None:
-        return Decision(item=item, goes=False, reason=why, blocked=True)
-    return Decision(item=item, goes=goes, reason=reason)
+    why = guard.reason(item) if goes else None
+    return Decision(item=item, goes=goes and why is None, reason=why or reason)
 
 
 def _caches(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) -> list[Decision]:

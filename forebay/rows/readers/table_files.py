@@ -346,34 +346,23 @@ def read_ljspeech(piece: FilePiece, rows: Sink) -> None:
     Raises ManifestError, with the line, for other numbers of columns and empty ids, and where there is no `wavs/`.
     """
     path = Path(piece.path)
-    present = _audio_names(path)
+    folder = path.parent / AUDIO_FOLDER
+    try:
+        present = names_in(folder)
+    except OSError as err:
+        raise ManifestError(f"{path}: cannot read folder {folder}: {err.strerror}; wanted the audio there") from err
     for (number, _), line in piece_lines(piece):
-        sample_id, text = _ljspeech_fields(decoded(line, path, number), f"{path}, line {number}")
+        fields, where = decoded(line, path, number).split("|"), f"{path}, line {number}"
+        if len(fields) not in (2, 3):
+            said = f"{len(fields)} columns, wanted id|text|normalised text; correct the manifest"
+            raise ManifestError(f"{where}: {said}", code="FB203")
+        sample_id, text = fields[0].strip(), fields[-1] if fields[-1].strip() else fields[1]
+        if not sample_id or "\0" in sample_id:
+            said = f"column id is {sample_id!r}, wanted the name of a file in {AUDIO_FOLDER}/"
+            raise ManifestError(f"{where}: {said}", code="FB203")
         name = next((n for e in _EXTENSIONS if (n := sample_id + e) in present), sample_id + _EXTENSIONS[0])
         record = Record({"audio": f"{AUDIO_FOLDER}/{name}", "text": text})
-        rows.take(record, where=f"{path}, line {number}", stem=sample_id, number=number)
-
-
-def _ljspeech_fields(line: str, where: str) -> tuple[str, str]:
-    fields = line.split("|")
-    if len(fields) not in (2, 3):
-        raise ManifestError(
-            f"{where}: {len(fields)} columns, wanted id|text|normalised text; correct the manifest", code="FB203"
-        )
-    sample_id, text = fields[0].strip(), fields[-1] if fields[-1].strip() else fields[1]
-    if not sample_id or "\0" in sample_id:
-        raise ManifestError(
-            f"{where}: column id is {sample_id!r}, wanted the name of a file in {AUDIO_FOLDER}/", code="FB203"
-        )
-    return sample_id, text
-
-
-def _audio_names(metadata: Path) -> set[str]:
-    folder = metadata.parent / AUDIO_FOLDER
-    try:
-        return names_in(folder)
-    except OSError as err:
-        raise ManifestError(f"{metadata}: cannot read folder {folder}: {err.strerror}; wanted the audio there") from err
+        rows.take(record, where=where, stem=sample_id, number=number)
 
 
 READER = RowReader(

@@ -104,11 +104,10 @@ def _read(manifest: SourceFile, files: NamedFiles, unused: Unused, *, keep: Sequ
     if pc.any(pc.starts_with(members, "./")).as_py():  # a tar's index keeps names without it
         members = pc.replace_substring_regex(members, r"^\./", "")
     ids, explicit = _sample_ids(columns, members)
-    paths = columns.strings("tar_path", nullable=False)
+    paths, count = columns.strings("tar_path", nullable=False), len(columns.table)
     numbers = _tar_numbers(
         paths, manifest, files, lambda problem, rows: columns.wrong("tar_path", problem, row=first(rows))
     )
-    count = len(columns.table)
     return row_table(
         {
             "sample_id": ids,
@@ -135,9 +134,7 @@ def _sample_ids(columns: TypedColumns, members: Any) -> tuple[Any, Any]:
     empty = pc.fill_null(pc.equal(given, ""), fill_value=False)
     if pc.any(empty).as_py():
         raise columns.wrong("sample_id", "is empty, wanted an id or null", row=first(empty))
-    if not given.null_count:
-        return given, pc.is_valid(given)
-    return pc.coalesce(given, member_stems(members)), pc.is_valid(given)
+    return pc.coalesce(given, member_stems(members)) if given.null_count else given, pc.is_valid(given)
 
 
 def _tar_numbers(
