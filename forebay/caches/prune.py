@@ -327,14 +327,10 @@ def _judged(item: RootItem, guard: Guard, verdict: tuple[bool, str]) -> Decision
 def _caches(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) -> list[Decision]:
     """Returns the decisions on caches and kept texts: those that the conditions leave, the oldest up to the bound."""
     items = survey.of(*(kind for kind, kept in KINDS.items() if kept.rule == "caches"))
-    verdicts = {item.name: _verdict(item, rules, wanted) for item in items}
-    if rules.max_bytes is None:
-        return [_judged(item, guard, verdicts[item.name]) for item in items]
-    ledger = _Ledger(survey)
-    decisions = {}
+    ledger, decisions = _Ledger(survey), {}
     for item in sorted(items, key=lambda item: (item.used_ns, item.name)):
-        verdict = verdicts[item.name]
-        if verdict[0] and ledger.held_bytes <= rules.max_bytes:
+        verdict = _verdict(item, rules, wanted)
+        if verdict[0] and rules.max_bytes is not None and ledger.held_bytes <= rules.max_bytes:
             verdict = False, f"without it the bound of {human_bytes(rules.max_bytes)} holds already"
         decisions[item.name] = decision = _judged(item, guard, verdict)
         if decision.goes:

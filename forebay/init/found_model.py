@@ -101,7 +101,11 @@ def read_model(folder: Path) -> Model:
             f"--model {folder} is not a folder; name one with the model's config.json{hub_advice(folder, 'model')}"
         )
     config = json_of(folder / "config.json")
-    has_tokenizer, sees = _has_tokenizer(folder), sees_images(folder)
+    try:
+        has_tokenizer = bool(tokenizer_digest(folder))
+    except ConfigError:
+        has_tokenizer = False
+    sees = sees_images(folder)
     if not config and not sees and not has_tokenizer and sound_document(folder) is None:
         counts = Counter(path.suffix or path.name for path in folder.iterdir()).most_common(8)
         holds = ", ".join(f"{count} {suffix}" for suffix, count in counts) or "nothing"
@@ -146,10 +150,13 @@ def _seeing(model: Model, config: dict[str, Any]) -> Model:
         found if isinstance(found := config.get(name), dict) else {} for name in ("text_config", "id2label")
     )
     task = _task_of(config, _OF_IMAGES, of_types=_OF_TYPES) if config else None
+    # Names in the order of their numbers; LABEL_0 and so on are names of no data.
+    names = [str(classes[key]) for key in sorted(classes, key=int)] if all(map(str.isdecimal, classes)) else []
+    is_named = any(name != f"LABEL_{number}" for number, name in enumerate(names))
     model = replace(
         model,
         task=task,
-        class_names=_class_names(classes),
+        class_names=tuple(names) if is_named else (),
         num_classes=len(classes) if isinstance(config.get("id2label"), dict) else None,
         max_positions=_positive((text or config).get("max_position_embeddings")),
     )
@@ -159,22 +166,6 @@ def _seeing(model: Model, config: dict[str, Any]) -> Model:
     if model.model_type in _PACKED:
         task = Task("chat", f"its config.json has model_type {model.model_type}")
     return replace(model, prompt="chat", images=image_settings(model.folder), task=task)
-
-
-def _class_names(found: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the classes of a model in the order of their numbers; nothing where it has names of no data."""
-    if not all(key.isdecimal() for key in found):
-        return ()
-    names = tuple(str(found[key]) for key in sorted(found, key=int))
-    return () if all(name == f"LABEL_{number}" for number, name in enumerate(names)) else names
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    try:
-        tokenizer_digest(folder)
-    except ConfigError:
-        return False
-    return True
 
 
 def _tags(folder: Path) -> frozenset[str]:

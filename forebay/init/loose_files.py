@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -35,10 +34,8 @@ _LINES = (".txt", ".jsonl")
 
 def recordings_of(tree: Tree) -> Candidate | None:
     """Returns the candidate of a tree as recordings with files beside them; None where it holds none."""
-    if _is_ljspeech(tree):
-        label = f"LJSpeech: metadata.csv with | beside wavs/, {counted(len(tree.audio), Sounds.noun)}"
-        place, read = (tree.path("metadata.csv"),), functools.partial(_ljspeech, tree)
-        return Candidate("ljspeech", place, RECORDINGS, label, 85, read)
+    if (ljspeech := _ljspeech_of(tree)) is not None:
+        return ljspeech
     own = TrainFiles.among(tree.audio)
     if not own.names:
         return None
@@ -74,17 +71,20 @@ def recordings_of(tree: Tree) -> Candidate | None:
     return Candidate("folder", tuple(map(tree.path, own.folders)), RECORDINGS, label, score, look)
 
 
-def _is_ljspeech(tree: Tree) -> bool:
+def _ljspeech_of(tree: Tree) -> Candidate | None:
+    table = tree.path("metadata.csv")
     if "wavs" not in tree.folders or "metadata.csv" not in tree.by_extension.get(".csv", []):
-        return False
-    lines = [line for line in text_head(tree.path("metadata.csv")).splitlines()[:20] if line]
-    return bool(lines) and all(line.count("|") in (1, 2) for line in lines)
+        return None
+    lines = text_head(table).splitlines()
+    if not any(lines[:20]) or any(line.count("|") not in (1, 2) for line in lines[:20] if line):
+        return None
 
+    def look(found: Candidate, chooser: Chooser) -> None:  # noqa: ARG001
+        _take_sounds(found, tree, [name for name in tree.audio if name.startswith("wavs/")])
+        found.texts = [line.rpartition("|")[2] for line in lines[:_TEXTS]]
 
-def _ljspeech(tree: Tree, found: Candidate, chooser: Chooser) -> None:  # noqa: ARG001
-    _take_sounds(found, tree, [name for name in tree.audio if name.startswith("wavs/")])
-    lines = text_head(tree.path("metadata.csv")).splitlines()
-    found.texts = [line.rpartition("|")[2] for line in lines[:_TEXTS]]
+    label = f"LJSpeech: metadata.csv with | beside wavs/, {counted(len(tree.audio), Sounds.noun)}"
+    return Candidate("ljspeech", (table,), RECORDINGS, label, 85, look)
 
 
 def _take_sounds(found: Candidate, tree: Tree, names: Sequence[str]) -> None:

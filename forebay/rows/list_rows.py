@@ -40,7 +40,7 @@ from forebay.rows.meanings.recordings import refuse_differing, refuse_uncovered,
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder, shown_name, stamped
 from forebay.rows.reader import FilePiece, Located, LocateTask, RecordingLister, RowReader, reader_of
 from forebay.rows.record import Meaning
-from forebay.rows.row_pieces import TEXT_AT, ReadPiece, RowPart, candidate_rows, first_places, gathered, listed_rows
+from forebay.rows.row_pieces import TEXT_AT, RowPart, candidate_rows, first_places, gathered, listed_rows, read_piece
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large
 from forebay.store.remote.raw.raw_sources import localized, shown
 from forebay.store.source_files import SourceFile
@@ -97,7 +97,8 @@ class RowListing:
         """Returns what the records of pieces mean."""
         read = (None if self.meaning.lists_all else self.lister.read) or self.reader.read
         assert read is not None
-        return self.run(ReadPiece(read), pieces, lambda piece: [piece.path], total=len(self.manifests))
+        task = functools.partial(read_piece, read)
+        return self.run(task, pieces, lambda piece: [piece.path], total=len(self.manifests))
 
     def run(
         self, function: Callable[[T], R], tasks: Sequence[T], needs: Callable[[T], Sequence[str]], *, total: int
@@ -210,7 +211,9 @@ def recording(manifest: Manifest, file: int, member: str) -> str:
 def with_places(listed: Manifest, results: Sequence[Located], listing: RowListing, *, is_all: bool) -> Manifest:
     """The listed rows that were found and that filters leave now that durations are known."""
     source = listing.source
-    found = _concatenated([result.rows for result in results])
+    # A file of which nothing is left gives a table without the columns that it would have found.
+    tables = [result.rows for result in results if len(result.rows)] or [result.rows for result in results[:1]]
+    found = concatenated(tables).combine_chunks() if tables else pa.table({"row": pa.array([], pa.int64())})
     failed = pa.concat_tables([listed.rejected, *(result.failed for result in results)])
     manifest = dataclasses.replace(
         listed,
@@ -239,12 +242,6 @@ def _merged(rows: pa.Table, found: pa.Table) -> pa.Table:
         position = ROW_SCHEMA.get_field_index(name)
         rows = rows.set_column(position, ROW_SCHEMA.field(position), found[name].cast(ROW_SCHEMA.field(position).type))
     return rows
-
-
-def _concatenated(tables: Sequence[pa.Table]) -> pa.Table:
-    # A file of which nothing is left gives a table without the columns that it would have found.
-    filled = [table for table in tables if len(table)] or list(tables[:1])
-    return concatenated(filled).combine_chunks() if filled else pa.table({"row": pa.array([], pa.int64())})
 
 
 def _cuts(group: np.ndarray[Any, Any], step: int) -> list[tuple[int, int, int]]:

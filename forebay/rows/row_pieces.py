@@ -260,19 +260,12 @@ class RowSink:
             gathered.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPiece:
-    """Reads a piece, as a task."""
-
-    read: Callable[[FilePiece, Sink], None]
-
-    def __call__(self, piece: FilePiece) -> RowPart:
-        """Returns the rows of a piece, and the places of their items."""
-        source = piece.source
-        home = Path(source.media_dir or piece.path)
-        rows = RowSink(piece.meaning, keep=source.keep_columns, home=home, stem=piece.stem)
-        self.read(piece, rows)
-        return rows.part(piece.group, cache_root=piece.cache_root)
+def read_piece(read: Callable[[FilePiece, Sink], None], piece: FilePiece) -> RowPart:
+    """Returns the rows of a piece, and the places of their items, as a task."""
+    home = Path(piece.source.media_dir or piece.path)
+    rows = RowSink(piece.meaning, keep=piece.source.keep_columns, home=home, stem=piece.stem)
+    read(piece, rows)
+    return rows.part(piece.group, cache_root=piece.cache_root)
 
 
 def listed_rows(parts: Sequence[RowPart]) -> pa.Table:

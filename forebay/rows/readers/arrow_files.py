@@ -97,11 +97,7 @@ class HfFile:
         else:
             tops = list(dict.fromkeys(name.partition(".")[0] for name in names))
             table = pa.Table.from_batches(self._parts, self.schema).select(tops)
-        arrays, labels = [], []
-        for name in names:
-            arrays.append(_field(table, name))
-            labels.append(name.rpartition(".")[2])
-        return pa.table(dict(zip(labels, arrays, strict=True)))
+        return pa.table({name.rpartition(".")[2]: _field(table, name) for name in names})
 
     def part(self, name: str) -> pa.ChunkedArray:
         """Returns a column as it may be kept, see `kept.part_of`."""

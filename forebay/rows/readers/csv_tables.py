@@ -12,6 +12,7 @@ import itertools
 import logging
 import math
 import re
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,8 +232,7 @@ def _require_closed(path: Path, local: Path, form: _Form) -> None:
     with open(local, encoding="utf-8-sig", errors="replace", newline="") as file:
         reader = csv.reader(file, delimiter=form.delimiter, strict=True)
         try:
-            for _ in reader:
-                pass
+            deque(reader, maxlen=0)
         except csv.Error as err:
             raise ManifestError(
                 f"{path}, line {reader.line_num}: {err}: a quotation mark is not closed, or not doubled inside of a "

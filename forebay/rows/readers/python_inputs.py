@@ -6,6 +6,7 @@ It runs once, in a process of its own, and what it yielded is written down; late
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import logging
 import os
@@ -119,14 +120,10 @@ def _put(inputs: Inputs, aside: Path) -> None:
 def _difference(old: Path, new: Path) -> str | None:
     """Returns the first sample that differs between two lists, None where they are the same."""
     with old.open("rb") as before, new.open("rb") as after:
-        number = 0
-        while True:
-            was, now = before.readline(), after.readline()
+        for number, (was, now) in enumerate(itertools.zip_longest(before, after, fillvalue=b"")):
             if was != now:
                 return f"sample {number} was {_shown(was)} and is {_shown(now)}"
-            if not was:
-                return None
-            number += 1
+    return None
 
 
 def _shown(line: bytes) -> str:
