@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import TextError
-from forebay.rows.meanings.canonical_chat import canonical, identifier, image_names
+from forebay.rows.meanings.canonical_chat import canonical, image_names
+from forebay.rows.record import meaning_named
 from tests.strategies import transcripts
 
 IMAGE = {"type": "image"}
+
+identifier = meaning_named("conversations").identifier
 
 
 def text(value: str) -> dict[str, str]:

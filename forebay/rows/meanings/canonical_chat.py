@@ -80,7 +80,13 @@ class ListsImages(Meaning):
     """Rows that list images, and are no item themselves."""
 
     def identifier(self, fields: Mapping[str, Any]) -> str | None:
-        return identifier(fields)
+        try:
+            given = id_of(fields, ("sample_id", "id"))
+        except JsonError as err:
+            raise text_error(err) from err
+        if given == "":
+            raise TextError("bad_conversation", "field id is empty, wanted an id")
+        return given
 
 
 class Conversations(ListsImages):
@@ -179,20 +185,6 @@ def image_names(fields: Mapping[str, Any]) -> list[str]:
         return [string_of({name: value}, (name,), required=True) or "" for value in values]
     except JsonError as err:
         raise text_error(err) from err
-
-
-def identifier(fields: Mapping[str, Any]) -> str | None:
-    """Returns `sample_id` or `id`, a number as its digits; None where neither is there.
-
-    Raises TextError `bad_conversation` for an empty one and other types.
-    """
-    try:
-        given = id_of(fields, ("sample_id", "id"))
-    except JsonError as err:
-        raise text_error(err) from err
-    if given == "":
-        raise TextError("bad_conversation", "field id is empty, wanted an id")
-    return given
 
 
 def text_error(err: JsonError) -> TextError:

@@ -43,21 +43,28 @@ class OwnRows(Meaning):
     bad: ClassVar[str | None] = "meaning_failed"
 
     def row(self, record: Record, *, unknown: set[str], home: Path) -> MeantRow:  # noqa: ARG002  it may take any field
-        found = self._returned(_fields(record))
+        fields = decoded_fields(record)
+        found = self._returned(dict(fields) if record.media is None else {**fields, "image": [*record.media]})
+        try:
+            return self._meant(found)
+        except JsonError as err:
+            raise _failed(f"{self._label}: {err}") from err
+
+    def _meant(self, found: Mapping[str, Any]) -> MeantRow:
         items = {group: self._places(group, found.get(group)) for group in self.facts.groups}
         given = found.get("id")
-        texts = [self._text(name, found.get(name)) for name in _TEXTS[:-1]]
+        text, language, prompt = (string_of(found, (name,)) for name in _TEXTS[:-1])
         if given is not None and not (isinstance(given, (str, int)) and str(given)):
             raise self._wrong("id", given, "a text or an integer")
         own = items[self.own][0] if self.own is not None else None
         return MeantRow(
-            text=texts[0],
+            text=text,
             items=items,
-            sample_id=None if given is None else self._text("id", str(given)),
+            sample_id=None if given is None else string_of({"id": str(given)}, ("id",)),
             name=None if own is None else path_stem(own.member or own.path or "") or None,
-            language=texts[1],
-            prompt=texts[2],
-            seconds=self._seconds(found.get("duration_s")),
+            language=language,
+            prompt=prompt,
+            seconds=0.0 if self.own is None else seconds_of(found, ("duration_s",)),
         )
 
     def _returned(self, fields: dict[str, Any]) -> Mapping[str, Any]:
@@ -86,22 +93,11 @@ class OwnRows(Meaning):
             case MediaPlace():
                 return found
             case str():
-                return MediaPlace(self._text(group, found))
+                return MediaPlace(string_of({group: found}, (group,)))
             case (str(tar), str(member)):
-                return MediaPlace(self._text(group, tar), storable(member.removeprefix("./")), size=UNLOCATED)
+                place = string_of({group: tar}, (group,))
+                return MediaPlace(place, storable(member.removeprefix("./")), size=UNLOCATED)
         raise self._wrong(group, found, "the name of a file, (tar, member) or what the record has")
-
-    def _text(self, name: str, found: Any) -> str | None:
-        try:
-            return string_of({name: found}, (name,))
-        except JsonError as err:
-            raise _failed(f"{self._label}: {err}") from err
-
-    def _seconds(self, found: Any) -> float:
-        try:
-            return 0.0 if self.own is None else seconds_of({"duration_s": found}, ("duration_s",))
-        except JsonError as err:
-            raise _failed(f"{self._label}: {err}") from err
 
     def _wrong(self, name: str, found: Any, wanted: str) -> SampleError:
         return _failed(f"{self._label} returned {name} as {found!r:.80}, wanted {wanted}")
@@ -113,11 +109,6 @@ class OwnRows(Meaning):
 
 def _failed(message: str) -> SampleError:
     return SampleError("meaning_failed", message)
-
-
-def _fields(record: Record) -> dict[str, Any]:
-    fields = decoded_fields(record)
-    return dict(fields) if record.media is None else {**fields, "image": [*record.media]}
 
 
 @functools.lru_cache(maxsize=8)
