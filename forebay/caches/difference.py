@@ -25,6 +25,9 @@ from forebay.visible import from_here, human_bytes
 _SHOWN = 5
 
 
+_WORDS: Mapping[Group, str] = {"image": "images", "text": "texts"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Side:
     """One of the two: what it is called, its recipe, its cache; None where a config has none yet."""
@@ -193,9 +196,6 @@ def _samples(a: Cache, b: Cache) -> Names:
         changed=changed,
         same=int(is_same.sum()),
     )
-
-
-_WORDS: Mapping[Group, str] = {"image": "images", "text": "texts"}
 
 
 def _hashes(cache: Cache) -> dict[Group, Array]:

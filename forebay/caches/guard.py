@@ -28,6 +28,11 @@ _PROC = Path("/proc")
 _MAP = re.compile(r"\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)")
 
 
+RECENT_S = 7 * 24 * 3600.0
+"""What was used within it needs `--force`."""
+_SHOWN = 3
+
+
 class Processes:
     """The files that all processes of this machine have open now. Only root sees those of other users' processes."""
 
@@ -96,12 +101,6 @@ def elsewhere(folder: Path, uses: Iterable[Use]) -> str | None:
         return "it lies on a disk that other hosts may mount"
     hosts = [use for use in uses if use.host != this_host() and time.time() - use.used_ns / 1e9 < KEPT_S]
     return f"it was used on the host {hosts[0].host}" if hosts else None
-
-
-RECENT_S = 7 * 24 * 3600.0
-"""What was used within it needs `--force`."""
-
-_SHOWN = 3
 
 
 def strangers(item: RootItem, contents: RootContents, descriptor: int, folder: Path) -> str | None:

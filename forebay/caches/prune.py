@@ -45,6 +45,10 @@ from forebay.store.metadata import FILE_NAME
 from forebay.terminal import wrapped
 from forebay.visible import from_here, human_bytes, printable
 
+_UNITS = {"": 1, "B": 1, **{f"{unit}B": 1000**power for power, unit in enumerate("kMGTP", 1)}}
+_AGES = {"h": 3600.0, "d": 24 * 3600.0, "w": 7 * 24 * 3600.0}
+Did = Literal["would go", "gone", "stays"]
+
 
 def remove(item: RootItem, guard: Guard) -> str | None:
     """Removes an item and returns None, or why it stays: it is in use by now, or not what was surveyed."""
@@ -161,10 +165,6 @@ def forget(root: Root, item: RootItem) -> None:
         os.rmdir(os.path.basename(item.name), dir_fd=holder)
 
 
-_UNITS = {"": 1, "B": 1, **{f"{unit}B": 1000**power for power, unit in enumerate("kMGTP", 1)}}
-_AGES = {"h": 3600.0, "d": 24 * 3600.0, "w": 7 * 24 * 3600.0}
-
-
 def parse_size(text: str) -> int:
     """Returns the bytes of a size as `500G`, `1.5TB` or `800 MB`, in units of 1000. Raises ConfigError."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([kKMGTP]?B?)", text.strip(), re.ASCII)
@@ -223,9 +223,6 @@ class Decision:
     item: RootItem
     goes: bool
     reason: str
-
-
-Did = Literal["would go", "gone", "stays"]
 
 
 @dataclass(kw_only=True)

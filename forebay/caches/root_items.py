@@ -26,6 +26,25 @@ from forebay.store.remote.root import RemoteRoot
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+Inode = tuple[int, int]
+_DEEPEST = 16
+"""Folders within folders; forebay writes three."""
+_READ_ENDS = (".tdz", ".media", ".image")
+"""Ends of the files that readers of samples read."""
+_MADE_NS = 60 * 10**9
+"""Sealing reads shards too."""
+Read = Callable[[Path, int], tuple[Mapping[str, Any], int]]
+"""(folder, descriptor of it) -> what it says of itself, and when it was written. Raises CacheError, OSError."""
+Check = Callable[[int, Path], Callable[[str], bool]]
+"""(descriptor of a folder, the folder) -> whether a path in it is forebay's. Raises CacheError, OSError."""
+Verdict = Callable[["RootItem", "Survey", Sequence["RootItem"]], tuple[bool, str]]
+"""(item, survey, the caches that stay) -> whether an item goes by the rule of its kind, and why."""
+Told = tuple[Mapping[str, Any], str, str]
+"""What `ls` says of an item: facts for the document, how much is in it, and what it is."""
+Tell = Callable[[Mapping[str, Any], Mapping[str, str]], Told]
+"""(what an item says of itself, folders of tokenizers by their digests) -> what `ls` says of it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Root:
     """An opened cache root. folder: its resolved path; descriptor: of that very folder, whatever its path becomes.
@@ -81,11 +100,6 @@ def entered(name: str | Path, *, within: int | None = None) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-Inode = tuple[int, int]
-_DEEPEST = 16
-"""Folders within folders; forebay writes three."""
 
 
 class File(NamedTuple):
@@ -181,23 +195,6 @@ def sizes_of(files: Iterable[File]) -> Sizes:
         else:
             shared += size_bytes
     return Sizes(exclusive_bytes=exclusive, shared_bytes=shared)
-
-
-_READ_ENDS = (".tdz", ".media", ".image")
-"""Ends of the files that readers of samples read."""
-_MADE_NS = 60 * 10**9
-"""Sealing reads shards too."""
-
-Read = Callable[[Path, int], tuple[Mapping[str, Any], int]]
-"""(folder, descriptor of it) -> what it says of itself, and when it was written. Raises CacheError, OSError."""
-Check = Callable[[int, Path], Callable[[str], bool]]
-"""(descriptor of a folder, the folder) -> whether a path in it is forebay's. Raises CacheError, OSError."""
-Verdict = Callable[["RootItem", "Survey", Sequence["RootItem"]], tuple[bool, str]]
-"""(item, survey, the caches that stay) -> whether an item goes by the rule of its kind, and why."""
-Told = tuple[Mapping[str, Any], str, str]
-"""What `ls` says of an item: facts for the document, how much is in it, and what it is."""
-Tell = Callable[[Mapping[str, Any], Mapping[str, str]], Told]
-"""(what an item says of itself, folders of tokenizers by their digests) -> what `ls` says of it."""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,11 @@ from forebay.visible import from_here
 _MEDIA = {*RECORDING_FILES, *IMAGE_EXTENSIONS}
 
 
+_FILES = 8
+_PEEK = 4
+_OTHER_MESSAGES = ("messages", "conversations")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
     """Tables of the same columns and one split. splits: all of these, by the splits' names.
@@ -320,10 +325,7 @@ def _texts(tables: Tables, likely: Sequence[LikelyColumn], found: Candidate, cho
     found.languages = languages_of(tables.own, "language" if "language" in tables.first.names else None)
 
 
-_FILES = 8
-_PEEK = 4
 _MATRIX, _MELS = 2, (80, 128)
-_OTHER_MESSAGES = ("messages", "conversations")
 
 
 def dataset_of(folder: Path) -> Candidate | None:

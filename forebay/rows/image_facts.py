@@ -31,6 +31,11 @@ from forebay.store.remote.raw.raw_sources import look_up, shown
 from forebay.store.source_files import SourceFile
 from forebay.task_map import Map, WorkerDied, mark
 
+IMAGES_PER_TASK = 512
+_MAX_OPEN = 4
+_FACTS = schema_of("offset:int64 size:int64 hash:string width:int32 height:int32 reason:string? message:large_string?")
+_PLACE = ("file", "member", "offset", "size")
+
 
 def flattened(lists: Any) -> tuple[Array, Array]:
     """Returns offsets int64 [rows + 1] and values of a column of lists, whatever it was sliced from."""
@@ -88,15 +93,6 @@ def _components(count: int, left: Array, right: Array) -> Array:
         if np.array_equal(hooked, labels):
             return labels
         labels = hooked
-
-
-IMAGES_PER_TASK = 512
-
-_MAX_OPEN = 4
-
-_FACTS = schema_of("offset:int64 size:int64 hash:string width:int32 height:int32 reason:string? message:large_string?")
-
-_PLACE = ("file", "member", "offset", "size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+ROWS_PER_TASK = 4096
+_TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "size", "duration_s", "language")
+_CHECKED_ROWS = 256
+
+
 @dataclass(frozen=True, kw_only=True)
 class RowListing:
     """A listing of one source: where its rows are read from and what they mean.
@@ -145,11 +150,6 @@ class RowListing:
     def is_enough(self, num_good: int) -> bool:
         """Whether so many rows are all that are wanted."""
         return self.source.max_samples is not None and num_good >= self.source.max_samples
-
-
-ROWS_PER_TASK = 4096
-
-_TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "size", "duration_s", "language")
 
 
 def locate_tasks(manifest: Manifest, listing: RowListing) -> Iterator[LocateTask]:
@@ -254,9 +254,6 @@ def _cuts(group: np.ndarray[Any, Any], step: int) -> list[tuple[int, int, int]]:
         for first, last in itertools.pairwise(borders)
         for start in range(first, last, step)
     ]
-
-
-_CHECKED_ROWS = 256
 
 
 def list_rows(

@@ -46,6 +46,21 @@ _TEXT = pa.large_string()
 _SCHEMA = pa.schema([pa.field("text", _TEXT)])
 
 
+_ROWS_PER_BATCH = 4096
+PART_ROWS = schema_of(
+    "sample_id:large_string? explicit_id:bool text:large_string? kind:string? reason:string? message:large_string?"
+)
+"""One entry a row of the manifest, in order: `sample_id` null where it is `<file>/<row>`; `kind`, `reason` and
+`message` of a row that cannot be used, else null. Behind them stand _SPOKEN where rows may be items themselves, and by
+group lists of places in the part's table of items."""
+_SPOKEN = schema_of("language:large_string? prompt:large_string? duration_s:float64")
+PART_ITEMS = schema_of("path:large_string? member:large_string offset:int64 size:int64 run:int64")
+"""Places of items: `path`, as written, of a file of its own, else null and a place in the part's file."""
+TEXT_AT = "text_at"
+"""The column of rows whose texts lie aside: their places among the texts of all parts."""
+_NOUNS: Mapping[Group, str] = {"audio": "a recording", "image": "an image"}
+
+
 @dataclass(slots=True)
 class TextsAside:
     """Texts of a listing: held, or, where they are too many, in a file that is gone when it is mapped.
@@ -107,26 +122,6 @@ def gathered(parts: Sequence[pa.ChunkedArray], places: Array, cache_root: str) -
             yield pa.concat_arrays(taken).take(pa.array(back))
 
     return TextsAside.of(blocks(), cache_root).column()
-
-
-_ROWS_PER_BATCH = 4096
-
-PART_ROWS = schema_of(
-    "sample_id:large_string? explicit_id:bool text:large_string? kind:string? reason:string? message:large_string?"
-)
-"""One entry a row of the manifest, in order: `sample_id` null where it is `<file>/<row>`; `kind`, `reason` and
-`message` of a row that cannot be used, else null. Behind them stand _SPOKEN where rows may be items themselves, and by
-group lists of places in the part's table of items."""
-
-_SPOKEN = schema_of("language:large_string? prompt:large_string? duration_s:float64")
-
-PART_ITEMS = schema_of("path:large_string? member:large_string offset:int64 size:int64 run:int64")
-"""Places of items: `path`, as written, of a file of its own, else null and a place in the part's file."""
-
-TEXT_AT = "text_at"
-"""The column of rows whose texts lie aside: their places among the texts of all parts."""
-
-_NOUNS: Mapping[Group, str] = {"audio": "a recording", "image": "an image"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

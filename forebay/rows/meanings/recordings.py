@@ -40,6 +40,9 @@ _ADVICE = (
 )
 
 
+_TAKEN = frozenset({"audio", "text", "language", "prompt", *IDS, *DURATIONS})
+
+
 def allowed_s(tolerance_s: float | None, seconds: Array) -> Array:
     """Returns by how much durations may differ. tolerance_s: `source.duration_tolerance`."""
     return np.maximum(_LEAST_S, _SHARE * seconds) if tolerance_s is None else np.full(len(seconds), tolerance_s)
@@ -169,9 +172,6 @@ def _first_of_recording(rows: pa.Table) -> Array:
     inside = (file == rows["group"].to_numpy()) & (rows["size"].to_numpy() == WHOLE_FILE)
     _, first, inverse = np.unique(np.where(inside, -1 - own, key), return_index=True, return_inverse=True)
     return np.asarray(first[inverse])
-
-
-_TAKEN = frozenset({"audio", "text", "language", "prompt", *IDS, *DURATIONS})
 
 
 class TextOnly(Meaning):

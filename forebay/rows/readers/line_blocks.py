@@ -34,6 +34,15 @@ _FIRST_BYTES, _MOST_BYTES = 1 << 16, 1 << 20
 _HEAD_BYTES = 1 << 16
 
 
+_log = logging.getLogger(__name__)
+ENDING = ".lines"
+LINES = 4096
+"""Lines from one mark to the next."""
+_VERSION = 1
+_READ_BYTES = 1 << 20
+_MARK = np.dtype([("offset", "<i8"), ("line", "<i8"), ("rows", "<i8"), ("digest", "V16")])
+
+
 @dataclass(frozen=True, slots=True)
 class LinePlace:
     """Where lines begin: byte `offset` of a file, at line `line` (from 1), before which `rows` lines are not blank."""
@@ -180,16 +189,7 @@ def _block(data: bytes, place: LinePlace, *, raw_bytes: int, max_bytes: int) -> 
     return LineBlock(place, data, begins, starts, stops, is_row)
 
 
-_log = logging.getLogger(__name__)
-
-ENDING = ".lines"
-LINES = 4096
-"""Lines from one mark to the next."""
-
-_VERSION = 1
-_READ_BYTES = 1 << 20
 _CHECKSUM_BYTES, _LENGTH_BYTES = 16, 8
-_MARK = np.dtype([("offset", "<i8"), ("line", "<i8"), ("rows", "<i8"), ("digest", "V16")])
 _FIRST = (LinePlace(), bytes(16))
 
 

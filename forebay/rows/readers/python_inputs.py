@@ -38,6 +38,10 @@ _CHECKED = 16
 """Samples at the start that are asked for a second time."""
 
 
+_MEDIA = re.compile(r"[0-9]{5}\.media")
+_FIELDS = frozenset({"id", "xxh3_128", "media", "offset", "size", "text", "language", "prompt"})
+
+
 def list_inputs(config: Config, *, again: bool = False) -> None:
     """Lists the samples of a config of `kind = "python"` that are not listed yet; nothing for any other kind.
 
@@ -132,10 +136,6 @@ def _shown(line: bytes) -> str:
         return f"{row['id']!r:.80}, xxh3-128 {row['xxh3_128'][:16]}"
     except (ValueError, KeyError, TypeError):
         return "none"
-
-
-_MEDIA = re.compile(r"[0-9]{5}\.media")
-_FIELDS = frozenset({"id", "xxh3_128", "media", "offset", "size", "text", "language", "prompt"})
 
 
 def _read_samples(piece: FilePiece, rows: Sink) -> None:

@@ -59,6 +59,11 @@ from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import folders_in, names_in, place_of
 from forebay.store.source_files import SourceFile
 
+AUDIO_FOLDER = "wavs"
+_EXTENSIONS = (".wav", ".flac")
+_LOOKED_AT = 8
+"""Recordings that are looked for where none is where the table says."""
+
 
 class TableRows:
     """The rows of one table."""
@@ -252,12 +257,6 @@ def locate_rows(task: LocateTask) -> Located:
         failed=pa.concat_tables([found.failed, named.failed]),
         absent=named.absent,
     )
-
-
-AUDIO_FOLDER = "wavs"
-_EXTENSIONS = (".wav", ".flac")
-_LOOKED_AT = 8
-"""Recordings that are looked for where none is where the table says."""
 
 
 def list_table(source: SourceConfig) -> Manifest:

@@ -39,6 +39,18 @@ BLOCK_BYTES = 8 * 1024 * 1024
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
 
+_FORMS = {
+    **dict.fromkeys((".csv", ".tsv"), "text"),
+    **dict.fromkeys((".jsonl", ".json"), "lines"),
+    **dict.fromkeys((".parquet", ".arrow"), "typed"),
+}
+_ROWS_PER_PART = 16_384
+_ROWS_PER_BATCH = 4096
+_IMAGES_PER_BATCH = 32
+"""Rows that are held at once where their images are read with them."""
+Places = Sequence[MediaPlace | str | None]
+
+
 def line_runs(path: Path) -> Iterator[tuple[int, int, int]]:
     """Yields (first byte, end, number of the first line from 1) of runs of whole lines, of about 8 MiB.
 
@@ -107,20 +119,6 @@ def piece_lines(piece: FilePiece) -> Iterator[tuple[LineWhere, bytes]]:
 
 
 JSONL_READER = RowReader(read=read_lines, runs=line_runs)
-
-
-_FORMS = {
-    **dict.fromkeys((".csv", ".tsv"), "text"),
-    **dict.fromkeys((".jsonl", ".json"), "lines"),
-    **dict.fromkeys((".parquet", ".arrow"), "typed"),
-}
-
-_ROWS_PER_PART = 16_384
-
-_ROWS_PER_BATCH = 4096
-
-_IMAGES_PER_BATCH = 32
-"""Rows that are held at once where their images are read with them."""
 
 
 def form_of(path: Path) -> str:
@@ -321,9 +319,6 @@ def _no_column(piece: FilePiece, what: str, names: Sequence[str]) -> ManifestErr
     return ManifestError(
         f"{piece.path}: no column {what}; it has {', '.join(names)}; set {listed} under [source.columns]", code="FB202"
     )
-
-
-Places = Sequence[MediaPlace | str | None]
 
 
 class ImageColumn:
