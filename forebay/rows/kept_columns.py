@@ -142,9 +142,8 @@ def concatenated(tables: Sequence[pa.Table], *, is_last: bool = True) -> pa.Tabl
     """
     if not (names := names_of(tables[0])):
         return pa.concat_tables(tables, promote_options="default")
-    own = [[name for name in part.column_names if not name.startswith(PREFIX)] for part in tables]
-    parts_own = [part.select(names) for part, names in zip(tables, own, strict=True)]
-    table = pa.concat_tables(parts_own, promote_options="default")
+    own = [part.select([name for name in part.column_names if not name.startswith(PREFIX)]) for part in tables]
+    table = pa.concat_tables(own, promote_options="default")
     for name in names:
         parts = [column_of(part, name) for part in tables]
         is_untyped = not is_last and all(part.type == UNTYPED for part in parts)

@@ -23,7 +23,7 @@ from forebay.config.url import is_url
 from forebay.errors import ManifestError, TextError
 from forebay.rows.meanings.canonical_chat import IDS, IMAGES, ListsImages, with_images
 from forebay.rows.readers.arrow_files import class_names
-from forebay.rows.readers.json_lines import JsonError, parse_nested
+from forebay.rows.readers.json_lines import JsonError, is_storable, parse_nested
 from forebay.rows.record import MeantRow, Record
 from forebay.steps.text.label import LABELS_KEY, Labels
 from forebay.store.remote.raw.raw_sources import walk
@@ -131,10 +131,8 @@ class Captioned(OneImage):
         if not isinstance(value, str):
             several = "; for several texts of an image give a row each" if isinstance(value, list) else ""
             raise TextError("bad_text", f"its text is {str(value)[:60]!r}, wanted a string{several}")
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError as err:
-            raise TextError("bad_text", "its text holds half of a surrogate pair; correct the row") from err
+        if not is_storable(value):
+            raise TextError("bad_text", "its text holds half of a surrogate pair; correct the row")
         return value
 
 
@@ -151,19 +149,11 @@ def _plain(value: Any, *, is_inner: bool = False) -> Any:
         value = int(value) if value.is_integer() else _refuse(value)
     if isinstance(value, int) and value < MAX_NUMBER:
         return value if value >= 0 else None  # `datasets` writes -1 where nobody knows the class
-    if isinstance(value, str):
-        return _checked_name(value)
-    return None if value is None else _refuse(value)
-
-
-def _checked_name(value: str) -> Any:
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        _refuse(value)
-    if isinstance(value, Untyped):
+    if isinstance(value, Untyped) and is_storable(value):
         return {"": str(value).strip()} if value.strip() else None
-    return value or None
+    if isinstance(value, str) and is_storable(value):
+        return value or None
+    return None if value is None else _refuse(value)
 
 
 def _refuse(value: Any) -> Any:

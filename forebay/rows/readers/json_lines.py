@@ -92,6 +92,14 @@ def string_of(fields: Mapping[str, Any], names: Sequence[str], *, required: bool
     return None
 
 
+def is_storable(value: str | None) -> bool:
+    """Returns whether UTF-8 can hold a value; only escapes say what it cannot."""
+    try:
+        return value is None or value.encode("utf-8") is not None
+    except UnicodeEncodeError:
+        return False
+
+
 def id_of(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """Returns the first of several fields that is there and not null, a number as its digits; None where none is.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -248,9 +249,7 @@ def locate_webdataset(task: LocateTask) -> Located:
 def _sample_keys(members: ClipMembers) -> dict[str, str]:
     """Sample id by stem: the name up to the first dot where only one clip has it."""
     keys = {stem: first_dot(stem) for stem in members.audio}
-    shared: dict[str, int] = {}
-    for key in keys.values():
-        shared[key] = shared.get(key, 0) + 1
+    shared = Counter(keys.values())
     return {stem: key if shared[key] == 1 else stem for stem, key in keys.items()}
 
 

@@ -200,9 +200,16 @@ def list_filelist(source: SourceConfig) -> Manifest:
 
 def _read_list(manifest: SourceFile, files: NamedFiles) -> pa.Table:
     names = [*"abcd"]
+    kinds = dict.fromkeys(names, pa.large_string())
     try:
         with at_hand(manifest.path) as local:
-            table = _table(local, names)
+            table = pc_csv.read_csv(
+                local,
+                # One thread: several would split the lines among themselves in another order than they stand in.
+                read_options=pc_csv.ReadOptions(column_names=names, use_threads=False),
+                parse_options=pc_csv.ParseOptions(delimiter="\t", quote_char=False, escape_char=False),
+                convert_options=pc_csv.ConvertOptions(column_types=kinds, strings_can_be_null=False),
+            )
         seconds = pc.if_else(pc.equal(table["d"], ""), "nan", table["d"])
         durations = pc.cast(seconds, pa.float64())
     except OSError as err:
@@ -225,18 +232,6 @@ def _read_list(manifest: SourceFile, files: NamedFiles) -> pa.Table:
             "language": table["c"],
         },
         num_rows=len(table),
-    )
-
-
-def _table(path: Path, names: list[str]) -> pa.Table:
-    return pc_csv.read_csv(
-        path,
-        # One thread: several would split the lines among themselves in another order than they stand in.
-        read_options=pc_csv.ReadOptions(column_names=names, use_threads=False),
-        parse_options=pc_csv.ParseOptions(delimiter="\t", quote_char=False, escape_char=False),
-        convert_options=pc_csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.large_string()), strings_can_be_null=False
-        ),
     )
 
 

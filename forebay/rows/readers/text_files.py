@@ -22,7 +22,15 @@ from forebay.rows.meanings.recordings import said
 from forebay.rows.named_files import manifest_files, path_stem
 from forebay.rows.reader import RecordingLister, RowReader
 from forebay.rows.readers.arrow_files import HfFile
-from forebay.rows.readers.json_lines import BAD_TEXT, JsonError, not_lines, not_text, parse_object, refuse_constant
+from forebay.rows.readers.json_lines import (
+    BAD_TEXT,
+    JsonError,
+    is_storable,
+    not_lines,
+    not_text,
+    parse_object,
+    refuse_constant,
+)
 from forebay.rows.readers.line_blocks import (
     LINES,
     LineBlock,
@@ -148,7 +156,7 @@ class JsonLines:
         values = (given, fields.get(names.language), fields.get(names.prompt), fields[names.text])
         if given == "" or not {*map(type, values)} <= _STRINGS:
             return None
-        if b"\\u" in data and not all(map(_is_storable, values)):
+        if b"\\u" in data and not all(map(is_storable, values)):
             return None
         return self._counted(fields, values)
 
@@ -161,7 +169,7 @@ class JsonLines:
             raise
         names = self._names
         text = fields.get(names.text)
-        if isinstance(text, str) and not _is_storable(text):  # which costs the sample
+        if isinstance(text, str) and not is_storable(text):  # which costs the sample
             raise TextError(BAD_TEXT, f"field {names.text} holds half of a surrogate pair, wanted text")
         return self._counted(fields, said(fields, (names.language, names.prompt, names.text), names.ids))
 
@@ -173,14 +181,6 @@ class JsonLines:
         if self._unseen:
             self._unseen -= fields.keys()
         return values, kept
-
-
-def _is_storable(value: str | None) -> bool:
-    """Whether UTF-8 can hold a value; only escapes say what it cannot."""
-    try:
-        return value is None or value.encode("utf-8") is not None
-    except UnicodeEncodeError:
-        return False
 
 
 def list_lines(file: LineFile, wanted: WantedRows, *, cache_root: Path | None) -> None:
