@@ -80,12 +80,9 @@ class ListReport:
         }
 
     def _told(self, item: RootItem) -> Told:
-        return ({}, "", "") if item.kept.told is None else item.kept.told(item.document, self._tokenizers)
-
-    @property
-    def _tokenizers(self) -> Mapping[str, str]:
         found = {} if self.wanted is None else self.wanted.tokenizers
-        return {digest: from_here(folder) for digest, folder in found.items()}
+        tokenizers = {digest: from_here(folder) for digest, folder in found.items()}
+        return ({}, "", "") if item.kept.told is None else item.kept.told(item.document, tokenizers)
 
     def lines(self) -> Iterator[str]:
         """Yields what is printed: its name, what it is, what it was made of, and its configs, for every cache."""

@@ -80,25 +80,20 @@ def one_a_file(path: Path) -> Iterator[tuple[int, int, int]]:  # noqa: ARG001
     yield 0, 0, 0
 
 
-def numbered(source: SourceConfig, files: Sequence[SourceFile]) -> Sequence[tuple[int, SourceFile]]:  # noqa: ARG001
-    """Returns the files of a source with their numbers."""
-    return [*enumerate(files)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowReader:
     """How the files of a kind of source are read.
 
     read: gives the records of a piece to what takes them; None: rows are listed by column alone. runs: `start`, `stop`
-    and `first` of the pieces of a file. files: those that hold rows, with their numbers. pieces: in the place of both,
-    where a piece is of many files. recordings: what lists recordings where these are read in another way, by columns or
-    a tar a task. holds_media: rows of a data file hold images; other manifests only name them. lists_media: the
-    manifests are the images themselves.
+    and `first` of the pieces of a file. files: those that hold rows, with their numbers; None: all of them. pieces: in
+    the place of both, where a piece is of many files. recordings: what lists recordings where these are read in another
+    way, by columns or a tar a task. holds_media: rows of a data file hold images; other manifests only name them.
+    lists_media: the manifests are the images themselves.
     """
 
     read: Callable[[FilePiece, Sink], None] | None = None
     runs: Callable[[Path], Iterable[tuple[int, int, int]]] = one_a_file
-    files: Callable[[SourceConfig, Sequence[SourceFile]], Sequence[tuple[int, SourceFile]]] = numbered
+    files: Callable[[SourceConfig, Sequence[SourceFile]], Sequence[tuple[int, SourceFile]]] | None = None
     pieces: Callable[[FilePiece, Sequence[SourceFile]], Iterator[FilePiece]] | None = None
     recordings: RecordingLister | None = None
     holds_media: bool = False
@@ -112,7 +107,7 @@ class RowReader:
         if self.pieces is not None:
             yield from self.pieces(whole, files)
             return
-        for group, file in self.files(source, files):
+        for group, file in enumerate(files) if self.files is None else self.files(source, files):
             stem = storable(path_stem(file.name))
             own = replace(whole, group=group, name=meaning.called(file), path=str(file.path), stem=stem)
             yield from (
