@@ -10,7 +10,7 @@ import pytest
 from forebay import cli
 from forebay.caches.prune import parse_age, parse_size
 from forebay.errors import ConfigError
-from forebay.rows.readers.line_blocks import count_rows, index_path
+from forebay.rows.readers.line_blocks import index_path, line_index
 from tests.caches.roots import DAY_S, Made, age, did, made_build, made_plan, made_root, noted, run, shape
 
 
@@ -218,7 +218,7 @@ def test_the_index_of_a_text_that_is_gone_goes(made: Made, capsys: pytest.Captur
     for name in ("here", "grown", "gone"):
         path = made.root.parent / f"{name}.txt"
         path.write_text("a line\n" * 5000)
-        count_rows(path, max_bytes=99, cache_root=made.root)
+        line_index(path, max_bytes=99, cache_root=made.root)
         texts[name] = str(index_path(path, cache_root=made.root).relative_to(made.root))
     (made.root.parent / "gone.txt").unlink()
     with open(made.root.parent / "grown.txt", "a") as file:

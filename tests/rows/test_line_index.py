@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import ManifestError
-from forebay.rows.readers import line_blocks as line_index
-from forebay.rows.readers.line_blocks import count_rows, find_row, index_path, indexed_text, line_blocks
+from forebay.rows.readers import line_blocks as lines_module
+from forebay.rows.readers.line_blocks import index_path, indexed_text, line_blocks, line_index
 from forebay.store.layout import TEXT_INDEX
 
 MOST = 1 << 20
@@ -24,8 +24,8 @@ LINES = 8
 
 @pytest.fixture(autouse=True)
 def _short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_index, "LINES", LINES)
-    monkeypatch.setattr(line_index, "write_bytes", Path.write_bytes)  # without fsync
+    monkeypatch.setattr(lines_module, "LINES", LINES)
+    monkeypatch.setattr(lines_module, "write_bytes", Path.write_bytes)  # without fsync
 
 
 def texts(count: int, *, start: int = 0) -> bytes:
@@ -46,7 +46,8 @@ def all_rows(path: Path) -> list[bytes]:
 
 def row(path: Path, number: int, root: Path) -> bytes | None:
     """The row as it is read by the index: None where there is none."""
-    place, num_rows = find_row(path, number, max_bytes=MOST, cache_root=root)
+    index = line_index(path, number, max_bytes=MOST, cache_root=root)
+    place, num_rows = index.mark_of(number), index.num_rows
     if num_rows is not None and number >= num_rows:
         return None
     blocks = line_blocks(path, max_bytes=MOST, place=place)
@@ -62,7 +63,7 @@ def is_right(path: Path, root: Path) -> bool:
     rows = all_rows(path)
     for number in (0, len(rows) // 2, len(rows) - 1, len(rows)):
         assert row(path, number, root) == (rows[number] if 0 <= number < len(rows) else None)
-    return count_rows(path, max_bytes=MOST, cache_root=root) == len(rows)
+    return line_index(path, max_bytes=MOST, cache_root=root).num_rows == len(rows)
 
 
 class _Hashed:
@@ -70,7 +71,7 @@ class _Hashed:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_bytes = self.num_lines = 0
-        chained, blocks = line_index._chained, line_blocks
+        chained, blocks = lines_module._chained, line_blocks
 
         def counted(file: Any, before: bytes, start: int, stop: int) -> bytes | None:
             self.num_bytes += stop - start
@@ -81,15 +82,15 @@ class _Hashed:
                 self.num_lines += len(block.is_row)
                 yield block
 
-        monkeypatch.setattr(line_index, "_chained", counted)
-        monkeypatch.setattr(line_index, "line_blocks", read)
+        monkeypatch.setattr(lines_module, "_chained", counted)
+        monkeypatch.setattr(lines_module, "line_blocks", read)
 
 
 def settle(path: Path, root: Path) -> None:
     """Makes the index one that was made long after its file: the time of a change cannot be set."""
     kept = index_path(path, cache_root=root)
-    found = line_index._read(kept)
-    line_index._keep(dataclasses.replace(found, seen_ns=max(found.stat[-2:]) + (10 << 30)), kept)
+    found = lines_module._read(kept)
+    lines_module._keep(dataclasses.replace(found, seen_ns=max(found.stat[-2:]) + (10 << 30)), kept)
 
 
 def test_an_index_is_used_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +174,7 @@ def test_which_file_an_index_is_of(tmp_path: Path) -> None:
 
 def test_without_a_root_and_for_a_short_file_nothing_is_kept(tmp_path: Path) -> None:
     path = write(tmp_path / "t.txt", texts(60))
-    assert count_rows(path, max_bytes=MOST, cache_root=None) == len(all_rows(path))
+    assert line_index(path, max_bytes=MOST, cache_root=None).num_rows == len(all_rows(path))
     assert is_right(write(tmp_path / "s.txt", texts(LINES - 1)), tmp_path)
     assert not (tmp_path / TEXT_INDEX).exists()
 
@@ -186,13 +187,13 @@ def test_a_root_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
 def test_two_processes_at_once(tmp_path: Path) -> None:
     path = write(tmp_path / "t.txt", texts(40_000))
     code = (
-        "import sys; from pathlib import Path; from forebay.rows.readers.line_blocks import count_rows, find_row\n"
-        "path, root = map(Path, sys.argv[1:])\n"
-        "for row in range(0, 34000, 3000): print(find_row(path, row, max_bytes=99, cache_root=root)[0].rows <= row)\n"
-        "print(count_rows(path, max_bytes=99, cache_root=root))"
+        "import sys; from pathlib import Path; from forebay.rows.readers.line_blocks import line_index\n"
+        "path, most = Path(sys.argv[1]), {'max_bytes': 99, 'cache_root': Path(sys.argv[2])}\n"
+        "for row in range(0, 34000, 3000): print(line_index(path, row, **most).mark_of(row).rows <= row)\n"
+        "print(line_index(path, **most).num_rows)"
     )
     command = [sys.executable, "-c", code, str(path), str(tmp_path / "root")]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     wanted = ["True"] * 12 + [str(len(all_rows(path)))]
     assert [process.communicate()[0].split() for process in running] == [wanted, wanted]
-    assert [kept.suffix for kept in (tmp_path / "root" / TEXT_INDEX).iterdir()] == [line_index.ENDING]
+    assert [kept.suffix for kept in (tmp_path / "root" / TEXT_INDEX).iterdir()] == [lines_module.ENDING]

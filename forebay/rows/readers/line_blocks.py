@@ -216,7 +216,7 @@ class LineIndex:
     num_rows: int | None = None
 
     def mark_of(self, row: int) -> LinePlace:
-        """Returns the last mark at which a row, counted from 0, is still to come."""
+        """Returns the last mark at which a row is still to come, at most 4,096 lines before it."""
         rows = [place.rows for place, _ in self.marks]
         return self.marks[int(np.searchsorted(rows, row, side="right")) - 1][0]
 
@@ -226,20 +226,6 @@ class LineIndex:
         row: None asks for the number of rows.
         """
         return self.num_rows is not None or (row is not None and row < self.marks[-1][0].rows)
-
-
-def find_row(path: Path, row: int, *, max_bytes: int, cache_root: Path | None) -> tuple[LinePlace, int | None]:
-    """Returns a place at most 4,096 lines before a row, and the number of the file's rows where that is known.
-
-    row: counted from 0. The kept index is used, mended and gone on with as far as the row; what was learned is kept.
-    """
-    index = _index(path, row, max_bytes=max_bytes, cache_root=cache_root)
-    return index.mark_of(row), index.num_rows
-
-
-def count_rows(path: Path, *, max_bytes: int, cache_root: Path | None) -> int:
-    """Returns how many lines of a file are not blank."""
-    return _index(path, None, max_bytes=max_bytes, cache_root=cache_root).num_rows or 0
 
 
 def index_path(path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> Path:
@@ -261,8 +247,11 @@ def indexed_text(path: Path) -> tuple[str | None, bool]:
     return index.path, is_same(stat_now(Path(index.path)), index.stat)
 
 
-def _index(path: Path, row: int | None, *, max_bytes: int, cache_root: Path | None) -> LineIndex:
-    """Returns an index of a file as it is now that knows a row; None: all of them."""
+def line_index(path: Path, row: int | None = None, *, max_bytes: int, cache_root: Path | None) -> LineIndex:
+    """Returns an index of a file as it is now that knows a row, counted from 0; None: all of them.
+
+    The kept index is used, mended and gone on with as far as the row; what was learned is kept.
+    """
     place = None if cache_root is None else index_path(path, cache_root=cache_root)
     seen_ns = time.time_ns()
     stat = stat_now(path)

@@ -35,10 +35,9 @@ from forebay.rows.readers.line_blocks import (
     LINES,
     LineBlock,
     codec_of,
-    count_rows,
-    find_row,
     head_of,
     line_blocks,
+    line_index,
     plain_name,
 )
 from forebay.rows.readers.text_rows import LineFile, TextRows, WantedRows, good_texts, list_parquet, problem_of
@@ -195,10 +194,11 @@ def list_lines(file: LineFile, wanted: WantedRows, *, cache_root: Path | None) -
         return
     taker = _taker(file)
     if first - base > LINES and codec_of(path) is None:
-        place, num_rows = find_row(path, first - base, max_bytes=max_bytes, cache_root=cache_root)
-        if num_rows is not None and first - base >= num_rows:
-            rows.count += num_rows
+        index = line_index(path, first - base, max_bytes=max_bytes, cache_root=cache_root)
+        if index.num_rows is not None and first - base >= index.num_rows:
+            rows.count += index.num_rows
             return
+        place = index.mark_of(first - base)
     for block in line_blocks(path, max_bytes=max_bytes, place=place):
         before, lines = base + block.place.rows, np.flatnonzero(block.is_row)
         chosen = wanted.among(before, len(lines))
@@ -328,7 +328,7 @@ def _num_rows(source: SourceConfig, manifests: list[SourceFile], cache_root: Pat
         if path.suffix == ".parquet":
             count += len(HfFile(path))
         elif codec_of(path) is None:
-            count += count_rows(path, max_bytes=most, cache_root=cache_root)
+            count += line_index(path, max_bytes=most, cache_root=cache_root).num_rows or 0
         else:
             count += sum(int(block.is_row.sum()) for block in line_blocks(path, max_bytes=most))
     return count
