@@ -195,11 +195,10 @@ class HfFile:
 
 @dataclass(frozen=True, slots=True)
 class TypedColumns:
-    """The columns of one manifest file; `path` names it in messages. unused: the names of those that were not read."""
+    """The columns of one manifest file; `path` names it in messages."""
 
     table: pa.Table
     path: Path
-    unused: frozenset[str] = frozenset()
 
     def strings(self, name: str, *, nullable: bool) -> pa.ChunkedArray | None:
         """Returns a column as large_string, None if it is missing. Raises ManifestError for other types, bad UTF-8."""

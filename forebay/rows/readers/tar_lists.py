@@ -78,28 +78,18 @@ def locate_tar(task: LocateTask) -> Located:
     return located(task, {name: pa.array(values) for name, values in columns.items()}, failures)
 
 
-def read_columns(
-    path: Path, required: Sequence[str], optional: Sequence[str], keep: Sequence[str] = ()
-) -> TypedColumns:
-    """Returns the named columns of a parquet file. keep: those of `source.keep_columns`.
-
-    Raises ManifestError where it cannot be read or a required column is missing, ConfigError where a kept one is.
-    """
+def _read(manifest: SourceFile, files: NamedFiles, unused: Unused, *, keep: Sequence[str]) -> pa.Table:
+    path, wanted = manifest.path, {*REQUIRED, *OPTIONAL, *BOUNDS, *keep}
     try:
         with at_hand(path) as local, pq.ParquetFile(local) as file:
             names = file.schema_arrow.names
-            _require_columns(path, names, required)
+            _require_columns(path, names, REQUIRED)
             require_columns(keep, names, where=str(path))
-            wanted = {*required, *optional, *keep}
-            return TypedColumns(file.read(columns=[n for n in names if n in wanted]), path, frozenset(names) - wanted)
+            columns = TypedColumns(file.read(columns=[name for name in names if name in wanted]), path)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as err:  # UnicodeDecodeError: of a damaged column name
         raise ManifestError(f"{path} cannot be read as parquet: {err}; name a parquet manifest", code="FB205") from err
-
-
-def _read(manifest: SourceFile, files: NamedFiles, unused: Unused, *, keep: Sequence[str]) -> pa.Table:
-    columns = read_columns(manifest.path, REQUIRED, (*OPTIONAL, *BOUNDS), keep)
     spans = spans_of(columns.table.drop_columns("duration_s"))
-    unused.add(columns.unused | BOUNDS.intersection(columns.table.column_names) - {*keep}, rows=len(columns.table))
+    unused.add({*names} - wanted | BOUNDS.intersection(names) - {*keep}, rows=len(columns.table))
     members = columns.strings("tar_member_name", nullable=False)
     if pc.any(pc.starts_with(members, "./")).as_py():  # a tar's index keeps names without it
         members = pc.replace_substring_regex(members, r"^\./", "")
