@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import SOURCE_KINDS, SourceConfig
+from forebay.config.data import SOURCE_KINDS, SourceColumns, SourceConfig
 from forebay.rows.manifest import REJECTED_SCHEMA, UNLOCATED, Kind, Manifest, Unused, reduced, storable, table_of
 from forebay.rows.named_files import path_stem
 from forebay.rows.readers.tar_members import UnreadableTar, tar_index
@@ -27,6 +27,11 @@ from forebay.tar.index import has_index
 
 IDS, DURATIONS = ("sample_id", "id"), ("duration_s", "duration")
 """Fields and columns that hold ids and durations, the first of them that is there."""
+
+
+def id_names(columns: SourceColumns) -> tuple[str, ...]:
+    """Returns the columns of ids, the first of them that is there."""
+    return IDS if columns.id is None else (columns.id,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.data import SourceColumns, SourceConfig
+from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.audio_facts import duration_of, fill_durations, locate_files, located
 from forebay.rows.kept_columns import concatenated, no_column, require_columns
@@ -21,7 +21,6 @@ from forebay.rows.meanings.recordings import SPANS, spans_of
 from forebay.rows.named_files import NamedFiles, manifest_files, path_stem, require_folder, usable_name
 from forebay.rows.reader import (
     DURATIONS,
-    IDS,
     Failures,
     FilePiece,
     Located,
@@ -29,6 +28,7 @@ from forebay.rows.reader import (
     RecordingLister,
     RowReader,
     Sink,
+    id_names,
 )
 from forebay.rows.readers.arrow_files import (
     DEFAULTS,
@@ -204,7 +204,7 @@ class TableRows:
         derived = joined(path_stem(self._manifest.path.name), "/", pa.array(np.arange(len(self._table))))
         named = member_stems(paths)
         derived = pc.coalesce(pc.if_else(pc.equal(named, ""), pa.scalar(None, pa.large_string()), named), derived)
-        _, given = columns.given_ids(_id_names(self._columns))
+        _, given = columns.given_ids(id_names(self._columns))
         return (derived, None) if given is None else (pc.coalesce(given, derived), pc.is_valid(given))
 
     def _language(self, columns: TypedColumns) -> Any:
@@ -224,12 +224,8 @@ def taken_columns(source: SourceConfig, *, durations: tuple[str, ...] = ()) -> f
     columns = source.columns
     text = columns.text if columns.labels is None else columns.labels
     named = durations if columns.duration is None else (columns.duration,)
-    others = (*_id_names(columns), *named, *source.keep_columns)
+    others = (*id_names(columns), *named, *source.keep_columns)
     return frozenset((columns.media, text, columns.language, "prompt", *others))
-
-
-def _id_names(columns: SourceColumns) -> tuple[str, ...]:
-    return IDS if columns.id is None else (columns.id,)
 
 
 def locate_rows(task: LocateTask) -> Located:

@@ -20,7 +20,7 @@ from forebay.rows.kept_columns import parts_of_rows, values_in
 from forebay.rows.manifest import ROW_SCHEMA, Manifest, columns_of, joined, require_rows, storable
 from forebay.rows.meanings.recordings import said
 from forebay.rows.named_files import manifest_files, path_stem
-from forebay.rows.reader import RecordingLister, RowReader
+from forebay.rows.reader import RecordingLister, RowReader, id_names
 from forebay.rows.readers.arrow_files import HfFile
 from forebay.rows.readers.json_lines import (
     BAD_TEXT,
@@ -84,7 +84,8 @@ class JsonLines:
         rows, own = self.file.rows, self.file.rows.source.columns
         named = (own.text, own.language, own.prompt or "prompt")
         self._unseen = set(rows.named_columns.values())
-        self._names = _Names(*named, rows.ids, frozenset((*named, *rows.ids, *rows.source.keep_columns)))
+        ids = id_names(own)
+        self._names = _Names(*named, ids, frozenset((*named, *ids, *rows.source.keep_columns)))
 
     def take(self, block: LineBlock, lines: Array, rows: Array) -> None:
         """Adds lines as rows; where only the first samples are wanted, no more than these.

@@ -16,7 +16,7 @@ from forebay.config.data import SourceConfig, row_slice
 from forebay.errors import ConfigError, ManifestError
 from forebay.rows.kept_columns import concatenated, no_column, part_of, parts_of_rows, require_columns, require_values
 from forebay.rows.manifest import Unused, joined, row_table
-from forebay.rows.reader import IDS, Failures
+from forebay.rows.reader import Failures, id_names
 from forebay.rows.readers.arrow_files import DEFAULTS, HfFile, TypedColumns, damaged, first, is_text
 from forebay.rows.readers.json_lines import BAD_TEXT
 from forebay.store.layout import Array
@@ -114,11 +114,6 @@ class TextRows:
         """The columns that a config names, by what they hold."""
         names = {name: getattr(self.source.columns, name) for name in ("text", "language", "id", "prompt")}
         return {name: value for name, value in names.items() if value != getattr(DEFAULTS, name)}
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """The columns of ids, the first of them that is there."""
-        return IDS if self.source.columns.id is None else (self.source.columns.id,)
 
     @property
     def is_enough(self) -> bool:
@@ -225,7 +220,7 @@ def _columns(schema: pa.Schema, path: Path, rows: TextRows) -> list[str]:
             "source.languages out, or name the column in source.columns.language",
             code="FB202",
         )
-    ids = next(((name,) for name in rows.ids if name in names), ())
+    ids = next(((name,) for name in id_names(own) if name in names), ())
     wanted = dict.fromkeys((own.text, own.language, own.prompt or "prompt", *ids, *source.keep_columns))
     return [name for name in wanted if name in names]
 
@@ -268,7 +263,7 @@ class _Batch:
         return {name: column for name, column in found.items() if column is not None}
 
     def _given_ids(self, columns: TypedColumns) -> Any:
-        name, given = columns.given_ids(self.file.rows.ids)
+        name, given = columns.given_ids(id_names(self.file.rows.source.columns))
         if given is not None and pc.any(is_empty := pc.fill_null(pc.equal(given, ""), fill_value=False)).as_py():
             raise columns.wrong(name, "is empty, wanted an id", row=int(self.rows[first(is_empty)] - self.base))
         return given
