@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import soundfile
+from PIL import Image, ImageOps
 
 from forebay.errors import BuildError, ManifestError
 from forebay.preprocess import build_run as run
@@ -263,7 +265,10 @@ def image_shelf(folder: Path) -> Iterator[Shelf]:
     with vision_site(made(folder / "data")) as site:
         shutil.rmtree(folder / "data" / "whole")
         other = folder / "p1.jpg"
-        shutil.copyfile(folder / "data" / "p2.jpg", other)
+        with Image.open(folder / "data" / "p1.jpg") as photo:  # a content that no other photo has
+            ImageOps.invert(photo.convert("RGB")).save(other)
+        # Two images a shard: one shard of images is that of before the change.
+        site.config.write_text(re.sub(r"rows_per_shard = \d+", "rows_per_shard = 2", site.config.read_text()))
         size = max(path.stat().st_size for path in (folder / "data" / "p1.jpg", other))
         for path in (folder / "data" / "p1.jpg", other):  # what stands behind the end of a JPEG is none of it
             os.truncate(path, size)
