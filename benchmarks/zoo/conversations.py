@@ -67,7 +67,7 @@ class Outcome:
         if self.encoder is None:
             return f"| `{self.name}` | {families} | no | {self.why} |"
         fields = ", ".join(field.name for field in self.encoder.form.stored)
-        one = "one image a conversation" if self.encoder.max_images == 1 else ""
+        one = "one image a conversation" if self.encoder.text_form.max_images == 1 else ""
         return f"| `{self.name}` | {families} | {fields} | {one} |"
 
 

@@ -83,7 +83,7 @@ class Looker:
         self.step_names = () if step.reads_labels else entries(step.normalize)
         self._needs_text = needs_text
         # Without the limit: a label that is too long has tokens to show.
-        self.encoder: TextEncoder = replace(step, max_label_tokens=None).encoder(folder)
+        self.encoder: TextEncoder = replace(step, max_label_tokens=None).opened(folder)
 
     def look(self, texts: Sequence[AskedTexts]) -> list[Look]:
         """Returns what every text became, in their order."""
@@ -114,14 +114,14 @@ class Looker:
         ids, count = result.fields["input_ids"], result.num_label_tokens
         is_long = self.limit is not None and count > self.limit
         text = result.prepared.text
-        if self.encoder.reads_labels:
-            text = self.encoder.row_text("", ids)
+        if self.encoder.step.reads_labels:
+            text = self.encoder.prompt.row_text("", ids)
             look = replace(look, body=text)
         return replace(
             look,
             text=text,
             ids=ids.tolist(),
-            text_ids=self.encoder.text_ids(ids),
+            text_ids=self.encoder.prompt.text_ids(ids.tolist()),
             prefix_len=int(result.fields["prefix_len"][0]),
             num_label_tokens=count,
             failure=label_too_long(asked.sample_id, count, limit=self.limit or 0) if is_long else None,

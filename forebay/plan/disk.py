@@ -153,9 +153,7 @@ def load_plan(folder: Path, *, cache_key: str, settings: PlanConfig, num_samples
         return _mapped(folder, metadata, settings)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as err:
         # Its checksum is right: somebody else wrote it.
-        raise CacheCorruptError(
-            f"{folder / METADATA} is none that forebay writes ({err!r:.80}); {_AGAIN}", code="FB412"
-        ) from err
+        raise _damaged(f"{folder / METADATA} is none that forebay writes ({err!r:.80})") from err
 
 
 def _write_selection(folder: Path, selection: Selection, settings: PlanConfig) -> dict[str, Any]:
@@ -270,7 +268,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
         version, stored = metadata["format_version"], metadata["checksum"]
         computed = checksum(metadata)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-        raise CacheCorruptError(f"{path} is not a plan's metadata ({err!r:.80}); {_AGAIN}", code="FB412") from err
+        raise _damaged(f"{path} is not a plan's metadata ({err!r:.80})") from err
     # Before the checksum: a newer version may compute it in another way.
     if isinstance(version, int) and version > PLAN_FORMAT_VERSION:
         raise CacheMismatchError(
@@ -283,13 +281,11 @@ def read_metadata(folder: Path) -> dict[str, Any]:
             f"{path}: format_version is {version}, this forebay reads {PLAN_FORMAT_VERSION}; {_AGAIN}", code="FB407"
         )
     if stored != computed:
-        raise CacheCorruptError(f"{path}: checksum {stored} stored, {computed} computed; {_AGAIN}", code="FB412")
+        raise _damaged(f"{path}: checksum {stored} stored, {computed} computed")
     _require(_METADATA_OF_PACKS if metadata.get("kind") == "pack" else _METADATA_OF_BATCHES, metadata, path)
     for name in metadata["arrays"]:
         if os.path.basename(name) != name or "\0" in name:
-            raise CacheCorruptError(
-                f"{path} names an array {name!r:.80}, which is not in its folder; {_AGAIN}", code="FB412"
-            )
+            raise _damaged(f"{path} names an array {name!r:.80}, which is not in its folder")
     return metadata
 
 
@@ -302,20 +298,24 @@ def read_statistics(folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
     content = read_regular(path)
     computed = xxhash.xxh3_128_hexdigest(content)
     if computed != stored:
-        raise CacheCorruptError(f"{path}: checksum {stored} stored, {computed} computed; {_AGAIN}", code="FB412")
+        raise _damaged(f"{path}: checksum {stored} stored, {computed} computed")
     try:
         document: dict[str, Any] = json.loads(content)
     except (ValueError, RecursionError) as err:
-        raise CacheCorruptError(f"{path} is not JSON: {err}; {_AGAIN}", code="FB412") from err
+        raise _damaged(f"{path} is not JSON: {err}") from err
     _require(PACK_FORM if metadata["kind"] == "pack" else FORM, document, path)
     return document
+
+
+def _damaged(what: str) -> CacheCorruptError:
+    return CacheCorruptError(f"{what}; {_AGAIN}", code="FB412")
 
 
 def _require(check: Check, document: Any, path: Path) -> None:
     try:
         check(document, "it")
     except ValueError as err:
-        raise CacheCorruptError(f"{path} is none that forebay writes: {err}; {_AGAIN}", code="FB412") from err
+        raise _damaged(f"{path} is none that forebay writes: {err}") from err
 
 
 def _arrays(plan: AnyPlan) -> dict[str, Array]:
@@ -356,25 +356,19 @@ def _map_array(path: Path, expected: dict[str, Any], *, is_checked: bool) -> Arr
         size_bytes = regular_size(path)
         found = hash_file(path) if is_checked else expected["xxh3_128"]
     except OSError as err:
-        raise CacheCorruptError(f"{path} cannot be read: {err.strerror}; {_AGAIN}", code="FB412") from err
+        raise _damaged(f"{path} cannot be read: {err.strerror}") from err
     if size_bytes != expected["size_bytes"]:
-        raise CacheCorruptError(
-            f"{path}: {size_bytes} bytes, {expected['size_bytes']} were written; {_AGAIN}", code="FB412"
-        )
+        raise _damaged(f"{path}: {size_bytes} bytes, {expected['size_bytes']} were written")
     if found != expected["xxh3_128"]:
-        raise CacheCorruptError(
-            f"{path}: checksum {expected['xxh3_128']} stored, {found} computed; {_AGAIN}", code="FB412"
-        )
+        raise _damaged(f"{path}: checksum {expected['xxh3_128']} stored, {found} computed")
     try:
         # A plain view: indexing np.memmap itself costs microseconds more each time.
         array: Array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except ValueError as err:
-        raise CacheCorruptError(f"{path} is no array: {err}; {_AGAIN}", code="FB412") from err
+        raise _damaged(f"{path} is no array: {err}") from err
     if [array.dtype.str, list(array.shape)] != [expected["dtype"], expected["shape"]]:
-        raise CacheCorruptError(
-            f"{path} holds {array.dtype.str} {list(array.shape)}, "
-            f"{expected['dtype']} {expected['shape']} were written; {_AGAIN}",
-            code="FB412",
+        raise _damaged(
+            f"{path} holds {array.dtype.str} {list(array.shape)}, {expected['dtype']} {expected['shape']} were written"
         )
     return array
 

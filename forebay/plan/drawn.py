@@ -17,9 +17,9 @@ from forebay.plan.cursor import LoaderState
 from forebay.plan.interface import Plan
 from forebay.plan.mixture.mixture_plan import MixturePlan
 from forebay.plan.pack.pack_plan import PackPlan
-from forebay.plan.plan_usage import stretches
+from forebay.plan.plan_usage import in_chunks, stretches
 from forebay.plan.window import WindowPlan
-from forebay.store.layout import Array, Ints
+from forebay.store.layout import Array
 
 _CHUNK = 4096
 """Micro-batches that are looked at in one go."""
@@ -58,11 +58,15 @@ def drawn_classes(
     names = class_names(plan, edges_s=edges_s)
     expected = _expected(plan, start, count=len(names))
     batches, hours = np.zeros(len(names), np.int64), np.zeros(len(names))
-    for classes, indices, sizes in _micro_batches(plan, start, end, dp_world_size=dp_world_size):
-        batches += np.bincount(classes, minlength=len(names))
-        if durations_s is not None:
-            weights = durations_s[indices] / 3600
-            hours += np.bincount(np.repeat(classes, sizes), weights=weights, minlength=len(names))
+    for state, positions in stretches(plan, start, end, dp_world_size=dp_world_size):
+        order = plan.order(state.seed, state.epoch)
+        for chunk, found in in_chunks(order, positions):
+            classes = order.buckets(chunk)
+            batches += np.bincount(classes, minlength=len(names))
+            if durations_s is not None:
+                weights = durations_s[np.concatenate(found)] / 3600
+                owners = np.repeat(classes, list(map(len, found)))
+                hours += np.bincount(owners, weights=weights, minlength=len(names))
     total = max(int(batches.sum()), 1)
     return {
         name: Drawn(
@@ -108,15 +112,3 @@ def _expected(plan: Plan, start: LoaderState, *, count: int) -> Array:
         counts += np.bincount(order.buckets(chunk), minlength=count)
     shares: Array = counts / max(int(counts.sum()), 1)
     return shares
-
-
-def _micro_batches(
-    plan: Plan, start: LoaderState, end: LoaderState, *, dp_world_size: int
-) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """Yields classes of micro-batches, the samples of all of them, and how many samples each has."""
-    for state, positions in stretches(plan, start, end, dp_world_size=dp_world_size):
-        order = plan.order(state.seed, state.epoch)
-        for first in range(0, len(positions), _CHUNK):
-            chunk = positions[first : first + _CHUNK]
-            batches = order.batches(chunk)
-            yield order.buckets(chunk), np.concatenate(batches), np.array([len(batch) for batch in batches])

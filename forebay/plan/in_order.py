@@ -9,7 +9,7 @@ import numpy as np
 
 from forebay.errors import PlanError
 from forebay.plan.bucket.bucket_plan import BucketPlan
-from forebay.plan.interface import EpochOrder, Plan, Tail, check_epoch, checked_positions
+from forebay.plan.interface import EpochOrder, Plan, Tail, check_epoch, checked_positions, in_batches, places_of
 from forebay.plan.make import Planned
 from forebay.plan.names import without_shuffle
 from forebay.plan.pack.pack_plan import PackPlan
@@ -97,10 +97,9 @@ def _in_order(plan: Plan, parts: Array | None, tail: Tail) -> InOrderPlan:
     classes = np.repeat([number for _, _, number in pieces], [len(sizes) for _, sizes, _ in pieces]).astype(np.int64)
     starts = np.cumsum(sizes) - sizes
     order = np.argsort(np.minimum.reduceat(members, starts), kind="stable")
-    sizes, starts = sizes[order], starts[order]
+    sizes = sizes[order]
     offsets = np.concatenate(([0], np.cumsum(sizes)))
-    places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
-    kept = {"members": members[places], "offsets": offsets, "classes": classes[order]}
+    kept = {"members": members[places_of(starts[order], sizes)], "offsets": offsets, "classes": classes[order]}
     return InOrderPlan(**kept, tail=tail, grad_accs=plan.grad_accs)
 
 
@@ -136,8 +135,8 @@ def _windows(plan: WindowPlan) -> Iterator[tuple[Ints, Ints, int]]:
             bounds = greedy_cut(lengths.__getitem__, len(own), budget=plan.budget or 0, limit=len(own) + 1)
             sizes = np.diff(bounds).astype(np.int64)
         samples = plan.members_at(own)
-        for place, (end, size) in enumerate(zip(np.cumsum(sizes).tolist(), sizes.tolist(), strict=True)):
-            yield np.sort(samples[end - size : end]), np.array([size]), place
+        for place, batch in enumerate(in_batches(samples, sizes)):
+            yield np.sort(batch), np.array([len(batch)]), place
 
 
 def _cut(count: int, size: int) -> Ints:

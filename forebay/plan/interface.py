@@ -110,6 +110,19 @@ class KeptPlan:
         """Returns what the plan is made of beside its settings and arrays, as JSON values."""
 
 
+def places_of(starts: Ints, sizes: Ints) -> Ints:
+    """Returns the places of runs of these sizes, each from its start on, one run behind the other."""
+    ends = np.cumsum(sizes)
+    found: Ints = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + sizes, sizes)
+    return found
+
+
+def in_batches(samples: Ints, sizes: Ints) -> list[Ints]:
+    """Returns samples as batches of these sizes."""
+    ends = np.cumsum(sizes).tolist()
+    return [samples[end - size : end] for end, size in zip(ends, sizes.tolist(), strict=True)]
+
+
 def check_epoch(epoch: int) -> None:
     """Raises PlanError for a negative epoch."""
     if epoch < 0:

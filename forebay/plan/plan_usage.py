@@ -21,8 +21,8 @@ import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheMismatchError
 from forebay.plan.cursor import LoaderState, num_steps
-from forebay.plan.interface import Plan
-from forebay.store.layout import ROW_BITS, Array
+from forebay.plan.interface import EpochOrder, Plan
+from forebay.store.layout import ROW_BITS, Array, Ints
 from forebay.store.source import SampleSource, SourceUnion
 from forebay.visible import an
 
@@ -130,8 +130,9 @@ class UsageCounter:
         used = [np.zeros(0, np.int64)]
         for state, positions in stretches(self.plan, start, end, dp_world_size=self.dp_world_size):
             seen = self._seen_before(state) if self._can_repeat else None
-            for indices, batches in _samples(self.plan, state, positions):
-                self._add(usage, indices, batches=batches, seen=seen)
+            for _, batches in in_chunks(self.plan.order(state.seed, state.epoch), positions):
+                indices = np.concatenate(batches)
+                self._add(usage, indices, batches=len(batches), seen=seen)
                 if self._with_ids:
                     used.append(indices)
             if seen is not None:
@@ -144,8 +145,8 @@ class UsageCounter:
         if self._seen is not None and self._seen[0] == state:
             return self._seen[1]
         seen = np.zeros(self.population.num_samples, bool)
-        for indices, _ in _samples(self.plan, state, np.arange(state.position)):
-            seen[indices] = True
+        for _, batches in in_chunks(self.plan.order(state.seed, state.epoch), np.arange(state.position)):
+            seen[np.concatenate(batches)] = True
         return seen
 
     def _add(self, usage: Usage, indices: Array, *, batches: int, seen: Array | None) -> None:
@@ -181,12 +182,11 @@ def stretches(
         yield state, np.arange(state.position, end.position)
 
 
-def _samples(plan: Plan, state: LoaderState, positions: Array) -> Iterator[tuple[Array, int]]:
-    """Yields sample indices, int64, and of how many micro-batches they are, until all `positions` have been through."""
-    order = plan.order(state.seed, state.epoch)
-    for chunk in range(0, len(positions), _CHUNK):
-        batches = order.batches(positions[chunk : chunk + _CHUNK])
-        yield np.concatenate(batches), len(batches)
+def in_chunks(order: EpochOrder, positions: Array) -> Iterator[tuple[Array, list[Ints]]]:
+    """Yields some positions of an epoch and their micro-batches, until all have been through."""
+    for start in range(0, len(positions), _CHUNK):
+        chunk = positions[start : start + _CHUNK]
+        yield chunk, order.batches(chunk)
 
 
 USAGE_VERSION = 2

@@ -60,8 +60,9 @@ def check_remote(source: SampleSource, cursor: Cursor, *, threads: int) -> None:
     most = max(int(shards.sizes[step].sum()) for step in needed)
     who = f"{ranks} ranks" if ranks > 1 else "one rank"
     check_bound(shards.bound_bytes, shards.kept_bytes + most, what=f"a step of {who} with {threads} threads")
-    if not shuffles_globally(cursor.plan):
-        _warn_of_width(shards, windows_of(cursor.plan))
+    windows = windows_of(cursor.plan)
+    if windows is not None or isinstance(cursor.plan, InOrderPlan):  # a sample of a shard may not stand anywhere
+        _warn_of_width(shards, windows)
         return
     cost = epoch_cost(shards, cursor, ranks=ranks)
     first, later = (gb(int(downloads * float(shards.sizes.mean()))) for downloads in (cost.first, cost.later))
@@ -167,11 +168,6 @@ class _Node:
 
 def _times(times: float) -> str:
     return f"{times:,.1f}" if times >= 1 else f"{times:.2g}"  # below 0.05 it is not 0.0
-
-
-def shuffles_globally(plan: Plan) -> bool:
-    """Returns whether the samples of any shard may stand anywhere in an epoch."""
-    return not isinstance(plan, InOrderPlan) and windows_of(plan) is None
 
 
 def windows_of(plan: Plan) -> Windows | None:

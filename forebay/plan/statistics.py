@@ -133,15 +133,14 @@ def pack_statistics(
     lengths = {name: np.asarray(found) for name, found in given.items() if found is not None}
     order = plan.order(seed, 0)
     held = {name: np.empty(len(order), dtype=np.int64) for name in lengths}
-    randomness, place = Randomness(plan.num_samples, shards=shards), 0
+    randomness = Randomness(plan.num_samples, shards=shards)
     for start in range(0, len(order), _PACKS_AT_ONCE):
         packs = order.batches(np.arange(start, min(start + _PACKS_AT_ONCE, len(order))))
         samples = np.concatenate(packs)
         begins = np.cumsum([0, *(len(pack) for pack in packs[:-1])])
         for name, found in lengths.items():
             held[name][start : start + len(packs)] = np.add.reduceat(found[samples], begins, dtype=np.int64)
-        randomness.add(samples, np.arange(place, place + len(samples)))
-        place += len(samples)
+        randomness.add(samples)
     room = len(order) * plan.settings.seq_len
     total = int(held["tokens"].sum())
     patch_room = len(order) * (plan.settings.most_units or 0)
@@ -232,14 +231,12 @@ def _bucket_padding(order: Order, bucket: int, frames: Array, places: Array, ran
 
 
 def _window_padding(order: WindowOrder, frames: Array, randomness: Randomness) -> Padding:
-    found, place = Padding(), 0
+    found = Padding()
     step = order.plan.lockstep * order.plan.batches_per_window
     for start in range(0, len(order), step):
         batches = order.batches(np.arange(start, min(start + step, len(order))))
         found += padding_of(batches, frames)
-        samples = np.concatenate(batches)
-        randomness.add(samples, np.arange(place, place + len(samples)))
-        place += len(samples)
+        randomness.add(np.concatenate(batches))
     return found
 
 
@@ -331,8 +328,10 @@ class Randomness:
         num_shards = int(shards.max()) + 1 if shards is not None else 0
         self._counts, self._sums, self._squares = (np.zeros(num_shards) for _ in range(3))
 
-    def add(self, samples: Ints, places: Ints) -> None:
-        """Counts some samples (indices) and where in the epoch's stream of samples each of them stands."""
+    def add(self, samples: Ints, places: Ints | None = None) -> None:
+        """Counts some samples (indices). places: of each in the epoch's stream; None: behind those that were added."""
+        if places is None:
+            places = np.arange(self._taken, self._taken + len(samples))
         self._moved += int(np.abs(places - samples).sum())
         self._taken += len(samples)
         if self._shards is None:

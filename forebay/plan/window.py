@@ -113,8 +113,13 @@ def window_plan(durations: Array, *, sample_rate_hz: int, settings: WindowConfig
     members = np.argsort(durations, kind="stable")
     lengths, counts = np.unique(durations, return_counts=True)
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    values, bounds = lengths.tolist(), starts.tolist()  # a search in lists is faster, one by one
+
+    def length(rank: int) -> int:
+        return int(values[bisect.bisect_right(bounds, rank) - 1])
+
     windows = _counted(settings, len(durations)) or _budgeted(
-        settings, Lengths(lengths.astype(np.int64), starts), sample_rate_hz=sample_rate_hz
+        settings, length, len(durations), sample_rate_hz=sample_rate_hz
     )
     return WindowPlan(
         members=members.astype(np.int32 if len(members) < 2**31 else np.int64),
@@ -157,46 +162,34 @@ def _counted(settings: WindowConfig, num_samples: int) -> _Windows | None:
     )
 
 
-def _budgeted(settings: WindowConfig, lengths: Lengths, *, sample_rate_hz: int) -> _Windows:
+def _budgeted(settings: WindowConfig, length: Callable[[int], int], count: int, *, sample_rate_hz: int) -> _Windows:
+    """Returns the windows under a budget. length: of a rank, from 0, the shortest sample, on."""
     budget = math.floor(Fraction(repr(settings.batch_seconds)) * sample_rate_hz)
-    low, high = 1, len(lengths)
-    while low < high:
-        middle = (low + high) // 2
-        fits = _worst_cut(lengths, num_windows=middle, budget=budget, limit=settings.window) <= settings.window
-        low, high = (low, middle) if fits else (middle + 1, high)
-    batches = _worst_cut(lengths, num_windows=low, budget=budget, limit=settings.window)
-    if len(lengths) // low < batches:
+
+    def batches_of(num_windows: int) -> int:
+        return _worst_cut(length, count, num_windows=num_windows, budget=budget, limit=settings.window)
+
+    # The fewest windows that hold their samples in `window` batches: more of them are smaller.
+    low = 1 + bisect.bisect_left(range(1, count), -settings.window, key=lambda windows: -batches_of(windows))
+    batches = batches_of(low)
+    if count // low < batches:
         # Some window has fewer samples than batches: hardly two samples fit into one. Then each is a window.
-        low, batches = len(lengths), 1
+        low, batches = count, 1
     return _Windows(num_windows=low, batches_per_window=batches, budget=budget)
 
 
-def _worst_cut(lengths: Lengths, *, num_windows: int, budget: int, limit: int) -> int:
+def _worst_cut(length: Callable[[int], int], count: int, *, num_windows: int, budget: int, limit: int) -> int:
     """Returns how many batches the longest window that a seed could make needs; what is above `limit` may be cut short.
 
     A window has one sample of every `num_windows` that follow each other in length, so the longest window has the
     longest sample of each.
     """
-    longest = -(-len(lengths) // num_windows)
+    longest = -(-count // num_windows)
 
-    def length(place: int) -> int:
-        return lengths.at(len(lengths) - 1 - (longest - 1 - place) * num_windows)
+    def in_window(place: int) -> int:
+        return length(count - 1 - (longest - 1 - place) * num_windows)
 
-    return len(greedy_cut(length, longest, budget=budget, limit=limit + 1)) - 1
-
-
-class Lengths:
-    """The lengths of all samples, rising, kept as the values that occur and the number of samples below each."""
-
-    def __init__(self, values: Array, starts: Array) -> None:
-        self._values, self._starts = values.tolist(), starts.tolist()
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def at(self, rank: int) -> int:
-        """Returns the length of a rank, from 0, the shortest sample, on."""
-        return int(self._values[bisect.bisect_right(self._starts, rank) - 1])
+    return len(greedy_cut(in_window, longest, budget=budget, limit=limit + 1)) - 1
 
 
 def greedy_cut(length: Callable[[int], int], count: int, *, budget: int, limit: int) -> list[int]:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 
-from forebay.steps.finish import FINISHES
-from forebay.steps.form_values import MAX_RANK, identifier, integer, is_number, number, one_of, require, text
+from forebay.steps.form_values import FINISHES, MAX_RANK, identifier, integer, is_number, number, one_of, require, text
 from forebay.steps.form_values import Table as Table
 from forebay.store.layout import Array, FieldSpec, Group
 
@@ -155,10 +154,8 @@ class FieldForm:
 
         array: values, or where there is a table codes.
         """
-        if array.ndim != len(self.shape) or any(
-            wanted not in (None, found) for wanted, found in zip(self.shape, array.shape, strict=True)
-        ):
-            raise ValueError(f"{self.name} is {list(array.shape)}, declared {_shown(self.shape)}")
+        if not self.fits(array.shape):
+            raise ValueError(f"{self.name} is {list(array.shape)}, declared {shown_shape(self.shape)}")
         values = self._as_stored(array)
         if len(self.grows) > 1:
             shape = np.array(array.shape, np.int32)
@@ -174,15 +171,20 @@ class FieldForm:
             values = values[: sample[self.used_of].item()]
         if len(self.grows) > 1:
             shape = sample[self._shape_name].tolist()
-            fits = len(shape) == len(self.shape) and all(
-                found >= 0 and wanted in (None, found) for wanted, found in zip(self.shape, shape, strict=True)
-            )
-            if not fits or math.prod(shape) != values.size:
-                raise ValueError(f"{self.name} has {values.size} values and the shape {shape}, {_shown(self.shape)}")
+            if not self.fits(shape) or min(shape) < 0 or math.prod(shape) != values.size:
+                raise ValueError(
+                    f"{self.name} has {values.size} values and the shape {shape}, {shown_shape(self.shape)}"
+                )
             return values.reshape(shape)
         if self.grows:
             return values.transpose(self.order) if self.grows[0] else values
         return values.reshape([length for length in self.shape if length is not None])
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Returns whether an array of this shape is one of the field."""
+        return len(shape) == len(self.shape) and all(
+            wanted in (None, found) for wanted, found in zip(self.shape, shape, strict=True)
+        )
 
     def rows(self, array: Array) -> Array:
         """Returns an array as it lies on disk, the one axis that grows first."""
@@ -232,7 +234,9 @@ class FieldForm:
             if len(found) < len(self.shape) and self.shape[len(found)] == length:
                 found.append(axis)
         if len(found) < len(self.shape) or marked.mask_of is not None:
-            raise ValueError(f"{self.name} {_shown(self.shape)} is no mask of {marked.name} {_shown(marked.shape)}")
+            raise ValueError(
+                f"{self.name} {shown_shape(self.shape)} is no mask of {marked.name} {shown_shape(marked.shape)}"
+            )
         return tuple(found)
 
     @property
@@ -328,7 +332,9 @@ class BatchForm:
         kept, masks = [], [field for field in self.fields if field.mask_of is not None]
         for each in self.stored:
             if len(each.grows) != 1 or each.join != "stack" or each.table is not None:
-                raise ValueError(f"{each.name} {_shown(each.shape)} of {self.made_by} stands not one behind the other")
+                raise ValueError(
+                    f"{each.name} {shown_shape(each.shape)} of {self.made_by} stands not one behind the other"
+                )
             shape = tuple(each.shape[axis] for axis in each._to_rows)
             kept.append(replace(each, shape=shape, join="cat", pad_of=None, multiple=1, length=None, side="right"))
         lengths = [field for field in self.fields if field.lengths_of is not None]
@@ -418,7 +424,15 @@ def _is_kept(values: Array, array: Array) -> bool:
     return bool(held.min <= array.min() and array.max() <= held.max)
 
 
-def _shown(shape: Sequence[int | None]) -> str:
+def place_in(shape: Sequence[int], rooms: Sequence[int], side: Side) -> tuple[slice, ...]:
+    """Returns where an array of a shape stands in a block of these lengths."""
+    if side == "right":
+        return tuple(slice(0, length) for length in shape)
+    return tuple(slice(room - length, room) for length, room in zip(shape, rooms, strict=True))
+
+
+def shown_shape(shape: Sequence[int | None]) -> str:
+    """Returns the shape of an array as messages have it, n for an axis that grows."""
     return f"[{', '.join('n' if length is None else str(length) for length in shape)}]"
 
 

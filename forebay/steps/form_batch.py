@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from forebay.steps.batch import PIECE, copy_values, counted, raw, raw_values
-from forebay.steps.finish import finish_named
-from forebay.steps.form import BatchForm, FieldForm
+from forebay.steps.form import BatchForm, FieldForm, place_in
+from forebay.steps.form_values import finish_named
 from forebay.steps.step import Allocate, Batch
 from forebay.store.layout import Array
 
@@ -170,7 +170,7 @@ class _Places:
         rooms = [field.room(n) if axis in field.grows else n for axis, n in enumerate(longest)]
         if field.join == "stack":
             blocks: list[Block] = [
-                ((row, *_slices(field, array.shape, rooms)), array) for row, array in enumerate(flat)
+                ((row, *place_in(array.shape, rooms, field.side)), array) for row, array in enumerate(flat)
             ]
             return cls(field, (len(flat), *rooms), blocks, tuple(axis + 1 for axis in field.grows))
         if field.join == "cat":
@@ -180,9 +180,7 @@ class _Places:
             return cls(field, tuple(rooms), list(_behind(field, flat, rooms, along=along)), grows)
         rooms[0] = field.room(max(sum(len(array) for array in of_one) for of_one in arrays))
         nested: list[Block] = [
-            ((row, *place), array)
-            for row, of_one in enumerate(arrays)
-            for place, array in _behind(field, of_one, rooms)
+            ((row, *at), array) for row, of_one in enumerate(arrays) for at, array in _behind(field, of_one, rooms)
         ]
         return cls(field, (len(arrays), *rooms), nested, tuple(sorted({1, *(axis + 1 for axis in field.grows)})))
 
@@ -215,21 +213,14 @@ class _Places:
         return out
 
 
-def _slices(field: FieldForm, shape: Sequence[int], rooms: Sequence[int]) -> tuple[slice, ...]:
-    """Returns where an array stands in a block of these lengths."""
-    if field.side == "right":
-        return tuple(slice(0, length) for length in shape)
-    return tuple(slice(room - length, room) for length, room in zip(shape, rooms, strict=True))
-
-
 def _behind(field: FieldForm, arrays: Sequence[Array], rooms: Sequence[int], *, along: int = 0) -> Iterator[Block]:
     """Yields the places of arrays one behind the other along an axis."""
     lengths = [array.shape[along] for array in arrays]
     start = rooms[along] - sum(lengths) if field.side == "left" else 0
     for array, length in zip(arrays, lengths, strict=True):
-        place = list(_slices(field, array.shape, rooms))
-        place[along] = slice(start, start + length)
-        yield tuple(place), array
+        at = list(place_in(array.shape, rooms, field.side))
+        at[along] = slice(start, start + length)
+        yield tuple(at), array
         start += length
 
 

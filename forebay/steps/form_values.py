@@ -1,15 +1,18 @@
-"""Values of a form: tables of codes, and what reads values of JSON or raises FormError that says what was wanted."""
+"""Values of a form: tables of codes, operations, and what reads values of JSON or raises FormError."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import cache
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import FormError
+from forebay.store.layout import Array
 
 MAX_AXIS, MAX_RANK = 1 << 31, 8
 _MAX_TEXT, _MAX_CHANNELS = 4096, 1024
@@ -49,6 +52,40 @@ class Table:
             inner=integer(document["inner"], "the places of a channel in a table", least=1),
             copies=integer(document.get("copies", 1), "the copies of a channel in a table", least=1),
         )
+
+
+FINISHES = {
+    "w2v_bert": "forebay.steps.audio.w2v_bert:NormalisedPairs",
+    "w2v_bert_crop": "forebay.steps.audio.w2v_bert:NormalisedCrops",
+}
+"""Operations that make the values of a batch of rows on disk, where more than padding and casts is to be done.
+
+Name -> module and class, each where its step is. A form names them (`FieldForm.finish`), so this table is all that a
+cache can ask for. The module is imported when the name is asked for."""
+
+
+class Finish(Protocol):
+    """An operation on the rows of an array, in the calling thread."""
+
+    def shape(self, rows: int, inner: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of the values that are made of so many rows of this shape."""
+        ...
+
+    def marked(self, rows: int) -> int:
+        """Returns how many of the values a mask marks."""
+        ...
+
+    def write(self, values: Array, out: Array) -> None:
+        """Makes `out`, C-contiguous float32 of that shape, the values of float32 rows."""
+        ...
+
+
+@cache
+def finish_named(name: str) -> Finish:
+    """Returns an operation of the table."""
+    module, _, cls = FINISHES[name].partition(":")
+    found: Finish = getattr(importlib.import_module(module), cls)()
+    return found
 
 
 def require(is_right: Any, wanted: str, found: Any) -> None:

@@ -7,12 +7,13 @@ JSON. What the user's code prints goes to standard error.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 Answer = tuple[Literal["text", "type", "raised"], str]
@@ -37,12 +38,8 @@ def loaded(source: bytes, path: str, name: str, *, what: Literal["function", "cl
     module = types.ModuleType(f"{_MODULE}{hashlib.sha256(source).hexdigest()[:16]}")
     module.__file__ = path
     sys.modules[module.__name__] = module  # dataclasses look their module up there
-    try:
+    with refusing(lambda said: CodeError(f"importing it raised {said}")):
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
-    except (KeyboardInterrupt, MemoryError):
-        raise
-    except BaseException as err:
-        raise CodeError(f"importing it raised {described(err)}") from err
     found: Any = getattr(module, name, None)
     if not callable(found) or (what == "class" and not isinstance(found, type)):
         kind, kinds = (type, "classes") if what == "class" else (types.FunctionType, "functions")
@@ -50,6 +47,17 @@ def loaded(source: bytes, path: str, name: str, *, what: Literal["function", "cl
         names = sorted(key for key, value in own.items() if isinstance(value, kind))
         raise CodeError(f"it has no {what} {name}; its {kinds}: {', '.join(names) or 'none'}")
     return found
+
+
+@contextlib.contextmanager
+def refusing(error: Callable[[str], Exception]) -> Iterator[None]:
+    """Raises an error, made of one line, in the place of whatever code of the user raises in this block."""
+    try:
+        yield
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as err:
+        raise error(described(err)) from err
 
 
 def answer(function: Function, text: str, language: str) -> Answer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +11,7 @@ from forebay.config.tree import Config
 from forebay.steps.table import audio_step
 from forebay.store.inputs import inputs_problem
 from forebay.store.source import SECTIONS
+from forebay.visible import did_you_mean
 
 LISTING_VERSION = 3
 """Bumped when the same sources and filters give other rows."""
@@ -88,8 +88,7 @@ def source_problems(config: Config) -> list[str]:
     called = " and ".join(config.subjects)
     kinds = [name for name, kind in SOURCE_KINDS.items() if subjects <= {*kind.holds}]
     if source.kind not in kinds:
-        near = difflib.get_close_matches(source.kind, kinds, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(source.kind, kinds)
         return [f'source.kind is "{source.kind}", for {called} wanted one of {", ".join(kinds)}{hint}']
     if source.kind == "python" and (problem := inputs_problem(config)) is not None:
         return [problem]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forebay.config import WindowConfig
 from forebay.errors import PlanError
-from forebay.plan.window import Lengths, WindowPlan, even_cut, greedy_cut, window_plan
+from forebay.plan.window import WindowPlan, even_cut, greedy_cut, window_plan
 from tests.strategies import durations
 
 RATE = 1000
@@ -95,10 +95,8 @@ def test_the_even_cut_has_the_cheapest_costliest_batch(lengths: list[int], wante
 
 
 def test_lengths_by_rank() -> None:
-    values = np.array([0, 3, 3, 7, 7, 7])
-    lengths = Lengths(np.array([0, 3, 7]), np.array([0, 1, 3, 6]))
-    assert len(lengths) == 6
-    assert [lengths.at(rank) for rank in range(6)] == values.tolist()
+    plan = windowed(np.array([7, 3, 0, 7, 3, 7]), batch_size=2)
+    assert plan.lengths_at(np.arange(6)).tolist() == [0, 3, 3, 7, 7, 7]
 
 
 def test_samples_meet_other_samples_in_the_next_epoch() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from forebay.config.plan import BucketConfig, PlanConfig
 from forebay.plan.bucket.bucket_sizes import grad_accs
-from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions
+from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions, in_batches, places_of
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.plan.shard_line import ShardLine, in_runs
 from forebay.store.layout import Array, Ints
@@ -186,12 +186,9 @@ class Order(EpochOrder):
     def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
         """See `EpochOrder`."""
         buckets, numbers = self.locate(positions)
-        starts = numbers * self.plan.batch_sizes[buckets]
         sizes = self.batch_lengths(buckets, numbers)
-        ends = np.cumsum(sizes)
-        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + sizes, sizes)
-        samples = self.samples(np.repeat(buckets, sizes), places)
-        return [samples[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+        places = places_of(numbers * self.plan.batch_sizes[buckets], sizes)
+        return in_batches(self.samples(np.repeat(buckets, sizes), places), sizes)
 
     def batch_lengths(self, buckets: Ints, numbers: Ints) -> Ints:
         """Returns how many samples the micro-batches `numbers` of `buckets` have, int64."""

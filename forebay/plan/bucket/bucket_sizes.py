@@ -87,11 +87,7 @@ def optimal_cuts(counts: Array, tops: Array, *, k: int) -> list[int]:
         total = np.concatenate(([impossible], best[:-1]))[:, None] + cost
         firsts.append(total.argmin(axis=0))
         best = np.minimum(total.min(axis=0), impossible)
-    return _backwards(firsts, num_bins - 1)
-
-
-def _backwards(firsts: Sequence[Array], last: int) -> list[int]:
-    cuts = [last]
+    cuts = [num_bins - 1]
     for chosen in reversed(firsts):
         cuts.append(int(chosen[cuts[-1]]) - 1)
     return cuts[::-1]

@@ -15,7 +15,7 @@ import numpy as np
 from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket.bucket_plan import ORDER_VERSION
-from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions
+from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions, in_batches, places_of
 from forebay.plan.pack.fewest import Packs, fewest, fewest_packs, vector_best_fit
 from forebay.plan.pack.fit import best_fit_decreasing, hand_out, shuffle_inside, shuffled_groups, stream_packs
 from forebay.plan.permutation import Permutations, derive_key
@@ -255,10 +255,7 @@ class PackOrder(EpochOrder):
         packs = self.packs(positions)
         starts = self.plan.offsets[packs]
         sizes = self.plan.offsets[packs + 1] - starts
-        ends = np.cumsum(sizes)
-        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + sizes, sizes)
-        samples = self.plan.members_at(places)
-        return [samples[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+        return in_batches(self.plan.members_at(places_of(starts, sizes)), sizes)
 
     def buckets(self, positions: Sequence[int] | Array) -> Ints:
         """See `EpochOrder`; packs have one shape class, 0."""

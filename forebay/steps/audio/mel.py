@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -147,11 +148,11 @@ class Mel(AudioStep):
     def check(self, clip: Array) -> None:
         """Returns for a clip that `compute` accepts; `too_short` where it cannot be mirrored or has no frame."""
         AudioStep.check(self, clip)
-        if clip.size < self.framing.min_samples:
+        if clip.size < self.framing.least_samples:
             raise DecodeError(
                 "too_short",
-                f"the audio has {clip.size} samples, mel needs {self.framing.min_samples} with n_fft = {self.n_fft} "
-                f"and center = {_toml(self.center)}: raise min_duration_s",
+                f"the audio has {clip.size} samples, mel needs {self.framing.least_samples} with n_fft = {self.n_fft} "
+                f"and center = {json.dumps(self.center)}: raise min_duration_s",
             )
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
@@ -177,7 +178,7 @@ class Mel(AudioStep):
     def _mels(self, clip: Array) -> Array:
         import torch
 
-        from forebay.steps.audio.mel_filters import mel_filters
+        from forebay.steps.audio.spectrum import mel_filters
 
         filters = mel_filters(
             rate_hz=self.rate_hz,
@@ -229,7 +230,3 @@ class Mel(AudioStep):
                 "raise sample_rate_hz"
             )
         return found
-
-
-def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"'

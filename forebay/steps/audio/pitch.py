@@ -67,7 +67,7 @@ class Pitch(AtFrames):
 
     def _rows(self, clip: Array, num_frames: int, length: int) -> Iterator[tuple[slice, Array]]:
         """Yields which frames come, and `length` samples around the middle of each, float64; zeros beyond the clip."""
-        middles = self.framing.centre(np.arange(num_frames))
+        middles = self.centre(np.arange(num_frames))
         before = length // 2
         signal = np.pad(clip.astype(np.float64), (before, length))
         rows = np.lib.stride_tricks.sliding_window_view(signal, length)
@@ -134,6 +134,6 @@ class Energy(AtFrames):
 
     def _energies(self, clip: Array) -> Array:
         energies = np.empty(int(self.num_frames(np.array(clip.size))), np.float32)
-        for frames, power in self.framing.power(clip):
+        for frames, power in self.power(clip):
             energies[frames] = np.sqrt(power.sum(axis=1, dtype=np.float64))[: frames.stop - frames.start]
         return energies

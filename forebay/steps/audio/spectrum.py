@@ -11,6 +11,7 @@ log-mel in the part that `log_mel` and `qwen3_asr` share.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,7 @@ from typing import Literal
 import numpy as np
 
 from forebay.steps.audio.ragged import BLOCK_ROWS, CENTRE_SAMPLES, FRAME_SAMPLES, Ragged, frames
+from forebay.store.layout import Array
 
 CHUNK_ROWS = 16 * BLOCK_ROWS
 """Rows that go through all stages together: 2.5 MB. Fewer fit the L2 cache, but pay more in calls; not in the bits."""
@@ -91,6 +93,12 @@ _SLANEY_BREAK_MEL = 15.0
 
 _SLANEY_LOG_STEP = float(np.log(6.4)) / 27.0
 
+_SLANEY_HZ_A_MEL = 200.0 / 3.0
+
+_log = logging.getLogger(__name__)
+
+MelScale = Literal["slaney", "htk"]
+
 
 @dataclass(frozen=True, slots=True)
 class FilterBank:
@@ -125,15 +133,17 @@ class FilterBank:
             np.matmul(power[:, :, bins], weights, out=out[:, :, mels])
 
 
-@cache
 def slaney_filters(n_mels: int) -> FilterBank:
-    """Returns the filters of Whisper's log-mel, [201, n_mels]: 0 to 8000 Hz, each of equal area.
-
-    Slaney, Auditory Toolbox (1998): linear below 1000 Hz, logarithmic above; area normalisation 2 / (high - low).
-    """
-    edges_hz = _slaney_to_hz(np.linspace(0.0, _hz_to_slaney(_NYQUIST_HZ), n_mels + 2))
-    filters = triangles(np.linspace(0, _NYQUIST_HZ, 201), edges_hz)
-    return FilterBank.of(filters * (2.0 / (edges_hz[2:] - edges_hz[:-2])))
+    """Returns the filters of Whisper's log-mel, [201, n_mels]: 0 to 8000 Hz, each of equal area."""
+    return mel_filters(
+        rate_hz=2 * _NYQUIST_HZ,
+        n_fft=FRAME_SAMPLES,
+        n_mels=n_mels,
+        f_min=0.0,
+        f_max=_NYQUIST_HZ,
+        mel_scale="slaney",
+        norm="slaney",
+    )
 
 
 @cache
@@ -147,6 +157,59 @@ def kaldi_filters() -> FilterBank:
     return FilterBank.of(triangles(bins_mel, np.linspace(low, high, 82)))
 
 
+@cache
+def mel_filters(
+    *,
+    rate_hz: int,
+    n_fft: int,
+    n_mels: int,
+    f_min: float,
+    f_max: float,
+    mel_scale: MelScale,
+    norm: Literal["slaney", "none"],
+) -> FilterBank:
+    """Returns filters [n_fft // 2 + 1, n_mels]: triangles at equal distances on the mel scale, f_min to f_max Hz.
+
+    mel_scale: `slaney`: Auditory Toolbox (1998), linear below 1000 Hz, logarithmic above. `htk`: The HTK Book,
+    2595 log10(1 + f / 700). norm: `slaney`: each filter times 2 / (high - low), so that all have equal area; `none`:
+    each has the height 1. A filter between two bins sees none of them and gives 0, which is logged.
+    """
+    low, high = hz_to_mel(np.array([f_min, f_max]), scale=mel_scale)
+    edges_hz = mel_to_hz(np.linspace(low, high, n_mels + 2), scale=mel_scale)
+    filters = triangles(np.linspace(0.0, rate_hz / 2, n_fft // 2 + 1), edges_hz)
+    if norm == "slaney":
+        filters *= 2.0 / (edges_hz[2:] - edges_hz[:-2])
+    empty = int((~filters.any(axis=0)).sum())
+    if empty:
+        _log.warning(
+            "audio: %d of n_mels = %d filters lie between two bins of n_fft = %d and are always 0; "
+            "lower n_mels, or raise n_fft",
+            empty,
+            n_mels,
+            n_fft,
+        )
+    return FilterBank.of(filters)
+
+
+def hz_to_mel(hz: Array, *, scale: MelScale) -> Array:
+    """Returns mels of frequencies, float64."""
+    if scale == "htk":
+        return np.asarray(2595.0 * np.log10(1.0 + hz / 700.0))
+    above = _SLANEY_BREAK_MEL + np.log(np.maximum(hz, _SLANEY_BREAK_HZ) / _SLANEY_BREAK_HZ) / _SLANEY_LOG_STEP
+    return np.where(hz < _SLANEY_BREAK_HZ, hz / _SLANEY_HZ_A_MEL, above)
+
+
+def mel_to_hz(mel: Array, *, scale: MelScale) -> Array:
+    """Returns frequencies of mels, float64."""
+    if scale == "htk":
+        return np.asarray(700.0 * (10.0 ** (mel / 2595.0) - 1.0))
+    return np.where(
+        mel < _SLANEY_BREAK_MEL,
+        mel * _SLANEY_HZ_A_MEL,
+        _SLANEY_BREAK_HZ * np.exp(_SLANEY_LOG_STEP * (mel - _SLANEY_BREAK_MEL)),
+    )
+
+
 def triangles(bins: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Returns triangular filters [bins, mels]: filter m rises from edge m to 1 at edge m + 1 and falls to edge m + 2.
 
@@ -156,15 +219,6 @@ def triangles(bins: np.ndarray, edges: np.ndarray) -> np.ndarray:
     distance = edges[None, :] - bins[:, None]
     rising, falling = -distance[:, :-2] / widths[:-1], distance[:, 2:] / widths[1:]
     return np.asarray(np.maximum(0.0, np.minimum(rising, falling)))
-
-
-def _hz_to_slaney(hz: float) -> float:
-    return float(_SLANEY_BREAK_MEL + np.log(hz / _SLANEY_BREAK_HZ) / _SLANEY_LOG_STEP)
-
-
-def _slaney_to_hz(mel: np.ndarray) -> np.ndarray:
-    above = _SLANEY_BREAK_HZ * np.exp(_SLANEY_LOG_STEP * (mel - _SLANEY_BREAK_MEL))
-    return np.where(mel < _SLANEY_BREAK_MEL, 200.0 * mel / 3.0, above)
 
 
 def _hz_to_kaldi(hz: np.ndarray) -> np.ndarray:

@@ -43,7 +43,7 @@ class Framing:
         return self.n_fft // 2 if self.center else 0
 
     @property
-    def min_samples(self) -> int:
+    def least_samples(self) -> int:
         """Samples of the shortest clip that has a frame, and that can be mirrored where its ends are."""
         mirrored = self.padding + 1 if self.pad_mode == "reflect" else 1
         return max(mirrored, self.n_fft - 2 * self.padding)
@@ -51,7 +51,7 @@ class Framing:
     def num_frames(self, num_samples: Array) -> Array:
         """Returns the frames of clips of these lengths, int64; 0 for a clip that is too short."""
         frames = 1 + (num_samples + 2 * self.padding - self.n_fft) // self.hop_length
-        return np.where(num_samples >= self.min_samples, frames, 0)
+        return np.where(num_samples >= self.least_samples, frames, 0)
 
     def centre(self, frame: Count) -> Count:
         """Returns the sample of the clip on which a frame's middle lies."""
@@ -62,7 +62,7 @@ class Framing:
 
         rows is a multiple of BLOCK_ROWS, as matrix products want it; rows behind the frames are zero. The transform is
         torch's in float32, as in torch.stft, and the window is its periodic Hann window.
-        clip: float32 [num_samples], at least `min_samples`.
+        clip: float32 [num_samples], at least `least_samples`.
         """
         import torch
 
@@ -83,31 +83,10 @@ class Framing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AtFrames(AudioStep):
+class AtFrames(Framing, AudioStep):
     """A step whose values stand beside the frames of `mel`, one a frame: their lengths are those of `mel`."""
 
     sample_rate_hz: ClassVar[int | None] = None
-
-    n_fft: int
-    hop_length: int
-    win_length: int
-    center: Center
-    pad_mode: PadMode
-
-    @property
-    def framing(self) -> Framing:
-        """Where the frames lie."""
-        return Framing(
-            n_fft=self.n_fft,
-            hop_length=self.hop_length,
-            win_length=self.win_length,
-            center=self.center,
-            pad_mode=self.pad_mode,
-        )
-
-    def num_frames(self, num_samples: Array) -> Array:
-        """Returns the frames of `mel`."""
-        return self.framing.num_frames(num_samples)
 
 
 def _whole_blocks(rows: int) -> int:

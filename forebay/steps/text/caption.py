@@ -14,10 +14,10 @@ import numpy as np
 
 from forebay.config.digest import tokenizer_digest
 from forebay.errors import ConfigError, TextError
-from forebay.pretrained import from_folder, without_dropout
 from forebay.steps.form import BatchForm, FieldForm, Promise
 from forebay.steps.step import TextStep
 from forebay.steps.text.row_encoder import TURN, OneByOne, Size
+from forebay.steps.text.vocabulary import load_tokenizer, require_digest, tokens_pattern
 from forebay.store.layout import Array, FieldSpec
 
 _DOCUMENTS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
@@ -84,11 +84,7 @@ class CaptionEncoder(OneByOne):
 
     def __init__(self, step: Caption) -> None:
         self._folder = Path(step.tokenizer_folder)
-        if (found := tokenizer_digest(self._folder)) != step.tokenizer:
-            raise ConfigError(
-                f"text.tokenizer: the files of {self._folder} have digest {found[:16]}, the recipe was made with "
-                f"{step.tokenizer[:16]}; they changed in between: run the command again"
-            )
+        require_digest("text.tokenizer", self._folder, tokenizer_digest(self._folder), step.tokenizer)
         self.tokenizer = _load(self._folder)
         own = _own_settings(Path(step.processor_folder), self._folder, self.tokenizer)
         self._padding = step.padding or ("max_length" if own.get("padding") == "max_length" else "longest")
@@ -201,14 +197,14 @@ def _padded(row: Sequence[int], room: int, form: FieldForm, *, is_mask: bool) ->
 
 
 def _load(folder: Path) -> Any:
-    from transformers import AutoTokenizer  # not at import: most of forebay's commands need no tokenizer
-
-    refuse_code(folder, "text.tokenizer")
-    try:
-        tokenizer = from_folder(AutoTokenizer, folder)
-    except Exception as err:  # not our work: tokenizers raises bare Exception for a file that it cannot read
-        raise ConfigError(f"text.tokenizer: transformers cannot load {folder}: {err!r}", code="FB105") from err
-    without_dropout(tokenizer)
+    for name in _DOCUMENTS:
+        if "auto_map" in _document(folder / name):
+            raise ConfigError(
+                f"text.tokenizer: {folder / name} has auto_map, which names code of the folder, and none is run; use a "
+                "class of transformers itself, and remove the entry",
+                code="FB105",
+            )
+    tokenizer = load_tokenizer(folder)
     if tokenizer.pad_token_id is None:
         raise ConfigError(
             f"text.tokenizer: the tokenizer in {folder} names no pad_token, and texts of a batch are padded; use the "
@@ -216,17 +212,6 @@ def _load(folder: Path) -> Any:
             code="FB106",
         )
     return tokenizer
-
-
-def refuse_code(folder: Path, setting: str) -> None:
-    """Returns if no document of a folder names code of its own. Raises ConfigError otherwise."""
-    for name in _DOCUMENTS:
-        if "auto_map" in _document(folder / name):
-            raise ConfigError(
-                f"{setting}: {folder / name} has auto_map, which names code of the folder, and none is run; use a "
-                "class of transformers itself, and remove the entry",
-                code="FB105",
-            )
 
 
 def _own_settings(processor: Path, tokenizer_folder: Path, tokenizer: Any) -> dict[str, Any]:
@@ -266,4 +251,4 @@ def _reserved(tokenizer: Any) -> re.Pattern[str]:
     """Returns a pattern of the tokens that no text may write: they would become control tokens."""
     control = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token}
     tokens = {token for token in tokenizer.all_special_tokens if token != tokenizer.unk_token or token in control}
-    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
+    return tokens_pattern(tokens)

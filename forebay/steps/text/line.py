@@ -84,16 +84,6 @@ def text_of_bytes(text: str, data: bytes) -> str | Problem:
     return data[len(_CHANGED) :].decode("utf-8") if data else text
 
 
-def language_to_bytes(_: str, result: tuple[str, float]) -> bytes:
-    """Returns a language's code and its confidence as they are kept."""
-    return _CONFIDENCE.pack(result[1]) + result[0].encode("utf-8")
-
-
-def language_of_bytes(_: str, data: bytes) -> tuple[str, float]:
-    """Returns the code and the confidence that were kept."""
-    return data[_CONFIDENCE.size :].decode("utf-8"), _CONFIDENCE.unpack_from(data)[0]
-
-
 @dataclass(frozen=True, slots=True)
 class PreparedTexts:
     """A text as it is tokenised. language: the one that prompts use, "" for none. detected: "" where nothing was."""
@@ -223,14 +213,9 @@ class OpenLine:
         detected = self._languages([texts[i] for i in usable], [languages[i] for i in usable], None)
         found = dict(zip(usable, detected, strict=True))
         used = [found[i][0] if i in found else "" for i in range(len(texts))]
-        results = [problem or text for problem, text in zip(bad, texts, strict=True)]
         steps: list[list[tuple[str, str | Problem]]] = [[] for _ in texts]
-        for step, run in self._runners:
-            alive = [i for i, result in enumerate(results) if isinstance(result, str)]
-            made = _alone(step, run)([str(results[i]) for i in alive], [used[i] for i in alive])
-            for i, result in zip(alive, made, strict=True):
-                results[i] = result
-                steps[i].append((step.label, result))
+        given = [problem or text for problem, text in zip(bad, texts, strict=True)]
+        results = _through(self._runners, given, used, steps=steps)
         staged = []
         for i, result in enumerate(results):
             way = found.get(i, ("", "", 0.0))
@@ -258,8 +243,8 @@ class OpenLine:
             self._detectors[store] = Remembered(
                 make=lambda texts, _: self._detect(texts),
                 values=None if store is None else store.of({"language": identity}),
-                to_bytes=language_to_bytes,
-                of_bytes=language_of_bytes,
+                to_bytes=lambda _, said: _CONFIDENCE.pack(said[1]) + said[0].encode("utf-8"),
+                of_bytes=lambda _, data: (data[_CONFIDENCE.size :].decode("utf-8"), _CONFIDENCE.unpack_from(data)[0]),
                 reads_language=False,
             )
         return self._detectors[store]
@@ -310,22 +295,18 @@ def bad_text(text: str) -> Problem | None:
     return None
 
 
-def _alone(step: NormalStep, run: Runner) -> Remembered[str | Problem]:
-    """Returns what one step makes of texts, each different one once; nothing is kept."""
-    return Remembered(
-        make=lambda texts, languages: _through([(step, run)], texts, languages),
-        values=None,
-        to_bytes=text_to_bytes,
-        of_bytes=text_of_bytes,
-        reads_language=step.reads_language,
-    )
-
-
 def _through(
-    runners: Sequence[tuple[NormalStep, Runner]], texts: Sequence[str], languages: Sequence[str]
+    runners: Sequence[tuple[NormalStep, Runner]],
+    texts: Sequence[str | Problem],
+    languages: Sequence[str],
+    *,
+    steps: Sequence[list[tuple[str, str | Problem]]] | None = None,
 ) -> list[str | Problem]:
-    """Returns what the steps make of texts, one after the other; what fails goes no further."""
-    results: list[str | Problem] = list(texts)
+    """Returns what the steps make of texts, one after the other; what fails goes no further.
+
+    steps: of each text, to which what every step makes is added, by the step's label.
+    """
+    results = list(texts)
     for step, run in runners:
         alive = [i for i, result in enumerate(results) if isinstance(result, str)]
         if not alive:
@@ -333,4 +314,6 @@ def _through(
         made = run([str(results[i]) for i in alive], [languages[i] for i in alive])
         for i, result in zip(alive, made, strict=True):
             results[i] = result if step.is_quick or isinstance(result, Problem) else bad_text(result) or result
+            if steps is not None:
+                steps[i].append((step.label, results[i]))
     return results

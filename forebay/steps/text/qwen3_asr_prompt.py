@@ -15,7 +15,7 @@ from forebay.steps.audio.qwen3_asr_features import CHUNK_FRAMES
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import qwen3_asr_name
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
-from forebay.steps.text.vocabulary import Vocabulary, joined
+from forebay.steps.text.vocabulary import Vocabulary, joined, render_chat
 from forebay.store.layout import FieldSpec
 from forebay.store.source import Sample
 
@@ -144,16 +144,14 @@ def _named(name: str) -> str:
 
 def _render(vocabulary: Vocabulary) -> tuple[str, str]:
     """Returns the chat up to the answer, as what stands before and after the prompt."""
-    from jinja2 import TemplateError  # comes with transformers
-
     vocabulary.renders(vocabulary.tokenizer)
     messages = [
         {"role": "system", "content": [{"type": "text", "text": _MARK}]},
         {"role": "user", "content": [{"type": "audio", "audio": ""}]},
     ]
     try:
-        chat = vocabulary.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except (ValueError, TemplateError) as err:
+        chat = render_chat(vocabulary.tokenizer, messages, add_generation_prompt=True)
+    except ValueError as err:
         raise ConfigError(
             f'text.prompt = "qwen3_asr" needs a chat template in {vocabulary.folder} (chat_template.jinja): {err}',
             code="FB106",

@@ -80,25 +80,14 @@ class SymbolTable:
 
     def _tokenizer(self) -> dict[str, Any]:
         """Returns the document of the library tokenizers."""
-        special = self.special.tokens().values()
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
         by_spaces = self.split == "spaces"
-        every = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
-        return {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [{"id": i, "content": token, **flags} for i, token in enumerate(special)],
-            "normalizer": None,
-            "pre_tokenizer": {"type": "WhitespaceSplit"} if by_spaces else every,
-            "post_processor": None,
-            "decoder": None if by_spaces else {"type": "Fuse"},
-            "model": {
-                "type": "WordLevel",
-                "vocab": {token: i for i, token in enumerate(self.tokens)},
-                "unk_token": self.special.unknown,
-            },
-        }
+        return _word_level(
+            {token: i for i, token in enumerate(self.tokens)},
+            list(self.special.tokens().values()),
+            unknown=self.special.unknown,
+            pre_tokenizer={"type": "WhitespaceSplit"} if by_spaces else _EVERY,
+            decoder=None if by_spaces else {"type": "Fuse"},
+        )
 
     def _config(self) -> dict[str, Any]:
         return {
@@ -122,6 +111,34 @@ def is_symbol_table(folder: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and MARK in config
+
+
+_EVERY = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+"""Cuts a text into its characters."""
+
+
+def _word_level(
+    vocab: Mapping[str, int],
+    special: Sequence[str],
+    *,
+    unknown: str,
+    pre_tokenizer: Any,
+    decoder: Any,
+    normalizer: Any = None,
+) -> dict[str, Any]:
+    """Returns the document, of the library tokenizers, of a tokenizer that looks pieces of a text up in a table."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": vocab[token], "content": token, **flags} for token in special if token in vocab],
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": decoder,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": unknown},
+    }
 
 
 def _json(document: Mapping[str, Any]) -> bytes:
@@ -166,7 +183,10 @@ class Words:
         document: its tokenizer.json. A cut that is known by name and is another one after all is not taken either.
         """
         cut = _cut_of(document)
-        if cut is None or cut.findall(_PROBE) != _pieces(tokenizer, _PROBE):
+        if cut is None:
+            return None
+        pieces = tokenizer.pre_tokenizer.pre_tokenize_str(_PROBE)
+        if cut.findall(_PROBE) != [_PROBE[start:stop] for _, (start, stop) in pieces]:
             return None
         added = [
             re.escape(form) for entry in document["added_tokens"] if not entry["special"] for form in _forms(entry)
@@ -223,10 +243,6 @@ def _forms(entry: Mapping[str, Any]) -> set[str]:
     return {entry["content"], unicodedata.normalize("NFKC", entry["content"])}
 
 
-def _pieces(tokenizer: Any, text: str) -> list[str]:
-    return [text[start:stop] for _, (start, stop) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
-
-
 _PRINTABLE = string.digits[:2] + "aZz" + string.punctuation + " "
 _PROBE = "".join(
     [
@@ -269,23 +285,14 @@ def fast_letters(tokenizer: Any, folder: Path) -> Any:
             "(tokenizer.json) there, or write a table of letters with forebay symbols",
             code="FB105",
         )
-    document = _document(table, list(special.values()), delimiter=tokenizer.word_delimiter_token or " ")
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(document)), **special)
-
-
-def _document(table: dict[str, int], special: list[str], *, delimiter: str) -> dict[str, Any]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": delimiter}
-    letters = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+    delimiter, tokens = tokenizer.word_delimiter_token or " ", list(special.values())
     words = {"type": "Replace", "pattern": {"String": delimiter}, "content": " "}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": table[token], "content": token, **flags} for token in special if token in table],
-        "normalizer": spaces,
-        "pre_tokenizer": letters,
-        "post_processor": None,
-        "decoder": {"type": "Sequence", "decoders": [words, {"type": "Fuse"}]},
-        "model": {"type": "WordLevel", "vocab": table, "unk_token": special[0]},
-    }
+    document = _word_level(
+        table,
+        tokens,
+        unknown=tokens[0],
+        pre_tokenizer=_EVERY,
+        decoder={"type": "Sequence", "decoders": [words, {"type": "Fuse"}]},
+        normalizer={"type": "Replace", "pattern": {"String": " "}, "content": delimiter},
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(document)), **special)

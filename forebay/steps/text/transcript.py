@@ -149,8 +149,11 @@ class Transcript(TextStep):
         self.text_line().check()
 
     def opened(self, folder: Path, *, merge_size: int | None = None) -> TextEncoder:  # noqa: ARG002
-        """See `encoder`."""
-        return self.encoder(folder)
+        """Returns what writes transcripts with the tokenizer of a local folder; loads it (and with it transformers).
+
+        Raises ConfigError where the folder's files are not those of `tokenizer`, or lack what the prompt needs.
+        """
+        return TextEncoder(self, Vocabulary(folder, digest=self.tokenizer))
 
     @classmethod
     def row(cls, stored: Stored) -> RowText:
@@ -158,13 +161,6 @@ class Transcript(TextStep):
         from forebay.steps.batch import BatchesOfOne
 
         return BatchesOfOne(cls.batch(stored), cls.row_tokens)
-
-    def encoder(self, folder: Path) -> TextEncoder:
-        """Returns what writes transcripts with the tokenizer of a local folder; loads it (and with it transformers).
-
-        Raises ConfigError where the folder's files are not those of `tokenizer`, or lack what the prompt needs.
-        """
-        return TextEncoder(self, Vocabulary(folder, digest=self.tokenizer))
 
 
 DETECTED_FIELDS = (
@@ -257,42 +253,27 @@ class Encoded:
 
 
 class TextEncoder:
-    """Writes transcripts as a step says, with a vocabulary."""
+    """Writes transcripts as a step says, with a vocabulary. prompt: of the step."""
 
     def __init__(self, step: Transcript, vocabulary: Vocabulary) -> None:
-        self._step, self._vocabulary = step, vocabulary
-        self._prompt = step.writer(vocabulary)
+        self.step, self.vocabulary = step, vocabulary
+        self.prompt = step.writer(vocabulary)
 
     @cached_property
     def _line(self) -> OpenLine:
         # Opened for the first text: training decodes where a program that texts need is not installed.
-        return self._step.text_line().open()
+        return self.step.text_line().open()
 
     @property
     def constants(self) -> dict[str, Any]:
         """Facts that a collator must know: prompt, `vocab_size`, `pad_token_id` and `eos_token_id` if any, its own."""
         found = {
-            "prompt": self._step.form(),
-            "vocab_size": self._vocabulary.size,
-            "pad_token_id": self._vocabulary.pad_token_id,
-            "eos_token_id": self._vocabulary.eos_token_id,
+            "prompt": self.step.form(),
+            "vocab_size": self.vocabulary.size,
+            "pad_token_id": self.vocabulary.pad_token_id,
+            "eos_token_id": self.vocabulary.eos_token_id,
         }
-        return {name: value for name, value in found.items() if value is not None} | self._prompt.constants
-
-    @property
-    def languages(self) -> tuple[str, ...]:
-        """The only languages that texts may have; none where any is right."""
-        return self._prompt.languages
-
-    @property
-    def reads_labels(self) -> bool:
-        """Whether texts are token ids, see `Transcript`."""
-        return self._step.reads_labels
-
-    @property
-    def detects(self) -> bool:
-        """Whether languages are detected, and rows say which."""
-        return self._step.text_line().detects
+        return {name: value for name, value in found.items() if value is not None} | self.prompt.constants
 
     def found(self, rows: EncodedRows) -> dict[str, Any]:
         """Returns what the line makes of texts on this machine, and what its steps find; empty for quick steps alone.
@@ -300,7 +281,7 @@ class TextEncoder:
         Tokens do not show it: a symbol table has none for a text of symbols that it lacks.
         """
         texts, languages = ([value or "" for value in values] for values in (rows.texts, rows.languages))
-        steps = self._step.text_line().steps
+        steps = self.step.text_line().steps
         if all(step.is_quick for step in steps):
             return {}
         made = self._line.prepare(texts, languages)
@@ -318,12 +299,12 @@ class TextEncoder:
         for sample_id, text, language, kept, result in zip(
             rows.ids, rows.texts, rows.languages, rows.kept, made, strict=True
         ):
-            said = _languages(language or "", result) if self.detects else {}
+            said = _languages(language or "", result) if self.step.text_line().detects else {}
             try:
                 if isinstance(result, TextError):
                     raise result
                 of_row = self.of_row(kept, sample_id=sample_id)
-                shown = self.row_text(text or "", result.fields["input_ids"])
+                shown = self.prompt.row_text(text or "", result.fields["input_ids"])
                 yield EncodedRow({**result.fields, **of_row, "text": shown, **said})
             except SampleError as err:
                 yield EncodedRow(said, err)
@@ -354,15 +335,15 @@ class TextEncoder:
         of `text.normalize` say.
         """
         # Before normalisation: NFKC turns full-width brackets into those of a header, and nobody meant them as one.
-        parts = [self._prompt.split(text) for text in texts]
+        parts = [self.prompt.split(text) for text in texts]
         stated = [(language or "").strip() for language in languages]
         bodies = self._line.prepare([body for _, body in parts], stated, store=store) if prepared is None else prepared
         utterances = [
             _tried(self._utterance, body, carried, prompt or "", sample_id)
             for (carried, _), body, prompt, sample_id in zip(parts, bodies, prompts, sample_ids, strict=True)
         ]
-        wanted = (self._prompt.texts(each) for each in utterances if isinstance(each, Utterance))
-        with self._vocabulary.together(itertools.chain.from_iterable(wanted)):
+        wanted = (self.prompt.texts(each) for each in utterances if isinstance(each, Utterance))
+        with self.vocabulary.together(itertools.chain.from_iterable(wanted)):
             return [
                 each if isinstance(each, TextError) else _tried(self._encoded, each, body)
                 for each, body in zip(utterances, bodies, strict=True)
@@ -370,52 +351,34 @@ class TextEncoder:
 
     def stages(self, texts: Sequence[str], languages: Sequence[str | None]) -> list[tuple[str | None, str, Staged]]:
         """Returns the language that every text carries itself, the text without it, and its way through the line."""
-        parts = [self._prompt.split(text) for text in texts]
+        parts = [self.prompt.split(text) for text in texts]
         stated = [(language or "").strip() for language in languages]
         staged = self._line.stages([body for _, body in parts], stated)
         return [(carried, body, way) for (carried, body), way in zip(parts, staged, strict=True)]
 
     def of_row(self, kept: Mapping[str, Any], *, sample_id: str) -> Fields:
         """Returns the int32 arrays of the fields of kept columns. Raises TextError, as `Prompt.of_row`."""
-        made = self._prompt.of_row(kept, sample_id)
+        made = self.prompt.of_row(kept, sample_id)
         return {name: np.array(value, dtype=np.int32) for name, value in made.items()}
 
     def keep(self) -> None:
         """Writes what stores were given and have not written yet."""
         self._line.keep()
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The tokenizer."""
-        return self._vocabulary
-
-    def text_ids(self, input_ids: Array) -> list[int]:
-        """Returns the ids of a sample from which on only the transcript and control tokens come."""
-        return self._prompt.text_ids(input_ids.tolist())
-
-    def row_text(self, text: str, input_ids: Array) -> str:
-        """Returns the transcript that stands beside the ids of a row. text: of the source."""
-        return self._prompt.row_text(text, input_ids)
-
     def decode(self, input_ids: Iterable[int] | np.ndarray) -> str:
         """Returns the transcript in the ids of a sample: without prompt, language and control tokens.
 
         Ids below zero (masked labels) are left out.
         """
-        return self._vocabulary.decode(self._prompt.text_ids([int(i) for i in input_ids]))
-
-    @property
-    def end_id(self) -> int | None:
-        """Id of the token that ends a transcript."""
-        return self._vocabulary.eos_token_id
+        return self.vocabulary.decode(self.prompt.text_ids([int(i) for i in input_ids]))
 
     def transcript(self, text: str, *, sample_id: str, language: str = "") -> str:
         """Returns the transcript of a manifest's text as the model learns it: normalised, without a language in it."""
-        return _usable(self._line.prepare([self._prompt.split(text)[1]], [language])[0], sample_id).text
+        return _usable(self._line.prepare([self.prompt.split(text)[1]], [language])[0], sample_id).text
 
     def _encoded(self, utterance: Utterance, prepared: PreparedTexts) -> Encoded:
-        sequence = self._prompt.build(utterance)
-        limit = self._step.max_label_tokens
+        sequence = self.prompt.build(utterance)
+        limit = self.step.max_label_tokens
         if limit is not None and sequence.num_label_tokens > limit:
             raise label_too_long(utterance.sample_id, sequence.num_label_tokens, limit=limit)
         values = {"input_ids": sequence.ids, "prefix_len": [sequence.prefix_len], **sequence.more}
@@ -427,7 +390,7 @@ class TextEncoder:
         if is_unseen(prepared.text):
             raise TextError("empty_text", f"{sample_id}: the transcript is empty after normalisation")
         language = prepared.language or None
-        if self._step.language_tag_mode == "always" and language is None and carried is None:
+        if self.step.language_tag_mode == "always" and language is None and carried is None:
             raise TextError(
                 "missing_language",
                 f'{sample_id}: no language, but text.language_tag_mode = "always"; '
@@ -436,7 +399,7 @@ class TextEncoder:
         return Utterance(
             sample_id=sample_id,
             text=prepared.text,
-            language=None if self._step.language_tag_mode == "none" else language,
+            language=None if self.step.language_tag_mode == "none" else language,
             prompt=self._normalized(prompt, prepared.language, sample_id).strip() if prompt else "",
             carried=carried and self._normalized(carried, "", sample_id),
         )

@@ -80,7 +80,7 @@ class Tts(Transcript):
         if not self.speaker_column or self.speakers:
             return self
         found = different(self.speaker_column)
-        shown = ", ".join(_quoted(name) for name in found[:_LISTED])
+        shown = ", ".join(json.dumps(name, ensure_ascii=False) for name in found[:_LISTED])
         more = f" (the first {_LISTED} of {len(found)})" if len(found) > _LISTED else ""
         raise ConfigError(
             f"text.speakers is empty, and the order of speakers is the order of their ids; column "
@@ -192,10 +192,6 @@ def tts_text(
 
 def _code(language: str) -> str:
     return language.strip().lower().replace("_", "-")
-
-
-def _quoted(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)
 
 
 def _token(vocabulary: Vocabulary, token: str, setting: str) -> int:

@@ -27,7 +27,7 @@ class Vocabulary:
     A transcript becomes what the tokenizer makes of it alone, but for control tokens: `<|endoftext|>` in a transcript
     stays the characters that somebody wrote. Those are the special ones, and of the other added tokens those that a
     prompt or the chat template writes (`<asr_text>`, `<think>`); they enter by their ids, from the prompt alone. Any
-    other added token is a word of the text.
+    other added token is a word of the text. control_ids: those that no text becomes.
     """
 
     def __init__(self, folder: Path, *, digest: str) -> None:
@@ -36,14 +36,9 @@ class Vocabulary:
         digest: what the key was made with. Raises ConfigError where the folder's files have another one by now, or
         where transformers cannot load them.
         """
-        found = tokenizer_digest(folder)
-        if found != digest:
-            raise ConfigError(
-                f"text.tokenizer: the files of {folder} have digest {found[:16]}, the recipe was made with "
-                f"{digest[:16]}; they changed in between: run the command again"
-            )
+        require_digest("text.tokenizer", folder, tokenizer_digest(folder), digest)
         self.folder = folder
-        self.tokenizer = _load(folder)
+        self.tokenizer = _fast(load_tokenizer(folder), folder)
         self._document = json.loads(self.tokenizer.backend_tokenizer.to_str())
         self._document.update(post_processor=None, truncation=None, padding=None)
         self._added: dict[str, int] = self.tokenizer.get_added_vocab()
@@ -80,22 +75,16 @@ class Vocabulary:
         control = {entry["content"] for entry in self._document["added_tokens"] if entry["special"]}
         # An unknown token that is another one's too ends a text, or fills up: no character becomes that.
         named = {self.tokenizer.bos_token, self.tokenizer.eos_token, self.tokenizer.pad_token}
-        self._control_ids = frozenset(self._added[token] for token in control - ({self._unknown} - named))
+        self.control_ids = frozenset(self._added[token] for token in control - ({self._unknown} - named))
         # Of a model's own pieces: an id that it cannot give is not looked for in every text.
-        self._refused = self._control_ids.intersection(self._plain.get_vocab(with_added_tokens=False).values())
+        self._refused = self.control_ids.intersection(self._plain.get_vocab(with_added_tokens=False).values())
         self._words = Words.of(self._plain, self._document)
-        longest_first = sorted(control, key=len, reverse=True)
-        self._control_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._control_pattern = tokens_pattern(control)
 
     @property
     def size(self) -> int:
         """One more than the largest id: what a model's embedding must hold."""
         return 1 + int(max(self.tokenizer.get_vocab().values()))
-
-    @property
-    def control_ids(self) -> frozenset[int]:
-        """The ids that no text becomes."""
-        return self._control_ids
 
     @property
     def pad_token_id(self) -> int | None:
@@ -116,7 +105,7 @@ class Vocabulary:
                 "have; name another prompt or the model's own tokenizer",
                 code="FB106",
             )
-        if found not in self._control_ids:
+        if found not in self.control_ids:
             self._reserve({token})
         return found
 
@@ -186,7 +175,7 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, control tokens and what is below zero (masked labels) left out."""
-        said = [i for i in ids if i >= 0 and i not in self._control_ids]
+        said = [i for i in ids if i >= 0 and i not in self.control_ids]
         return str(self._plain.decode(said, skip_special_tokens=False))
 
 
@@ -211,7 +200,22 @@ def _unknown_token(model: Mapping[str, Any]) -> str | None:
     return model.get("unk_token") if number is None else model["vocab"][number][0]
 
 
-def _load(folder: Path) -> Any:
+def tokens_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Returns a pattern of control tokens, the longest first; none is found in any text where there are none."""
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
+
+
+def require_digest(setting: str, folder: Path, found: str, wanted: str) -> None:
+    """Raises ConfigError where the files of a folder have another digest than the one that the key was made with."""
+    if found != wanted:
+        raise ConfigError(
+            f"{setting}: the files of {folder} have digest {found[:16]}, the recipe was made with {wanted[:16]}; they "
+            "changed in between: run the command again"
+        )
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Returns transformers' tokenizer of a folder, without dropout. Raises ConfigError where it cannot be loaded."""
     from transformers import AutoTokenizer  # not at import: most of forebay's commands need no tokenizer
 
     try:
@@ -219,6 +223,24 @@ def _load(folder: Path) -> Any:
     except Exception as err:  # not our work: tokenizers raises bare Exception for a file that it cannot read
         raise ConfigError(f"text.tokenizer: transformers cannot load {folder}: {err!r}", code="FB105") from err
     without_dropout(tokenizer)
+    return tokenizer
+
+
+def render_chat(owner: Any, messages: Sequence[Any], *, add_generation_prompt: bool = False) -> str:
+    """Returns a conversation as the chat template of a tokenizer or processor writes it.
+
+    Raises ValueError where the template refuses it.
+    """
+    from jinja2 import TemplateError  # comes with transformers
+
+    try:
+        made = owner.apply_chat_template([messages], tokenize=False, add_generation_prompt=add_generation_prompt)
+    except (TypeError, TemplateError) as err:  # TypeError: a template for texts alone adds strings to the list of parts
+        raise ValueError(str(err)) from err
+    return str(made[0])
+
+
+def _fast(tokenizer: Any, folder: Path) -> Any:
     if type(tokenizer).__name__ == CLASS:
         return fast_letters(tokenizer, folder)
     if getattr(tokenizer, "backend_tokenizer", None) is None:

@@ -233,7 +233,7 @@ class Evaluator:
         """Returns what ends a text: the token that ends the labels, and the model's own."""
         known = self.model.generation_config.eos_token_id
         own = known if isinstance(known, list) else [] if known is None else [known]
-        learnt = self.encoder.end_id if self.encoder is not None else None
+        learnt = self.encoder.vocabulary.eos_token_id if self.encoder is not None else None
         return list(dict.fromkeys([*([] if learnt is None else [learnt]), *own]))
 
     def _written(

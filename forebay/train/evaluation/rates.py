@@ -304,7 +304,7 @@ def text_encoder(config: Config) -> TextEncoder:
     text = recipe_of(config).text
     if not isinstance(text.step, Transcript):
         raise ConfigError(f"{config.path}: no [text] section, so no evaluation can compare texts; add one")
-    return text.step.encoder(Path(text.folder))
+    return text.step.opened(Path(text.folder))
 
 
 def languages_of(source: SampleSource) -> list[str]:

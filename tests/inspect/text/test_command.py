@@ -83,7 +83,7 @@ def test_the_report_of_the_demo_is_that_of_plain_loops(capsys: pytest.CaptureFix
     step = recipe_of(config).text.step
     assert isinstance(step, Transcript)
     assert config.text is not None
-    encoder: TextEncoder = step.encoder(Path(config.text.tokenizer))
+    encoder: TextEncoder = step.opened(Path(config.text.tokenizer))
     tokens: dict[str, Counter[str]] = defaultdict(Counter)
     labels = {}
     vocabulary = encoder.vocabulary

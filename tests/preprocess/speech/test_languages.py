@@ -133,13 +133,13 @@ def test_prompts_are_written_in_the_detected_language() -> None:
     overrides = ['text.language="detect"', 'text.languages=["en", "fr"]']
     recipe = recipe_of(load_config(ROOT / "configs" / "demo_speech.toml", overrides=overrides))
     assert isinstance(recipe.text.step, Transcript)
-    encoder = recipe.text.step.encoder(ROOT / "demo" / "speech" / "model")
+    encoder = recipe.text.step.opened(ROOT / "demo" / "speech" / "model")
     text = "La fenêtre de la maison est ouverte."
     wrong, none = (encoder.encode(text, language, None, sample_id="a")["input_ids"] for language in ("en", None))
     stated = recipe_of(load_config(ROOT / "configs" / "demo_speech.toml"))
     assert isinstance(stated, Recipe)
     assert isinstance(stated.text.step, Transcript)
-    plain = stated.text.step.encoder(ROOT / "demo" / "speech" / "model")
+    plain = stated.text.step.opened(ROOT / "demo" / "speech" / "model")
     right = plain.encode(text, "fr", None, sample_id="a")["input_ids"]
     assert wrong.tolist() == none.tolist() == right.tolist()
 

@@ -20,15 +20,15 @@ from forebay.config import Config
 from forebay.errors import ConfigError, DecodeError
 from forebay.preprocess.listing import explain
 from forebay.steps.audio.declared import form_of
-from forebay.steps.audio.extractor.extractor_call import OpenExtractor
+from forebay.steps.audio.extractor.extractor_call import OpenExtractor, load_extractor
 from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder, native_step
-from forebay.steps.audio.extractor.extractor_probe import noise, probe_extractor
+from forebay.steps.audio.extractor.extractor_probe import Dtype, noise, probed
 from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.audio.extractor.promise import LengthRule, collated, length_rule
 from forebay.steps.audio.log_mel import LogMel
 from forebay.steps.audio.qwen3_asr_features import Qwen3Asr
 from forebay.steps.audio.w2v_bert import W2vBert
-from forebay.steps.form import BatchForm
+from forebay.steps.form import BatchForm, Promise
 from forebay.steps.recipe import recipe_of
 from forebay.steps.step import AudioStep, Stored
 from forebay.steps.table import made
@@ -40,6 +40,18 @@ from tests.preprocess.here_pool import build_here
 
 EXACT = ("DacFeatureExtractor", "EncodecFeatureExtractor", "LasrFeatureExtractor", "SpeechT5FeatureExtractor")
 OTHERS = {"ParakeetFeatureExtractor": "within", "Wav2Vec2FeatureExtractor": "alone"}
+
+
+def probe_extractor(
+    extractor: Any, *, dtype: Dtype = "float32", leave_out: tuple[str, ...] = ()
+) -> tuple[BatchForm, Promise]:
+    """Returns the form of an extractor, or of that of a folder, and what it promises."""
+    called = ""
+    if isinstance(extractor, Path):
+        folder = ExtractorFolder.read(extractor)
+        extractor, called = load_extractor(folder), folder.processor_class
+    form = probed(OpenExtractor.of(extractor, processor_class=called, leave_out=leave_out), dtype=dtype).form
+    return form, form.promise
 
 
 @pytest.fixture(scope="module")

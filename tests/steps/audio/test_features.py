@@ -53,7 +53,7 @@ def digest(step: AudioStep, clips: Sequence[np.ndarray]) -> list[str]:
 
 
 def usable(step: AudioStep, clips: Sequence[np.ndarray]) -> list[np.ndarray]:
-    least = step.framing.min_samples if isinstance(step, Mel) else step.min_samples
+    least = step.framing.least_samples if isinstance(step, Mel) else step.min_samples
     return [clip for clip in clips if clip.size >= least]
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from forebay import load_config
 from forebay.errors import ConfigError, DecodeError
 from forebay.steps.audio.mel import PRESETS, Mel
-from forebay.steps.audio.mel_filters import mel_filters
 from forebay.steps.audio.pitch import Energy
+from forebay.steps.audio.spectrum import mel_filters
 from forebay.steps.recipe import recipe_of
 from forebay.steps.table import settings_of
 from tests.steps.audio.clips import recordings
@@ -181,7 +181,7 @@ def noises(draw: st.DrawFn, *, least: int) -> list[np.ndarray]:
 @given(data=st.data())
 def test_any_settings_are_the_reference_and_no_clip_depends_on_its_neighbours(data: st.DataObject) -> None:
     step = data.draw(steps())
-    clips = data.draw(noises(least=step.framing.min_samples))
+    clips = data.draw(noises(least=step.framing.least_samples))
     together = [fields["mel"] for fields in step.compute(clips)]
     for clip, made in zip(clips, together, strict=True):
         np.testing.assert_array_equal(made, one(step, clip))
@@ -201,7 +201,7 @@ def test_a_clip_has_as_many_frames_as_its_length_says(samples: int, n_fft: int, 
     for center in (True, False, "hop"):
         step = Mel(n_fft=n_fft, hop_length=hop_length, n_mels=8, center=center)
         count = int(step.num_frames(np.array([samples]))[0])
-        assert (count > 0) == (samples >= step.framing.min_samples)
+        assert (count > 0) == (samples >= step.framing.least_samples)
         if count and center is True:
             assert count == 1 + samples // hop_length
         if count and center == "hop" and (n_fft - hop_length) % 2 == 0:

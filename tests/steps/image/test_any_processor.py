@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from forebay.steps.batch import fresh
 from forebay.steps.form import BatchForm
 from forebay.steps.form_batch import collate
 from forebay.steps.image.processor.outputs import as_array, outputs_of
-from forebay.steps.image.processor.processor_probe import quiet
-from forebay.steps.image.processor.processor_step import OpenProcessor, Processed, probe_processor
+from forebay.steps.image.processor.processor_probe import probe, quiet
+from forebay.steps.image.processor.processor_step import OpenProcessor, Processed
+from forebay.steps.image.processor.whole import image_processor_of
 from forebay.train.collate.forms import BatchItems
 from tests.store.image.variants import photo
 
@@ -199,14 +201,14 @@ def test_what_is_no_array_is_named_and_left_out_only_if_the_config_says_so() -> 
         r'Fake gives what cannot be stored: task is no array: str.*none is no array.*leave_out = \["none", "task"\]'
     )
     with pytest.raises(ConfigError, match=message) as caught:
-        probe_processor(outputs)
+        probe(outputs)
     assert caught.value.code == "FB124"
-    form = probe_processor(outputs, leave_out=("task", "none"))
+    form = probe(outputs, leave_out=("task", "none"))
     assert [field.name for field in form.fields] == ["pixel_values"]
     with pytest.raises(ConfigError, match=r"vision.leave_out names pixels, Fake gives pixel_values, task, none"):
-        probe_processor(outputs, leave_out=("task", "none", "pixels"))
+        probe(outputs, leave_out=("task", "none", "pixels"))
     with pytest.raises(ConfigError, match="names all that Fake gives"):
-        probe_processor(outputs, leave_out=("task", "none", "pixel_values"))
+        probe(outputs, leave_out=("task", "none", "pixel_values"))
 
 
 @pytest.mark.parametrize(
@@ -222,12 +224,12 @@ def test_what_is_no_array_is_named_and_left_out_only_if_the_config_says_so() -> 
 )
 def test_odd_outputs_are_refused(value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        probe_processor(Fake(lambda images: {"pixel_values": pixels_of(images), "odd": value(images)}))
+        probe(Fake(lambda images: {"pixel_values": pixels_of(images), "odd": value(images)}))
 
 
 def test_a_processor_that_takes_no_image_by_itself_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"takes no image by itself: TypeError: .*'boxes'") as caught:
-        probe_processor(made("VitPoseImageProcessorPil"))
+        probe(made("VitPoseImageProcessorPil"))
     assert caught.value.code == "FB124"
 
 
@@ -238,12 +240,12 @@ def test_a_processor_that_would_start_a_program_is_refused_by_name(settings: dic
     document = {"image_processor_type": "LayoutLMv3ImageProcessor", **settings}
     path = tmp_path / "preprocessor_config.json"
     path.write_text(json.dumps(document))
-    for processor in (tmp_path, made("LayoutLMv3ImageProcessorPil")):
+    for ask in (partial(image_processor_of, tmp_path), partial(made, "LayoutLMv3ImageProcessorPil")):
         with pytest.raises(ConfigError, match=wanted) as caught:
-            probe_processor(processor)
+            probe(ask())
         assert caught.value.code == "FB140"
     path.write_text(json.dumps({**document, "apply_ocr": None}))
-    assert probe_processor(tmp_path).promise.kind == "exact"
+    assert probe(image_processor_of(tmp_path)).promise.kind == "exact"
 
 
 @pytest.mark.parametrize("name", ["ViT", "Beit", "Siglip", "DeepseekVL", "Nougat", "Detr", "Qwen2VL"])
@@ -255,7 +257,7 @@ def test_a_small_output_has_all_values_of_every_channel(name: str, side: int) ->
     cls = getattr(transformers, f"{name}ImageProcessorPil")
     edges = {"Detr": ("shortest_edge", "longest_edge"), "Qwen2VL": ("shortest_edge", "longest_edge")}
     size = dict.fromkeys(edges.get(name, ("height", "width")), side * side if name == "Qwen2VL" else side)
-    form = probe_processor(cls(size=size, image_mean=[0.48, 0.45, 0.4], image_std=[0.26, 0.27, 0.28]))
+    form = probe(cls(size=size, image_mean=[0.48, 0.45, 0.4], image_std=[0.26, 0.27, 0.28]))
     table = form.pixels.table
     assert table is not None
     assert [len(np.unique(row)) for row in table.values] == [256] * 3
@@ -299,7 +301,7 @@ def test_a_folder_of_oneformer_is_read_without_its_names_of_classes(tmp_path: Pa
     named = {"class_info_file": "ade20k_panoptic.json", "repo_path": "shi-labs/oneformer_demo", "size": 64}
     document = {"image_processor_type": "OneFormerImageProcessor", **named}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(document))
-    assert probe_processor(tmp_path, leave_out=("task_inputs",)).promise.kind == "exact"
+    assert probe(image_processor_of(tmp_path), leave_out=("task_inputs",)).promise.kind == "exact"
 
 
 def test_batches_that_depend_on_their_neighbours_are_only_promised_alone() -> None:
@@ -307,7 +309,7 @@ def test_batches_that_depend_on_their_neighbours_are_only_promised_alone() -> No
         pixels = np.stack(pixels_of(images))
         return {"pixel_values": pixels - pixels.mean(dtype=np.float64).astype(np.float32)}
 
-    promise = probe_processor(Fake(centred)).promise
+    promise = probe(Fake(centred)).promise
     assert promise.kind == "alone"
     assert "values of a batch differ by up to" in promise.why
 

@@ -60,9 +60,9 @@ def test_any_cut_of_texts_into_batches_gives_what_each_gives_alone(
     coder = encoder(prompt, language_tag_mode=mode)
     borders = [0, *sorted(cut for cut in cuts if cut < len(rows)), len(rows)]
     made = [result for a, b in itertools.pairwise(borders) for result in together(coder, rows[a:b], a)]
-    fresh = type(coder)(coder._step, coder._vocabulary)
+    fresh = type(coder)(coder.step, coder.vocabulary)
     assert made == [result for i, row in enumerate(rows) for result in together(fresh, [row], i)]
-    plain = coder._vocabulary._plain  # the tokenizer itself, without a table of words
+    plain = coder.vocabulary._plain  # the tokenizer itself, without a table of words
     for (text, _, _), result in zip(rows, made, strict=True):
         if prompt == "plain" and not isinstance(result[0], str):
             ids = result[0]["input_ids"][1]
@@ -72,7 +72,7 @@ def test_any_cut_of_texts_into_batches_gives_what_each_gives_alone(
 @pytest.mark.parametrize("prompt", ["whisper", "qwen3_asr"])
 @given(texts=st.lists(st.one_of(PRINTABLE, ENGLISH, transcripts()), max_size=8))
 def test_words_of_a_table_have_the_ids_of_the_tokenizer(prompt: str, texts: list[str]) -> None:
-    vocabulary = encoder(prompt)._vocabulary
+    vocabulary = encoder(prompt).vocabulary
     assert vocabulary._words is not None
     for _ in range(2):  # the second time most words are known
         for text, ids in zip(texts, vocabulary._words.encode(texts), strict=True):
@@ -81,7 +81,7 @@ def test_words_of_a_table_have_the_ids_of_the_tokenizer(prompt: str, texts: list
 
 
 def test_english_comes_from_the_table_and_what_is_new_throughout_does_not() -> None:
-    words = encoder("whisper")._vocabulary._words
+    words = encoder("whisper").vocabulary._words
     assert words is not None
     table = Words(words._tokenizer, words._cut)
     assert table.encode(["9f3c0a77", "b1e0d2"]) == [None, None]
@@ -91,7 +91,7 @@ def test_english_comes_from_the_table_and_what_is_new_throughout_does_not() -> N
 
 
 def test_a_full_table_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = encoder("whisper")._vocabulary._words
+    words = encoder("whisper").vocabulary._words
     assert words is not None
     table = Words(words._tokenizer, words._cut)
     monkeypatch.setattr("forebay.steps.text.symbols._MOST", 3)
@@ -101,7 +101,7 @@ def test_a_full_table_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _document(prompt: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(encoder(prompt)._vocabulary._plain.to_str())
+    found: dict[str, Any] = json.loads(encoder(prompt).vocabulary._plain.to_str())
     return found
 
 
@@ -116,7 +116,7 @@ def _document(prompt: str) -> dict[str, Any]:
     ],
 )
 def test_another_tokenizer_has_no_table(prompt: str, name: str, value: Any) -> None:
-    plain, document = encoder(prompt)._vocabulary._plain, _document(prompt)
+    plain, document = encoder(prompt).vocabulary._plain, _document(prompt)
     assert Words.of(plain, document) is not None
     assert Words.of(plain, {**document, name: value}) is None
     assert Words.of(plain, {**document, "model": {**document["model"], "dropout": 0.1}}) is None
@@ -153,7 +153,7 @@ def test_a_batch_without_offsets_has_the_ids_of_each_text(make: Any, texts: list
 
 
 def test_a_text_that_the_tokenizer_cannot_take_leaves_the_others_as_they_are() -> None:
-    vocabulary = encoder("plain")._vocabulary
+    vocabulary = encoder("plain").vocabulary
     with vocabulary.together(["the one", "\ud800", "the other"]):
         assert vocabulary.encode("the one", sample_id="s") == vocabulary._plain.encode("the one").ids
         with pytest.raises((TypeError, UnicodeError), match=r"surrogate|TextInputSequence"):
@@ -161,7 +161,7 @@ def test_a_text_that_the_tokenizer_cannot_take_leaves_the_others_as_they_are() -
 
 
 def test_what_a_caller_does_to_ids_stays_with_the_caller() -> None:
-    vocabulary = encoder("plain")._vocabulary
+    vocabulary = encoder("plain").vocabulary
     with vocabulary.together(["the same", "the same"]):
         first = vocabulary.encode("the same", sample_id="a")
         wanted = list(first)
@@ -174,7 +174,7 @@ def test_the_demo_transcripts_are_batched_by_every_prompt() -> None:
         coder = encoder(prompt)
         rows = [(row["transcript"], row["language"], None) for row in ROWS]
         asked: list[str] = []
-        plain = coder._vocabulary._plain
+        plain = coder.vocabulary._plain
 
         class Counting:
             def encode(self, text: str, **options: Any) -> Any:
@@ -184,9 +184,9 @@ def test_the_demo_transcripts_are_batched_by_every_prompt() -> None:
             def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
                 return plain.encode_batch_fast(texts, **options)  # noqa: B023
 
-        coder._vocabulary._plain = Counting()
+        coder.vocabulary._plain = Counting()
         try:
             assert not [each for each in together(coder, rows, 0) if isinstance(each[0], str)]
         finally:
-            coder._vocabulary._plain = plain
+            coder.vocabulary._plain = plain
         assert asked == [], FOLDERS[prompt]

@@ -52,7 +52,7 @@ PROMPTS = ["whisper", "qwen3_asr", "plain"]
 @cache
 def encoder(prompt: str, **settings_: Any) -> TextEncoder:
     folder = FOLDERS[prompt]
-    return step_of(prompt, folder, **settings_).encoder(folder)
+    return step_of(prompt, folder, **settings_).opened(folder)
 
 
 def step_of(prompt: str, folder: Path, **settings_: Any) -> Transcript:
@@ -245,9 +245,9 @@ def test_what_was_transcribed_never_becomes_a_control_token(prompt: str, text: s
         return
     fields = coder.encode(text, "en", hint, sample_id="s")
     ids, bare = fields["input_ids"].tolist(), ids_of(coder, "x")
-    added = set(coder._vocabulary.tokenizer.get_added_vocab().values())
+    added = set(coder.vocabulary.tokenizer.get_added_vocab().values())
     control = [i for i in ids if i in added]
-    before = [coder._vocabulary.find("<|startofprev|>")] if prompt == "whisper" and clean(hint) else []
+    before = [coder.vocabulary.find("<|startofprev|>")] if prompt == "whisper" and clean(hint) else []
     assert control == before + [i for i in bare if i in added]
     assert coder.decode(ids) == clean(text)
     assert len(ids) > int(fields["prefix_len"][0])
@@ -343,14 +343,14 @@ def test_files_that_changed_since_the_key_was_made_are_refused(tmp_path: Path) -
     step = step_of("plain", folder)
     (folder / "tokenizer_config.json").write_bytes((folder / "tokenizer_config.json").read_bytes() + b"\n")
     with pytest.raises(ConfigError, match=f"the recipe was made with {step.tokenizer[:16]}"):
-        step.encoder(folder)
+        step.opened(folder)
 
 
 def test_prompt_of_another_model_names_the_missing_token() -> None:
     with pytest.raises(ConfigError, match=r'"whisper" needs the token <\|startofprev\|>'):
-        step_of("whisper", QWEN3_ASR).encoder(QWEN3_ASR)
+        step_of("whisper", QWEN3_ASR).opened(QWEN3_ASR)
     with pytest.raises(ConfigError, match=r'"qwen3_asr" needs the token <\|audio_pad\|>'):
-        step_of("qwen3_asr", WHISPER).encoder(WHISPER)
+        step_of("qwen3_asr", WHISPER).opened(WHISPER)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_chat_template_without_prompt_or_audio_is_refused(tmp_path: Path, templa
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(ConfigError, match=message):
-        step_of("qwen3_asr", folder).encoder(folder)
+        step_of("qwen3_asr", folder).opened(folder)
 
 
 @pytest.mark.parametrize(
@@ -378,14 +378,14 @@ def test_broken_tokenizer_file_is_a_config_error(tmp_path: Path, content: bytes)
     folder = shutil.copytree(WHISPER, tmp_path / "model")
     (folder / "tokenizer.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"text\.tokenizer: transformers cannot load .*model"):
-        step_of("plain", folder).encoder(folder)
+        step_of("plain", folder).opened(folder)
 
 
 def test_tokenizer_whose_words_are_its_control_tokens_refuses_such_text(tmp_path: Path) -> None:
     words = Tokenizer(models.WordLevel({"<s>": 0, "hello": 1, "<unk>": 2}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", unk_token="<unk>").save_pretrained(tmp_path)
-    coder = step_of("plain", tmp_path).encoder(tmp_path)
+    coder = step_of("plain", tmp_path).opened(tmp_path)
     assert ids_of(coder, "hello world") == [1, 2]
     assert coder.constants == {"prompt": "plain", "vocab_size": 3}
     with pytest.raises(TextError, match="s: the tokenizer reads <s> in the text as a control token") as caught:

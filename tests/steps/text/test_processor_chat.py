@@ -80,7 +80,7 @@ def collated(coder: ProcessorChatEncoder, conversations: Sequence[list[dict[str,
 
 def own_batch(coder: ProcessorChatEncoder, conversations: Sequence[list[dict[str, Any]]]) -> dict[str, torch.Tensor]:
     """The processor's own, for all conversations at once."""
-    made = coder.processor.apply_chat_template(
+    made = coder.writer.processor.apply_chat_template(
         list(conversations), tokenize=True, return_dict=True, return_tensors="pt", processor_kwargs={"padding": True}
     )
     return dict(made)
@@ -88,8 +88,8 @@ def own_batch(coder: ProcessorChatEncoder, conversations: Sequence[list[dict[str
 
 def own_labels(coder: ProcessorChatEncoder, ids: torch.Tensor, *, answer: str) -> torch.Tensor:
     """Labels by the ids alone: from behind each header to the end of the turn; text and header share no token."""
-    tokenizer = coder.processor.tokenizer
-    header = tokenizer(coder.header, add_special_tokens=False)["input_ids"]
+    tokenizer = coder.writer.processor.tokenizer
+    header = tokenizer(coder.marks.header, add_special_tokens=False)["input_ids"]
     closing = tokenizer.convert_tokens_to_ids(answer.removeprefix(" {}").removeprefix("{}"))
     labels = torch.full_like(ids, -100)
     for row, line in zip(ids.tolist(), labels, strict=True):
@@ -158,7 +158,7 @@ def test_any_conversation_is_as_the_processor_tokenises_it(
     ]
     assert found["input_ids"].tolist() == own_batch(coder, [shown])["input_ids"][0].tolist()
     answers = [m["content"][0]["text"].strip() for m in messages if m["role"] == "assistant"]
-    learnt = coder.processor.tokenizer.decode(found["input_ids"][found["label_mask"] == 1])
+    learnt = coder.writer.processor.tokenizer.decode(found["input_ids"][found["label_mask"] == 1])
     assert learnt == "".join(f"{answer}<end_of_turn>" for answer in answers)
 
 
@@ -237,7 +237,7 @@ def test_tokens_that_depend_on_the_picture_are_refused(
 def test_an_image_is_processed_once_a_size(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     coder = ProcessorChatEncoder(encoder_of(folder_of("internvl")).step)
     seen: list[Any] = []
-    cls = type(coder.processor.image_processor._processor)
+    cls = type(coder.writer.processor.image_processor._processor)
     own = cls.__call__
 
     def called(self: Any, images: Any, *args: Any, **options: Any) -> Any:
@@ -295,7 +295,7 @@ def test_a_folder_that_names_no_processor_is_asked_by_its_model(
     folder_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = changed(folder_of("idefics3"), tmp_path / "model", "processor_config.json", processor_class=None)
-    assert type(encoder_of(folder).processor).__name__ == "Idefics3Processor"
+    assert type(encoder_of(folder).writer.processor).__name__ == "Idefics3Processor"
     (folder / "config.json").unlink()
     with pytest.raises(ConfigError, match="names no processor_class"):
         encoder_of(changed(folder, tmp_path / "other", "processor_config.json", image_seq_len=2))
@@ -319,7 +319,7 @@ def test_a_template_that_writes_the_date_is_refused(folder_of: Callable[[str], P
 def test_learning_through_the_newline_takes_the_token_behind_a_turn(folder_of: Callable[[str], Path]) -> None:
     coder = encoder_of(folder_of("smolvlm"), learn_through="newline")
     found = coder.encode(json.dumps(without("A cat.", 1)), SIZES[:1], sample_id="row-7")
-    learnt = coder.processor.tokenizer.decode(found["input_ids"][found["label_mask"] == 1])
+    learnt = coder.writer.processor.tokenizer.decode(found["input_ids"][found["label_mask"] == 1])
     assert learnt == " A cat.<end_of_utterance>\n"
 
 
@@ -338,14 +338,14 @@ def test_an_image_for_which_the_processor_breaks_costs_its_row(
 ) -> None:
     """Several classes divide by a side that a thin image has not after their resize."""
     coder = encoder_of(folder_of("gemma3"))
-    resize = type(coder.processor.image_processor._processor).resize
+    resize = type(coder.writer.processor.image_processor._processor).resize
 
     def thin_breaks(self: Any, image: Any, *args: Any, **options: Any) -> Any:
         if 1 in image.shape[-2:]:
             raise failure
         return resize(self, image, *args, **options)
 
-    monkeypatch.setattr(type(coder.processor.image_processor._processor), "resize", thin_breaks)
+    monkeypatch.setattr(type(coder.writer.processor.image_processor._processor), "resize", thin_breaks)
     thin = canonical(talk("A cat.", images=[picture(0, width=2000, height=1)]))
     with pytest.raises(TextError, match=rf"row-7: .* refuses the conversation: {type(failure).__name__}") as caught:
         coder.encode(thin, [(2000, 1)], sample_id="row-7")

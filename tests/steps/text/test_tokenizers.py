@@ -195,5 +195,5 @@ def test_a_prompt_whose_template_asks_for_the_day_or_for_chance_is_refused(what:
     template = folder / "chat_template.jinja"
     template.write_text("{{ " + what + " }}" + template.read_text())
     with pytest.raises(ConfigError, match=r"text\.tokenizer: .*asks for the date of the day or for chance"):
-        step_of("qwen3_asr", folder).encoder(folder)
-    assert step_of("plain", folder).encoder(folder).encode("a", None, None, sample_id="s")["input_ids"].size
+        step_of("qwen3_asr", folder).opened(folder)
+    assert step_of("plain", folder).opened(folder).encode("a", None, None, sample_id="s")["input_ids"].size

@@ -34,7 +34,7 @@ def step_of(folder: Path, **settings: Any) -> Tts:
 
 
 def encoder_of(folder: Path, **settings: Any) -> TextEncoder:
-    return step_of(folder, **settings).encoder(folder)
+    return step_of(folder, **settings).opened(folder)
 
 
 def ids_of(folder: Path, text: str, **settings: Any) -> list[int]:
@@ -96,7 +96,7 @@ def test_a_language_that_is_not_listed_costs_the_sample(folder: Path, language: 
 
 def test_a_batch_has_ids_lengths_speakers_and_languages(folder: Path) -> None:
     step = step_of(folder, speaker_column="who", speakers=("ann", "bob"), language_codes=("en", "fr"))
-    encoder = step.encoder(folder)
+    encoder = step.opened(folder)
     samples = [
         {**encoder.encode(text, language, None, sample_id="a"), **encoder.of_row({"who": who}, sample_id="a")}
         for text, language, who in (("hello", "fr", "bob"), ("good bye", "en", "bob"))

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from forebay.errors import ConfigError, DecodeError
 from forebay.steps.audio.declared import interpolated
-from forebay.steps.audio.extractor.extractor_call import Arrays, Call, OpenExtractor, load_extractor
-from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder
-from forebay.steps.audio.extractor.promise import Batch, LengthRule, is_mask, length_rule, place, promise_of
-from forebay.steps.form import BatchForm, FieldForm, Promise, Side
+from forebay.steps.audio.extractor.extractor_call import Arrays, Call, OpenExtractor
+from forebay.steps.audio.extractor.promise import Batch, LengthRule, is_mask, length_rule, promise_of
+from forebay.steps.form import BatchForm, FieldForm, Promise, Side, place_in
 from forebay.store.layout import Array
 
 _SECONDS = (0.731, 1.153, 2.487, 1.909, 0.402)
@@ -57,22 +54,6 @@ class Probed:
     def size_bytes(self, num_samples: Array) -> int:
         """Returns about how much is stored of clips of these lengths, by a line through the probe's."""
         return int(interpolated((self.sizes[0], self.sizes[-1]), num_samples).sum())
-
-
-def probe_extractor(
-    extractor: Any, *, dtype: Dtype = "float32", leave_out: Sequence[str] = (), processor_class: str = ""
-) -> tuple[BatchForm, Promise]:
-    """Returns the form of an extractor's batches and what they promise.
-
-    extractor: a folder, or an extractor of transformers; of a processor of `processor_class`, if that is known.
-    Raises ConfigError for one whose outputs cannot be stored, or that is not deterministic.
-    """
-    if isinstance(extractor, (str, os.PathLike)):
-        folder = ExtractorFolder.read(Path(extractor))
-        extractor, processor_class = load_extractor(folder), folder.processor_class
-    opened = OpenExtractor.of(extractor, processor_class=processor_class, leave_out=leave_out)
-    found = probed(opened, dtype=dtype)
-    return found.form, found.form.promise
 
 
 def probed(opened: OpenExtractor, *, dtype: Dtype) -> Probed:
@@ -195,7 +176,7 @@ def _padded(form: FieldForm, batches: Sequence[Batch]) -> FieldForm:
             found, counts = np.unique(values, return_counts=True)
             pad = float(found[counts.argmax()]) + 0.0  # no -0.0
         off = sum(
-            float(np.abs(_inside(one, row, side) - one.astype(np.float64)).sum())
+            float(np.abs(row[place_in(one.shape, row.shape, side)] - one.astype(np.float64)).sum())
             for one, row in pairs
             if _fits(one, row)
         )
@@ -211,13 +192,9 @@ def _fits(one: Array, row: Array) -> bool:
     return all(length <= room for length, room in zip(one.shape, row.shape, strict=True))
 
 
-def _inside(one: Array, row: Array, side: Side) -> Array:
-    return row[place(one, row, side)]
-
-
 def _outside(one: Array, row: Array, side: Side) -> Array:
     mask = np.ones(row.shape, bool)
-    mask[place(one, row, side)] = False
+    mask[place_in(one.shape, row.shape, side)] = False
     return mask
 
 
@@ -292,16 +269,12 @@ def _marks(name: str, field: FieldForm, batches: Sequence[Batch]) -> bool:
 def _frames(form: BatchForm, alone: Arrays) -> int:
     """Returns how many frames are stored of a clip: the length on disk of the field that frames are counted by."""
     main = form.main
-    return len(main.stored(_as_stored(main, alone[main.name]))[main.name])
+    return len(main.stored(np.zeros(alone[main.name].shape, main.stored_dtype))[main.name])
 
 
 def _size_bytes(form: BatchForm, alone: Arrays) -> int:
     """Returns the bytes that are stored of a clip."""
     return sum(alone[field.name].size * np.dtype(field.stored_dtype).itemsize for field in form.stored)
-
-
-def _as_stored(field: FieldForm, array: Array) -> Array:
-    return np.zeros(array.shape, field.stored_dtype)
 
 
 def _rule(form: BatchForm, lengths: Sequence[tuple[int, int]], opened: OpenExtractor) -> LengthRule | None:

@@ -95,7 +95,14 @@ class Extractor(Declared):
 
     def check_code(self) -> None:
         """Returns if the probe finds nothing wrong; logs where batches are not those of the extractor itself."""
-        self.warn()
+        form = self.batch_form()
+        if form.promise.kind == "alone":
+            _log.warning(
+                "audio.extractor: each clip is stored as %s makes it alone, and beside others it makes another: %s; "
+                "docs/vision.md says what that means",
+                form.made_by,
+                form.promise.why,
+            )
 
     @classmethod
     def completed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,17 +126,6 @@ class Extractor(Declared):
     def batch_form(self) -> BatchForm:
         """Returns the form that the probe found."""
         return self.probe().form
-
-    def warn(self) -> None:
-        """Logs where batches are not those that the extractor itself makes of several clips."""
-        form = self.batch_form()
-        if form.promise.kind == "alone":
-            _log.warning(
-                "audio.extractor: each clip is stored as %s makes it alone, and beside others it makes another: %s; "
-                "docs/vision.md says what that means",
-                form.made_by,
-                form.promise.why,
-            )
 
     def num_frames(self, num_samples: Array) -> Array:
         """Returns about how many frames clips have, int64; exactly where lengths follow the probe's rule."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.steps.audio.extractor.extractor_call import Arrays, OpenExtractor
-from forebay.steps.form import BatchForm, FieldForm, Promise, Side
+from forebay.steps.form import BatchForm, FieldForm, Promise, place_in
 from forebay.store.layout import Array
 
 _WITHIN = 5e-4
@@ -112,7 +112,7 @@ def _held(field: FieldForm, batch: Batch, shape: tuple[int, ...]) -> Array:
     """Returns where a batch holds what its clips are alone, bool."""
     held = np.zeros(shape, bool)
     for row, one in zip(held, batch.alone, strict=True):
-        row[place(one[field.name], row, field.side)] = True
+        row[place_in(one[field.name].shape, row.shape, field.side)] = True
     return held
 
 
@@ -168,13 +168,6 @@ def _rounded_up(value: float) -> float:
     """Returns a number with one digit that is no smaller."""
     unit = 10.0 ** math.floor(math.log10(value))
     return float(f"{math.ceil(value / unit) * unit:.0e}")
-
-
-def place(one: Array, row: Array, side: Side) -> tuple[slice, ...]:
-    """Returns where what a clip is alone stands in its row of a batch."""
-    if side == "right":
-        return tuple(slice(0, length) for length in one.shape)
-    return tuple(slice(room - length, room) for length, room in zip(one.shape, row.shape, strict=True))
 
 
 def is_mask(arrays: Sequence[Array]) -> bool:

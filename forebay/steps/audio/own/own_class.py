@@ -23,8 +23,8 @@ import numpy as np
 
 from forebay.errors import BuildError, ConfigError, DecodeError
 from forebay.steps.audio.declared import require_frame
-from forebay.steps.form import BatchForm, FieldForm, Promise
-from forebay.steps.run_code import described
+from forebay.steps.form import BatchForm, FieldForm, Promise, shown_shape
+from forebay.steps.run_code import refusing
 from forebay.steps.step import Fields
 from forebay.store.layout import Array
 from forebay.visible import an
@@ -87,27 +87,17 @@ class Opened:
             return 0
         if not main.grows:
             return main.shape[0] or 0 if main.shape else 1
-        try:
+        what = f"{self.label}: num_frames({num_samples})"
+        with refusing(lambda said: BuildError(f"{what} raised {said}", code="FB128")):
             found = self.instance.num_frames(num_samples)
-        except (KeyboardInterrupt, MemoryError):
-            raise
-        except BaseException as err:
-            raise BuildError(f"{self.label}: num_frames({num_samples}) raised {described(err)}", code="FB128") from err
         if isinstance(found, bool) or not isinstance(found, (int, np.integer)) or found < 0:
-            raise BuildError(
-                f"{self.label}: num_frames({num_samples}) returned {found!r:.80}, wanted an integer, 0 or more",
-                code="FB128",
-            )
+            raise BuildError(f"{what} returned {found!r:.80}, wanted an integer, 0 or more", code="FB128")
         return int(found)
 
     def made(self, clip: Array) -> Fields:
         """Returns the fields of a clip as they are stored. Raises DecodeError or BuildError; see `Own.make`."""
-        try:
+        with refusing(lambda said: DecodeError("step_failed", f"{self.label} raised {said}")):
             result = self.instance.compute(clip.copy())
-        except (KeyboardInterrupt, MemoryError):
-            raise
-        except BaseException as err:
-            raise DecodeError("step_failed", f"{self.label} raised {described(err)}") from err
         wanted = {form.name: form for form in self.form.stored}
         if not isinstance(result, Mapping) or result.keys() != wanted.keys():
             found = sorted(map(str, result)) if isinstance(result, Mapping) else type(result).__name__
@@ -120,16 +110,15 @@ class Opened:
         return stored
 
     def _stored(self, form: FieldForm, array: Any) -> Fields:
-        declared = f"{form.dtype} {_shown(form.shape)}"
+        declared = f"{form.dtype} {shown_shape(form.shape)}"
         if isinstance(array, np.generic):
             array = np.asarray(array)
         if not isinstance(array, np.ndarray):
             raise self._differs(f"returned {type(array).__name__} as {form.name}, declared an array {declared}")
-        fits = array.ndim == len(form.shape) and all(
-            wanted in (None, found) for wanted, found in zip(form.shape, array.shape, strict=True)
-        )
-        if array.dtype != form.dtype or not fits:
-            raise self._differs(f"returned {form.name} as {array.dtype} {_shown(array.shape)}, declared {declared}")
+        if array.dtype != form.dtype or not form.fits(array.shape):
+            raise self._differs(
+                f"returned {form.name} as {array.dtype} {shown_shape(array.shape)}, declared {declared}"
+            )
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DecodeError(
                 "not_finite",
@@ -174,21 +163,14 @@ def _arguments(own: type, settings: Mapping[str, Any], rate_hz: int, label: str)
 
 
 def _made(own: type, arguments: Mapping[str, Any], label: str) -> Any:
-    try:
+    what = f"{label} cannot be made of its settings: it raised"
+    with refusing(lambda said: ConfigError(f"{what} {said}", code="FB128")):
         return own(**json.loads(json.dumps(arguments)))
-    except (KeyboardInterrupt, MemoryError):
-        raise
-    except BaseException as err:
-        raise ConfigError(f"{label} cannot be made of its settings: it raised {described(err)}", code="FB128") from err
 
 
 def _member(instance: Any, name: str, label: str) -> Any:
-    try:
+    with refusing(lambda said: ConfigError(f"{label}: its {name} raised {said}; correct the class", code="FB128")):
         return getattr(instance, name, None)
-    except (KeyboardInterrupt, MemoryError):
-        raise
-    except BaseException as err:
-        raise ConfigError(f"{label}: its {name} raised {described(err)}; correct the class", code="FB128") from err
 
 
 _OF_PADDING = ("length", "multiple")
@@ -220,14 +202,10 @@ def _form(name: Any, given: Any, dtype: str) -> FieldForm:
         raise ValueError(f"{name} has {len(form.grows)} axes that grow, wanted one")
     if not form.grows and (padded := [key for key in _OF_PADDING if key in given]):
         raise ValueError(
-            f"{name} has the shape {_shown(form.shape)} and {padded[0]} = {given[padded[0]]!r:.80}: that is of an axis "
-            "that grows, written as None"
+            f"{name} has the shape {shown_shape(form.shape)} and {padded[0]} = {given[padded[0]]!r:.80}: that is of an "
+            "axis that grows, written as None"
         )
     return form
-
-
-def _shown(shape: Any) -> str:
-    return f"[{', '.join('n' if length is None else str(length) for length in shape)}]"
 
 
 GROUP = "forebay.steps"
@@ -240,16 +218,11 @@ def names() -> list[str]:
 
 def entry_named(name: str) -> EntryPoint | None:
     """Returns the installed step of a name, None where there is none. Raises ConfigError where several have it."""
-    found = {(entry.value, _called(entry)): entry for entry in entry_points(group=GROUP, name=name)}
+    found = {(entry.value, distribution(entry)): entry for entry in entry_points(group=GROUP, name=name)}
     if len(found) > 1:
         who = " and ".join(sorted(f"{value} of {of}" for value, of in found))
         raise ConfigError(f'audio.features: "{name}" is the name of {who}; uninstall one of them', code="FB128")
     return next(iter(found.values()), None)
-
-
-def distribution(entry: EntryPoint) -> str:
-    """Returns the name and version of the distribution of a step, as `name 1.0`."""
-    return _called(entry)
 
 
 def content_digest(entry: EntryPoint) -> str:
@@ -263,8 +236,8 @@ def content_digest(entry: EntryPoint) -> str:
     listed = sorted(_recorded(entry)) or sorted(_read(entry))
     if not listed:
         raise ConfigError(
-            f'audio.features: the files of "{entry.name}", {entry.value} of {_called(entry)}, are not there; install '
-            "the package again",
+            f'audio.features: the files of "{entry.name}", {entry.value} of {distribution(entry)}, are not there; '
+            "install the package again",
             code="FB128",
         )
     return hashlib.sha256("".join(f"{name}\0{found}\n" for name, found in listed).encode()).hexdigest()
@@ -340,6 +313,7 @@ def _as_hex(value: str) -> str:
         return value
 
 
-def _called(entry: EntryPoint) -> str:
+def distribution(entry: EntryPoint) -> str:
+    """Returns the name and version of the distribution of a step, as `name 1.0`."""
     dist: Distribution | None = entry.dist
     return "an unnamed distribution" if dist is None else f"{dist.name} {dist.version}"

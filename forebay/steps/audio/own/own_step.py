@@ -28,7 +28,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
 
@@ -197,14 +197,7 @@ class Own(Declared):
 
     def question(self) -> dict[str, Any]:
         """Returns the step as JSON values, for `asked`."""
-        return {
-            **{name: getattr(self, name) for name in _TEXTS},
-            "settings": self.settings,
-            "rate_hz": self.rate_hz,
-            "version": self.version,
-            "files": self.files,
-            "path": None if self.path is None else str(self.path),
-        }
+        return {**asdict(self), "path": None if self.path is None else str(self.path)}
 
     @classmethod
     def asked(cls, question: Mapping[str, Any]) -> Own:
@@ -212,9 +205,6 @@ class Own(Declared):
         path = question["path"]
         files = tuple((name, digest) for name, digest in question["files"])
         return cls(**{**question, "files": files, "path": None if path is None else Path(path)})
-
-
-_TEXTS = ("made_by", "dtype", "digest", "spec", "distribution")
 
 
 def own_problems(name: str, settings: Mapping[str, Any]) -> list[str]:
@@ -287,14 +277,9 @@ def _from_entry(own: Own) -> Any:
             "the package again",
             code="FB128",
         )
-    try:
+    what = f"{own.label}: importing {found.value} raised"
+    with run_code.refusing(lambda said: ConfigError(f"{what} {said}; correct the package", code="FB128")):
         return found.load()
-    except (KeyboardInterrupt, MemoryError):
-        raise
-    except BaseException as err:
-        raise ConfigError(
-            f"{own.label}: importing {found.value} raised {run_code.described(err)}; correct the package", code="FB128"
-        ) from err
 
 
 def _beside(path: Path, name: str) -> Path:

@@ -165,10 +165,7 @@ class OpenProcessor:
             shown = list(found.shape) if isinstance(found, np.ndarray) else "no array"
             raise self._other(stored, sample_id, f"{shown} for one image")
         array = array_of(found, stored.join)
-        fits = array.ndim == len(stored.shape) and all(
-            wanted in (None, length) for wanted, length in zip(stored.shape, array.shape, strict=True)
-        )
-        if not fits or array.dtype.name != stored.dtype:
+        if not stored.fits(array.shape) or array.dtype.name != stored.dtype:
             raise self._other(stored, sample_id, f"{array.dtype.name} {list(array.shape)}")
         if stored.table is None:
             return array
@@ -223,12 +220,3 @@ def _again(step: Processed, folder: str, form: BatchForm) -> OpenProcessor:
         _pickled.clear()
         _pickled[step, folder] = step.opened(form)
     return _pickled[step, folder]
-
-
-def probe_processor(processor: Any, *, leave_out: tuple[str, ...] = (), table: bool = True) -> BatchForm:
-    """Returns the form and the promise of an image processor, an instance or the folder of one. Raises ConfigError."""
-    from forebay.steps.image.processor.processor_probe import probe
-
-    if isinstance(processor, str | Path):
-        processor = image_processor_of(Path(processor))
-    return probe(processor, leave_out=leave_out, table=table)

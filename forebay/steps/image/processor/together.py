@@ -69,7 +69,9 @@ def as_mask(seen: Seen, field: FieldForm, fields: Sequence[FieldForm]) -> FieldF
     for other in fields:
         if other.dtype != "float32" or other.name == field.name or other.join != field.join:
             continue
-        tried = replace(field, mask_of=other.name, table=None, stored_dtype=_as_batch(field.dtype))
+        tried = replace(
+            field, mask_of=other.name, table=None, stored_dtype="uint8" if field.dtype == "bool" else field.dtype
+        )
         try:
             tried.marked_axes(other)
         except ValueError:
@@ -173,7 +175,3 @@ def _pads(theirs: Array) -> list[float]:
 
 def _without_table(field: FieldForm) -> FieldForm:
     return field if field.table is None else replace(field, table=None, stored_dtype=field.dtype)
-
-
-def _as_batch(dtype: str) -> str:
-    return "uint8" if dtype == "bool" else dtype

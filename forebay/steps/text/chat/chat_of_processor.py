@@ -23,13 +23,12 @@ from forebay.steps.text.chat.conversation import (
     learnt_spans,
     parse_conversation,
     rendered_text,
-    tokens_pattern,
 )
 from forebay.steps.text.chat.processor_form import REFUSALS, TextForm, find_text_form
 from forebay.steps.text.chat.processor_ids import Writer, WrittenIds
-from forebay.steps.text.chat.turn_marks import TurnMarks, find_turn_marks, probe_turns, target_mask
+from forebay.steps.text.chat.turn_marks import find_turn_marks, named_tokens, probe_turns, target_mask
 from forebay.steps.text.row_encoder import TURN, OneByOne, Size
-from forebay.steps.text.vocabulary import Vocabulary
+from forebay.steps.text.vocabulary import Vocabulary, require_digest, tokens_pattern
 from forebay.store.layout import Array, FieldSpec
 
 MASK = "label_mask"
@@ -87,36 +86,22 @@ class ProcessorChatEncoder(OneByOne):
         """
         self.step = step
         tokenizer_folder, self._folder = Path(step.tokenizer_folder), Path(step.processor_folder)
-        _require_digest(self._folder, step.processor)
+        require_digest("vision.processor", self._folder, processor_digest(self._folder), step.processor)
         self._vocabulary = Vocabulary(tokenizer_folder, digest=step.tokenizer)
-        self._writer = Writer(self._vocabulary, self._folder)
+        self.writer = Writer(self._vocabulary, self._folder)
         self._learns_newline = step.learn_through == "newline"
-        self._marks = _marks(self._vocabulary, self._writer)
+        shown = self.writer.placeholder
+        self.marks = find_turn_marks(self._vocabulary, self.writer.render, image=shown, placeholder=shown)
         if self._learns_newline:
-            self._marks.require_newline(tokenizer_folder)
-        self._form: TextForm = find_text_form(self._writer)
-        self._reserved = tokens_pattern(self._writer.control_tokens | self._named(self._marks))
+            self.marks.require_newline(tokenizer_folder)
+        self.text_form: TextForm = find_text_form(self.writer)
+        self._reserved = tokens_pattern(self.writer.control_tokens | named_tokens(self._vocabulary, self.marks))
         self._check_turns()
 
     @property
     def form(self) -> BatchForm:
         """How the fields become those of a batch."""
-        return self._form.batch
-
-    @property
-    def max_images(self) -> int | None:
-        """How many images a conversation may have; None for any number."""
-        return self._form.max_images
-
-    @property
-    def header(self) -> str:
-        """The text that stands before an answer of the assistant."""
-        return self._marks.header
-
-    @property
-    def processor(self) -> Any:
-        """The whole processor, without its video part."""
-        return self._writer.processor
+        return self.text_form.batch
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -128,7 +113,7 @@ class ProcessorChatEncoder(OneByOne):
         return {
             "prompt": ProcessorChat.name,
             "text_form": self.form.to_json(),
-            "image_outputs": list(self._form.images),
+            "image_outputs": list(self.text_form.images),
         }
 
     def encode(self, text: str, told: Sequence[Size], *, sample_id: str) -> dict[str, Array]:
@@ -140,14 +125,14 @@ class ProcessorChatEncoder(OneByOne):
         """
         conversation = parse_conversation(text, sample_id=sample_id)
         turns = check_conversation(conversation, self._reserved, num_images=len(told), sample_id=sample_id)
-        self._form.check_images(len(told), sample_id=sample_id)
-        rendered = rendered_text(self._writer.render, conversation, self._vocabulary.folder, sample_id=sample_id)
+        self.text_form.check_images(len(told), sample_id=sample_id)
+        rendered = rendered_text(self.writer.render, conversation, self._vocabulary.folder, sample_id=sample_id)
         written = self._written(conversation, told, sample_id=sample_id)
-        spans = self._marks.spans(written.text)
-        shown = self._writer.count_images(rendered)
+        spans = self.marks.spans(written.text)
+        shown = rendered.count(self.writer.placeholder)
         learnt = learnt_spans(spans, turns, num_shown=shown, sample_id=sample_id)
         mask = target_mask(written.text, learnt, written.offsets, learns_newline=self._learns_newline)
-        return {**self._form.stored(written, sample_id=sample_id), MASK: mask}
+        return {**self.text_form.stored(written, sample_id=sample_id), MASK: mask}
 
     def decode(self, input_ids: Sequence[int] | np.ndarray) -> str:
         """Returns the text in the ids of a sample, roles with it; control and image tokens are left out."""
@@ -155,26 +140,20 @@ class ProcessorChatEncoder(OneByOne):
 
     def _written(self, conversation: list[Message], sizes: Sequence[Size], *, sample_id: str) -> WrittenIds:
         try:
-            return self._writer.write(conversation, sizes)
+            return self.writer.write(conversation, sizes)
         except REFUSALS as err:
             raise TextError(
                 "bad_conversation",
-                f"{sample_id}: {self._writer.name} refuses the conversation: {err!r:.300}; correct the manifest",
+                f"{sample_id}: {self.writer.name} refuses the conversation: {err!r:.300}; correct the manifest",
             ) from err
-
-    def _named(self, marks: TurnMarks) -> set[str]:
-        """Returns the control tokens that the template writes and those that the tokenizer has a name for."""
-        tokenizer = self._vocabulary.tokenizer
-        named = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
-        return {*tokenizer.convert_ids_to_tokens(sorted(marks.template_ids)), *filter(None, named)}
 
     def _check_turns(self) -> None:
         """Raises ConfigError where turns hide in an image's own tokens."""
         user, assistant = probe_turns()
-        written = self._writer.write([user, assistant], [(64, 48)])
-        if len(self._marks.spans(written.text)) != 1:
+        written = self.writer.write([user, assistant], [(64, 48)])
+        if len(self.marks.spans(written.text)) != 1:
             raise ConfigError(
-                f"vision.processor: {self._writer.name} writes the marks of an assistant's turn into its image tokens, "
+                f"vision.processor: {self.writer.name} writes the marks of an assistant's turn into its image tokens, "
                 "so turns cannot be found; use the model's own chat template",
                 code="FB126",
             )
@@ -184,16 +163,3 @@ class ProcessorChatEncoder(OneByOne):
 def _opened(step: ProcessorChat, tokenizer_folder: str, processor_folder: str) -> ProcessorChatEncoder:  # noqa: ARG001
     # Folders are no part of a step's equality, but of what is opened.
     return ProcessorChatEncoder(step)
-
-
-def _marks(vocabulary: Vocabulary, writer: Writer) -> TurnMarks:
-    return find_turn_marks(vocabulary, writer.render, image=writer.placeholder, placeholder=writer.placeholder)
-
-
-def _require_digest(folder: Path, digest: str) -> None:
-    found = processor_digest(folder)
-    if found != digest:
-        raise ConfigError(
-            f"vision.processor: the files of {folder} have digest {found[:16]}, the recipe was made with "
-            f"{digest[:16]}; they changed in between: run the command again"
-        )

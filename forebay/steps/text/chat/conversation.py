@@ -156,11 +156,6 @@ def bad_conversation(sample_id: str, why: str) -> TextError:
     return TextError("bad_conversation", f"{sample_id}: {why}; correct the manifest")
 
 
-def tokens_pattern(tokens: Sequence[str] | set[str]) -> re.Pattern[str]:
-    """Returns a pattern of control tokens, the longest first; none is found in any text where there are none."""
-    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
-
-
 def _message(message: Any, place: int, *, sample_id: str) -> Message:
     if not isinstance(message, dict):
         raise bad_conversation(sample_id, f"message {place} is {type(message).__name__}, wanted an object")

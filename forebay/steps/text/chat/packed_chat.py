@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +13,14 @@ import numpy as np
 from forebay.errors import ConfigError
 from forebay.steps.step import RowText, Stored, TextBatch, TextStep
 from forebay.steps.text.chat.conversation import (
-    Message,
     check_conversation,
     learnt_spans,
     parse_conversation,
     rendered_text,
-    tokens_pattern,
 )
-from forebay.steps.text.chat.turn_marks import find_turn_marks, target_mask
+from forebay.steps.text.chat.turn_marks import find_turn_marks, named_tokens, target_mask
 from forebay.steps.text.row_encoder import OneByOne
-from forebay.steps.text.vocabulary import Vocabulary
+from forebay.steps.text.vocabulary import Vocabulary, render_chat, tokens_pattern
 from forebay.store.layout import FieldSpec
 
 VISION_START, IMAGE_PAD, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
@@ -99,13 +96,14 @@ class ChatEncoder(OneByOne):
         self._vocabulary = Vocabulary(folder, digest=step.tokenizer)
         self._vocabulary.renders(self._vocabulary.tokenizer)
         self._ids = {token: self._vocabulary.require(token, prompt="chat") for token in VISION_TOKENS}
-        self._render = functools.partial(render_chat, self._vocabulary)
+        self._render = functools.partial(render_chat, self._vocabulary.tokenizer)
         shown = f"{VISION_START}{IMAGE_PAD}{VISION_END}"
         self._marks = find_turn_marks(self._vocabulary, self._render, image=shown, placeholder=IMAGE_PAD)
         self._learns_newline = step.learn_through == "newline"
         if self._learns_newline:
             self._marks.require_newline(folder)
-        self._reserved = _reserved(self._vocabulary, self._marks.template_ids)
+        # Messages may write other control tokens, such as `<think>`.
+        self._reserved = tokens_pattern({*named_tokens(self._vocabulary, self._marks), *_ALL_VISION_TOKENS})
         self._merge_size = merge_size
         self._backend = self._vocabulary.tokenizer.backend_tokenizer
         self._backend.no_truncation()
@@ -157,24 +155,3 @@ class ChatEncoder(OneByOne):
         repeats = np.ones(len(ids), dtype=np.int64)
         repeats[ids == self._ids[IMAGE_PAD]] = [t * h * w // self._merge_size**2 for t, h, w in grids]
         return {"input_ids": np.repeat(ids, repeats), "label_mask": np.repeat(mask, repeats)}
-
-
-def _reserved(vocabulary: Vocabulary, template_ids: frozenset[int]) -> re.Pattern[str]:
-    """Returns a pattern of the control tokens that no message may write; others, such as `<think>`, it may."""
-    tokenizer = vocabulary.tokenizer
-    named = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
-    tokens = {*tokenizer.convert_ids_to_tokens(sorted(template_ids)), *_ALL_VISION_TOKENS, *filter(None, named)}
-    return tokens_pattern(tokens)
-
-
-def render_chat(vocabulary: Vocabulary, messages: list[Message], *, add_generation_prompt: bool = False) -> str:
-    """Returns the conversation as the folder's chat template writes it; ValueError where the template refuses it."""
-    from jinja2 import TemplateError  # comes with transformers
-
-    try:
-        chat = vocabulary.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-    except (TypeError, TemplateError) as err:  # TypeError: a template for texts alone adds strings to the list of parts
-        raise ValueError(str(err)) from err
-    return str(chat)

@@ -24,7 +24,7 @@ from forebay.errors import ConfigError
 from forebay.steps.image.processor.whole import image_processor_of, whole_processor
 from forebay.steps.text.chat.conversation import Message, with_images
 from forebay.steps.text.row_encoder import Size
-from forebay.steps.text.vocabulary import Vocabulary
+from forebay.steps.text.vocabulary import Vocabulary, render_chat
 from forebay.store.layout import Array
 
 _REMEMBERED = 4096
@@ -198,10 +198,9 @@ _PUTS: list[Put] = [_lists, _inner_lists, _inner_arrays, *(functools.partial(_al
 
 
 def _makes(put: Put, parts: Sequence[Any], wanted: Any) -> bool:
-    try:
+    with contextlib.suppress(*_NO_WAY):
         return _same(put(parts), wanted)
-    except _NO_WAY:
-        return False
+    return False
 
 
 def _same(found: Any, wanted: Any) -> bool:
@@ -263,19 +262,7 @@ class Writer:
 
     def render(self, messages: list[Message], *, add_generation_prompt: bool = False) -> str:
         """Returns the conversation as the chat template writes it; ValueError where the template refuses it."""
-        from jinja2 import TemplateError
-
-        try:
-            made = self.processor.apply_chat_template(
-                [messages], tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        except (TypeError, TemplateError) as err:
-            raise ValueError(str(err)) from err
-        return str(made[0])
-
-    def count_images(self, rendered: str) -> int:
-        """Returns how many images a rendered text shows."""
-        return rendered.count(self.placeholder)
+        return render_chat(self.processor, messages, add_generation_prompt=add_generation_prompt)
 
     def write(self, conversation: Sequence[Message], sizes: Sequence[Size]) -> WrittenIds:
         """Returns the conversation with blank images of these sizes (width, height)."""

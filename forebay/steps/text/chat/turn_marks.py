@@ -72,7 +72,8 @@ def target_mask(
         mask[inside] = 1
         following = inside[-1] + 1
         if learns_newline and following < len(mask):
-            mask[following] |= _is_line_ends(rendered[starts[following] : ends[following]])
+            text = rendered[starts[following] : ends[following]]
+            mask[following] |= bool(text) and not text.strip("".join(LINE_ENDS))
     return mask
 
 
@@ -123,6 +124,13 @@ def control_ids(vocabulary: Vocabulary, text: str) -> list[int]:
     return [part for part in vocabulary.split(text) if isinstance(part, int)]
 
 
+def named_tokens(vocabulary: Vocabulary, marks: TurnMarks) -> set[str]:
+    """Returns the control tokens that the template writes and those that the tokenizer has a name for."""
+    tokenizer = vocabulary.tokenizer
+    named = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
+    return {*tokenizer.convert_ids_to_tokens(sorted(marks.template_ids)), *filter(None, named)}
+
+
 def probe_turns(*, images: int = 1) -> tuple[Message, Message]:
     """Returns a question with images and its answer, of which the probes of a template are made."""
     parts = [*({"type": "image"} for _ in range(images)), {"type": "text", "text": _QUESTION}]
@@ -167,10 +175,6 @@ def _header(vocabulary: Vocabulary, *, asked: str, prompted: str, chat: str) -> 
 
 def _unusable_header(vocabulary: Vocabulary, written: str) -> ConfigError:
     return _unusable(vocabulary, f"begins an assistant's turn with {written!r}, wanted a control token and a role")
-
-
-def _is_line_ends(text: str) -> bool:
-    return bool(text) and not text.strip("".join(LINE_ENDS))
 
 
 def _unusable(vocabulary: Vocabulary, why: str) -> ConfigError:

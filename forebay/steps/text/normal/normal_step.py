@@ -31,6 +31,15 @@ Runner = Callable[[Sequence[str], Sequence[str]], "list[str | Problem]"]
 (`en`, `en-US`, `English`), "" where it is unknown. What a text becomes depends on that text and its language alone."""
 
 
+def one_by_one(write: Callable[[str, str], str | Problem]) -> Runner:
+    """Returns what asks a function for each text with its language."""
+
+    def run(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:
+        return [write(text, language) for text, language in zip(texts, languages, strict=True)]
+
+    return run
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Where:
     """Where a config's own files stand. folder: of the config. tokenizer: its folder. phones: `text.phones`."""

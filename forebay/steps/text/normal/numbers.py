@@ -9,13 +9,13 @@ import functools
 import importlib.metadata
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, ClassVar, Literal
 
 from forebay.extras import require_module
-from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, tongue
+from forebay.steps.text.normal.normal_step import NormalStep, Runner, one_by_one, tongue
 
 _SPACES = " \u00a0\u2009\u202f"
 
@@ -122,7 +122,9 @@ def number_form(language: str) -> NumberForm | None:
     code, region = tongue(language)
     regional = f"{code}_{region.upper()}"
     converter = regional if regional in _WITH_REGION else _OWN_CODES.get(code, code)
-    separators = _REGIONS.get((code, region)) or _separators(converter)
+    separators = _REGIONS.get((code, region)) or next(
+        (separators for separators, codes in _SEPARATORS.items() if converter in codes.split()), None
+    )
     if separators is None:
         return None
     ordinal = _ORDINALS.get(code)
@@ -141,10 +143,6 @@ def number_form(language: str) -> NumberForm | None:
         space="" if code in _UNSPACED else " ",
         clash=_CYRILLIC if code == "sr" else None,
     )
-
-
-def _separators(converter: str) -> Separators | None:
-    return next((separators for separators, codes in _SEPARATORS.items() if converter in codes.split()), None)
 
 
 def _candidates(code: str, separators: Separators, *, has_ordinals: bool) -> re.Pattern[str]:
@@ -197,18 +195,16 @@ class Numbers(NormalStep):
         self.check()
         import num2words
 
-        writers: dict[str, _Writer | None] = {}
+        @functools.cache
+        def writer(language: str) -> _Writer | None:
+            form = number_form(language)
+            return None if form is None else _Writer(num2words.CONVERTER_CLASSES[form.converter], form)
 
-        def run(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:
-            for language in languages:
-                if language not in writers:
-                    form = number_form(language)
-                    converter = form and num2words.CONVERTER_CLASSES[form.converter]
-                    writers[language] = None if form is None else _Writer(converter, form)
-            pairs = zip(texts, (writers[language] for language in languages), strict=True)
-            return [text if writer is None else writer.written(text) for text, writer in pairs]
+        def write(text: str, language: str) -> str:
+            found = writer(language)
+            return text if found is None else found.written(text)
 
-        return run
+        return one_by_one(write)
 
     def found(self) -> Mapping[str, Any]:
         """Returns the version of num2words: no key names it."""
@@ -268,7 +264,8 @@ class _Writer:
         """Returns what num2words puts before a negative number; "" where it loses the sign or writes no word."""
         positive, negative = self._cardinal(7), self._cardinal(-7)
         word = negative.removesuffix(positive)
-        return word if positive and word != negative and _letters(word) else ""
+        is_word = all(unicodedata.category(char)[0] in "LM" for char in word.strip())
+        return word if positive and word != negative and is_word else ""
 
     def _ask(self, kind: Literal["cardinal", "ordinal"], number: int | Decimal) -> str:
         """Returns num2words' words; "" where it has none."""
@@ -276,10 +273,6 @@ class _Writer:
             return " ".join(str(getattr(self._converter, f"to_{kind}")(number)).split())
         except _REFUSALS:
             return ""
-
-
-def _letters(word: str) -> bool:
-    return all(unicodedata.category(char)[0] in "LM" for char in word.strip())
 
 
 def _ascii(number: str) -> str | None:

@@ -20,7 +20,7 @@ from forebay.config.code import Asker, ask, not_allowed, same_source, source_of,
 from forebay.errors import ConfigError
 from forebay.steps import run_code
 from forebay.steps.run_code import Answer, CodeError
-from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, Where
+from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, Where, one_by_one
 
 _ASKER = Asker("text.normalize", "FB120")
 _PROBE_S = 120
@@ -93,12 +93,7 @@ class Code(NormalStep):
             function = run_code.loaded(self._bytes(), str(self.path), self.function)
         except CodeError as err:
             raise ConfigError(f"{self._called()}: {err}; correct the file", code="FB120") from err
-
-        def run(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:
-            pairs = zip(texts, languages, strict=True)
-            return [self._result(run_code.answer(function, text, language)) for text, language in pairs]
-
-        return run
+        return one_by_one(lambda text, language: self._result(run_code.answer(function, text, language)))
 
     def check(self) -> None:
         """Returns if the function gives the same texts for the same texts: twice, in two processes of their own.

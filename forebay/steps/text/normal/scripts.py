@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, tongue
+from forebay.steps.text.normal.normal_step import NormalStep, Runner, one_by_one, tongue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +35,7 @@ class Nfkc(NormalStep):
 
     def open(self) -> Runner:
         """Returns what normalises texts."""
-        return _nfkc
+        return one_by_one(lambda text, _: " ".join(unicodedata.normalize("NFKC", text).split()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,15 +47,7 @@ class Lower(NormalStep):
 
     def open(self) -> Runner:
         """Returns what writes texts in lower case."""
-        return _lower
-
-
-def _nfkc(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:  # noqa: ARG001
-    return [" ".join(unicodedata.normalize("NFKC", text).split()) for text in texts]
-
-
-def _lower(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:  # noqa: ARG001
-    return [text.lower() for text in texts]
+        return one_by_one(lambda text, _: text.lower())
 
 
 _INDIC = [chr(code) for code in range(0x0900, 0x0E00)]
@@ -90,11 +81,7 @@ class Indic(NormalStep):
 
     def open(self) -> Runner:
         """Returns what writes nuktas in one form."""
-        return _indic
-
-
-def _indic(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:  # noqa: ARG001
-    return [_WITH_NUKTA.sub(_one_nukta, text.translate(_APART)) for text in texts]
+        return one_by_one(lambda text, _: _WITH_NUKTA.sub(_one_nukta, text.translate(_APART)))
 
 
 def _one_nukta(found: re.Match[str]) -> str:
@@ -153,17 +140,12 @@ class Persian(NormalStep):
 
     def open(self) -> Runner:
         """Returns what writes Persian in one form."""
-        return _persian
+        return one_by_one(_persian)
 
 
-def _persian(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:
-    return [
-        _written(text) if tongue(language)[0] in ("", "fa") and not _JOINING.isdisjoint(text) else text
-        for text, language in zip(texts, languages, strict=True)
-    ]
-
-
-def _written(text: str) -> str:
+def _persian(text: str, language: str) -> str:
+    if tongue(language)[0] not in ("", "fa") or _JOINING.isdisjoint(text):
+        return text
     text = text.translate(_PERSIAN_LETTERS)
     return _STRETCH.sub(_zwnj, text) if _ZWNJ in text else text
 

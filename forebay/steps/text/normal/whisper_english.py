@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from forebay.errors import ConfigError
-from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, Where, tongue
+from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, Where, one_by_one, tongue
 
 SPELLINGS = "normalizer.json"
 """The file of a Whisper tokenizer's folder that maps British spellings to American ones."""
@@ -46,11 +46,7 @@ class WhisperBasic(_OfTransformers):
         from transformers.models.whisper.english_normalizer import BasicTextNormalizer
 
         made = BasicTextNormalizer()
-
-        def run(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:  # noqa: ARG001
-            return [_normalized(made, text, self.name) for text in texts]
-
-        return run
+        return one_by_one(lambda text, _: _normalized(made, text, self.name))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,13 +83,10 @@ class WhisperEnglish(_OfTransformers):
             )
         made: Callable[[str], str] = EnglishTextNormalizer(_words(content, self.path))
 
-        def run(texts: Sequence[str], languages: Sequence[str]) -> list[str | Problem]:
-            return [
-                _normalized(made, text, self.name) if tongue(language)[0] in ("", "en") else text
-                for text, language in zip(texts, languages, strict=True)
-            ]
+        def write(text: str, language: str) -> str | Problem:
+            return _normalized(made, text, self.name) if tongue(language)[0] in ("", "en") else text
 
-        return run
+        return one_by_one(write)
 
 
 def _normalized(make: Callable[[str], str], text: str, name: str) -> str | Problem:

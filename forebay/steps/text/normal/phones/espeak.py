@@ -146,7 +146,7 @@ class Espeak:
         pieces = [fitting(line) for line in lines]
         flat = [piece for found in pieces for piece in found]
         spoken = iter([result for batch in _batches(flat) for result in self._spoken(batch, voice)])
-        results = [_joined([next(spoken) for _ in found]) for found in pieces]
+        results = [all_words([next(spoken) for _ in found]) for found in pieces]
         return [self._read(line, found, voice) for line, found in zip(lines, results, strict=True)]
 
     def _read(self, line: str, found: Words | Problem, voice: str) -> Words | Problem:
@@ -194,9 +194,7 @@ class Espeak:
             try:
                 self._run([_MARKER], voice, self.timeout_s)
             except _FaultError as err:
-                raise BuildError(
-                    f"{PROGRAM} does not work here: {err}; try: echo hello | {self.program} -q -x"
-                ) from err
+                raise self._broken(err) from err
             if fault.is_lasting and first.is_lasting:
                 return Problem("phones_failed", f"{PROGRAM} failed {where}")
             raise BuildError(
@@ -314,7 +312,8 @@ def _unstressed(found: Words | Problem) -> tuple[str, ...]:
     return () if isinstance(found, Problem) else tuple(_STRESS.sub("", _BETWEEN.join(word)) for word in found)
 
 
-def _joined(results: Sequence[Words | Problem]) -> Words | Problem:
+def all_words(results: Sequence[Words | Problem]) -> Words | Problem:
+    """Returns the words of parts of a text one behind the other, or the first problem."""
     found = next((result for result in results if isinstance(result, Problem)), None)
     return found or [word for result in results if not isinstance(result, Problem) for word in result]
 

@@ -9,13 +9,13 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from forebay.errors import ConfigError
 from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, Where
-from forebay.steps.text.normal.phones.espeak import Espeak, Voices
+from forebay.steps.text.normal.phones.espeak import Espeak, Voices, all_words
 from forebay.steps.text.normal.phones.written import Clause, Words, Writing
 
 Readings = Literal["refuse", "first"]
@@ -162,16 +162,6 @@ class Phones(NormalStep):
             return LexiconPhones.of_settings(settings, where.folder)
         return EspeakPhones(**_plain(settings))
 
-    @property
-    def writing(self) -> Writing:
-        """How the phones are written."""
-        return Writing(
-            separator=self.separator,
-            word_separator=self.word_separator,
-            stress=self.stress,
-            punctuation=self.punctuation,
-        )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EspeakPhones(Phones):
@@ -189,11 +179,12 @@ class EspeakPhones(Phones):
         """Returns what asks the program. Raises ConfigError where it is not there, or lacks a voice."""
         program = Espeak()
         speak = spoken_by(program, program.voices(dict(self.voices), self.voice))
-        return _runner(self.writing_of_ties(), speak)
+        return _runner(self.writing, speak)
 
-    def writing_of_ties(self) -> Writing:
-        """How the phones are written, ties among it."""
-        return replace(self.writing, ties=self.ties)
+    @property
+    def writing(self) -> Writing:
+        """How the phones are written."""
+        return Writing(**{each.name: getattr(self, each.name) for each in fields(Writing)})
 
     def found(self) -> Mapping[str, Any]:
         """Returns the digest of the program and its data."""
@@ -226,7 +217,7 @@ class LexiconPhones(EspeakPhones):
         program = Espeak() if self.fallback == "espeak" else None
         asked = None if program is None else spoken_by(program, program.voices(dict(self.voices), self.voice))
         speak = _looked_up(lexicon, keep=self.fallback == "keep", others=asked)
-        return _runner(self.writing_of_ties(), speak)
+        return _runner(self.writing, speak)
 
     def found(self) -> Mapping[str, Any]:
         """Returns the digest of the program, where words are left to it."""
@@ -238,11 +229,12 @@ def spoken_by(program: Espeak, voices: Voices) -> Speak:
 
     def speak(texts: Sequence[str], languages: Sequence[str]) -> list[Words | Problem]:
         chosen = {language: _usable(program, voices.of(language), language) for language in set(languages)}
-        results: list[Words | Problem] = [_problem(chosen[language]) for language in languages]
+        said = [chosen[language] for language in languages]
+        results: list[Words | Problem] = [voice if isinstance(voice, Problem) else () for voice in said]
         for voice in dict.fromkeys(voice for voice in chosen.values() if isinstance(voice, str)):
-            mine = [i for i, language in enumerate(languages) if chosen[language] == voice]
-            for i, found in zip(mine, program.speak([texts[i] for i in mine], voice), strict=True):
-                results[i] = found
+            mine = [i for i, found in enumerate(said) if found == voice]
+            for i, words in zip(mine, program.speak([texts[i] for i in mine], voice), strict=True):
+                results[i] = words
         return results
 
     return speak
@@ -252,10 +244,6 @@ def _usable(program: Espeak, voice: str | Problem, language: str) -> str | Probl
     if isinstance(voice, Problem) or program.has(voice):
         return voice
     return Problem("unknown_language", f"espeak-ng cannot speak {language!r} (voice {voice}); name another in voices")
-
-
-def _problem(voice: str | Problem) -> Words | Problem:
-    return voice if isinstance(voice, Problem) else ()
 
 
 def _looked_up(lexicon: Lexicon, *, keep: bool, others: Speak | None) -> Speak:
@@ -269,7 +257,7 @@ def _looked_up(lexicon: Lexicon, *, keep: bool, others: Speak | None) -> Speak:
             (word, language): [phones] for word, language in different if (phones := lexicon.phones(word))
         }
         made |= _missing([pair for pair in different if pair not in made], keep=keep, others=others)
-        return [_all_phones([made[pair] for pair in found]) for found in pairs]
+        return [all_words([made[pair] for pair in found]) for found in pairs]
 
     return speak
 
@@ -287,11 +275,6 @@ def _missing(
     return {pair: Problem("unknown_word", message.format(pair[0])) for pair in pairs}
 
 
-def _all_phones(found: Sequence[Words | Problem]) -> Words | Problem:
-    problem = next((part for part in found if isinstance(part, Problem)), None)
-    return problem or [word for part in found if not isinstance(part, Problem) for word in part]
-
-
 def _runner(writing: Writing, speak: Speak) -> Runner:
     """Returns the step's work: clauses of texts go to `speak`, and their phones are written."""
 
@@ -305,10 +288,10 @@ def _runner(writing: Writing, speak: Speak) -> Runner:
 
 
 def _written(text: str, writing: Writing, clauses: Sequence[Clause], found: Sequence[Words | Problem]) -> str | Problem:
-    problem = next((part for part in found if isinstance(part, Problem)), None)
-    if problem is not None:
-        return problem
-    made = writing.text(clauses, [part for part in found if not isinstance(part, Problem)])
+    words = [part for part in found if not isinstance(part, Problem)]
+    if len(words) < len(found):
+        return next(part for part in found if isinstance(part, Problem))
+    made = writing.text(clauses, words)
     return made or Problem("no_phones", f"nothing of {text[:80]!r} is spoken")
 
 

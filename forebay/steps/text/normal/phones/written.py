@@ -68,7 +68,8 @@ class Writing:
         """Returns the phones of a text's clauses as one text; empty where no clause has any."""
         parts, is_spoken, glue = [], False, (self.separator, self.word_separator)
         for clause, found in zip(clauses, words, strict=True):
-            spoken = self.word_separator.join(self._word(word) for word in found if word)
+            spoken_words = (self.separator.join(filter(None, map(self._phone, word))) for word in found if word)
+            spoken = self.word_separator.join(spoken_words)
             is_spoken |= bool(spoken)
             parts += [spoken, glue[clause.apart]] if spoken and clause.marks else [spoken]
             parts += [self.separator.join(clause.marks), glue[clause.ends_word]]
@@ -82,9 +83,6 @@ class Writing:
             while text.endswith(part):
                 text = text.removesuffix(part)
         return text
-
-    def _word(self, phones: Sequence[str]) -> str:
-        return self.separator.join(filter(None, map(self._phone, phones)))
 
     def _phone(self, phone: str) -> str:
         if not self.stress:
