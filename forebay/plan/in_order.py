@@ -55,8 +55,6 @@ class InOrderPlan:
 class InOrder(EpochOrder):
     """Any epoch of an `InOrderPlan`."""
 
-    __slots__ = ("plan",)
-
     def __init__(self, plan: InOrderPlan) -> None:
         self.plan = plan
 

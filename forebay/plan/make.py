@@ -150,9 +150,8 @@ def kept_plan(
     """Returns the plan of a folder (of `plan_folder`), made and saved where it is not there, and the folder.
 
     sample_ids: gives the digest of which samples these are, for the plan's metadata. selection: they themselves, where
-    a filter chose them. Where the folder cannot be written
-    the plan stays in memory, the folder is None and one log line says why. A damaged plan is made again: unlike a cache
-    it costs seconds. Raises as `plan_of`.
+    a filter chose them. Where the folder cannot be written the plan stays in memory, the folder is None and one log
+    line says why. A damaged plan is made again: unlike a cache it costs seconds. Raises as `plan_of`.
     """
     name: dict[str, Any] = {"cache_key": cache_key, "settings": settings}
     try:

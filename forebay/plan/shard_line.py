@@ -31,8 +31,7 @@ class Windows:
 
 
 class ShardLine:
-    """One line a column (a bucket, or a length class), through the same blocks of `window` / 2 shards, shuffled inside
-    each."""
+    """One line a column (a bucket or length class), through the same blocks of `window` / 2 shards, each shuffled."""
 
     __slots__ = ("_block_lines", "_lines", "_within", "block_starts")
 

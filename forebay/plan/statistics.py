@@ -7,8 +7,9 @@ the room of the packs. Randomness is how far the order of an epoch is from the o
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -261,12 +262,7 @@ class Padding:
     batches: int = 0
 
     def __add__(self, other: Padding) -> Padding:
-        return Padding(
-            self.held + other.held,
-            self.padded_to + other.padded_to,
-            self.squares + other.squares,
-            self.batches + other.batches,
-        )
+        return Padding(*map(operator.add, astuple(self), astuple(other)))
 
     @property
     def share(self) -> float:

@@ -1,5 +1,4 @@
-"""A plan of windows and its order: a shuffle of all samples, cut into windows, each sorted by length and cut into
-batches.
+"""A plan of windows and its order: a shuffle of all samples, cut into windows, each sorted and cut into batches.
 
 Any position is computed at the cost of the one window that holds it.
 """
@@ -10,7 +9,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Self
 
@@ -42,9 +41,9 @@ class WindowPlan(KeptPlan):
     starts: Array
     num_windows: int
     batches_per_window: int
-    last_batches: int
-    batch_size: int | None
-    budget: int | None
+    last_batches: int = 0
+    batch_size: int | None = None
+    budget: int | None = None
     sample_rate_hz: int
     lockstep: int
     tail: Tail
@@ -113,35 +112,19 @@ def window_plan(durations: Array, *, sample_rate_hz: int, settings: WindowConfig
     members = np.argsort(durations, kind="stable")
     lengths, counts = np.unique(durations, return_counts=True)
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    values, bounds = lengths.tolist(), starts.tolist()  # a search in lists is faster, one by one
-
-    def length(rank: int) -> int:
-        return int(values[bisect.bisect_right(bounds, rank) - 1])
-
-    windows = _counted(settings, len(durations)) or _budgeted(
-        settings, length, len(durations), sample_rate_hz=sample_rate_hz
-    )
+    windows = _counted(settings, len(durations)) or _budgeted(settings, lengths, starts, sample_rate_hz=sample_rate_hz)
     return WindowPlan(
         members=members.astype(np.int32 if len(members) < 2**31 else np.int64),
         lengths=lengths.astype(np.int64),
         starts=starts,
-        **asdict(windows),
+        **windows,
         sample_rate_hz=sample_rate_hz,
         lockstep=settings.lockstep,
         tail=settings.tail,
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Windows:
-    num_windows: int
-    batches_per_window: int
-    last_batches: int = 0
-    batch_size: int | None = None
-    budget: int | None = None
-
-
-def _counted(settings: WindowConfig, num_samples: int) -> _Windows | None:
+def _counted(settings: WindowConfig, num_samples: int) -> dict[str, Any] | None:
     size = settings.batch_size
     if not isinstance(size, int):
         return None
@@ -154,17 +137,18 @@ def _counted(settings: WindowConfig, num_samples: int) -> _Windows | None:
         )
     # A window is whole when its samples are.
     num_windows = num_samples // (size * settings.window)
-    return _Windows(
-        num_windows=num_windows,
-        batches_per_window=settings.window,
-        last_batches=num_batches - num_windows * settings.window,
-        batch_size=size,
-    )
+    last_batches = num_batches - num_windows * settings.window
+    windows = {"num_windows": num_windows, "batches_per_window": settings.window, "last_batches": last_batches}
+    return {**windows, "batch_size": size}
 
 
-def _budgeted(settings: WindowConfig, length: Callable[[int], int], count: int, *, sample_rate_hz: int) -> _Windows:
-    """Returns the windows under a budget. length: of a rank, from 0, the shortest sample, on."""
+def _budgeted(settings: WindowConfig, lengths: Array, starts: Array, *, sample_rate_hz: int) -> dict[str, Any]:
     budget = math.floor(Fraction(repr(settings.batch_seconds)) * sample_rate_hz)
+    values, bounds = lengths.tolist(), starts.tolist()  # a search in lists is faster, one by one
+    count = bounds[-1]
+
+    def length(rank: int) -> int:
+        return int(values[bisect.bisect_right(bounds, rank) - 1])
 
     def batches_of(num_windows: int) -> int:
         return _worst_cut(length, count, num_windows=num_windows, budget=budget, limit=settings.window)
@@ -175,7 +159,7 @@ def _budgeted(settings: WindowConfig, length: Callable[[int], int], count: int, 
     if count // low < batches:
         # Some window has fewer samples than batches: hardly two samples fit into one. Then each is a window.
         low, batches = count, 1
-    return _Windows(num_windows=low, batches_per_window=batches, budget=budget)
+    return {"num_windows": low, "batches_per_window": batches, "budget": budget}
 
 
 def _worst_cut(length: Callable[[int], int], count: int, *, num_windows: int, budget: int, limit: int) -> int:
@@ -239,15 +223,12 @@ class WindowOrder(EpochOrder):
     Under `batch_size` one keyed permutation of all samples is cut into windows. Under a budget the shuffle is
     stratified: of every `num_windows` samples that follow each other in length each window gets one, by a keyed
     permutation for each such stratum. All windows are then so alike that a fixed number of batches holds each of them
-    within the budget, which
-    is what makes the epoch seekable: else the batches of all windows before a position would have to be counted.
+    within the budget. So the epoch is seekable: else all batches before a position would have to be counted.
 
     A window is sorted by length and cut into its batches. `lockstep` windows form a group: the group takes the batches
     of one place (of nearly equal lengths) from all its windows in a row, place by place in keyed order, so that ranks
     step through equal shapes. The windows that fill no group come last, then the incomplete window.
     """
-
-    __slots__ = ("_classes", "_line", "_strata", "_windows", "epoch", "plan", "seed")
 
     def __init__(self, plan: WindowPlan, *, seed: int, epoch: int) -> None:
         """Makes the order of epoch `epoch` (0 or more) under `seed` (any integer). Costs O(samples of a window)."""

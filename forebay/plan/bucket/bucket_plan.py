@@ -235,14 +235,12 @@ class ShardOrder(Order):
     Costs O(shards * buckets) to make, nothing a sample.
 
     The shards (in runs, where their samples list the same items), in a keyed order of their own each epoch, form blocks
-    of N / 2. A bucket's line goes through the blocks
-    one after the other, and is shuffled inside each. A lockstep group belongs to the block in which its first sample
-    lies; the epoch takes the groups block by block, inside a block by a keyed permutation. A group may end in the next
-    block: its samples lie in N shards at most, and the window moves on by N / 2. (The groups of a bucket too rare to
-    fill one in a block reach over several, and so do the incomplete groups at the epoch's end.)
+    of N / 2. A bucket's line goes through the blocks one after the other, and is shuffled inside each. A lockstep group
+    belongs to the block in which its first sample lies; the epoch takes the groups block by block, inside a block by a
+    keyed permutation. A group may end in the next block: its samples lie in N shards at most, and the window moves on
+    by N / 2. (The groups of a bucket too rare to fill one in a block reach over several, and so do the incomplete
+    groups at the epoch's end.)
     """
-
-    __slots__ = ("_block_groups", "_first_groups", "_group_starts", "_shard_line")
 
     def __init__(self, plan: BucketPlan, *, seed: int, epoch: int) -> None:
         super().__init__(plan, seed=seed, epoch=epoch)

@@ -38,9 +38,7 @@ def bucket_edges(durations: Array, *, sample_rate_hz: int, settings: BucketConfi
 
 
 def token_edges(tokens: Array, *, settings: BucketConfig) -> list[int]:
-    """Returns the upper edges, in tokens and rising, of the buckets of samples without audio.
-
-    They are `edges`, else `k` optimal ones.
+    """Returns the upper edges, in tokens and rising, of buckets of samples without audio: `edges`, else `k` optimal.
 
     tokens: integers [num_samples], not empty. Raises PlanError where neither is given.
     """
@@ -183,8 +181,7 @@ def _index(written: str, num_buckets: int) -> int | None:
 
 
 def read_calibration(path: str) -> dict[str, dict[str, int]]:
-    """Returns the content of a calibration file, `{bucket: {"batch_size", "grad_acc"}}`; `grad_acc` is 1 where left
-    out.
+    """Returns the content of a calibration file, `{bucket: {"batch_size", "grad_acc"}}`; `grad_acc` is 1 if left out.
 
     Other fields of a bucket (what was measured) are not read. Raises ConfigError naming file, bucket and value.
     """

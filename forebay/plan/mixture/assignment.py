@@ -20,12 +20,11 @@ class Assignment:
     """An endless sequence of sources in which each has its share of every prefix.
 
     It keeps to the share within 1 - 1/(2k - 2) places for k sources. The chairman assignment (Tijdeman 1980, "The
-    chairman assignment problem", Discrete Mathematics 32): with d = 1/(2k
-    - 2) and share s, the j-th place of a source (j from 1) must lie at n (from 1) where s n - (j - 1) >= d, and not
-    behind the first n where s n - (j - 1) > 1 - d. His theorem says that there is such a sequence, so the rule "of the
-    places that may be given now, the one that is due first" finds it. After one period (the sum of the weights over
-    their common divisor) every source has exactly its share, and the sequence begins again: one period, 256 KiB at
-    most, answers for every place.
+    chairman assignment problem", Discrete Mathematics 32): with d = 1/(2k - 2) and share s, the j-th place of a source
+    (j from 1) must lie at n (from 1) where s n - (j - 1) >= d, and not behind the first n where s n - (j - 1) > 1 - d.
+    His theorem says that there is such a sequence, so the rule "of the places that may be given now, the one that is
+    due first" finds it. After one period (the sum of the weights over their common divisor) every source has exactly
+    its share, and the sequence begins again: one period, 256 KiB at most, answers for every place.
     """
 
     __slots__ = ("_keys", "_occurrences", "_ordinals", "_sources", "_starts", "period", "weights")

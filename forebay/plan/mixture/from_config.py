@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -49,10 +48,17 @@ def mix(config: Config, source: SampleSource, planned: Planned) -> Planned:
         exhausted=config.mixture.exhausted,
     )
     _say(mixture)
-    rules = _rules(config.mixture.column, mixture)
-    assigned = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(source_of, np.int32).data)
-    key = with_mixture(planned.key, {**rules, "source_of": assigned})
-    return replace(planned, plan=mixture, key=key, folder=None)
+    column = config.mixture.column
+    rules = {
+        "mixture_version": MIXTURE_VERSION,
+        "column": column,
+        "names": list(mixture.names) if column else None,
+        "weights": mixture.weights.tolist(),
+        "batches": mixture.batches,
+        "exhausted": mixture.exhausted,
+        "source_of": xxhash.xxh3_128_hexdigest(np.ascontiguousarray(source_of, np.int32).data),
+    }
+    return replace(planned, plan=mixture, key=with_mixture(planned.key, rules), folder=None)
 
 
 def _say(mixture: MixturePlan) -> None:
@@ -66,14 +72,3 @@ def _say(mixture: MixturePlan) -> None:
             PERIOD,
             mixture.sizes[number].sum(),
         )
-
-
-def _rules(column: str | None, mixture: MixturePlan) -> dict[str, Any]:
-    return {
-        "mixture_version": MIXTURE_VERSION,
-        "column": column,
-        "names": list(mixture.names) if column else None,
-        "weights": mixture.weights.tolist(),
-        "batches": mixture.batches,
-        "exhausted": mixture.exhausted,
-    }

@@ -248,8 +248,6 @@ class MixtureOrder(EpochOrder):
     the same pace read them together.
     """
 
-    __slots__ = ("_first_group", "_lines", "_shard_lines", "epoch", "plan", "seed")
-
     def __init__(self, plan: MixturePlan, *, seed: int, epoch: int) -> None:
         """Makes the order of epoch `epoch` (0 or more) under `seed` (any integer)."""
         check_epoch(epoch)

@@ -225,8 +225,7 @@ def shuffled_groups(groups: Array, *, key: int, first: int = 0) -> Array:
     """Returns the places 0..len-1, int32 (int64 from 2^31 on), group by group as they rise, inside one in random order.
 
     groups: integers [num_places], 0 or more. key: a 64-bit integer. first: number of the first place, where the groups
-    are
-    a piece of something longer: the random order is a function of (key, first + place).
+    are a piece of something longer: the random order is a function of (key, first + place).
     One sort of flat integers that hold group, random bits and place: four times as fast as an argsort.
     """
     count = len(groups)

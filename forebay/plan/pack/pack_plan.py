@@ -1,5 +1,4 @@
-"""A plan of packs and its order: which samples share one row of `seq_len` tokens, and which pack stands at which
-position.
+"""A plan of packs and its order: which samples share one row of `seq_len` tokens, and which pack stands where.
 
 An epoch's order is one keyed permutation of the packs.
 """
@@ -238,8 +237,6 @@ class PackOrder(EpochOrder):
 
     A micro-batch is one pack. The samples of a pack, and their order in it, are the same in every epoch.
     """
-
-    __slots__ = ("_line", "plan")
 
     def __init__(self, plan: PackPlan, *, seed: int, epoch: int) -> None:
         """Makes the order of epoch `epoch` (0 or more) under `seed` (any integer)."""

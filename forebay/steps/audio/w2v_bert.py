@@ -69,14 +69,11 @@ class W2vBert(AudioStep):
         Frame i sees samples [160 i, 160 i + 400) and nothing else (offset, pre-emphasis and window are per frame). So
         of the stored frames
 
-        - the clip itself has the first `valid_frames` = 1 + floor((n - 400) / 160); the other two or three, which only
-        n
-          could tell, see the zero tail,
+        - the clip itself has the first `valid_frames` = 1 + floor((n - 400) / 160); the other two or three see the
+          zero tail,
         - the crop of samples [160 a, 160 a + m) inside the clip has 1 + floor((m - 400) / 160) from row a on, bit for
-        bit:
-          anywhere where a is a multiple of 32 (see BLOCK_ROWS), and for every a where BLAS rounds a row alike at every
-          place of a product, as OpenBLAS does with AVX-512 but not with AVX2 (there the last bit of a few values
-          moves),
+          bit where a is a multiple of 32 (see BLOCK_ROWS); for any a where BLAS rounds a row alike at every place of a
+          product, as OpenBLAS does with AVX-512, and with AVX2 but for the last bit of a few values,
         - the clip followed by any number of zeros has all rows, then ln(FLOOR).
 
         waveforms: float32 [num_samples] at 16 kHz, at least MIN_SAMPLES, finite; scaled by 32768 as Kaldi wants it.

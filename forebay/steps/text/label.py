@@ -18,7 +18,7 @@ import numpy as np
 from forebay.errors import TextError
 from forebay.steps.form import BatchForm, FieldForm, Promise
 from forebay.steps.step import TextStep
-from forebay.steps.text.row_encoder import EncodedRow, EncodedRows, OneByOne, Size
+from forebay.steps.text.row_encoder import EncodedRow, EncodedRows, OneByOne, RowEncoder, Size
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.texts import TextStore
@@ -218,11 +218,10 @@ class NoText(TextStep):
         return _Nothing()
 
 
-class _Nothing:
-    constants: ClassVar[dict[str, Any]] = {"prompt": NoText.name}
+class _Nothing(RowEncoder):
+    @property
+    def constants(self) -> dict[str, Any]:
+        return {"prompt": NoText.name}
 
     def encode_rows(self, rows: EncodedRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:  # noqa: ARG002
         return (EncodedRow() for _ in rows.ids)
-
-    def found(self, rows: EncodedRows) -> dict[str, Any]:  # noqa: ARG002
-        return {}

@@ -7,7 +7,7 @@ tells: the size of an image in pixels, or in patches.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -64,12 +64,12 @@ class RowEncoder(Protocol):
         """Yields what becomes of each row, in their order; one does not depend on another. store: of kept texts."""
         ...
 
-    def found(self, rows: EncodedRows) -> dict[str, Any]:
+    def found(self, rows: EncodedRows) -> dict[str, Any]:  # noqa: ARG002
         """Returns what the step finds on this machine that no key names; empty for most steps."""
-        ...
+        return {}
 
 
-class OneByOne(ABC):
+class OneByOne(RowEncoder):
     """A `RowEncoder` that writes one row after the other. needs_items: how many a row must list; None: any number."""
 
     needs_items: int | None = None
@@ -90,10 +90,6 @@ class OneByOne(ABC):
                     yield EncodedRow(self.encode(text or "", told, sample_id=sample_id))
             except SampleError as err:
                 yield EncodedRow(error=err)
-
-    def found(self, rows: EncodedRows) -> dict[str, Any]:  # noqa: ARG002
-        """Nothing."""
-        return {}
 
     def _require_items(self, count: int, *, sample_id: str) -> None:
         if self.needs_items is not None and count != self.needs_items:

@@ -26,7 +26,7 @@ from forebay.steps.text.chat.conversation import (
 )
 from forebay.steps.text.chat.processor_form import REFUSALS, TextForm, find_text_form
 from forebay.steps.text.chat.processor_ids import Writer, WrittenIds
-from forebay.steps.text.chat.turn_marks import find_turn_marks, named_tokens, probe_turns, target_mask
+from forebay.steps.text.chat.turn_marks import find_turn_marks, named_tokens, probe_turns
 from forebay.steps.text.row_encoder import TURN, OneByOne, Size
 from forebay.steps.text.vocabulary import Vocabulary, require_digest, tokens_pattern
 from forebay.store.layout import Array, FieldSpec
@@ -85,15 +85,14 @@ class ProcessorChatEncoder(OneByOne):
         what it writes depends on more than the sizes of images, or where turns cannot be found.
         """
         self.step = step
-        tokenizer_folder, self._folder = Path(step.tokenizer_folder), Path(step.processor_folder)
+        self._folder = Path(step.processor_folder)
         require_digest("vision.processor", self._folder, processor_digest(self._folder), step.processor)
-        self._vocabulary = Vocabulary(tokenizer_folder, digest=step.tokenizer)
+        self._vocabulary = Vocabulary(Path(step.tokenizer_folder), digest=step.tokenizer)
         self.writer = Writer(self._vocabulary, self._folder)
-        self._learns_newline = step.learn_through == "newline"
         shown = self.writer.placeholder
-        self.marks = find_turn_marks(self._vocabulary, self.writer.render, image=shown, placeholder=shown)
-        if self._learns_newline:
-            self.marks.require_newline(tokenizer_folder)
+        self.marks = find_turn_marks(
+            self._vocabulary, self.writer.render, image=shown, placeholder=shown, learn_through=step.learn_through
+        )
         self.text_form: TextForm = find_text_form(self.writer)
         self._reserved = tokens_pattern(self.writer.control_tokens | named_tokens(self._vocabulary, self.marks))
         self._check_turns()
@@ -131,7 +130,7 @@ class ProcessorChatEncoder(OneByOne):
         spans = self.marks.spans(written.text)
         shown = rendered.count(self.writer.placeholder)
         learnt = learnt_spans(spans, turns, num_shown=shown, sample_id=sample_id)
-        mask = target_mask(written.text, learnt, written.offsets, learns_newline=self._learns_newline)
+        mask = self.marks.targets(written.text, learnt, written.offsets)
         return {**self.text_form.stored(written, sample_id=sample_id), MASK: mask}
 
     def decode(self, input_ids: Sequence[int] | np.ndarray) -> str:

@@ -18,7 +18,7 @@ from forebay.steps.text.chat.conversation import (
     parse_conversation,
     rendered_text,
 )
-from forebay.steps.text.chat.turn_marks import find_turn_marks, named_tokens, target_mask
+from forebay.steps.text.chat.turn_marks import find_turn_marks, named_tokens
 from forebay.steps.text.row_encoder import OneByOne
 from forebay.steps.text.vocabulary import Vocabulary, render_chat, tokens_pattern
 from forebay.store.layout import FieldSpec
@@ -98,10 +98,9 @@ class ChatEncoder(OneByOne):
         self._ids = {token: self._vocabulary.require(token, prompt="chat") for token in VISION_TOKENS}
         self._render = functools.partial(render_chat, self._vocabulary.tokenizer)
         shown = f"{VISION_START}{IMAGE_PAD}{VISION_END}"
-        self._marks = find_turn_marks(self._vocabulary, self._render, image=shown, placeholder=IMAGE_PAD)
-        self._learns_newline = step.learn_through == "newline"
-        if self._learns_newline:
-            self._marks.require_newline(folder)
+        self._marks = find_turn_marks(
+            self._vocabulary, self._render, image=shown, placeholder=IMAGE_PAD, learn_through=step.learn_through
+        )
         # Messages may write other control tokens, such as `<think>`.
         self._reserved = tokens_pattern({*named_tokens(self._vocabulary, self._marks), *_ALL_VISION_TOKENS})
         self._merge_size = merge_size
@@ -150,7 +149,7 @@ class ChatEncoder(OneByOne):
     ) -> dict[str, np.ndarray]:
         encoding = self._backend.encode(rendered, add_special_tokens=False)
         ids = np.array(encoding.ids, dtype=np.int32)
-        mask = target_mask(rendered, spans, encoding.offsets, learns_newline=self._learns_newline)
+        mask = self._marks.targets(rendered, spans, encoding.offsets)
         # Ids are repeated, not the string: the tokenizer would take 4 times as long and give the same.
         repeats = np.ones(len(ids), dtype=np.int64)
         repeats[ids == self._ids[IMAGE_PAD]] = [t * h * w // self._merge_size**2 for t, h, w in grids]

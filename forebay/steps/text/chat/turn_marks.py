@@ -24,13 +24,13 @@ LINE_ENDS = ("\n", "\r")
 class TurnMarks:
     """The header before what the assistant says and the control tokens after it; `template_ids`: all it writes.
 
-    behind: what stands behind the closing tokens of a turn that another follows. Both marks hold a control token.
+    Both marks hold a control token. learns_newline: the newline behind a turn is a target too.
     """
 
     header: str
     closing: str
-    behind: str
     template_ids: frozenset[int]
+    learns_newline: bool = False
 
     def spans(self, rendered: str) -> list[tuple[int, int]]:
         """Returns (start, end) in characters of every assistant turn: after its header, with its closing token."""
@@ -46,43 +46,34 @@ class TurnMarks:
             at = rendered.find(self.header, end)
         return found
 
-    def require_newline(self, folder: object) -> None:
-        """Returns where a newline stands behind closed turns, which `text.learn_through = "newline"` needs."""
-        if not self.behind.startswith(LINE_ENDS):
-            raise ConfigError(
-                f'text.learn_through = "newline": the chat template of {folder} writes {self.behind[:40]!r} '
-                f'behind {self.closing}, no newline; set text.learn_through = "end_of_turn"',
-                code="FB106",
-            )
+    def targets(self, rendered: str, spans: list[tuple[int, int]], offsets: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Returns uint8 [tokens]: 1 for tokens that lie wholly in a span, (start, end) in characters.
+
+        With `learns_newline` also for the token of line ends right behind a span. offsets: of the tokens, [tokens, 2].
+        """
+        starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+        mask = np.zeros(len(starts), dtype=np.uint8)
+        for start, end in spans:
+            inside = np.flatnonzero((starts >= start) & (ends <= end))
+            if not len(inside):
+                continue
+            mask[inside] = 1
+            following = inside[-1] + 1
+            if self.learns_newline and following < len(mask):
+                text = rendered[starts[following] : ends[following]]
+                mask[following] |= bool(text) and not text.strip("".join(LINE_ENDS))
+        return mask
 
 
-def target_mask(
-    rendered: str, spans: list[tuple[int, int]], offsets: Any, *, learns_newline: bool
-) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Returns uint8 [tokens]: 1 for tokens that lie wholly in a span, (start, end) in characters.
-
-    offsets: of the tokens, [tokens, 2]. learns_newline: also the token of line ends right behind a span.
-    """
-    starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
-    mask = np.zeros(len(starts), dtype=np.uint8)
-    for start, end in spans:
-        inside = np.flatnonzero((starts >= start) & (ends <= end))
-        if not len(inside):
-            continue
-        mask[inside] = 1
-        following = inside[-1] + 1
-        if learns_newline and following < len(mask):
-            text = rendered[starts[following] : ends[following]]
-            mask[following] |= bool(text) and not text.strip("".join(LINE_ENDS))
-    return mask
-
-
-def find_turn_marks(vocabulary: Vocabulary, render: Render, *, image: str, placeholder: str) -> TurnMarks:
+def find_turn_marks(
+    vocabulary: Vocabulary, render: Render, *, image: str, placeholder: str, learn_through: str = "end_of_turn"
+) -> TurnMarks:
     """Returns the marks of a chat template.
 
-    image: as which the template shows an image. placeholder: the part of that which stands nowhere else.
-    Raises ConfigError, naming the folder, where there is no template, where it does not show images so, or where an
-    assistant's turn does not begin and end with a control token.
+    image: as which the template shows an image. placeholder: the part of that which stands nowhere else. learn_through:
+    the setting. Raises ConfigError, naming the folder, where there is no template, where it does not show images so,
+    where an assistant's turn does not begin and end with a control token, or where a newline is to be learnt and none
+    stands behind closed turns.
     """
     asked, prompted, chat = _probes(vocabulary, render)
     images = chat.count(image)
@@ -98,11 +89,18 @@ def find_turn_marks(vocabulary: Vocabulary, render: Render, *, image: str, place
     marks = TurnMarks(
         header=header,
         closing=closing,
-        behind=after.partition(closing)[2],
         template_ids=frozenset(control_ids(vocabulary, chat)),
+        learns_newline=learn_through == "newline",
     )
     if [chat[start:end].count(_ANSWER) for start, end in marks.spans(chat)] != [1, 1]:
         raise _unusable(vocabulary, f"writes {header!r} outside of an assistant's turn too")
+    behind = after.partition(closing)[2]
+    if marks.learns_newline and not behind.startswith(LINE_ENDS):
+        raise ConfigError(
+            f'text.learn_through = "newline": the chat template of {vocabulary.folder} writes {behind[:40]!r} behind '
+            f'{closing}, no newline; set text.learn_through = "end_of_turn"',
+            code="FB106",
+        )
     return marks
 
 

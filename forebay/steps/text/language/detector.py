@@ -27,30 +27,12 @@ _KNOWN = """
 MODEL_LANGUAGES = frozenset(_KNOWN.split())
 """What py3langid 0.4 knows. `zxx`, by which py3langid means no language, is left out."""
 
-ALONE = {
-    "greek": "el",
-    "armenian": "hy",
-    "georgian": "ka",
-    "hebrew": "he",
-    "gurmukhi": "pa",
-    "gujarati": "gu",
-    "oriya": "or",
-    "tamil": "ta",
-    "telugu": "te",
-    "kannada": "kn",
-    "malayalam": "ml",
-    "sinhala": "si",
-    "thai": "th",
-    "lao": "lo",
-    "myanmar": "my",
-    "khmer": "km",
-    "mongolian": "mn",
-    "thaana": "dv",
-    "cherokee": "chr",
-    "hangul": "ko",
-    "kana": "ja",
-    "bopomofo": "zh",
-}
+_ALONE = """
+    greek armenian georgian hebrew gurmukhi gujarati oriya tamil telugu kannada malayalam sinhala thai lao myanmar
+    khmer mongolian thaana cherokee hangul kana bopomofo
+"""
+
+ALONE = {script: languages_of(script)[0] for script in _ALONE.split()}
 """Scripts that one language uses, as good as alone: the others that `script.py` lists must be named to be meant.
 
 Devanagari (hi, mr, ne), Bengali (bn, as), Arabic and Han (zh, ja) are no such scripts. Ethiopic (am, ti) and Tibetan
