@@ -21,6 +21,7 @@ from forebay.plan.plan_usage import in_chunks, stretches
 from forebay.plan.window import WindowPlan
 from forebay.store.layout import Array
 
+_MOST_LINES = 24
 _CHUNK = 4096
 """Micro-batches that are looked at in one go."""
 
@@ -92,16 +93,16 @@ def class_names(plan: Plan, *, edges_s: Sequence[float] = ()) -> list[str]:
     return bucket_names(edges_s[:count], num_buckets=count)
 
 
-def drawn_lines(drawn: Mapping[str, Drawn], *, most: int = 24) -> Iterator[str]:
-    """Yields a line for each shape class, `most` at most, in the plan's order."""
-    for name, found in list(drawn.items())[:most]:
+def drawn_lines(drawn: Mapping[str, Drawn]) -> Iterator[str]:
+    """Yields a line for each of the first shape classes in the plan's order."""
+    for name, found in list(drawn.items())[:_MOST_LINES]:
         hours = "" if found.hours is None else f", {found.hours:.3g} h"
         yield (
             f"bucket {name}: {found.batches} batches{hours}, {100 * found.share:.1f} %, "
             f"expected {100 * found.expected:.1f} %"
         )
-    if len(drawn) > most:
-        yield f"and {len(drawn) - most} more buckets (--json lists them all)"
+    if len(drawn) > _MOST_LINES:
+        yield f"and {len(drawn) - _MOST_LINES} more buckets (--json lists them all)"
 
 
 def _expected(plan: Plan, start: LoaderState, *, count: int) -> Array:

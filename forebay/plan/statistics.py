@@ -114,9 +114,8 @@ def pack_statistics(
     patches: Array | None = None,
     images: Array | None = None,
     shards: Array | None = None,
-    seed: int = 0,
 ) -> dict[str, Any]:
-    """Returns the document of packing_stats.json; what depends on the order is of epoch 0 under `seed`.
+    """Returns the document of packing_stats.json; what depends on the order is of epoch 0 under seed 0.
 
     tokens, patches, images: integers [num_samples], those that the plan was made from; shards: integers [num_samples],
     the shard of each sample, for `shard_spread`.
@@ -132,7 +131,7 @@ def pack_statistics(
     given = {"tokens": tokens, units: patches, "images": images}
     _require_samples(plan.num_samples, **given, shards=shards)
     lengths = {name: np.asarray(found) for name, found in given.items() if found is not None}
-    order = plan.order(seed, 0)
+    order = plan.order(0, 0)
     held = {name: np.empty(len(order), dtype=np.int64) for name in lengths}
     randomness = Randomness(plan.num_samples, shards=shards)
     for start in range(0, len(order), _PACKS_AT_ONCE):
@@ -147,7 +146,7 @@ def pack_statistics(
     patch_room = len(order) * (plan.settings.most_units or 0)
     unplaced = {reason: len(found) for reason, found in plan.unplaced.items()}
     return {
-        "seed": seed,
+        "seed": 0,
         "total_samples": plan.num_samples,
         "total_packs": len(order),
         "fill": round(total / room, 6),

@@ -90,8 +90,8 @@ def causal_text(
 ) -> Batch:
     """Returns `input_ids`, `attention_mask` and `labels`, all int64 [batch, longest].
 
-    Labels are the ids, -100 on padding and on the `prefix_len` prompt tokens; a causal model moves them by one
-    itself.
+    Labels are the ids, -100 on padding and on the `prefix_len` prompt tokens, by position, so that any padding side is
+    right; a causal model moves them by one itself.
     """
     from forebay.steps.batch import IGNORED, filled
 

@@ -14,9 +14,10 @@ from forebay.errors import ConfigError, TextError
 from forebay.steps.audio.qwen3_asr_features import CHUNK_FRAMES
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.text.normalize import qwen3_asr_name
+from forebay.steps.text.plain import causal_text
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary, joined, render_chat
-from forebay.store.layout import FieldSpec
+from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
 
 Count = TypeVar("Count", int, np.ndarray)
@@ -175,44 +176,17 @@ def qwen3_asr_text(
     A sample's `input_ids` hold one audio placeholder, at `audio_index`; it is repeated once for each audio token
     that the model makes of the sample's feature frames. Labels begin behind the `prefix_len` stored tokens of the
     prompt.
-
-    Labels are masked by position, from the stored `prefix_len`, so any padding side is right.
     """
-    from forebay.steps.batch import IGNORED, filled
-
-    places = [_audio_place(sample) for sample in samples]
-    shape = (len(samples), max(place.length for place in places))
-    inputs = filled("input_ids", shape, pad_token_id, allocate=allocate)
-    labels = filled("labels", shape, IGNORED, allocate=allocate)
-    mask = filled("attention_mask", shape, 0, allocate=allocate)
-    rows = zip(inputs.numpy(), mask.numpy(), labels.numpy(), strict=True)
-    for sample, place, (inputs_row, mask_row, labels_row) in zip(samples, places, rows, strict=True):
-        ids = sample["input_ids"]
-        start = shape[1] - place.length if padding_side == "left" else 0
-        end, audio = start + place.length, start + place.index
-        mask_row[start:end] = 1
-        inputs_row[start:audio] = ids[: place.index]
-        inputs_row[audio : audio + place.count] = ids[place.index]
-        inputs_row[audio + place.count : end] = ids[place.index + 1 :]
-        labels_row[start + place.prefix : end] = inputs_row[start + place.prefix : end]
-    return {"input_ids": inputs, "attention_mask": mask, "labels": labels}
+    whole = list(map(_with_audio, samples))
+    return causal_text(whole, pad_token_id=pad_token_id, padding_side=padding_side, allocate=allocate)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the audio tokens stand in the expanded ids, how many they are, and how long prompt and all are then."""
-
-    index: int
-    count: int
-    prefix: int
-    length: int
-
-
-def _audio_place(sample: Sample) -> _Place:
-    prefix, index = sample["prefix_len"].item(), sample["audio_index"].item()
-    count = int(num_audio_tokens(len(sample["input_features"])))
-    more = count - 1  # the placeholder itself is one of them
-    return _Place(index, count, prefix + more if index < prefix else prefix, len(sample["input_ids"]) + more)
+def _with_audio(sample: Sample) -> dict[str, Array]:
+    """Returns the ids with all audio tokens, and how many of them are the prompt."""
+    ids, prefix, index = sample["input_ids"], sample["prefix_len"].item(), sample["audio_index"].item()
+    repeats = np.ones(len(ids), np.int64)
+    repeats[index] = num_audio_tokens(len(sample["input_features"]))
+    return {"input_ids": np.repeat(ids, repeats), "prefix_len": repeats[:prefix].sum(keepdims=True)}
 
 
 def num_audio_tokens(num_frames: Count) -> Count:

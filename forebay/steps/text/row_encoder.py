@@ -85,19 +85,16 @@ class OneByOne(RowEncoder):
         """See `RowEncoder`."""
         for sample_id, text, told in zip(rows.ids, rows.texts, rows.told, strict=True):
             try:
-                self._require_items(len(told), sample_id=sample_id)
+                if self.needs_items not in (None, len(told)):
+                    raise TextError(
+                        "image_count_mismatch",
+                        f'{sample_id}: the row has {len(told)} images, prompt = "{self.name}" wants '
+                        f"{self.needs_items}; correct the manifest",
+                    )
                 with span(TOKENS), self.turn:
                     yield EncodedRow(self.encode(text or "", told, sample_id=sample_id))
             except SampleError as err:
                 yield EncodedRow(error=err)
-
-    def _require_items(self, count: int, *, sample_id: str) -> None:
-        if self.needs_items is not None and count != self.needs_items:
-            raise TextError(
-                "image_count_mismatch",
-                f'{sample_id}: the row has {count} images, prompt = "{self.name}" wants {self.needs_items}; '
-                "correct the manifest",
-            )
 
 
 TURN = threading.Lock()

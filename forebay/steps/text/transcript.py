@@ -372,10 +372,6 @@ class TextEncoder:
         """
         return self.vocabulary.decode(self.prompt.text_ids([int(i) for i in input_ids]))
 
-    def transcript(self, text: str, *, sample_id: str, language: str = "") -> str:
-        """Returns the transcript of a manifest's text as the model learns it: normalised, without a language in it."""
-        return _usable(self._line.prepare([self.prompt.split(text)[1]], [language])[0], sample_id).text
-
     def _encoded(self, utterance: Utterance, prepared: PreparedTexts) -> Encoded:
         sequence = self.prompt.build(utterance)
         limit = self.step.max_label_tokens
@@ -386,10 +382,11 @@ class TextEncoder:
         return Encoded(arrays, prepared, sequence.num_label_tokens)
 
     def _utterance(self, body: PreparedTexts | Problem, carried: str | None, prompt: str, sample_id: str) -> Utterance:
-        prepared = _usable(body, sample_id)
-        if is_unseen(prepared.text):
+        if isinstance(body, Problem):
+            raise TextError(body.reason, f"{sample_id}: {body.message}")
+        if is_unseen(body.text):
             raise TextError("empty_text", f"{sample_id}: the transcript is empty after normalisation")
-        language = prepared.language or None
+        language = body.language or None
         if self.step.language_tag_mode == "always" and language is None and carried is None:
             raise TextError(
                 "missing_language",
@@ -398,9 +395,9 @@ class TextEncoder:
             )
         return Utterance(
             sample_id=sample_id,
-            text=prepared.text,
+            text=body.text,
             language=None if self.step.language_tag_mode == "none" else language,
-            prompt=self._normalized(prompt, prepared.language, sample_id).strip() if prompt else "",
+            prompt=self._normalized(prompt, body.language, sample_id).strip() if prompt else "",
             carried=carried and self._normalized(carried, "", sample_id),
         )
 
@@ -440,10 +437,3 @@ def _tried(make: Callable[..., T], *arguments: Any) -> T | TextError:
         return make(*arguments)
     except TextError as err:
         return err
-
-
-def _usable(body: PreparedTexts | Problem, sample_id: str) -> PreparedTexts:
-    """Returns a text that was prepared. Raises TextError for one that could not be."""
-    if isinstance(body, Problem):
-        raise TextError(body.reason, f"{sample_id}: {body.message}")
-    return body

@@ -182,19 +182,16 @@ def _names(writer: Writer, probes: Sequence[WrittenIds]) -> list[str]:
 def _field(name: str, probes: Sequence[WrittenIds], *, side: Side, pad: float) -> FieldForm:
     rest = [probe.fields[name].shape[1:] for probe in probes]
     shape = tuple(axis[0] if len(set(axis)) == 1 else None for axis in zip(*rest, strict=True))
+    values = np.concatenate([probe.fields[name].ravel() for probe in probes])
+    are_bytes = values.min() >= 0 and values.max() <= np.iinfo(np.uint8).max
     return FieldForm(
         name=name,
         dtype="int64",
         shape=(None, *shape),
-        stored_dtype="uint8" if name != IDS and _are_bytes(probes, name) else "int32",
+        stored_dtype="uint8" if name != IDS and are_bytes else "int32",
         pad=pad,
         side=side,
     )
-
-
-def _are_bytes(probes: Sequence[WrittenIds], name: str) -> bool:
-    values = np.concatenate([probe.fields[name].ravel() for probe in probes])
-    return bool(values.min() >= 0 and values.max() <= np.iinfo(np.uint8).max)
 
 
 def _padding(writer: Writer, names: Sequence[str]) -> tuple[Side, dict[str, float]]:
@@ -270,11 +267,9 @@ def _are_alone(writer: Writer) -> bool:
     writer.write_with(conversation_of(2), [first, second])
     both = _floats(writer.image_outputs)
     # In any order: arrays of images may stand beside each other along any axis.
-    return all(np.array_equal(np.sort(both[name]), np.sort(_behind(parts, name))) for name in both)
-
-
-def _behind(parts: Sequence[Mapping[str, Array]], name: str) -> Array:
-    return np.concatenate([part.get(name, np.zeros(0, np.float32)) for part in parts])
+    none = np.zeros(0, np.float32)
+    alone = {name: np.concatenate([part.get(name, none) for part in parts]) for name in both}
+    return all(np.array_equal(np.sort(both[name]), np.sort(alone[name])) for name in both)
 
 
 def _floats(outputs: Mapping[str, Any]) -> dict[str, Array]:

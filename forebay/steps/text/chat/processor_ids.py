@@ -271,12 +271,12 @@ class Writer:
     def write_with(self, conversation: Sequence[Message], images: Sequence[Any]) -> WrittenIds:
         """Returns the conversation with these images of PIL. Raises what the processor raises."""
         out = self._call([with_images(conversation, images)])
-        ids = _rows(out["input_ids"])[0]
+        ids = np.asarray(out["input_ids"][0])
         text, offsets = self._heard.last()
         if len(offsets) != len(ids):
             raise ValueError(f"{len(ids)} ids of {len(offsets)} tokens of the text")
         fields = {name: _first(value) for name, value in out.items()}
-        return WrittenIds(text, offsets, fields | {"input_ids": np.asarray(ids)})
+        return WrittenIds(text, offsets, fields | {"input_ids": ids})
 
     def batch(self, conversations: Sequence[Sequence[Message]], images: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """Returns the processor's own batch of some conversations, padded as it does."""
@@ -336,10 +336,6 @@ class _Hearing:
         if len(self._texts) != 1:
             raise ValueError(f"the processor tokenised {len(self._texts)} texts of one conversation")
         return self._texts[0]
-
-
-def _rows(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _first(value: Any) -> Array:

@@ -59,13 +59,12 @@ class NormalStep:
     """One step of `text.normalize`. A new one has `open`; `of`, where it reads files.
 
     Its fields are its identity, except those with `compare=False`: paths of files, beside whose digests they stand.
-    is_quick: it costs less than a look into the store of texts. is_idempotent: done twice it gives what it gave once.
-    reads_language: results depend on the language. of_prompts: hot words and earlier text go through it too.
+    is_quick: it costs less than a look into the store of texts. reads_language: results depend on the language.
+    of_prompts: hot words and earlier text go through it too.
     """
 
     name: ClassVar[str] = ""
     is_quick: ClassVar[bool] = False
-    is_idempotent: ClassVar[bool] = True
     reads_language: ClassVar[bool] = False
     of_prompts: ClassVar[bool] = True
 

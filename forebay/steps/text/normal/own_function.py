@@ -55,7 +55,6 @@ class Code(NormalStep):
     """
 
     name: ClassVar[str] = "code"
-    is_idempotent: ClassVar[bool] = False
     reads_language: ClassVar[bool] = True
 
     function: str

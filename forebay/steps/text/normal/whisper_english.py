@@ -39,7 +39,6 @@ class WhisperBasic(_OfTransformers):
     """
 
     name: ClassVar[str] = "whisper_basic"
-    is_idempotent: ClassVar[bool] = False
 
     def open(self) -> Runner:
         """Returns what normalises texts of any language; imports transformers' normalisers."""
@@ -59,7 +58,6 @@ class WhisperEnglish(_OfTransformers):
     """
 
     name: ClassVar[str] = "whisper_english"
-    is_idempotent: ClassVar[bool] = False
     reads_language: ClassVar[bool] = True
 
     spellings: str = ""

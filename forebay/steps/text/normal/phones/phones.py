@@ -145,7 +145,6 @@ class Phones(NormalStep):
     """
 
     name: ClassVar[str] = "phones"
-    is_idempotent: ClassVar[bool] = False
     reads_language: ClassVar[bool] = True
     of_prompts: ClassVar[bool] = False
 
