@@ -97,8 +97,11 @@ def test_base_names_and_class_names_stand_once() -> None:
 def _nodes(*folders: str) -> Iterator[tuple[Path, ast.AST]]:
     """Yields the nodes of all Python files below these folders, each with the path of its file."""
     for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+        while pending:  # as `ast.walk`, without expressions, in which neither definition nor docstring lies
+            node = pending.pop()
             yield path.relative_to(ROOT), node
+            pending += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
 
 
 def _script(name: str) -> Any:

@@ -24,7 +24,7 @@ from forebay.errors import (
     ConfigError,
     RemoteError,
 )
-from forebay.preprocess import published
+from forebay.preprocess import pipeline
 from forebay.preprocess.build_report import BuildReport
 from forebay.preprocess.listing import explain
 from forebay.preprocess.many.merge import subset
@@ -275,7 +275,7 @@ def test_a_build_that_is_interrupted_before_its_push_ends_builds_nothing_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(published, "_settle", interrupted)
+        patched.setattr(pipeline, "_settle", interrupted)
         with pytest.raises(KeyboardInterrupt):
             build_here(config)
     assert len(stand_in_caches(config)) == 1
@@ -299,7 +299,7 @@ def test_two_nodes_that_build_at_once_have_one_cache(
         return push(*arguments, **options)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(published, "push", _once(late, push))
+        patched.setattr(pipeline, "push", _once(late, push))
         report = build_here(second)
     assert report.cache == reports[0].cache
     assert report.pushed is None or report.pushed.already_there

@@ -17,7 +17,7 @@ from forebay.config import BucketConfig
 from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.store.cache import Cache, open_cache
 from forebay.store.source import SampleSource, SourceUnion
-from forebay.train import read_ahead
+from forebay.train import prefetch
 from forebay.train.prefetch import ReadAhead
 from tests.store_factory import make_cache
 from tests.train.fake_source import FakeSource
@@ -36,8 +36,8 @@ class Asked:
 
 def test_only_after_a_wait_for_the_disk_and_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = iter([3, 3, 3, 4])
-    monkeypatch.setattr(read_ahead, "_major_faults", lambda: next(faults))
-    monkeypatch.setattr(read_ahead, "_BATCHES", 2)
+    monkeypatch.setattr(prefetch, "_major_faults", lambda: next(faults))
+    monkeypatch.setattr(prefetch, "_BATCHES", 2)
     source = Asked()
     ahead = ReadAhead(cast("SampleSource", source))
     with ahead.watch():
@@ -52,7 +52,7 @@ def test_only_after_a_wait_for_the_disk_and_for_a_while(monkeypatch: pytest.Monk
 
 
 def test_a_source_that_cannot_read_ahead_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "_major_faults", iter([0, 1]).__next__)
+    monkeypatch.setattr(prefetch, "_major_faults", iter([0, 1]).__next__)
     source = FakeSource([200])
     ahead = ReadAhead(cast("SampleSource", source))
     with ahead.watch():
@@ -62,7 +62,7 @@ def test_a_source_that_cannot_read_ahead_is_left_alone(monkeypatch: pytest.Monke
 
 def test_the_loader_announces_its_batches_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter(range(10**6))
-    monkeypatch.setattr(read_ahead, "_major_faults", lambda: next(counts))  # every batch meets the disk
+    monkeypatch.setattr(prefetch, "_major_faults", lambda: next(counts))  # every batch meets the disk
     source = FakeSource([200] * 40, prompt=None)
     asked: list[list[int]] = []
     source.will_need = lambda indices: asked.append(list(indices))  # type: ignore[method-assign]
