@@ -214,8 +214,9 @@ class FetchCommand(Command):
     def _fetch_models(self) -> int:
         from forebay.preprocess.fetch_models import FetchModelsReport, commit_of, fetch_model, fetch_models
 
-        if self.output is not None or self.prefix:
-            raise ConfigError("--output and --prefix are of a URL: models of the Hub come to the cache of its client")
+        given = self.given("output", "overwrite", "ignore_etags", "dry_run") + ["--prefix"] * bool(self.prefix)
+        if given:
+            raise ConfigError(f"{given[0]} is of a URL: models of the Hub come to the cache of its client")
         found = None if Path(self.url).is_file() else split_id(self.url)
         if found is None:
             return self.printed(fetch_models(load_config(self.url, overrides=self.set)))

@@ -19,7 +19,8 @@ from forebay.errors import ConfigError
 
 Thing = Literal["tokenizer", "processor", "extractor", "model", "dataset"]
 
-_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\S+))?", re.ASCII)
+_ID = re.compile(r"(?![^@]*(?:--|\.\.))(\w[\w.-]*/\w[\w.-]*)(?:@(\S+))?", re.ASCII)
+"""The Hub has no `--` and no `..` in names; in its cache `--` stands between owner and name."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface|hf)\.co/((?!datasets/|spaces/)\w[\w.-]*/\w[\w.-]*)", re.ASCII)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay.config.hub import HubModel, is_whole, model_of, model_place
+from forebay.config.hub import HubModel, is_whole, model_of, model_place, split_id
 from forebay.errors import ConfigError
 from tests.commands import run, run_json
 from tests.hub import COMMIT, Hub, files_of, serving, use
@@ -173,8 +173,11 @@ def test_a_folder_that_exists_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_an_unknown_model_and_options_of_urls_are_refused(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "fetch", f"demo/gone@{COMMIT}")
     assert (code, f"demo/gone@{COMMIT} does not come from the Hub" in err) == (2, True), err
-    code, _, err = run(capsys, "fetch", MODEL, "--output", "here")
-    assert (code, "--output and --prefix are of a URL" in err) == (2, True), err
+    for option in (["--output", "here"], ["--prefix", "a"], ["--dry-run"], ["--overwrite"], ["--ignore-etags"]):
+        asked = len(hub.asked)
+        code, _, err = run(capsys, "fetch", MODEL, *option)
+        assert (code, f"{option[0]} is of a URL" in err, len(hub.asked)) == (2, True, asked), err
+    assert split_id(f"a--b/c@{COMMIT}") is None
     code, _, err = run(capsys, "fetch", "s3://bucket/folder")
     assert (code, "--output: missing" in err) == (2, True), err
 
