@@ -130,18 +130,22 @@ class Online:
         self._tokenizer = from_folder(AutoTokenizer, DEMO / "model")
         rows, order = corpus.rows(), loader.plan.order(loader.state.seed, 0)
         packs = (order.batch(place).tolist() for place in range(len(order)))
-        self._packs = [[rows[loader.source.sample_id(index)] for index in pack] for pack in packs]
+        self.packs = [[rows[loader.source.sample_id(index)] for index in pack] for pack in packs]
 
     def __call__(self) -> Iterator[Batch]:
-        for rows in self._packs:
-            images = [Image.open(self._folder / row["image"]) for row in rows]
-            made = self._processor(images=images, return_tensors="pt")
-            unit = self._constants["merge_size"] ** 2
-            samples = [
-                self._tokens(row, num_tokens // unit)
-                for row, num_tokens in zip(rows, made["image_grid_thw"].prod(1).tolist(), strict=True)
-            ]
-            yield {**made, **self._packed(samples, made["image_grid_thw"].numpy())}
+        return map(self.pack, range(len(self.packs)))
+
+    def pack(self, place: int) -> Batch:
+        """Makes one pack."""
+        rows = self.packs[place]
+        images = [Image.open(self._folder / row["image"]) for row in rows]
+        made = self._processor(images=images, return_tensors="pt")
+        unit = self._constants["merge_size"] ** 2
+        samples = [
+            self._tokens(row, num_tokens // unit)
+            for row, num_tokens in zip(rows, made["image_grid_thw"].prod(1).tolist(), strict=True)
+        ]
+        return {**made, **self._packed(samples, made["image_grid_thw"].numpy())}
 
     def _tokens(self, row: dict[str, str], num_tokens: int) -> tuple[list[int], int, int]:
         """Returns the ids of a conversation and where what is learnt begins and ends."""

@@ -16,8 +16,9 @@ import sys
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 READ_AT_START = ("PYTHON", "HF_", "TRANSFORMERS_", "OMP_", "MKL_", "OPENBLAS_")
 """How the names of variables begin that are read while Python starts or while packages are imported."""
-OF_EACH = ("PYTHONPATH", "PYTHON_EXEC", "HF_HUB_DISABLE_PROGRESS_BARS")
-"""Variables that begin so and that every process has of its own; the server takes care of them."""
+OF_EACH = ("PYTHONPATH", "PYTHON_EXEC", "PYTHONBREAKPOINT", "HF_HUB_DISABLE_PROGRESS_BARS")
+"""Variables that begin so and that every process has of its own; the server takes care of them. PYTHONBREAKPOINT is
+read when `breakpoint()` is called, and Ray leaves it in the environment of who has used it."""
 
 
 def read_at_start(environment: dict[str, str]) -> dict[str, str]:
