@@ -26,9 +26,9 @@ import numpy as np
 import torch
 
 from benchmarks.plan import usual_durations
-from forebay.plan.bucket.bucket_plan import BucketPlan, Order
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.bucket_plan import BucketPlan, Order
 from forebay.plan.make import Planned
+from forebay.plan.make_buckets import bucket_plan
 from forebay.store.constants import Constants
 from forebay.store.layout import FieldSpec
 from forebay.store.source import SampleSource

@@ -19,10 +19,10 @@ import numpy as np
 from benchmarks.plan import SAMPLE_RATE_HZ, seconds, usual_durations
 from benchmarks.report import table
 from forebay.config import BucketConfig
-from forebay.plan.bucket.bucket_plan import BucketPlan
-from forebay.plan.bucket.make_buckets import bucket_plan
-from forebay.plan.mixture.assignment import PERIOD, Assignment, quantise
+from forebay.plan.bucket_plan import BucketPlan
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.mixture.mixture_plan import Batches, MixturePlan, mixture_plan
+from forebay.plan.mixture.sources import PERIOD, Assignment, quantise
 
 WEIGHTS = (0.1396, 0.1273, 0.1264, 0.1245, 0.1095, 0.0960, 0.0874, 0.0725, 0.0416, 0.0360, 0.0307, 0.0086)
 EDGES_S = {1: (30.0,), 7: (3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0), 64: tuple(np.linspace(1, 30, 64).tolist())}

@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.report import table
 from forebay.config import BucketConfig, WindowConfig
 from forebay.config.plan import LengthsConfig
-from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.cursor import num_steps, turn
 from forebay.plan.disk import AnyPlan, load_plan, save_plan
 from forebay.plan.make import Samples, make_plan

@@ -34,10 +34,10 @@ import numpy as np
 from benchmarks.plan import EDGES_S, SHARES
 from benchmarks.report import arguments, machine, show
 from benchmarks.shard_cache import POLICIES, Result, simulate
-from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.cursor import num_steps
-from forebay.plan.locality import locality_window
 from forebay.plan.mixture.mixture_plan import MixturePlan, mixture_plan
+from forebay.plan.shard_line import locality_window
 from forebay.store.layout import Ints
 
 

@@ -15,8 +15,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from forebay.config import BucketConfig
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.make import Planned
+from forebay.plan.make_buckets import bucket_plan
 from forebay.store.cache import open_cache
 from forebay.train import CachedVLDataset, Collator, PlanSampler, SampleDataset, weight_of
 from forebay.train.loader import Loader

@@ -15,7 +15,7 @@ import numpy as np
 from forebay.config.plan import bucket_name
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, TarError
-from forebay.plan.bucket.bucket_plan import BucketPlan, shuffled_buckets
+from forebay.plan.bucket_plan import BucketPlan, shuffled_buckets
 from forebay.plan.make import plan_of
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache

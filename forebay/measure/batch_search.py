@@ -16,7 +16,7 @@ import torch
 from forebay.config.plan import BucketConfig, PackConfig, bucket_names
 from forebay.config.tree import Config
 from forebay.errors import PlanError
-from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.make import make_plan, samples_of
 from forebay.steps.batch import fresh
 from forebay.store.layout import Array

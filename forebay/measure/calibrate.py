@@ -25,7 +25,7 @@ from forebay.measure.child_process import Isolated
 from forebay.measure.fake_tensors import ProbedStep
 from forebay.measure.machine import reset_peaks
 from forebay.measure.step_runner import StepRunner, checked_model, for_trials, opened
-from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.make import make_plan, samples_of
 from forebay.steps.recipe import plan_example
 from forebay.store.source import SampleSource, parts_of

@@ -28,7 +28,7 @@ from forebay.measure.shown_figures import (
     written_line,
 )
 from forebay.measure.step_clock import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements
-from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.interface import Plan
 from forebay.visible import human_bytes, printable
 

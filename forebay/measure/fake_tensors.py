@@ -27,8 +27,7 @@ from forebay.errors import CacheMismatchError
 from forebay.measure.batch_search import Case, Line
 from forebay.measure.step_runner import StepRunner, opened
 from forebay.pretrained import from_folder
-from forebay.train.collate.device_codes import to_model_inputs
-from forebay.train.collate.patches import pixel_dtype
+from forebay.train.collate.patches import pixel_dtype, to_model_inputs
 from forebay.train.device import Batch
 from forebay.train.loop.trainable import adamw, set_passes, set_trainable
 from forebay.train.models.families import ModelFacts

@@ -20,7 +20,7 @@ import xxhash
 
 from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError
-from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.names import plan_document
 from forebay.plan.pack.pack_plan import PackPlan
 from forebay.plan.statistics import FORM, PACK_FORM

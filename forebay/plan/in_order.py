@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forebay.errors import PlanError
-from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.interface import EpochOrder, Plan, Tail, check_epoch, checked_positions, in_batches, places_of
 from forebay.plan.make import Planned
 from forebay.plan.names import without_shuffle

@@ -14,13 +14,13 @@ import numpy as np
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheNotFoundError, ConfigError, PlanError
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.disk import STATISTICS, AnyPlan, load_plan, pack_settings, plan_content, save_plan, sealed_content
 from forebay.plan.interface import Plan
-from forebay.plan.locality import shard_run, with_locality
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.mixture.sources import shards_of_sources
 from forebay.plan.names import plan_folder, state_key
 from forebay.plan.pack.pack_plan import PackPlan, pack_plan
+from forebay.plan.shard_line import shard_run, with_locality
 from forebay.plan.statistics import batch_statistics, pack_statistics
 from forebay.plan.window import window_plan
 from forebay.progress import during

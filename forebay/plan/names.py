@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig
-from forebay.plan.bucket.bucket_plan import ORDER_VERSION
-from forebay.plan.bucket.bucket_sizes import read_calibration
+from forebay.plan.bucket_plan import ORDER_VERSION, read_calibration
 from forebay.store.key import digest
 from forebay.store.layout import PLANS
 

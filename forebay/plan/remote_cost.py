@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forebay.errors import ConfigError
-from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.cursor import Cursor
 from forebay.plan.in_order import InOrderPlan
 from forebay.plan.interface import Plan

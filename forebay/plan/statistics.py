@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import PlanError
-from forebay.plan.bucket.bucket_plan import BucketPlan, Order
+from forebay.plan.bucket_plan import BucketPlan, Order
 from forebay.plan.cursor import mixed_steps, num_fillers, num_steps
 from forebay.plan.interface import EpochOrder, Plan, Tail
 from forebay.plan.pack.pack_plan import PackPlan

@@ -17,8 +17,8 @@ import numpy as np
 
 from forebay.config.plan import PlanConfig, WindowConfig
 from forebay.errors import PlanError
-from forebay.plan.bucket.make_buckets import check_lengths
 from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions
+from forebay.plan.make_buckets import check_lengths
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.store.layout import Array, Ints
 

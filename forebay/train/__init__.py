@@ -8,9 +8,9 @@ from forebay.face import face
 
 if TYPE_CHECKING:
     from forebay.train.collate.collator import Collator as Collator
-    from forebay.train.collate.device_codes import to_model_inputs as to_model_inputs
     from forebay.train.collate.packed import PackCollator as PackCollator
     from forebay.train.collate.patches import PatchBatch as PatchBatch
+    from forebay.train.collate.patches import to_model_inputs as to_model_inputs
     from forebay.train.collate.patches import weight_of as weight_of
     from forebay.train.dataset import PlanSampler as PlanSampler
     from forebay.train.dataset import SampleDataset as SampleDataset
@@ -27,8 +27,7 @@ __getattr__, __dir__, __all__ = face(
     {
         "collate.collator": "Collator",
         "collate.packed": "PackCollator",
-        "collate.device_codes": "to_model_inputs",
-        "collate.patches": "PatchBatch weight_of",
+        "collate.patches": "PatchBatch to_model_inputs weight_of",
         "dataset": "PlanSampler SampleDataset",
         "loader": "Loader LoaderSettings",
         "models.model_folder": "load_model",

@@ -12,7 +12,7 @@ from forebay.errors import ConfigError
 from forebay.plan.cursor import Cursor, CursorStep, Resumable
 from forebay.plan.make import Planned
 from forebay.store.source import SampleSource
-from forebay.train.collate.crop import CropDraws
+from forebay.train.collate.collator import CropDraws
 from forebay.train.collate.patches import FillerSamples, weight_of
 from forebay.train.ranks import resolve_ranks
 

@@ -22,8 +22,7 @@ from forebay.store.by_hand import source_facts, table_html
 from forebay.store.layout import Ints
 from forebay.store.remote.ahead.foresight import Foresight
 from forebay.store.source import SampleSource, SourceUnion, parts_of
-from forebay.train.collate.collator import BatchMaker, Collator
-from forebay.train.collate.crop import CropDraws
+from forebay.train.collate.collator import BatchMaker, Collator, CropDraws
 from forebay.train.collate.patches import as_filler
 from forebay.train.device import Ahead, side_stream
 from forebay.train.prefetch import Prefetch, ReadAhead

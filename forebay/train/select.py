@@ -17,7 +17,7 @@ from forebay.config.remote import RemoteConfig
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.plan.in_order import in_order
 from forebay.plan.make import Planned, plan_of
-from forebay.plan.mixture.from_config import mix
+from forebay.plan.mixture.mixture_plan import mix
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.steps.step import Stored
 from forebay.steps.table import form_step
@@ -29,10 +29,9 @@ from forebay.store.sample_filter import Filter, FilterChoice, missing_of_all, sa
 from forebay.store.selection import filtered
 from forebay.store.source import SampleSource, SourceUnion, has_untimed_items, parts_of, source_kind
 from forebay.train.collate.collator import BatchMaker, Collator
-from forebay.train.collate.device_codes import DeviceExpansion, has_codes
 from forebay.train.collate.forms import items_of
 from forebay.train.collate.packed import PackCollator, PackShapes, pack_form
-from forebay.train.collate.patches import pixel_dtype
+from forebay.train.collate.patches import DeviceExpansion, has_codes, pixel_dtype
 from forebay.train.device import is_host
 from forebay.train.loader import Loader, LoaderSettings
 from forebay.train.ranks import resolve_ranks

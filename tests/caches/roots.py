@@ -18,8 +18,8 @@ import pytest
 
 from forebay import cli
 from forebay.config import BucketConfig, Config
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.disk import save_plan
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.names import plan_folder
 from forebay.plan.statistics import batch_statistics
 from tests.store.sealed import build, config_of, raw_data

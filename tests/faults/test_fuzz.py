@@ -12,8 +12,8 @@ import xxhash
 from hypothesis import strategies as st
 
 from forebay.config import BucketConfig, Config, SourceConfig
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.statistics import batch_statistics
 from forebay.steps.recipe import load_config
 from forebay.store.cache import open_cache

@@ -19,8 +19,8 @@ from transformers import ViTImageProcessorPil, Wav2Vec2FeatureExtractor
 
 from forebay import cli, load_config
 from forebay.config import BucketConfig, PackConfig, PlanConfig
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.disk import save_plan
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.pack.pack_plan import pack_plan
 from forebay.plan.statistics import batch_statistics, pack_statistics
 from forebay.steps.audio.extractor.extractor_probe import noise

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from forebay.config import BucketConfig
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.names import plan_key
 from forebay.store.cache import open_cache
 from tests.faults.children import Children, serving

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from forebay.config import BucketConfig
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.disk import save_plan
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.names import plan_folder
 from forebay.plan.statistics import batch_statistics
 from forebay.store.cache import open_cache

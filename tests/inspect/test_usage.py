@@ -15,7 +15,7 @@ from forebay.config import BucketConfig
 from forebay.errors import CacheCorruptError, ConfigError
 from forebay.inspect.inspect_lines import usage_lines
 from forebay.inspect.usage_report import usage_facts
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.plan_usage import read_usage, to_line
 from forebay.store.cache import Cache, open_cache
 from forebay.train.loop.usage_log import UsageLog

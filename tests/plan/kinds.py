@@ -8,7 +8,7 @@ import numpy as np
 
 from forebay.config.plan import LengthsConfig
 from forebay.errors import PlanError
-from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.disk import AnyPlan
 from forebay.plan.make import Samples, make_plan
 from forebay.plan.pack.pack_plan import PackPlan

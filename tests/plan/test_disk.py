@@ -14,9 +14,9 @@ import xxhash
 
 from forebay.config import BucketConfig
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
-from forebay.plan.bucket.bucket_plan import BucketPlan, Order
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.bucket_plan import BucketPlan, Order
 from forebay.plan.disk import load_plan, save_plan
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.names import plan_folder, plan_key
 from forebay.plan.statistics import batch_statistics
 from forebay.store.key import canonical_json

@@ -12,7 +12,7 @@ from forebay.config import BucketConfig
 from forebay.config.plan import LengthsConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError
 from forebay.plan import disk as disk_module
-from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.make import Samples, kept_plan
 from forebay.plan.names import plan_folder

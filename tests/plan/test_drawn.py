@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.config import BucketConfig, PackConfig, WindowConfig
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.cursor import LoaderState
-from forebay.plan.drawn import Drawn, class_names, drawn_classes, drawn_lines
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.mixture.mixture_plan import mixture_plan
 from forebay.plan.pack.pack_plan import pack_plan
+from forebay.plan.plan_usage import Drawn, class_names, drawn_classes, drawn_lines
 from forebay.plan.window import window_plan
 from tests.plan.test_usage import NUM_SAMPLES, SOURCE, Run, make_loaders
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from forebay.config.plan import BucketConfig, PackConfig, WindowConfig
 from forebay.errors import PlanError, ResumeError
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.cursor import Cursor
 from forebay.plan.in_order import InOrderPlan, in_order
 from forebay.plan.make import Planned
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.mixture.mixture_plan import mixture_plan
 from forebay.plan.pack.pack_plan import pack_plan
 from forebay.plan.window import window_plan

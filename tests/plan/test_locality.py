@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.plan.locality import locality_window
+from forebay.plan.shard_line import locality_window
 from tests.plan.bucket.test_shard_order import local_plan
 
 

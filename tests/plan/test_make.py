@@ -10,7 +10,7 @@ import pytest
 
 from forebay.config import BucketConfig
 from forebay.errors import CacheMismatchError, PlanError
-from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.make import Samples, kept_plan
 from forebay.plan.names import plan_folder
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from forebay.config import BucketConfig
 from forebay.errors import PlanError
-from forebay.plan.bucket.bucket_plan import Order
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.bucket_plan import Order
 from forebay.plan.cursor import mixed_steps, next_position, num_steps, turn
 from forebay.plan.interface import Tail
+from forebay.plan.make_buckets import bucket_plan
 from tests.plan.bucket.test_plan import RATE, made
 from tests.strategies import durations, plan_settings
 

@@ -9,9 +9,9 @@ from hypothesis import given
 
 from forebay.config import BucketConfig
 from forebay.errors import PlanError
-from forebay.plan.bucket.bucket_plan import Order
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.bucket_plan import Order
 from forebay.plan.cursor import mixed_steps
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.statistics import batch_statistics
 from tests.plan.bucket.test_plan import RATE, made
 from tests.strategies import durations, plan_settings

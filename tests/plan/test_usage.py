@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from forebay.config import BucketConfig
 from forebay.errors import ForebayError
 from forebay.inspect.usage_report import usage_facts
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.cursor import LoaderState
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.mixture.mixture_plan import mixture_plan
 from forebay.plan.names import plan_key
 from forebay.plan.plan_usage import Population, Usage, UsageCounter, expected_shares, population, read_usage, unpack_ids

@@ -24,7 +24,7 @@ from forebay.config import BucketConfig, LoaderConfig
 from forebay.config.plan import WindowConfig
 from forebay.config.remote import GB, RemoteConfig
 from forebay.errors import ConfigError, RemoteError
-from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.cursor import Cursor
 from forebay.plan.in_order import in_order
 from forebay.plan.make import Planned, make_plan, opened_packs, samples_of

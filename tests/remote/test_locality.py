@@ -16,10 +16,9 @@ from forebay.config import BucketConfig, Config, LoaderConfig, MixtureConfig, So
 from forebay.config.remote import GB
 from forebay.config.train import RunConfig
 from forebay.errors import ConfigError, ResumeError
-from forebay.plan.locality import locality_window, with_locality
 from forebay.plan.make import Planned, plan_of
-from forebay.plan.mixture.from_config import mix
-from forebay.plan.mixture.mixture_plan import MixturePlan
+from forebay.plan.mixture.mixture_plan import MixturePlan, mix
+from forebay.plan.shard_line import locality_window, with_locality
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import Ints
 from forebay.store.remote.ahead.shards import RemoteShards

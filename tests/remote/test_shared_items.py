@@ -14,9 +14,9 @@ from benchmarks.objects.server import Bucket
 from forebay.config import BucketConfig, Config, LoaderConfig, SourceConfig
 from forebay.config.remote import GB
 from forebay.config.train import RunConfig
-from forebay.plan.locality import shard_run
 from forebay.plan.make import plan_of
 from forebay.plan.remote_cost import windows_of
+from forebay.plan.shard_line import shard_run
 from forebay.store.cache import Cache, open_cache
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, ListedItems

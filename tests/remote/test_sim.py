@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from benchmarks import remote_sim
 from benchmarks.remote_sim import Feed, Trace, made_plan, node_positions, step_starts, trace
 from benchmarks.shard_cache import POLICIES, next_uses, simulate
-from forebay.plan.bucket.bucket_plan import Order, ShardOrder
+from forebay.plan.bucket_plan import Order, ShardOrder
 from forebay.plan.cursor import Cursor
-from forebay.plan.locality import locality_window
+from forebay.plan.shard_line import locality_window
 from forebay.store.layout import Ints
 
 used = st.lists(st.integers(0, 12), max_size=80).map(lambda shards: np.array(shards, dtype=np.int64))

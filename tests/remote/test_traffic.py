@@ -11,8 +11,8 @@ import pytest
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket
 from forebay.config import BucketConfig
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.make import Planned, make_plan, samples_of
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.mixture.mixture_plan import mixture_plan
 from forebay.plan.plan_usage import read_usage
 from forebay.store.cache import Cache, open_cache

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 
 from forebay.config import BucketConfig
 from forebay.errors import ResumeError
-from forebay.plan.bucket.bucket_plan import BucketPlan
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.make import Planned
+from forebay.plan.make_buckets import bucket_plan
 from forebay.train.collate.collator import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
 from tests.train.fake_source import FakeSource

@@ -10,13 +10,12 @@ import torch
 
 from forebay.config import BucketConfig, PackConfig
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.pack.pack_plan import pack_plan
 from forebay.steps.image.qwen2_vl import patch_form
 from forebay.train import loader as loader_module
-from forebay.train.collate.device_codes import DeviceExpansion
 from forebay.train.collate.packed import PackCollator
-from forebay.train.collate.patches import PatchBatch
+from forebay.train.collate.patches import DeviceExpansion, PatchBatch
 from forebay.train.device import Ahead, Batch, SideStream, side_stream
 from forebay.train.loader import Loader
 from tests.train.fake_source import FakeSource

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 from forebay.config import BucketConfig
 from forebay.errors import CacheCorruptError, ConfigError, PlanError, ResumeError
-from forebay.plan.bucket.bucket_plan import BucketPlan, Order
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.bucket_plan import BucketPlan, Order
 from forebay.plan.make import Planned
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.names import plan_key
 from forebay.steps.step import Batch
 from forebay.train.collate.collator import Collator

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.train.collate.device_codes import to_model_inputs
 from forebay.train.collate.packed import PackCollator, PackShapes
+from forebay.train.collate.patches import to_model_inputs
 from forebay.train.models.model_folder import check_constants, model_facts
 from forebay.train.models.objective import count_targets, summed_loss
 from tests.train.tiny_vl import (

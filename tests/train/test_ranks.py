@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forebay.errors import ConfigError
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.make import Planned
+from forebay.plan.make_buckets import bucket_plan
 from forebay.store.cache import open_cache
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
 from forebay.train.dataset import PlanSampler

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from forebay.config import BucketConfig
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.make_buckets import bucket_plan
 from forebay.store.cache import Cache, open_cache
 from forebay.store.source import SampleSource, SourceUnion
 from forebay.train import prefetch

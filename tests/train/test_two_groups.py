@@ -31,8 +31,8 @@ from forebay.store.seal import Contents, seal
 from forebay.store.shard import shard_fields, shard_name, write_shard
 from forebay.store.source import SourceUnion, has_untimed_items, without_seconds
 from forebay.train.collate.collator import Collator
-from forebay.train.collate.device_codes import DeviceExpansion, has_codes
 from forebay.train.collate.packed import PackCollator
+from forebay.train.collate.patches import DeviceExpansion, has_codes
 from tests.golden import make_v4_declared as golden
 
 TOKENS = ((4, 5, 2), (6, 2), (7, 8, 9, 2))

@@ -20,9 +20,8 @@ from forebay.plan.make import plan_of
 from forebay.plan.pack.pack_plan import PackPlan
 from forebay.steps.image.qwen2_vl import load_processor, patch_form
 from forebay.train import CachedVLDataset, build_vl_dataloader, make_loader
-from forebay.train.collate.device_codes import DeviceExpansion, to_model_inputs
 from forebay.train.collate.packed import PackShapes
-from forebay.train.collate.patches import PatchBatch, fields_of
+from forebay.train.collate.patches import DeviceExpansion, PatchBatch, fields_of, to_model_inputs
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import DEMO, PhotoCorpus, photo_corpus
 from tests.train.tiny_vl import expanded as looked_up

@@ -29,9 +29,8 @@ from forebay.errors import (
 from forebay.plan.cursor import num_steps
 from forebay.store.cache import Cache, open_cache
 from forebay.train import CachedVLDataset
-from forebay.train.collate.device_codes import to_model_inputs
 from forebay.train.collate.packed import PackCollator
-from forebay.train.collate.patches import PatchBatch
+from forebay.train.collate.patches import PatchBatch, to_model_inputs
 from tests.store_factory import make_cache
 from tests.train.loaders import loader_of
 from tests.train.tiny_vl import CONSTANTS, conversations

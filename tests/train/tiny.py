@@ -18,8 +18,8 @@ from forebay.config import (
     TextConfig,
     TrainConfig,
 )
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.interface import Tail
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.mixture.mixture_plan import mixture_plan
 from forebay.plan.names import plan_key
 from forebay.store.source import SourceUnion, without_audio

@@ -1,17 +1,150 @@
-"""Which sources a config mixes, by which weights: which one each sample is of, and how many shards each has."""
+"""The sources that a config mixes, their weights, and which of them each place of a stream is taken from.
+
+At every prefix the stream is as close to the weights as any sequence can be. The weights are normalised, tempered where
+they come from hours, and quantised to whole numbers of 65,536.
+"""
 
 from __future__ import annotations
 
 import difflib
+import heapq
+import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 import numpy as np
 
 from forebay.config.tree import Config
-from forebay.errors import ConfigError
-from forebay.plan.mixture.assignment import PERIOD, quantise, tempered
+from forebay.errors import ConfigError, PlanError
 from forebay.store.layout import ROW_BITS, Array, Ints
 from forebay.store.source import SECONDS, SampleSource, SourceUnion, has_untimed_items, length_of, parts_of
+
+
+class Assignment:
+    """An endless sequence of sources in which each has its share of every prefix.
+
+    It keeps to the share within 1 - 1/(2k - 2) places for k sources. The chairman assignment (Tijdeman 1980, "The
+    chairman assignment problem", Discrete Mathematics 32): with d = 1/(2k - 2) and share s, the j-th place of a source
+    (j from 1) must lie at n (from 1) where s n - (j - 1) >= d, and not behind the first n where s n - (j - 1) > 1 - d.
+    His theorem says that there is such a sequence, so the rule "of the places that may be given now, the one that is
+    due first" finds it. After one period (the sum of the weights over their common divisor) every source has exactly
+    its share, and the sequence begins again: one period, 256 KiB at most, answers for every place.
+    """
+
+    __slots__ = ("_keys", "_occurrences", "_ordinals", "_sources", "_starts", "period", "weights")
+
+    def __init__(self, weights: Array) -> None:
+        """Makes the sequence of `weights`, int64 [k], 0 or more, of sum 1 to 65,536."""
+        weights = np.asarray(weights, dtype=np.int64)
+        if not 1 <= len(weights) <= 2**16 or weights.min() < 0 or not 1 <= weights.sum() <= 2**16:
+            raise PlanError(
+                f"weights of an assignment are {weights.tolist()[:20]}, wanted 0 or more, of sum 1 to 65536"
+            )
+        self.weights: Array = weights // np.gcd.reduce(weights)
+        self.period = int(self.weights.sum())
+        sources = np.array(_earliest_due_first(self.weights.tolist()), dtype=np.uint16)
+        self._sources = sources
+        # Sorted by source, then place: where each source's turns lie in a period, and how many it had before a place.
+        turns: Array = np.argsort(sources, kind="stable")
+        self._occurrences = turns
+        self._starts = np.concatenate(([0], np.cumsum(self.weights)))
+        self._keys = sources[turns].astype(np.int64) * self.period + turns
+        self._ordinals = np.empty(self.period, dtype=np.uint16)
+        self._ordinals[turns] = (np.arange(self.period) - self._starts[sources[turns]]).astype(np.uint16)
+
+    def locate(self, places: Ints) -> tuple[Ints, Ints]:
+        """Returns the source of each place and how many places before it have the same source. O(1) a place.
+
+        places: int64, 0 or more, of any shape; both results are int64 of that shape.
+        """
+        cycles, inside = np.divmod(places, self.period)
+        sources = self._sources[inside].astype(np.int64)
+        ordinals: Ints = cycles * self.weights[sources] + self._ordinals[inside].astype(np.int64)
+        return sources, ordinals
+
+    def places(self, sources: Ints, ordinals: Ints) -> Ints:
+        """Returns the place of a source's turn, from 0: the inverse of `locate`. The source's weight is not 0."""
+        cycles, inside = np.divmod(ordinals, self.weights[sources])
+        found: Ints = cycles * self.period + self._occurrences[self._starts[sources] + inside]
+        return found
+
+    def counts(self, places: Ints) -> Ints:
+        """Returns how many of the first `places` places each source has, int64 [*places.shape, k]."""
+        cycles, inside = np.divmod(places, self.period)
+        firsts = np.arange(len(self.weights)) * self.period
+        before = np.searchsorted(self._keys, firsts + inside[..., None])
+        found: Ints = cycles[..., None] * self.weights + before - self._starts[:-1]
+        return found
+
+
+def _earliest_due_first(weights: list[int]) -> list[int]:
+    """Returns one period of the sequence. All in integers: a window's ends are ratios of them."""
+    period = sum(weights)
+    live = sum(weight > 0 for weight in weights)
+    if live == 1:
+        return [next(number for number, weight in enumerate(weights) if weight)] * period
+    halves = 2 * live - 2  # 1 / d
+    released: list[list[tuple[int, int]]] = [[] for _ in range(period)]
+    for source, weight in enumerate(weights):
+        for turn in range(weight):
+            # The smallest n with weight n / period >= turn + d, and the smallest with weight n / period > turn + 1 - d.
+            first = -(-(turn * halves + 1) * period // (halves * weight))
+            due = ((turn + 1) * halves - 1) * period // (halves * weight) + 1
+            released[first - 1].append((due, source))
+    waiting: list[tuple[int, int]] = []
+    order = []
+    for arrived in released:
+        for turn_due in arrived:
+            heapq.heappush(waiting, turn_due)
+        order.append(heapq.heappop(waiting)[1])
+    return order
+
+
+PERIOD = 65_536
+"""Quantised weights sum to it, and an assignment repeats after it."""
+
+
+def quantise(weights: Sequence[float]) -> Array:
+    """Returns the weights as int64 [num_sources] that sum to 65,536, each within 1 of its exact share of that.
+
+    weights: [num_sources], 0 or more each, of any scale. Largest remainder (Hamilton's method), in rational arithmetic,
+    so that every machine gives the same; of equal remainders the first sources' are rounded up. A weight below 1/65,536
+    of the sum may become 0. Raises PlanError for none, too many, a negative or infinite one, or a sum of 0.
+    """
+    if not 1 <= len(weights) <= PERIOD:
+        raise PlanError(f"a mixture has {len(weights)} sources, wanted 1 to {PERIOD}")
+    for number, weight in enumerate(weights):
+        if not (math.isfinite(weight) and weight >= 0):
+            raise PlanError(f"weight {number} of the mixture is {weight}, wanted a number from 0 on")
+    exact = [Fraction(weight) for weight in weights]
+    total = sum(exact)
+    if total == 0:
+        raise PlanError(
+            f"all {len(weights)} weights of the mixture are 0; give one source at least more than 0", code="FB116"
+        )
+    shares = [weight * PERIOD / total for weight in exact]
+    floors = [math.floor(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda i: floors[i] - shares[i])  # stable: the first of equals
+    for number in by_remainder[: PERIOD - sum(floors)]:
+        floors[number] += 1
+    return np.array(floors, dtype=np.int64)
+
+
+def tempered(hours: Sequence[float], temperature: float) -> list[float]:
+    """Returns the weights hours^temperature, [num_sources], of scale 1 for the largest; no hours give weight 0.
+
+    temperature: 0 or more; 1 is proportional to hours, less lifts the small sources, 0 makes all equal. (Conneau et al.
+    2020, section 3.1, call it alpha.) Raises PlanError for a temperature that is none, and where there are no hours.
+    """
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise PlanError(f"temperature of the mixture is {temperature}, wanted a number from 0 on")
+    largest = max(hours, default=0.0)
+    if largest <= 0:
+        raise PlanError(
+            "no source of the mixture has any audio, so hours give no weights; give weights instead", code="FB116"
+        )
+    return [(part / largest) ** temperature if part > 0 else 0.0 for part in hours]
+
 
 _UNKNOWN = "unknown"
 """An empty value of a column."""

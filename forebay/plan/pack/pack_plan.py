@@ -13,7 +13,7 @@ import numpy as np
 
 from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import PlanError
-from forebay.plan.bucket.bucket_plan import ORDER_VERSION
+from forebay.plan.bucket_plan import ORDER_VERSION
 from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions, in_batches, places_of
 from forebay.plan.pack.fewest import Packs, fewest, fewest_packs, vector_best_fit
 from forebay.plan.pack.fit import best_fit_decreasing, hand_out, shuffle_inside, shuffled_groups, stream_packs

@@ -17,8 +17,7 @@ import torch
 
 from forebay.steps.batch import IGNORED
 from forebay.steps.text.transcript import TextEncoder
-from forebay.train.collate.device_codes import to_model_inputs
-from forebay.train.collate.patches import fields_of, pixel_dtype
+from forebay.train.collate.patches import fields_of, pixel_dtype, to_model_inputs
 from forebay.train.device import Batch
 from forebay.train.evaluation.generate import EncodedBatch, Generator, MuteError, prompts_of
 from forebay.train.evaluation.rates import (

@@ -19,8 +19,7 @@ import torch
 from forebay.config.tree import Config
 from forebay.errors import ResumeError
 from forebay.spans import BACKWARD, COPY, FORWARD, span
-from forebay.train.collate.device_codes import to_model_inputs
-from forebay.train.collate.patches import fields_of, pixel_dtype
+from forebay.train.collate.patches import fields_of, pixel_dtype, to_model_inputs
 from forebay.train.device import Batch
 from forebay.train.loop import launch
 from forebay.train.loop.checkpoint import TrainState, load_optimizer, load_state, run_folder

@@ -22,7 +22,7 @@ import torch
 
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.plan.drawn import Drawn, drawn_lines
+from forebay.plan.plan_usage import Drawn, drawn_lines
 from forebay.store.source import parts_of, source_kind, without_audio
 from forebay.terminal import CommandReport
 from forebay.train.evaluation.evaluations import Evaluations, failed_line

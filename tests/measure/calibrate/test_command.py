@@ -15,7 +15,7 @@ import torch
 from forebay import load_config
 from forebay.config import BucketConfig
 from forebay.measure.step_runner import opened
-from forebay.plan.bucket.bucket_plan import BucketPlan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.make import plan_of
 from forebay.preprocess import build
 from tests.commands import run, run_json

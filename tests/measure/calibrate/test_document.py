@@ -10,7 +10,7 @@ import pytest
 from forebay.config import BucketConfig
 from forebay.errors import ConfigError
 from forebay.measure.calibrate_bench import Entries
-from forebay.plan.bucket.bucket_sizes import read_calibration
+from forebay.plan.bucket_plan import read_calibration
 from forebay.plan.names import plan_key
 
 ENTRY = {"batch_size": 40, "grad_acc": 2, "peak_bytes": 10, "memory": {"weights": 3}, "made_by": "a"}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from forebay.config import BucketConfig
 from forebay.measure.compared_ways import Block, BlockStep, block_plan, dealt, num_blocks, planned_steps
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.cursor import Cursor
+from forebay.plan.make_buckets import bucket_plan
 
 RATE_HZ = 100
 

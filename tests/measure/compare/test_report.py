@@ -15,7 +15,7 @@ from forebay.measure.compared_ways import Block, BlockStep, Setup
 from forebay.measure.machine import peak_flops
 from forebay.measure.shown_figures import largest_difference
 from forebay.measure.step_clock import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements, spread_out
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.make_buckets import bucket_plan
 
 
 def shapes(rows: int, frames: int = 10) -> Shapes:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from forebay.config import BucketConfig
 from forebay.errors import ConfigError, PlanError
-from forebay.plan.bucket.bucket_sizes import Limit, batch_sizes
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.make import Samples, make_plan
+from forebay.plan.make_buckets import Limit, batch_sizes, bucket_plan
 from forebay.plan.statistics import batch_statistics
 
 RATE = 10

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from forebay.config import BucketConfig
 from forebay.errors import PlanError
-from forebay.plan.bucket.bucket_plan import BucketPlan, Order
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.bucket_plan import BucketPlan, Order
+from forebay.plan.make_buckets import bucket_plan
 from tests.plan.bucket.test_plan import RATE, made
 from tests.strategies import durations, plan_settings
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from forebay.config import BucketConfig
 from forebay.errors import PlanError
-from forebay.plan.bucket.bucket_plan import BucketPlan
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.bucket_plan import BucketPlan
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.statistics import batch_statistics
 from tests.plan.kinds import RATE
 from tests.strategies import durations

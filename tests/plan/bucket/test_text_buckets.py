@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from forebay.config import BucketConfig, WindowConfig
 from forebay.errors import PlanError
-from forebay.plan.bucket.bucket_plan import BucketPlan
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.disk import load_plan, save_plan
 from forebay.plan.make import Samples, kept_plan, make_plan
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.names import plan_folder, plan_key
 from forebay.plan.statistics import batch_statistics
 from forebay.plan.window import WindowPlan

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import PlanError
-from forebay.plan.mixture.assignment import PERIOD, Assignment, quantise
+from forebay.plan.mixture.sources import PERIOD, Assignment, quantise
 from tests.strategies import whole_weights
 
 TWELVE = {

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from forebay.config import BucketConfig
 from forebay.errors import PlanError
-from forebay.plan.bucket.bucket_plan import BucketPlan
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.cursor import mixed_steps, num_steps, turn
-from forebay.plan.mixture.assignment import Assignment
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.mixture.draw import ClassSplit
 from forebay.plan.mixture.mixture_plan import MIXTURE_VERSION, MixturePlan, mixture_plan
+from forebay.plan.mixture.sources import Assignment
 from forebay.plan.permutation import derive_key
 from tests.plan.mixture.test_assignment import TWELVE, random_weights
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import PlanError
-from forebay.plan.mixture.assignment import PERIOD, quantise, tempered
+from forebay.plan.mixture.sources import PERIOD, quantise, tempered
 from tests.strategies import source_weights
 
 

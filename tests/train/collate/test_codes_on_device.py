@@ -14,7 +14,7 @@ from forebay.steps.batch import fresh
 from forebay.steps.form import BatchForm, FieldForm, Join, Promise, Side, Table
 from forebay.steps.form_batch import collate
 from forebay.store.layout import Array
-from forebay.train.collate.device_codes import DeviceExpansion, as_codes
+from forebay.train.collate.patches import DeviceExpansion, as_codes
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -19,8 +19,8 @@ from transformers import SeamlessM4TFeatureExtractor
 from forebay import load_config
 from forebay.config import BucketConfig, Config
 from forebay.errors import CacheCorruptError, ConfigError
-from forebay.plan.bucket.make_buckets import bucket_plan
 from forebay.plan.make import Planned
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.names import plan_key
 from forebay.steps.audio.ragged import BLOCK_ROWS, HOP_SAMPLES
 from forebay.steps.audio.w2v_bert import W2vBert, output_frames, w2v_bert_input
@@ -28,8 +28,7 @@ from forebay.steps.step import Batch
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import FieldSpec
 from forebay.store.source import SampleSource
-from forebay.train.collate.collator import Collator
-from forebay.train.collate.crop import Crop, CropDraws
+from forebay.train.collate.collator import Collator, Crop, CropDraws
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.select import make_loader, select

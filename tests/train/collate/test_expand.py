@@ -16,7 +16,7 @@ from forebay.steps.batch import fresh
 from forebay.steps.form_batch import collate
 from forebay.steps.image.qwen2_vl import patch_form
 from forebay.steps.image.tables import expand, expand_on_device
-from forebay.train.collate.device_codes import to_model_inputs
+from forebay.train.collate.patches import to_model_inputs
 from tests.train.tiny_vl import CONSTANTS, TABLE, conversation, pixel_values
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import CacheMismatchError
-from forebay.train.collate.packed_items import mrope_positions
+from forebay.train.collate.packed import mrope_positions
 from tests.train.tiny_vl import IMAGE, MERGE_SIZE, conversation, qwen3_vl
 
 GRIDS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)).map(lambda hw: (2 * hw[0], 2 * hw[1])), max_size=4)

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import CacheMismatchError, ConfigError, PlanError
-from forebay.train.collate.packed import PackCollator, PackShapes
-from forebay.train.collate.packed_items import mrope_positions
+from forebay.train.collate.packed import PackCollator, PackShapes, mrope_positions
 from forebay.train.collate.patches import PatchBatch, fields_of
 from forebay.train.loop.micro_batches import count_samples
 from forebay.train.ring import BufferRing

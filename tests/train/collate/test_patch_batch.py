@@ -14,9 +14,8 @@ from accelerate.utils import send_to_device
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch.utils.data import default_convert
 
-from forebay.train.collate.device_codes import to_model_inputs
 from forebay.train.collate.packed import PackCollator
-from forebay.train.collate.patches import PatchBatch
+from forebay.train.collate.patches import PatchBatch, to_model_inputs
 from tests.train.tiny_vl import CONSTANTS, FakeVlSource, conversations, qwen3_vl
 
 SAMPLES = conversations(7, 3)

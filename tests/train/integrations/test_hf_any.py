@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from forebay.config import BucketConfig
 from forebay.errors import CacheMismatchError, ResumeError
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.make_buckets import bucket_plan
 from forebay.train.integrations.hf import LoaderMixin
 from forebay.train.integrations.renamed import load_renamed
 from forebay.train.loader import Loader

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forebay.config import BucketConfig
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.names import plan_key
 from forebay.train.loader import Loader
 from forebay.train.loop.micro_batches import host_sum, micro_batch_groups

@@ -19,9 +19,9 @@ from transformers import TrainingArguments, get_scheduler
 
 from forebay.config import BucketConfig, TrainConfig
 from forebay.errors import ConfigError
-from forebay.plan.bucket.bucket_plan import BucketPlan
-from forebay.plan.bucket.make_buckets import bucket_plan
+from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.cursor import Cursor, LoaderState
+from forebay.plan.make_buckets import bucket_plan
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.micro_batches import host_sum, micro_batch_groups
 from forebay.train.loop.run import train

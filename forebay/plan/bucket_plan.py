@@ -10,18 +10,21 @@ part. Any position is computed at once: nothing that came before is replayed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from forebay.config.plan import BucketConfig, PlanConfig
-from forebay.plan.bucket.bucket_sizes import grad_accs
+from forebay.config.plan import BucketConfig, PlanConfig, bucket_names
+from forebay.errors import ConfigError, PlanError
 from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions, in_batches, places_of
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.plan.shard_line import ShardLine, in_runs
 from forebay.store.layout import Array, Ints
+from forebay.visible import an
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -273,3 +276,78 @@ class ShardOrder(Order):
         one = np.arange(len(slots))
         numbers = self._first_groups[blocks, owners] + inside - (ends - per_bucket)[one, owners]
         return owners, numbers
+
+
+def grad_accs(settings: BucketConfig, *, edges_s: Sequence[float], num_buckets: int) -> tuple[int, ...] | None:
+    """Returns the micro-batches an optimizer step of each bucket, where a calibration file says so, else None."""
+    if settings.calibration is None:
+        return None
+    names = bucket_names(edges_s, num_buckets=num_buckets)
+    return tuple(entry["grad_acc"] for entry in calibrated(settings.calibration, names))
+
+
+def calibrated(path: str, names: Sequence[str]) -> list[dict[str, int]]:
+    """Returns `batch_size` and `grad_acc` of every bucket of a calibration file, which calls it by name or index.
+
+    names: of the plan's buckets. Raises PlanError, naming the file and what differs, where its buckets are not these.
+    """
+    table = read_calibration(path)
+    found: dict[int, str] = {}
+    unknown = []
+    for written in table:
+        bucket = names.index(written) if written in names else _index(written, len(names))
+        if bucket is None:
+            unknown.append(written)
+        elif bucket in found:
+            raise PlanError(
+                f"plan.calibration {path}: {found[bucket]} and {written} are one bucket; leave one of them out",
+                code="FB505",
+            )
+        else:
+            found[bucket] = written
+    missing = [name for bucket, name in enumerate(names) if bucket not in found]
+    if missing or unknown:
+        raise PlanError(
+            f"plan.calibration {path} is of other buckets: "
+            f"missing {', '.join(missing) or 'none'}; unknown {', '.join(map(repr, unknown)) or 'none'}; wanted "
+            f"{', '.join(names)}, or their indices 0 to {len(names) - 1}: calibrate these buckets",
+            code="FB505",
+        )
+    return [table[found[bucket]] for bucket in range(len(names))]
+
+
+def _index(written: str, num_buckets: int) -> int | None:
+    """Returns the bucket that an index of at most nine digits stands for, None where there is no such bucket."""
+    is_index = written.isascii() and written.isdecimal() and len(written) < 10
+    return int(written) if is_index and int(written) < num_buckets else None
+
+
+def read_calibration(path: str) -> dict[str, dict[str, int]]:
+    """Returns the content of a calibration file, `{bucket: {"batch_size", "grad_acc"}}`; `grad_acc` is 1 if left out.
+
+    Other fields of a bucket (what was measured) are not read. Raises ConfigError naming file, bucket and value.
+    """
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except OSError as err:
+        raise ConfigError(f"plan.calibration: cannot read {path}: {err.strerror}", code="FB505") from err
+    except (ValueError, RecursionError) as err:
+        raise ConfigError(f"plan.calibration: {path} is not JSON: {err}", code="FB505") from err
+    if not isinstance(document, dict):
+        raise ConfigError(f"plan.calibration: {path} holds {an(type(document).__name__)}, {_WANTED}", code="FB505")
+    return {bucket: _entry(path, bucket, entry) for bucket, entry in document.items()}
+
+
+_WANTED = 'wanted {"b_0_3": {"batch_size": 40, "grad_acc": 1}, ...}, one entry a bucket, by name or index'
+
+
+def _entry(path: str, bucket: str, entry: Any) -> dict[str, int]:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"plan.calibration: {path}: bucket {bucket} is {entry!r}, {_WANTED}", code="FB505")
+    values = {"batch_size": entry.get("batch_size"), "grad_acc": entry.get("grad_acc", 1)}
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(
+                f"plan.calibration: {path}: bucket {bucket}: {name} is {value!r}, wanted 1 or more", code="FB505"
+            )
+    return values

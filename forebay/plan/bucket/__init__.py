@@ -1,1 +1,0 @@
-"""Plans of buckets: batches of samples of like length."""
