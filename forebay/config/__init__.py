@@ -1,9 +1,8 @@
 """The configuration: one dataclass a section, from one TOML file or dict. Imports the standard library only."""
 
 from forebay.config.data import SourceColumns, SourceConfig
-from forebay.config.filter import FilterConfig
 from forebay.config.load import parse_config
-from forebay.config.loader_sections import LoaderConfig, MixtureConfig, MixtureSource
+from forebay.config.loader_sections import FilterConfig, LoaderConfig, MixtureConfig, MixtureSource
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.config.remote import RemoteConfig
 from forebay.config.step_sections import AudioConfig, LayoutConfig, TextConfig, VisionConfig

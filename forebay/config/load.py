@@ -18,11 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from forebay.config.hub import model_place, url_problem
 from forebay.config.plan import KINDS
-from forebay.config.remote import RemoteConfig
+from forebay.config.pretrained_folder import model_place, url_problem
+from forebay.config.remote import RemoteConfig, is_url, url_or_path
 from forebay.config.tree import Config
-from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 
 _NO_FILE = "CONFIG"

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 from forebay.config.data import MEANINGS, SOURCE_KINDS, STRICT, SourceConfig
-from forebay.config.filter import FilterConfig
-from forebay.config.loader_sections import LoaderConfig, MixtureConfig
+from forebay.config.loader_sections import FilterConfig, LoaderConfig, MixtureConfig
 from forebay.config.plan import ByKind, PackConfig, PlanConfig
-from forebay.config.remote import RemoteConfig
+from forebay.config.remote import RemoteConfig, is_url
 from forebay.config.step_sections import AudioConfig, LayoutConfig, TextConfig, VisionConfig
 from forebay.config.train import RunConfig, TrainConfig
-from forebay.config.url import is_url
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

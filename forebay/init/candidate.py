@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, BinaryIO, ClassVar, Protocol, Self
 
 from forebay.config.data import SOURCE_KINDS
-from forebay.config.hub import model_of
+from forebay.config.pretrained_folder import model_of
 from forebay.config.tree import Config
 from forebay.errors import SampleError
 from forebay.init.column_roles import classes_of, languages_of, words_of

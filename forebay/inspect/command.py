@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forebay.config.remote import RemoteConfig
+from forebay.config.remote import RemoteConfig, is_url, parse_url, url_or_path
 from forebay.config.tree import Config, stand_in
-from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
 from forebay.inspect.bucket_manifests import CONFIG_NAME, Places, bucket_manifests, write_table, write_wav
 from forebay.inspect.facts import cache_facts, unreadable_facts

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import xxhash
 
+from forebay.config.remote import is_url
 from forebay.config.tree import Config
-from forebay.config.url import is_url
 from forebay.errors import SampleError
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.image.levels import levels_of, scaled

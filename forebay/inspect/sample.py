@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.digest import tokenizer_digest
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.config.tree import Config
 from forebay.errors import CacheError, ConfigError
 from forebay.inspect.listed_groups import SeenItem, listed_groups

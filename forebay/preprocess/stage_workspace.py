@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from forebay.config.remote import Url, is_url, parse_url
 from forebay.config.tree import Config
-from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError, RemoteError, RemoteExistsError, RemoteMissingError
 from forebay.preprocess.build_report import Options
 from forebay.preprocess.groups import Groups, Listing

@@ -20,10 +20,9 @@ import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.by_hand import ByHand
-from forebay.store.constants import Constants
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder
 from forebay.store.image.stored_items import stored_items
-from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, FieldSpec, Group, Ints, ListedItems
+from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, Constants, FieldSpec, Group, Ints, ListedItems
 from forebay.store.metadata import check_file, checked_fields, groups_of, items_files, load_array, read_metadata
 from forebay.store.open_shards import SLOTS, CheckedArray, OpenShards, ShardFiles, no_such_row, open_slots
 from forebay.store.shard import Shard, ShardEntry, row_of, shard_fields, shard_name, table_dtype
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from forebay.config.remote import RemoteConfig
-    from forebay.store.all_samples import AllSamples
     from forebay.store.remote.mirror import Mirror
     from forebay.store.remote.node.node import WantedFile
+    from forebay.store.row_table import AllSamples
 
 T = TypeVar("T")
 Verify = Literal["touch", "open", "never"]
@@ -77,8 +76,7 @@ def open_cache(
 def _folder(text: str, remote: RemoteConfig | None) -> Path:
     if ":/" not in text:  # no URL, and nothing of stores is loaded
         return Path(text)
-    from forebay.config.remote import RemoteConfig
-    from forebay.config.url import url_or_path
+    from forebay.config.remote import RemoteConfig, url_or_path
     from forebay.store.remote.mirror import cache_folder
 
     return cache_folder(url_or_path(text), remote or RemoteConfig())
@@ -434,7 +432,7 @@ class Cache(ByHand):
 
     @cached_property
     def _all_samples(self) -> AllSamples:
-        from forebay.store.all_samples import AllSamples
+        from forebay.store.row_table import AllSamples
 
         groups = self._files.together
         fields = [

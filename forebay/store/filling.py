@@ -20,7 +20,7 @@ import xxhash
 
 from forebay.errors import ConfigError
 from forebay.store.files import fsync_folder, sweep, write_all, write_bytes
-from forebay.store.locks import try_alone
+from forebay.store.shared_disk import try_alone
 from forebay.terminal import first_of
 
 Entry = dict[str, Any]

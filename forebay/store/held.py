@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from forebay.errors import CacheError, CacheNotFoundError, CacheReplacedError
-from forebay.store.locks import alone_in, try_shared
-from forebay.store.shared_disk import is_gone, is_late
+from forebay.store.shared_disk import alone_in, is_gone, is_late, try_shared
 
 ORIGIN = "origin.json"
 """In a folder that stands for one of a store: which one, see `forebay.store.remote.mirror`. It holds no secret."""

@@ -9,14 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forebay.config.remote import RemoteConfig
+from forebay.config.remote import RemoteConfig, Url, is_url, parse_url
 from forebay.config.tree import Config
-from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
-from forebay.store.content import difference
-from forebay.store.derived import compare_derived, described, is_derived, steps_differences
 from forebay.store.files import TEMPORARY_MARK
-from forebay.store.key import SHORT, KeyedRecipe, differences
+from forebay.store.key import SHORT, KeyedRecipe, difference, differences
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
 from forebay.store.metadata import check_file, check_found, read_metadata
@@ -28,11 +25,15 @@ from forebay.store.source_files import (
     ABSENT,
     SourceState,
     StoredSource,
+    compare_derived,
     compare_sources,
+    described,
+    is_derived,
     leads_out,
     load_sources,
     path_of,
     source_differences,
+    steps_differences,
 )
 from forebay.terminal import first_of
 

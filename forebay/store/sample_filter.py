@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forebay.config.filter import FilterConfig
+from forebay.config.loader_sections import FilterConfig
 from forebay.errors import ConfigError
+from forebay.store.by_hand import id_hashes, read_ids
 from forebay.store.key import digest
 from forebay.store.layout import Array, Ints
-from forebay.store.sample_ids import id_hashes, read_ids
 from forebay.store.source import SampleSource
 from forebay.store.where import WhereClause, is_no_column, parse_where
 from forebay.terminal import first_of

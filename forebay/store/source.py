@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from forebay.errors import CacheMismatchError, ForebayError
-from forebay.store.constants import Constants
 from forebay.store.key import digest
-from forebay.store.layout import ROW_BITS, TEXT, Array, FieldSpec, Group, Ints
+from forebay.store.layout import ROW_BITS, TEXT, Array, Constants, FieldSpec, Group, Ints
 
 if TYPE_CHECKING:
     import pyarrow as pa

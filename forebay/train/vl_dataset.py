@@ -13,9 +13,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from forebay.config.loader_sections import LoaderConfig
-from forebay.config.remote import RemoteConfig
+from forebay.config.remote import RemoteConfig, is_url, url_or_path
 from forebay.config.tree import Config, stand_in
-from forebay.config.url import is_url, url_or_path
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
 from forebay.plan.cursor import Cursor, CursorStep, Resumable
 from forebay.plan.disk import STATISTICS, cache_key_of, pack_settings, planned_samples, read_metadata

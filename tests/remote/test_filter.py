@@ -11,9 +11,8 @@ from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket
 from forebay import load_config
 from forebay.config import Config
-from forebay.config.filter import FilterConfig
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import parse_url
+from forebay.config.loader_sections import FilterConfig
+from forebay.config.remote import RemoteConfig, parse_url
 from forebay.store.cache import Cache, open_cache
 from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.store.remote.carry.transfer import push

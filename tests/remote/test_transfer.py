@@ -18,8 +18,7 @@ import forebay
 from benchmarks.objects.faults import SERVER_ERROR, Fault, Replace, Reset, Rule, Truncate
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket as Emptied
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url, parse_url
+from forebay.config.remote import RemoteConfig, Url, parse_url
 from forebay.errors import (
     CacheCorruptError,
     CacheError,

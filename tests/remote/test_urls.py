@@ -17,7 +17,7 @@ from benchmarks.objects.faults import FORBIDDEN, SERVER_ERROR, Rule
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket, ObjectServer
 from forebay.config import Config, RemoteConfig
-from forebay.config.url import parse_url
+from forebay.config.remote import parse_url
 from forebay.errors import (
     BuildError,
     CacheNotFoundError,

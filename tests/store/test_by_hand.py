@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from forebay.config.filter import FilterConfig
+from forebay.config.loader_sections import FilterConfig
 from forebay.store.by_hand import source_html, table_html
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lazy_tensordict import SamplesTensorDict
@@ -96,7 +96,7 @@ def test_an_id_that_several_samples_have_is_not_guessed(tmp_path: Path) -> None:
 
 
 def test_ids_whose_hashes_meet_are_told_apart(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.store.sample_ids.xxhash.xxh3_64_intdigest", lambda _data, _seed: 7)
+    monkeypatch.setattr("forebay.store.by_hand.xxhash.xxh3_64_intdigest", lambda _data, _seed: 7)
     again = open_cache(cache.folder)
     assert [again.find(sample_id) for sample_id in IDS] == list(range(20))
     assert again.find_all("nobody") == []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 from forebay.config.data import SourceConfig
-from forebay.config.digest import processor_digest
+from forebay.config.pretrained_folder import processor_digest
 from forebay.config.step_sections import VisionConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError

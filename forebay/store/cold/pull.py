@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import is_url, parse_url
+from forebay.config.remote import RemoteConfig, is_url, parse_url
 from forebay.errors import CacheNotFoundError, ConfigError, RemoteError, RemoteMissingError
 from forebay.store.cold.arrays import DamagedError, decode, zarr
 from forebay.store.cold.cold_form import ColdForm

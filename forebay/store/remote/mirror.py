@@ -20,8 +20,7 @@ from typing import Literal
 
 import xxhash
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url, is_url, parse_url
+from forebay.config.remote import RemoteConfig, Url, is_url, parse_url
 from forebay.errors import (
     CacheCorruptError,
     CacheError,

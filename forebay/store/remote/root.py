@@ -11,9 +11,8 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
-from forebay.config.remote import RemoteConfig
+from forebay.config.remote import RemoteConfig, Url, parse_url
 from forebay.config.tree import Config, stand_in
-from forebay.config.url import Url, parse_url
 from forebay.errors import RemoteDeniedError, RemoteError, RemoteMissingError
 from forebay.store.files import TEMPORARY_MARK, require_writable, write_bytes
 from forebay.store.held import ORIGIN

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forebay.config.digest import tokenizer_digest
 from forebay.config.loader_sections import MixtureConfig
 from forebay.config.plan import PackConfig
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.config.train import EvalConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError, ManifestError

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forebay.config.filter import FilterConfig
+from forebay.config.loader_sections import FilterConfig
 from forebay.config.plan import BucketConfig, PlanConfig, WindowConfig
 from forebay.config.tree import Config
 from forebay.inspect.page.markup import chart

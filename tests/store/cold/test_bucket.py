@@ -14,8 +14,7 @@ from benchmarks.objects.faults import SERVER_ERROR, Rule
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket as Emptied
 from forebay.cli.program import main
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url, parse_url
+from forebay.config.remote import RemoteConfig, Url, parse_url
 from forebay.errors import (
     CacheIncompleteError,
     CacheNotFoundError,

@@ -15,11 +15,11 @@ import numpy as np
 
 from forebay.errors import ForebayError, RemoteError
 from forebay.store.layout import Ints
-from forebay.store.locks import must_lock, unlock
 from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.holdings import FOLDER, NEVER, distances
+from forebay.store.shared_disk import must_lock, unlock
 
 logger = logging.getLogger(__name__)
 

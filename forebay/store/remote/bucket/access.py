@@ -19,8 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url, check_endpoint, check_host, host_of, is_refused, origin
+from forebay.config.remote import RemoteConfig, Url, check_endpoint, check_host, host_of, is_refused, origin
 from forebay.errors import ConfigError
 
 _FILES = (("AWS_CONFIG_FILE", "config"), ("AWS_SHARED_CREDENTIALS_FILE", "credentials"))

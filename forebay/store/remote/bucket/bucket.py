@@ -17,8 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from forebay.config.remote import LONGEST_PAUSE_S, RemoteConfig
-from forebay.config.url import Url
+from forebay.config.remote import LONGEST_PAUSE_S, RemoteConfig, Url
 from forebay.errors import ForebayError, MissingExtraError, RemoteError, RemoteMissingError
 from forebay.extras import install_line
 from forebay.store.remote.bucket import beside

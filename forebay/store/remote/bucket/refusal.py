@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from forebay.config.url import Url, origin
+from forebay.config.remote import Url, origin
 from forebay.errors import RemoteDeniedError, RemoteError, RemoteExistsError, RemoteMissingError, RemoteReplacedError
 from forebay.store.remote.bucket.access import Access
 

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url
+from forebay.config.remote import RemoteConfig, Url
 from forebay.errors import ConfigError, RemoteError, RemoteMissingError, RemoteReplacedError, TarError
 from forebay.store.files import sweep
 from forebay.store.remote.bucket.object_store import find

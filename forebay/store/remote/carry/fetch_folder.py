@@ -18,9 +18,9 @@ import xxhash
 
 from forebay.errors import ConfigError
 from forebay.store.files import TEMPORARY_MARK, abandoned, is_temporary, temporary_name, this_place
-from forebay.store.locks import try_alone
 from forebay.store.remote.carry.fetch_list import folders_of
 from forebay.store.remote.carry.proof import Expected
+from forebay.store.shared_disk import try_alone
 
 _BLOCK = 4 * 1024 * 1024
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

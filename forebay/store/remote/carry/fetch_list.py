@@ -18,8 +18,7 @@ from typing import Any
 
 import xxhash
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url
+from forebay.config.remote import RemoteConfig, Url
 from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissingError
 from forebay.store.files import is_temporary
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import xxhash
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url
+from forebay.config.remote import RemoteConfig, Url
 from forebay.errors import (
     CacheCorruptError,
     CacheError,
@@ -32,7 +31,6 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.held import HeldFile
 from forebay.store.key import SHORT
-from forebay.store.locks import must_lock
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import FILE_NAME, check_file, read_regular
 from forebay.store.remote.bucket.bucket import MAX_COPY, Bucket, ObjectInfo
@@ -43,6 +41,7 @@ from forebay.store.remote.carry.tally import Kind, Tally, TransferReport, for_ea
 from forebay.store.remote.carry.upload import MadeObject, PushedItem, Upload
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.seal import publish, quick_problems
+from forebay.store.shared_disk import must_lock
 from forebay.visible import human_bytes
 
 logger = logging.getLogger(__name__)

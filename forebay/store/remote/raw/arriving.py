@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from forebay.config.data import SourceConfig
-from forebay.config.remote import GB, RemoteConfig
-from forebay.config.url import Url
+from forebay.config.remote import GB, RemoteConfig, Url
 from forebay.errors import ForebayError
 from forebay.progress import Progress
 from forebay.store.memo import SIZE

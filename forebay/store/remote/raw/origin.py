@@ -20,18 +20,17 @@ from typing import TypeVar
 import numpy as np
 import xxhash
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url
+from forebay.config.remote import RemoteConfig, Url
 from forebay.errors import CacheCorruptError, RemoteDeniedError, RemoteError, RemoteMissingError, RemoteReplacedError
 from forebay.store.files import hash_file
 from forebay.store.held import ORIGIN
-from forebay.store.locks import wait_alone
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
 from forebay.store.remote.bucket.object_store import find
 from forebay.store.remote.carry.tally import for_each
 from forebay.store.remote.mirror import Mirror, touch
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.node.room import is_whole
+from forebay.store.shared_disk import wait_alone
 
 T = TypeVar("T")
 

@@ -18,15 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from forebay.config.remote import RemoteConfig
+from forebay.config.remote import RemoteConfig, Url, is_url, parse_url
 from forebay.config.tree import Config
-from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError, ForebayError, ManifestError, RemoteDeniedError, RemoteError
 from forebay.store.files import write_bytes
 from forebay.store.inputs import located
-from forebay.store.locks import wait_shared
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.raw.origin import Place, Version, objects_of, origin_of
+from forebay.store.shared_disk import wait_shared
 
 _MIRRORS = "/mirrors/"
 _ATTEMPTS = 3
