@@ -20,7 +20,7 @@ from forebay.store.layout import BUILDING, INPUTS, LISTINGS, PLANS, TAR_INDEX, T
 from forebay.store.lookup import Sealed
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.metadata import FILE_NAME
-from forebay.store.remote.root import LISTED
+from forebay.store.remote.small_files import LISTED
 from forebay.store.source_files import described, is_derived
 from forebay.store.texts import LOCK
 from forebay.tar.index import indexed_tar

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forebay.caches.root_items import RootItem, Survey
-from forebay.config.loader_sections import MixtureSource
 from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.config.remote import is_url, parse_url
 from forebay.config.train import EvalConfig
-from forebay.config.tree import Config
+from forebay.config.tree import Config, MixtureSource
 from forebay.errors import CacheError, ConfigError, ForebayError, ManifestError, RemoteError
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.lookup import Sealed

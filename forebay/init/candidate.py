@@ -30,7 +30,7 @@ from forebay.rows.reader import DURATIONS, IDS
 from forebay.steps.form import BatchForm
 from forebay.steps.recipe import Recipe
 from forebay.store.image.formats import image_size
-from forebay.store.sound_headers import header_info
+from forebay.store.sound_containers import header_info
 from forebay.terminal import counted, first_of
 
 Setting = tuple[str, Any, str]

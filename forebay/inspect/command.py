@@ -24,7 +24,7 @@ from forebay.store.lookup import find_cache, require, sealed_caches
 from forebay.store.metadata import check_description, foreign_values
 from forebay.store.output import check_output
 from forebay.store.remote.mirror import cache_folder
-from forebay.store.remote.root import RemoteRoot
+from forebay.store.remote.small_files import RemoteRoot
 from forebay.store.sample_filter import Filter
 from forebay.store.seal import VerifyReport, verify_folder
 from forebay.terminal import print_json, print_lines, wrapped

@@ -15,8 +15,8 @@ from forebay.errors import ConfigError
 from forebay.plan.shard_line import BLOCKS_IN_TOUCH, Windows
 from forebay.store.cache import Cache
 from forebay.store.layout import Ints
-from forebay.store.remote.ahead.shards import RemoteShards, RunItems
 from forebay.store.remote.node.room import gb
+from forebay.store.remote.remote_shards import RemoteShards, RunItems
 from forebay.store.selection import origin
 from forebay.store.source import SampleSource, parts_of
 

@@ -26,7 +26,7 @@ from forebay.store.layout import BUILDING, TEXT, Group, is_group_name
 from forebay.store.lookup import sealed_caches
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.node import WantedFile
-from forebay.store.remote.root import RemoteRoot
+from forebay.store.remote.small_files import RemoteRoot
 from forebay.store.seal import Contents, is_whole, seal
 from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json
 from forebay.store.shared_disk import alone_in, is_gone, move, wait_shared

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from forebay.config.step_sections import AudioConfig
-from forebay.config.tree import Config
+from forebay.config.tree import AudioConfig, Config
 from forebay.store.inputs import SAMPLES
 from forebay.visible import printable
 

@@ -20,7 +20,7 @@ from forebay.store.metadata import check_file, check_found, read_metadata
 from forebay.store.remote.mirror import cache_folder
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.raw_sources import is_file, localized
-from forebay.store.remote.root import RemoteRoot
+from forebay.store.remote.small_files import RemoteRoot
 from forebay.store.source_files import (
     ABSENT,
     SourceState,

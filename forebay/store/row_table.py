@@ -22,7 +22,7 @@ from forebay.store.shard import Shard
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from forebay.store.remote.carry.sent_columns import ToldColumns
+    from forebay.store.remote.small_files import ToldColumns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +229,7 @@ class AllSamples:
 
     def dump(self) -> bytes:
         """Returns what a store is to tell of all samples at once, see `ToldColumns`."""
-        from forebay.store.remote.carry.sent_columns import dump_columns
+        from forebay.store.remote.small_files import dump_columns
 
         names = [name for name, field in self.fields.items() if field.dtype == "str"]
         found = {name: self.categories(name) for name in names if name not in ("sample_id", "text")}
@@ -242,7 +242,7 @@ class AllSamples:
         mirror = self.shards.files.mirror
         if mirror is None:
             return None
-        from forebay.store.remote.carry.sent_columns import told_columns
+        from forebay.store.remote.small_files import told_columns
 
         return told_columns(mirror, key=self.key, num_samples=len(self.slots.array))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forebay.config.loader_sections import FilterConfig
+from forebay.config.tree import FilterConfig
 from forebay.errors import ConfigError
 from forebay.store.by_hand import id_hashes, read_ids
 from forebay.store.key import digest

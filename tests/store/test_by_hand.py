@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from forebay.config.loader_sections import FilterConfig
+from forebay.config.tree import FilterConfig
 from forebay.store.by_hand import source_html, table_html
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lazy_tensordict import SamplesTensorDict

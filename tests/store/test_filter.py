@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.config.load import parse_config
-from forebay.config.loader_sections import FilterConfig
+from forebay.config.tree import FilterConfig
 from forebay.errors import ConfigError
 from forebay.steps.recipe import load_config
 from forebay.store.sample_filter import Filter, FilterChoice, missing_of_all, say_missing

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from forebay.config.loader_sections import FilterConfig
 from forebay.config.remote import RemoteConfig, is_url, url_or_path
-from forebay.config.tree import Config
+from forebay.config.tree import Config, FilterConfig
 from forebay.errors import ConfigError
 from forebay.inspect.checks.judge import comparable, duplicates, judged, leaks
 from forebay.inspect.checks.limits import BY_NAME, CHECKS, SEVERITIES, Limits, Severity

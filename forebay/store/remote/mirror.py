@@ -40,8 +40,7 @@ from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.carry.tally import for_each
 from forebay.store.remote.node.holdings import MIRRORS, NEVER, Known, is_inside
 from forebay.store.remote.node.node import NodeCache, WantedFile, check_bound
-from forebay.store.remote.node.node_locks import SHARED, pauses, try_lock
-from forebay.store.remote.node.shared import Counters, Holder
+from forebay.store.remote.node.shared import SHARED, Counters, Holder, pauses, try_lock
 
 logger = logging.getLogger(__name__)
 

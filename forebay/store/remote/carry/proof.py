@@ -22,8 +22,8 @@ from forebay.store.held import AnyFile
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.bucket.bucket import CHUNK, Bucket, ObjectInfo, part_bytes
 from forebay.store.remote.bucket.object_store import find
-from forebay.store.remote.carry.sent_columns import NAME as COLUMNS
 from forebay.store.remote.node.node import WantedFile
+from forebay.store.remote.small_files import NAME as COLUMNS
 
 CheckedBy = Literal["xxh3_128", "sha256", "md5", "etag", "size"]
 HASHES: tuple[CheckedBy, ...] = ("xxh3_128", "sha256", "md5")

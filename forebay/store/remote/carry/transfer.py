@@ -36,10 +36,10 @@ from forebay.store.metadata import FILE_NAME, check_file, read_regular
 from forebay.store.remote.bucket.bucket import MAX_COPY, Bucket, ObjectInfo
 from forebay.store.remote.bucket.object_store import find_bytes
 from forebay.store.remote.carry.proof import Proof, hash_object, proof_of, save_object
-from forebay.store.remote.carry.sent_columns import NAME as COLUMNS
 from forebay.store.remote.carry.tally import Kind, Tally, TransferReport, for_each
 from forebay.store.remote.carry.upload import MadeObject, PushedItem, Upload
 from forebay.store.remote.node.node import WantedFile
+from forebay.store.remote.small_files import NAME as COLUMNS
 from forebay.store.seal import publish, quick_problems
 from forebay.store.shared_disk import must_lock
 from forebay.visible import human_bytes

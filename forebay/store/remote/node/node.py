@@ -31,9 +31,8 @@ from forebay.errors import CacheError, ConfigError, RemoteError, RemoteReplacedE
 from forebay.store.files import hash_file, start_writeback, write_all
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.node.holdings import Known
-from forebay.store.remote.node.node_locks import EXCLUSIVE, pauses, try_lock
 from forebay.store.remote.node.room import NoRoom, Room, RoomPlace, gb, is_whole
-from forebay.store.remote.node.shared import Shared, shared
+from forebay.store.remote.node.shared import EXCLUSIVE, Shared, pauses, shared, try_lock
 
 logger = logging.getLogger(__name__)
 

@@ -34,8 +34,7 @@ from forebay.store.remote.node.holdings import (
     remove_unused_mirrors,
     scan,
 )
-from forebay.store.remote.node.node_locks import EXCLUSIVE, locked, try_lock
-from forebay.store.remote.node.shared import Shared, shared
+from forebay.store.remote.node.shared import EXCLUSIVE, Shared, locked, shared, try_lock
 
 logger = logging.getLogger(__name__)
 
