@@ -1,7 +1,4 @@
-"""A map over tasks, the row that each is at, and the error for a process that died over one.
-
-`forebay.preprocess.pool` runs tasks in processes; who hands tasks out knows only what stands here.
-"""
+"""A map over tasks (`forebay.preprocess.pool` has one), the row that each is at, and the error of a dead process."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from forebay.errors import BuildError
 
 T = TypeVar("T")
 R = TypeVar("R")
-
 _marks: mmap.mmap | None = None
 _is_second_try = False
 

@@ -32,6 +32,10 @@ class Asker(NamedTuple):
     setting: str
     code: str
 
+    def refused(self, what: str) -> ConfigError:
+        """Returns the error for what is wrong with the setting."""
+        return ConfigError(f"{self.setting}: {what}", code=self.code)
+
 
 def not_allowed(setting: str, spec: str) -> str:
     """Returns what to say of a setting that is code, in a config that allows none."""
@@ -67,9 +71,7 @@ def source_of(path: Path, folder: Path, asker: Asker) -> bytes:
         except OSError as err:
             raise _unreadable(path, err, asker) from err
     if len(content) > _MAX_BYTES:
-        raise ConfigError(
-            f"{asker.setting}: {path} has more than {_MAX_BYTES} bytes; name a smaller file", code=asker.code
-        )
+        raise asker.refused(f"{path} has more than {_MAX_BYTES} bytes; name a smaller file")
     return content
 
 
@@ -93,18 +95,13 @@ def written(content: bytes, path: Path, class_name: str, names: Sequence[str], a
             warnings.simplefilter("ignore")  # whoever runs the file is warned
             body = ast.parse(content, filename=str(path)).body
     except SyntaxError as err:
-        raise ConfigError(
-            f"{asker.setting}: {path}, line {err.lineno}: {err.msg}; correct the file", code=asker.code
-        ) from err
+        raise asker.refused(f"{path}, line {err.lineno}: {err.msg}; correct the file") from err
     except (ValueError, RecursionError, MemoryError) as err:
         why = str(err) or "its parts lie too deep in one another"
-        raise ConfigError(f"{asker.setting}: {path} is no Python: {why}; correct the file", code=asker.code) from err
+        raise asker.refused(f"{path} is no Python: {why}; correct the file") from err
     classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
     if class_name not in classes:
-        raise ConfigError(
-            f"{asker.setting}: {path} has no class {class_name}; its classes: {', '.join(classes) or 'none'}",
-            code=asker.code,
-        )
+        raise asker.refused(f"{path} has no class {class_name}; its classes: {', '.join(classes) or 'none'}")
     found = {name: value for node in classes[class_name].body for name, value in _assigned(node) if name in names}
     return {name: _literal(value, path, names, asker) for name, value in found.items()}
 
@@ -121,10 +118,9 @@ def _literal(node: ast.expr, path: Path, names: Sequence[str], asker: Asker) -> 
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as err:
-        raise ConfigError(
-            f"{asker.setting}: {path}, line {node.lineno}: {' and '.join(names)} are read without running the file; "
-            "write them as plain values",
-            code=asker.code,
+        raise asker.refused(
+            f"{path}, line {node.lineno}: {' and '.join(names)} are read without running the file; write them as plain "
+            "values"
         ) from err
 
 
@@ -142,9 +138,7 @@ def require_plain(path: Path, folder: Path, asker: Asker) -> None:
             if part == folder:
                 return
             if stat.S_ISLNK(part.lstat().st_mode):
-                raise ConfigError(
-                    f"{asker.setting}: {part} is a link; code is a regular file beside the config", code=asker.code
-                )
+                raise asker.refused(f"{part} is a link; code is a regular file beside the config")
     except OSError as err:
         raise _unreadable(path, err, asker) from err
 
@@ -157,14 +151,12 @@ def opened(path: Path, asker: Asker) -> Any:
         raise _unreadable(path, err, asker) from err
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ConfigError(f"{asker.setting}: {path} is no regular file; name a Python file", code=asker.code)
+        raise asker.refused(f"{path} is no regular file; name a Python file")
     return os.fdopen(descriptor, "rb")
 
 
 def _unreadable(path: Path, err: OSError, asker: Asker) -> ConfigError:
-    return ConfigError(
-        f"{asker.setting}: cannot read {path}: {err.strerror}; code lies beside the config", code=asker.code
-    )
+    return asker.refused(f"cannot read {path}: {err.strerror}; code lies beside the config")
 
 
 def ask(
@@ -255,11 +247,9 @@ def own_meaning(config: Config) -> OwnMeaning | None:
     columns = _names(found.get("columns"), {each.name for each in fields(SourceColumns)})
     groups = _names(found.get("groups"), {*_GROUPS})
     if columns is None or groups is None:
-        raise ConfigError(
-            f"{ASKER.setting}: the body of class {name} of {folder / file} says what its rows are: "
-            'columns = ("audio", "text") of the names of [source.columns], and groups = ("audio",), of "audio" and '
-            '"image"',
-            code="FB144",
+        raise ASKER.refused(
+            f'the body of class {name} of {folder / file} says what its rows are: columns = ("audio", "text") of '
+            'the names of [source.columns], and groups = ("audio",), of "audio" and "image"'
         )
     facts = MeaningFacts(name=config.meaning, target=config.meaning, columns=columns, groups=groups)
     digest = hashlib.sha256(content).hexdigest()

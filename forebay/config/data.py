@@ -12,6 +12,14 @@ STRICT = {"extra": "forbid", "strict": True}
 """Read by pydantic when a file is loaded: unknown fields are refused, types are not coerced."""
 
 
+def at_least(settings: object, least: int, *names: str) -> None:
+    """Raises ValueError for a setting that is less, or holds a number that is; one that is left out passes."""
+    for name in names:
+        value = getattr(settings, name)
+        if any(number is not None and number < least for number in (value if isinstance(value, tuple) else (value,))):
+            raise ValueError(f"{name} is {value}, wanted {least} or more")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceKind:
     """Facts about a kind of source before any data is read. reader: the reader. holds: the meanings that rows may have.
@@ -107,7 +115,6 @@ MEANINGS: Mapping[str, MeaningFacts] = {
     )
 }
 """By `source.meaning`. The class is imported when rows are read."""
-
 _READERS = "forebay.rows.readers"
 BOTH = ("speech", "vision")
 _HF_FILES = ("state.json", "dataset_info.json", "*.arrow", "*.parquet")
@@ -123,7 +130,6 @@ PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 """The files that `kind = "folder"` looks for under `[vision]`, in any case of letters."""
 TEXT_OF_IMAGE = (".txt",)
 """The files that hold their texts."""
-
 SOURCE_KINDS = {
     "tar": SourceKind(reader=f"{_READERS}.tar_lists:READER", holds=BOTH, files=("*.parquet",), keeps=BOTH),
     "filelist": SourceKind(reader=f"{_READERS}.tar_lists:FILELIST_READER", files=("*.tsv",)),
@@ -167,7 +173,6 @@ SOURCE_KINDS = {
     ),
 }
 """By `source.kind`. What reads a kind is imported when that is asked for."""
-
 OWN_COLUMNS = frozenset(
     (
         *(
@@ -319,12 +324,7 @@ class SourceConfig:
         if not self.manifests or not all(self.manifests):
             raise ValueError(f"manifest is {self.manifest!r}, wanted a file, a folder or a glob, or a list of them")
         self._check_durations()
-        if self.max_samples is not None and self.max_samples < 1:
-            raise ValueError(f"max_samples is {self.max_samples}, wanted 1 or more")
-        if self.max_sample_bytes < 1:
-            raise ValueError(f"max_sample_bytes is {self.max_sample_bytes}, wanted 1 or more")
-        if self.max_pixels < 1:
-            raise ValueError(f"max_pixels is {self.max_pixels}, wanted 1 or more")
+        at_least(self, 1, "max_samples", "max_sample_bytes", "max_pixels")
         if self.rows is not None:
             row_slice(self.rows)
         for name in self.keep_columns:
@@ -332,8 +332,7 @@ class SourceConfig:
                 raise ValueError(f"keep_columns: {name!r:.60} {problem}")
 
     def _check_durations(self) -> None:
-        if self.min_duration_s < 0:
-            raise ValueError(f"min_duration_s is {self.min_duration_s}, wanted 0 or more")
+        at_least(self, 0, "min_duration_s")
         if self.max_duration_s is not None and self.max_duration_s <= self.min_duration_s:
             raise ValueError(
                 f"max_duration_s ({self.max_duration_s}) is not above min_duration_s ({self.min_duration_s})"
@@ -371,10 +370,7 @@ def _not_to_be_kept(name: str, names: tuple[str, ...]) -> str | None:
 
 
 def row_slice(text: str) -> slice:
-    """Returns the slice that `source.rows` says, for example "0:1000" or "::10".
-
-    Raises ValueError for anything else.
-    """
+    """Returns the slice that `source.rows` says, for example "0:1000" or "::10"; ValueError for anything else."""
     parts = text.split(":")
     try:
         numbers = [int(part) if part.strip() else None for part in parts]

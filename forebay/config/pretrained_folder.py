@@ -20,7 +20,6 @@ from forebay.config.remote import is_url, url_or_path
 from forebay.errors import ConfigError
 
 Thing = Literal["tokenizer", "processor", "extractor", "model", "dataset"]
-
 _ID = re.compile(r"(?![^@]*(?:--|\.\.))(\w[\w.-]*/\w[\w.-]*)(?:@(\S+))?", re.ASCII)
 """The Hub has no `--` and no `..` in names; in its cache `--` stands between owner and name."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -146,7 +145,6 @@ _PATTERNS = (
     "chat_template*",
     "additional_chat_templates/*",
 )
-
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json")
 _VOCABULARY_SUFFIXES = (".model", ".tiktoken")
 
@@ -190,7 +188,7 @@ def processor_digest(folder: Path) -> str:
 
     Raises ConfigError, naming the field, where the folder is missing, cannot be read, or holds no processor.
     """
-    return _digest_of(folder, _IMAGES).hexdigest()
+    return _digest_of(folder, "vision.processor", "processor", "image processor")
 
 
 def extractor_digest(folder: Path) -> str:
@@ -198,48 +196,33 @@ def extractor_digest(folder: Path) -> str:
 
     Raises ConfigError, naming the field, where the folder is missing, cannot be read, or holds no extractor.
     """
-    return _digest_of(folder, _SOUND).hexdigest()
+    return _digest_of(folder, "audio.extractor", "extractor", "feature extractor")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Kind:
-    """The words of messages about a folder with a processor: the setting, the word for it in code, and what it is."""
-
-    setting: str
-    thing: Thing
-    what: str
-
-
-_IMAGES = _Kind(setting="vision.processor", thing="processor", what="image processor")
-_SOUND = _Kind(setting="audio.extractor", thing="extractor", what="feature extractor")
-
-
-def _digest_of(folder: Path, kind: _Kind) -> hashlib._Hash:
+def _digest_of(folder: Path, setting: str, thing: Thing, what: str) -> str:
     if not is_whole(folder):
         raise _refused(
-            kind,
-            f"{folder} is not a folder; point it at one with a preprocessor_config.json"
-            f"{hub_advice(folder, kind.thing)}",
+            setting,
+            f"{folder} is not a folder; point it at one with a preprocessor_config.json{hub_advice(folder, thing)}",
         )
     digest = hashlib.sha256()
     present = [folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()]
     if not present:
         raise _refused(
-            kind,
-            f"{folder} holds no {kind.what} (no {' or '.join(_PROCESSOR_FILES)}); "
-            f"save one there with {kind.thing}.save_pretrained(folder)",
+            setting,
+            f"{folder} holds no {what} (no {' or '.join(_PROCESSOR_FILES)}); "
+            f"save one there with {thing}.save_pretrained(folder)",
         )
     try:
         for path in present:
             _add(digest, path.name, path.read_bytes())
     except OSError as err:
-        raise _refused(kind, f"cannot read {err.filename}: {err.strerror}") from err
-    return digest
+        raise _refused(setting, f"cannot read {err.filename}: {err.strerror}") from err
+    return digest.hexdigest()
 
 
-def _refused(kind: _Kind, why: str) -> ConfigError:
-    message = f"{kind.setting}: {why}"
-    return ConfigError(message, code="FB107") if kind is _IMAGES else ConfigError(message, code="FB121")
+def _refused(setting: str, why: str) -> ConfigError:
+    return ConfigError(f"{setting}: {why}", code="FB107" if setting == "vision.processor" else "FB121")
 
 
 def _add(digest: hashlib._Hash, name: str, content: bytes) -> None:

@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from forebay.config.data import STRICT
+from forebay.config.data import STRICT, at_least
 from forebay.errors import ConfigError
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 """Schemes that a store of the network answers. `file://` is a local path by another name."""
-
 ALLOW_HTTP = "FOREBAY_ALLOW_HTTP"
 """Environment variable by which a user, not a config, allows plain http beyond this machine: set to 1."""
-
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """Names of buckets and containers. A name may become part of a host, so nothing that ends a host is in it."""
 _PLACE = re.compile(r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)|\[(?P<v6>[0-9A-Fa-f:.]+)\])(?::(?P<port>[0-9]{0,5}))?")
@@ -37,10 +34,7 @@ _METADATA_ADDRESSES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A place in a store: `scheme://bucket/key`.
-
-    bucket: bucket or container; of https the host, with its port. key: without a slash at either end.
-    """
+    """A place, `scheme://bucket/key`. bucket: or container; of https host and port. key: no slash at either end."""
 
     scheme: str
     bucket: str
@@ -253,7 +247,6 @@ def _shown(text: str) -> str:
 GB = 1_000_000_000
 LONGEST_PAUSE_S = 15.0
 """Before a request is made again."""
-
 _REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 """Regions become part of a host that gets credentials, so nothing that ends a host is in them."""
 
@@ -289,14 +282,11 @@ class RemoteConfig:
     times. `refuse`: the run ends with the figures. `allow`: it goes on, with a warning."""
 
     def __post_init__(self) -> None:
-        for name in ("max_concurrent", "prefetch_shards"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted 1 or more")
+        at_least(self, 1, "max_concurrent", "prefetch_shards")
         for name in ("cache_size_gb", "timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted more than 0")
-        if self.retries < 0:
-            raise ValueError(f"retries is {self.retries}, wanted 0 or more")
+        at_least(self, 0, "retries")
         if self.region is not None and not _REGION.fullmatch(self.region):
             raise ValueError(f"region is {self.region!r}, wanted small letters, digits and hyphens: eu-central-1")
         if self.endpoint is not None:

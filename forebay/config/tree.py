@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from forebay.config.data import MEANINGS, SOURCE_KINDS, STRICT, SourceConfig
+from forebay.config.data import MEANINGS, SOURCE_KINDS, STRICT, SourceConfig, at_least
 from forebay.config.plan import ByKind, PackConfig, PlanConfig
 from forebay.config.remote import RemoteConfig, is_url
 from forebay.config.train import RunConfig, TrainConfig
@@ -54,11 +54,8 @@ class LoaderConfig:
     """Shards of a cache that are mapped at once."""
 
     def __post_init__(self) -> None:
-        for name in ("prefetch", "max_open_shards", "patch_classes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted 1 or more")
-        if self.num_threads < 0:
-            raise ValueError(f"num_threads is {self.num_threads}, wanted 0 or more")
+        at_least(self, 1, "prefetch", "max_open_shards", "patch_classes")
+        at_least(self, 0, "num_threads")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +74,7 @@ class MixtureSource:
     def __post_init__(self) -> None:
         if (self.cache is None) == (self.config is None):
             raise ValueError("give exactly one of cache and config")
-        if self.weight is not None and self.weight < 0:
-            raise ValueError(f"weight is {self.weight}, wanted 0 or more")
+        at_least(self, 0, "weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,8 +101,7 @@ class MixtureConfig:
     """Share of micro-batches with audio, instead of weights, where one of the caches has no audio."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature is {self.temperature}, wanted 0 or more")
+        at_least(self, 0, "temperature")
         if self.source and self.column is not None:
             raise ValueError("give one of source and column: several caches, or the values of a column of one")
         given = [entry.weight is not None for entry in self.source]
@@ -358,10 +353,7 @@ class Config:
 
 
 def stand_in(cache_root: str, remote: RemoteConfig) -> Path:
-    """Returns the folder of this machine for a cache root: the root itself, or what stands for a URL on this node.
-
-    Two endpoints have their own buckets of one name.
-    """
+    """Returns the folder for a cache root: itself, or what stands for a URL on this node, another for each endpoint."""
     if not is_url(cache_root):
         return Path(cache_root)
     return remote.folder / "roots" / hashlib.sha256(f"{remote.endpoint or ''} {cache_root}".encode()).hexdigest()[:16]

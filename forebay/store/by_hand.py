@@ -1,7 +1,4 @@
-"""Methods for somebody at a prompt or in a notebook: samples by index and slice, ids, tensordicts, HTML.
-
-Samples as the bytes of a WAV file.
-"""
+"""Samples taken by hand: by index, slice or id, as tensordicts, HTML or WAV; ids, listed in files or hashed."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 5
 """Indices of one id that a message lists."""
-
 _MAX_BYTES = (1 << 32) - 1 - 36
 """What the 32-bit sizes of a WAV can say."""
 _MAX_ROWS = 12
@@ -89,17 +85,13 @@ class ByHand(SampleSource):
         return self._id_index.places(sample_id)
 
     def as_tensordict(self) -> SamplesTensorDict:
-        """Returns the samples as a LazyStackedTensorDict that reads a sample when it is asked for, as a copy.
-
-        It can be read and not written; see `SamplesTensorDict`.
-        """
+        """Returns a LazyStackedTensorDict that reads a sample when it is asked for; see `SamplesTensorDict`."""
         from forebay.store.lazy_tensordict import SamplesTensorDict
 
         return SamplesTensorDict(self, range(len(self)))
 
     def _repr_html_(self) -> str:
-
-        return source_html(self)
+        return table_html(type(self).__name__, source_facts(self))
 
     # Two threads that ask together for the first time both make it: no lock, which a fork could leave locked.
     @cached_property
@@ -132,11 +124,6 @@ def pcm16_wav(samples: Array, sample_rate_hz: int) -> bytes:
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate_hz, 2 * sample_rate_hz, 2, 16)
     riff = struct.pack("<4sI4s", b"RIFF", 36 + len(data), b"WAVE")
     return riff + form + struct.pack("<4sI", b"data", len(data)) + data
-
-
-def source_html(source: SampleSource) -> str:
-    """Returns the facts of a cache or a selection as a table; other people's text is escaped."""
-    return table_html(type(source).__name__, source_facts(source))
 
 
 def table_html(title: str, facts: Iterable[tuple[str, str]]) -> str:
@@ -245,10 +232,7 @@ def id_hashes(ids: pa.ChunkedArray, *, seed: int = 0) -> Array:
 
 
 class IdIndex:
-    """Which sample has an id: the hashes of all ids, sorted. 16 bytes a sample, whatever the ids are.
-
-    Threads may share one; it never changes.
-    """
+    """Which sample has an id: the hashes of all ids, sorted, 16 bytes a sample. Threads may share one."""
 
     def __init__(self, ids: pa.ChunkedArray, sample_id: Callable[[int], str]) -> None:
         """ids: of all samples, in their order. sample_id: gives the id of one."""

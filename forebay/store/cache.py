@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Verify = Literal["touch", "open", "never"]
-
 _MAX_OPEN_SHARDS = 1_000
 """In one process: the kernel limits mappings (`vm.max_map_count`, 65,530), and other libraries map too."""
 
@@ -120,7 +119,10 @@ class Cache(ByHand):
             folder=self._held,
             mirror=self.mirror,
             fields=fields,
-            tables={g: self._load_table(g, len(fields[g]), shape.num_shards) for g, shape in shapes.items()},
+            tables={
+                group: self._load(f"{group}.npy", table_dtype(len(fields[group])), (shape.num_shards,), verify=True)
+                for group, shape in shapes.items()
+            },
             listed=[group for group, shape in shapes.items() if shape.is_listed],
             # No method of this cache: it would live on until the collector of circles comes by.
             reopen=partial(_reopened, folder, verify=verify),
@@ -381,10 +383,7 @@ class Cache(ByHand):
         return self._slots.whole()
 
     def by_shard(self, most: int | None = None) -> Iterator[tuple[int, Ints, Ints]]:
-        """Yields each shard that has samples: its number, which these are, and their rows in it.
-
-        most: of the first samples only, so many.
-        """
+        """Yields each shard with samples: its number, these, and their rows in it. most: of the first samples alone."""
         from forebay.store.row_table import by_shard
 
         yield from by_shard(self.slots[:most], self.num_shards, no_such_row=partial(no_such_row, self.folder))
@@ -395,10 +394,7 @@ class Cache(ByHand):
         return self.table()
 
     def table(self, names: Collection[str] | None = None) -> pa.Table:
-        """Returns columns of the row table, in its order; None: all of them. Only what they hold is read.
-
-        Raises KeyError for a name that is none of `column_names`.
-        """
+        """See `SampleSource`; only what the columns hold is read."""
         from forebay.store.row_table import row_table
 
         columns = self._row_columns()
@@ -416,10 +412,7 @@ class Cache(ByHand):
         return self._all_samples.row_columns(dict(self.lengths), constants=constants)
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
-        """Returns the different values of a text field (`language`, `source`), sorted, and which one each sample has.
-
-        That one is int32 [num_samples]. None where the cache has no such field.
-        """
+        """See `SampleSource`."""
         return self._mended(lambda: self._all_samples.categories(name), groups=self.groups)
 
     def ids_digest(self) -> str:
@@ -472,10 +465,7 @@ class Cache(ByHand):
         return array
 
     def _mended(self, load: Callable[[], T], *, groups: Collection[Group] = ()) -> T:
-        """Returns what is loaded; files of a store that are damaged on this node are fetched again.
-
-        groups: those whose shards it is loaded of too.
-        """
+        """Returns what is loaded; damaged files of a store are fetched again, shards of `groups` too."""
         try:
             return load()
         except CacheCorruptError:
@@ -484,9 +474,6 @@ class Cache(ByHand):
             self.mirror.mend_small()
             self.mirror.mend(self.wanted(group, i) for group in groups for i in range(self._files.count(group)))
             return load()
-
-    def _load_table(self, group: Group, num_fields: int, num_shards: int) -> Array:
-        return self._load(f"{group}.npy", table_dtype(num_fields), (num_shards,), verify=True)
 
     def require_key(self, key: str) -> None:
         """Raises CacheMismatchError where this is not the cache of `key`."""

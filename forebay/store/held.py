@@ -21,10 +21,8 @@ from forebay.store.shared_disk import alone_in, is_gone, is_late, try_shared
 
 ORIGIN = "origin.json"
 """In a folder that stands for one of a store: which one, see `forebay.store.remote.mirror`. It holds no secret."""
-
 _LEASE = "metadata.json"
 """The file that readers lock: unlike the folder it can be opened for writing, which NFS needs for exclusive locks."""
-
 _PATIENCE_S, _PAUSE_S = 5.0, 0.001
 """Whoever locks a cache to remove it renames it at once; a stopped process must not stop readers for good."""
 
@@ -33,10 +31,7 @@ class HeldFolder:
     """An opened folder; `folder / name` is one of its files. Closed when the last reference to it is gone."""
 
     def __init__(self, path: Path) -> None:
-        """Opens a folder and locks it against removal.
-
-        Raises CacheNotFoundError where it is no folder, CacheError where it cannot be opened.
-        """
+        """Opens a folder, locked against removal. CacheNotFoundError: it is none; CacheError: it cannot be opened."""
         self.path = path
         self.descriptor = -1
         self._is_stale = False

@@ -67,8 +67,7 @@ def inputs_problem(config: Config) -> str | None:
 def inputs_of(config: Config) -> Inputs:
     """Returns the iterator that a config names; reads its file and runs nothing.
 
-    Raises ConfigError without `[run] allow_code = true`, and for what is no regular file at or below the config's
-    folder.
+    Raises ConfigError without `[run] allow_code = true`, and for no regular file at or below the config's folder.
     """
     if (problem := inputs_problem(config)) is not None:
         raise ConfigError(problem, code="FB129")

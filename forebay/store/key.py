@@ -19,10 +19,8 @@ from forebay.store.inputs import SAMPLES
 from forebay.visible import printable
 
 KEY_VERSION = 1
-
 SHORT = 16
 """Hex digits of a key in names and messages."""
-
 ABSENT = "(absent)"
 """Stands for the value of a setting that a recipe does not have."""
 

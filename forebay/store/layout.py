@@ -14,16 +14,13 @@ METADATA = "metadata.json"
 FORMAT_VERSION = 4
 """The form of the bytes on disk, the only one that is read. A change is breaking: it brings a new golden cache under
 tests/golden. Forms 1 to 3 were never released."""
-
 PLANS, TAR_INDEX, TEXT_INDEX, TEXTS, INPUTS = "plans", "tar_index", "text_index", "texts", "inputs"
 BUILDING, LISTINGS, NOTES = ".building", ".listings", ".used"
 """The folders of a cache root that hold things of a kind: `forebay.caches.kinds` says which."""
-
 Group = str
 """The name of a group of fields: one chain of steps makes them of one kind of item, in shards of its own."""
 TEXT: Group = "text"
 """The group in which a row is a sample. In every other group it has items: one, itself, or those that it lists."""
-
 _GROUP_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
@@ -70,10 +67,8 @@ class FieldSpec:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-
 ROW_BITS = 32
 """A slot is `shard << ROW_BITS | row`."""
-
 ROW_MASK = (1 << ROW_BITS) - 1
 
 

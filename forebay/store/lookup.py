@@ -38,7 +38,6 @@ from forebay.store.source_files import (
 from forebay.terminal import first_of
 
 logger = logging.getLogger(__name__)
-
 CONFINED = "confined"
 """In the metadata of a cache built under `source.confined`: no source lay outside of its manifest's folder."""
 SOURCES_NAME = "sources.parquet"

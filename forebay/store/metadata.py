@@ -247,7 +247,6 @@ _TYPES: Mapping[str, type] = {
     "num_samples": int,
     "recipe_key": str,
 }
-
 _DESCRIPTION: Mapping[str, Check] = {
     "clipped": COUNT,
     "excluded": map_of(COUNT),
@@ -265,22 +264,18 @@ _DESCRIPTION: Mapping[str, Check] = {
     "unused_fields": map_of(COUNT),
 }
 """What a report shows, and opening does not need."""
-
 _MADE_OF = list_of(record({"key": TEXT, "name": TEXT, "num_samples": COUNT, "taken": COUNT}))
 _AUDIO = record({"sample_rate_hz": POSITIVE})
 _CLIPPED = record({}, {"audio": or_null(record({}, {"clip_s": or_null(NUMBER)}))})
-
 _FOUND = record(
     {"key": TEXT, "recipe_key": TEXT, "files": OBJECT, "name": TEXT, "recipe": _DESCRIPTION["recipe"]},
     {name: _DESCRIPTION[name] for name in ("excluded", "failed")} | {"num_samples": COUNT, "codec": TEXT},
 )
-
 _ARRAYS = ("slots.npy", "lengths.npy")
 _LENGTHS = {"text": ("num_tokens",), "audio": ("num_audio_samples",), "image": ("num_images",)}
 """What every cache with a group has the lengths of."""
 _CUT = frozenset(FIELDS.values())
 """Fields of images that are cut into patches, which are counted too."""
-
 _MAX_SHARDS = 1 << 31
 
 

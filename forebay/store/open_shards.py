@@ -146,10 +146,7 @@ class OpenShards:
         return columns if self._is_bounded else self.columns.setdefault(number, columns)
 
     def let_go(self, name: str | None) -> None:
-        """Closes mappings that are kept only in case they are read again: of a shard, or the older half of all.
-
-        What was handed out keeps its mapping until the last view of it is gone.
-        """
+        """Closes mappings of a shard, or the older half of all (None); what was handed out keeps its mapping."""
         if name is None:
             num_kept = len(self._shards) // 2
             self.columns.clear()
@@ -184,18 +181,13 @@ class OpenShards:
 
 MEMBERS_A_CHUNK = 2**13
 """Members of a plan that are hashed together: 32 KiB, 3 us. A first batch of 40 samples touches 40 chunks."""
-
 SLOTS_A_CHUNK = 2**16
 """Slots that are hashed together: 512 KiB, 20 us."""
-
 SLOTS = "slots.npy"
-
 SUMS = "chunks_xxh3_64"
 """Where the entry of `slots.npy` has the sums; slots of one chunk have none and are checked when opened."""
-
 _HEADER_BYTES = 128
 """Size of a .npy header of one axis; never parsed, since what it says follows from the number of samples."""
-
 _AGAIN = "run: forebay preprocess CONFIG --rebuild"
 
 
@@ -205,10 +197,7 @@ def chunk_sums(array: Array, chunk_items: int) -> Array:
 
 
 class CheckedArray:
-    """A flat array whose chunks are compared with their sums, each before its first use in this process.
-
-    Threads may share it. array: all items, to be read where `require` has been asked first.
-    """
+    """A flat array whose chunks are checked before their first use; `require` comes first. Threads may share it."""
 
     def __init__(
         self,

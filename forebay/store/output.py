@@ -112,7 +112,6 @@ def _is_source(path: Path, folder: Path | None, config: Config | None) -> bool:
 
 Entry = dict[str, Any]
 """What is said of a finished file: its `name` and `size_bytes`, and what the writer adds. A name of None: no file."""
-
 _SHOWN = 40
 """Characters of a value that a message shows."""
 

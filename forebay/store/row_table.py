@@ -66,10 +66,7 @@ class SampleColumns:
 def by_shard(
     slots: Array, num_shards: int, *, no_such_row: Callable[[int, int], CacheCorruptError]
 ) -> Iterator[tuple[int, Ints, Ints]]:
-    """Yields each shard that has samples: its number, which these are, and their rows in it.
-
-    no_such_row: of `SampleColumns`, for a slot of a shard that there is not.
-    """
+    """Yields each shard with samples: its number, these, their rows in it. no_such_row: of `SampleColumns`."""
     shards = slots >> ROW_BITS
     order = np.argsort(shards, kind="stable")
     bounds = np.searchsorted(shards[order], np.arange(num_shards + 1))
@@ -187,11 +184,7 @@ def _numbers(values: Array, offsets: Array) -> pa.Array:
 
 @dataclass(kw_only=True)
 class AllSamples:
-    """The samples of a cache in their order.
-
-    key: of the cache. fields: table fields with a row a sample, by name. slots: where each sample lies. shards: of the
-    cache.
-    """
+    """The samples of a cache of this `key`, in their order. fields: of the row table. slots: where each sample lies."""
 
     key: str
     fields: Mapping[str, FieldSpec]

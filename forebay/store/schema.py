@@ -7,7 +7,6 @@ from typing import Any
 
 Check = Callable[[Any, str], None]
 """Raises ValueError where a value, which stands at this place, is of another kind."""
-
 _MAX_NUMBER = 1e300
 """JSON holds integers that no float can."""
 

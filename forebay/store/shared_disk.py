@@ -19,15 +19,11 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
-
 LATE_S = 65.0
 """After this, a machine sees what another one did: acdirmax of NFS is 60 s, unless the mount says otherwise."""
-
 SILLY_MARK = ".nfs"
 """How a file is called that was deleted while a process of this machine has it open."""
-
 _LATE = frozenset(
     "afs beegfs beegfs_nodev ceph cifs glusterfs gpfs lustre mmfs nfs nfs4 orangefs panfs pvfs2 smb3 wekafs".split()  # noqa: SIM905
 )
@@ -114,7 +110,6 @@ def _mount_of(path: Path) -> tuple[str, frozenset[str]]:
 
 Lock = Literal["had", "taken", "none"]
 """`none`: there are no locks on this disk."""
-
 _SAID_AFTER_S = 30.0
 
 

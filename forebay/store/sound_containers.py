@@ -18,25 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 _KBPS_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
-
 _KBPS_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
-
 _RATES_HZ = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
 """Rates by the header's version: 3 is MPEG-1, 2 MPEG-2, 0 MPEG-2.5."""
-
 _MPEG_1, _LAYER_3, _MONO = 3, 1, 3
-
 _SIDE_BYTES = {(True, True): 17, (True, False): 32, (False, True): 9, (False, False): 17}
 """The size of a frame's side information, by whether the frame is MPEG-1 and mono."""
-
 _MARKS = (b"Xing", b"Info")
-
 _SPARE_FRAMES = 1
 """Some encoders count the frame of the tag itself, others do not."""
-
 _MAX_JUNK_BYTES = 1 << 16
 """What may lie between two frames; mpg123 looks as far for the next one."""
-
 _CHAINED = ("chained_audio", "it holds several MP3 files one behind the other; split it, or join them anew")
 
 
@@ -205,17 +197,12 @@ def _tagged_frame(head: bytes, frames: int) -> bytes:
 
 
 _MAGIC = b"OggS"
-
 _HEAD_BYTES = 27
 """A page up to its segment table: flags at 5, serial at 14, length of the table at 26."""
-
 _FIRST, _LAST = 0x02, 0x04
-
 _CODECS = (b"\x01vorbis", b"OpusHead", b"\x7fFLAC", b"Speex   ")
 """What the first packet of a stream of sound begins with."""
-
 _CHAINED_OGG = ("chained_audio", "it holds several streams one behind the other; split it, or join them anew")
-
 _TRUNCATED = ("truncated_audio", "its end is missing: there is no end-of-stream page; write it again")
 
 
@@ -252,9 +239,7 @@ def ogg_problem(data: bytes) -> tuple[str, str] | None:
 
 
 _HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
-
 _PCM, _BITS = 1, 16
-
 _MAX_CHANNELS = 8
 
 
@@ -303,21 +288,15 @@ def one_stream(data: bytes) -> tuple[bytes, tuple[str, str] | None]:
 
 Read = Callable[[int, int], bytes]
 """(offset, size) -> bytes of the encoded sample; fewer only at its end."""
-
 MAX_WHOLE_BYTES = 256 * 1024 * 1024
 """The largest file that is read as a whole, for a format whose length takes all of its bytes to tell."""
-
 _PREFIX_BYTES = 4096
-
 _MAX_CHUNKS = 4096
 """RIFF chunks before the audio; more is a damaged file, and a read each."""
-
 _UNKNOWN_SIZES = frozenset((0x7FFFF000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF))
 """What sox, arecord and ffmpeg write as the size of a stream whose length they do not know yet."""
-
 _WAVE_KINDS = frozenset((1, 3, 6, 7))
 """PCM, float, A-law, mu-law."""
-
 _AIFF_PLAIN = frozenset((b"", b"NONE", b"sowt", b"twos", b"in24", b"in32", b"fl32", b"FL32", b"fl64", b"FL64"))
 """Compressions under which a frame is a sample of each channel."""
 

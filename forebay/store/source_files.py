@@ -25,10 +25,8 @@ from forebay.store.remote.raw import raw_sources as sources
 from forebay.store.remote.raw.raw_sources import is_file, localized, look_up, source_stat
 
 logger = logging.getLogger(__name__)
-
 COMPRESSED_TARS = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
 """How names of compressed tars end; their members cannot be read by place."""
-
 _DICT = "dataset_dict.json"
 _OURS = re.compile(r"logs/data_usage\.jsonl|tar_index/[0-9a-f]{32}\.parquet|text_index/[0-9a-f]{32}\.lines")
 _SPLIT_FILE = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
@@ -145,10 +143,7 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
 
 
 def hf_splits(folder: Path) -> list[str]:
-    """Returns the splits that an `hf` folder has, sorted: folders of a DatasetDict, or what files are named after.
-
-    Empty where it has none: then all of its files are one data set.
-    """
+    """Returns an `hf` folder's splits, sorted: folders of a DatasetDict, or names in its files; [] for one data set."""
     if not sources.is_folder(folder):
         return []
     if sources.exists(folder / _DICT):

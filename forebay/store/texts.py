@@ -54,10 +54,7 @@ class Segment:
     """A segment, mapped. Threads and forked children may share it."""
 
     def __init__(self, path: Path, owner: bytes) -> None:
-        """Maps a file, and reads all of it once. owner: what the values belong to.
-
-        Raises DamagedSegmentError, OtherSegmentError, and OSError where it cannot be opened.
-        """
+        """Maps a file of values of `owner`, read once. Raises DamagedSegmentError, OtherSegmentError, OSError."""
         self.path = path
         with open(path, "rb", buffering=0, opener=open_own) as file:
             status = os.fstat(file.fileno())
@@ -114,10 +111,7 @@ def count_of(file: int) -> int:
 
 
 def write_segment(folder: Path, owner: bytes, tables: Sequence[pa.Table]) -> str:
-    """Writes a segment of tables of values by digest, each digest once, the first one counts; returns its name.
-
-    Raises OSError.
-    """
+    """Writes a segment of tables of values by digest, of each digest the first; returns its name. Raises OSError."""
     import pyarrow as pa
 
     table = pa.concat_tables(tables)
@@ -160,7 +154,6 @@ def _table(data: mmap.mmap, owner: bytes) -> pa.Table:
 
 
 logger = logging.getLogger(__name__)
-
 IDENTITY = "identity.json"
 LOCK = "lock"
 SEGMENT = re.compile(rf"[0-9a-f]{{32}}{re.escape(SUFFIX)}")
@@ -169,7 +162,6 @@ OLD = re.compile(rf"{SEGMENT.pattern}\.old")
 _OLD_S = 24 * 3600.0
 _LOOK_AGAIN_S = 3600.0
 """After it no segment stays mapped that is old: well before one goes."""
-
 _MOST_SEGMENTS = 8
 _LARGEST_BYTES = 1 << 28
 """Larger segments are not merged again."""
@@ -179,10 +171,7 @@ _HELD_TEXTS, _HELD_BYTES, _HELD_S = 1 << 16, 1 << 24, 5.0
 
 @dataclass(frozen=True, slots=True)
 class TextStore:
-    """The kept values of a cache root. It is a path, so that workers are told of it; nothing is made until it is used.
-
-    root: the cache root.
-    """
+    """The kept values of a cache root: a path that workers are told of. Nothing is made until it is used."""
 
     root: Path
 
@@ -398,10 +387,7 @@ class TextValues:
 
     @contextlib.contextmanager
     def _alone(self, *, is_needed: bool) -> Iterator[bool]:
-        """Yields whether no other process merges, as far as locks tell; the lock only saves work.
-
-        is_needed: it is done without the lock too, which a machine that died may hold for good.
-        """
+        """Yields whether no other process merges, as far as locks tell, or it is needed: a lock may stay for good."""
         flags = os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             file = os.open(self.folder / LOCK, flags | os.O_RDWR | os.O_CREAT, 0o666)

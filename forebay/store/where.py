@@ -10,7 +10,6 @@ is true of it. So neither `snr > 10` nor `not snr > 10` holds where there is no 
 from __future__ import annotations
 
 import ast
-import difflib
 import operator
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 
 from forebay.errors import ConfigError
 from forebay.store.layout import Array
+from forebay.visible import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +33,6 @@ _FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_Join = Callable[[Array, Array], Array]
 _ARROW = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
 
 
@@ -80,17 +79,11 @@ class IsNull:
 
 
 @dataclass(frozen=True, slots=True)
-class AllOf:
-    """All of some conditions; true of no condition at all."""
+class Joined:
+    """All of some conditions, true of none at all; or any of them, false of none at all."""
 
     parts: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AnyOf:
-    """One or more of some conditions; false of no condition at all."""
-
-    parts: tuple[Any, ...]
+    is_any: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +106,8 @@ class ConditionRows:
     def _truth(self, condition: Any) -> tuple[Array, Array]:
         """Returns for which rows a condition is true, and for which it is false; it is neither where it is unknown."""
         match condition:
-            case AllOf(parts=parts):
-                return self._folded(parts, true=np.logical_and, false=np.logical_or, of_none=True)
-            case AnyOf(parts=parts):
-                return self._folded(parts, true=np.logical_or, false=np.logical_and, of_none=False)
+            case Joined(parts=parts, is_any=is_any):
+                return self._folded(parts, is_any=is_any)
             case Negated(part=part):
                 is_true, is_false = self._truth(part)
                 return is_false, is_true
@@ -130,12 +121,13 @@ class ConditionRows:
                 found, is_valid = self._compared(condition)
         return found & is_valid, ~found & is_valid
 
-    def _folded(self, parts: Sequence[Any], *, true: _Join, false: _Join, of_none: bool) -> tuple[Array, Array]:
-        is_true = np.full(self._table.num_rows, of_none)
+    def _folded(self, parts: Sequence[Any], *, is_any: bool) -> tuple[Array, Array]:
+        is_true = np.full(self._table.num_rows, not is_any)
         is_false = ~is_true
         for part in parts:
             found, missed = self._truth(part)
-            is_true, is_false = true(is_true, found), false(is_false, missed)
+            is_true = is_true | found if is_any else is_true & found
+            is_false = is_false & missed if is_any else is_false | missed
         return is_true, is_false
 
     def _column(self, column: Column) -> pa.ChunkedArray:
@@ -262,13 +254,11 @@ MAX_DEPTH = 48
 """Conditions inside of conditions."""
 MAX_NUMBER = 2**53 - 1
 """Up to here every comparison with a number is exact, whatever the column's type."""
-
 _FORMS = (
     "wanted and, or, not, comparisons, `in` a list of values, `is None`, names of columns, texts, numbers, True and "
     "False"
 )
 _SHOWN = 20
-
 _ORDER: Mapping[type[ast.cmpop], str] = {
     ast.Eq: "==",
     ast.NotEq: "!=",
@@ -319,16 +309,11 @@ class WhereClause:
 
 def is_no_column(name: str, names: Collection[str]) -> str:
     """Returns what to say of a name that is none of these columns: the nearest one, and all of them."""
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"is no column{hint}; the columns are {', '.join(names)}"
+    return f"is no column{did_you_mean(name, names)}; the columns are {', '.join(names)}"
 
 
 def parse_where(text: str, *, setting: str = "where") -> WhereClause:
-    """Returns the condition of a text. setting: what to call the text in messages.
-
-    Raises ConfigError, with the place, for anything that is no condition.
-    """
+    """Returns the condition of a text, called `setting` in messages; ConfigError, with the place, where it is none."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{setting} has {len(text)} characters, at most {MAX_CHARACTERS} are read", code="FB113")
     parser = _Parser(text, setting)
@@ -373,21 +358,20 @@ class _Parser:
         if depth > MAX_DEPTH:
             raise self._error(node, f"more than {MAX_DEPTH} conditions stand inside of each other")
         match node:
-            case ast.BoolOp(op=ast.And(), values=values):
-                return AllOf(tuple(self.condition(value, depth + 1) for value in values))
-            case ast.BoolOp(values=values):
-                return AnyOf(tuple(self.condition(value, depth + 1) for value in values))
+            case ast.BoolOp(op=op, values=values):
+                parts = tuple(self.condition(value, depth + 1) for value in values)
+                return Joined(parts, is_any=isinstance(op, ast.Or))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return Negated(self.condition(operand, depth + 1))
             case ast.Compare(left=left, ops=ops, comparators=others):
                 lefts = [left, *others[:-1]]
                 pairs = [self._pair(*pair) for pair in zip(lefts, ops, others, strict=True)]
-                return pairs[0] if len(pairs) == 1 else AllOf(tuple(pairs))
+                return pairs[0] if len(pairs) == 1 else Joined(tuple(pairs))
             case ast.Name():
                 column = self._column(node)
                 return Comparison(column, "==", Value(value=True, at=column.at))
             case ast.Constant(value=bool() as value):
-                return AllOf(()) if value else AnyOf(())
+                return Joined((), is_any=not value)
         raise self._error(node, "this is no condition")
 
     def _pair(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> Any:

@@ -22,18 +22,13 @@ import numpy.typing as npt
 import xxhash
 
 BLOCK = 512
-
 TYPE = 156
 """Position of the type flag; an `int`, since indexing bytes gives one."""
-
 SIZE_FIELD = slice(124, 136)
-
 REGULAR = frozenset(b"0\x007")
 """Regular files: '0', the NUL of v7, and '7' (contiguous, stored like a regular file)."""
-
 WITHOUT_DATA = frozenset(b"123456")
 """Links, devices, directories and pipes: no data follows, whatever their size field says."""
-
 LONG_NAME, LONG_LINK, SPARSE = b"LKS"
 PAX_GLOBAL = ord("g")
 DIRECTORY = ord("5")
@@ -100,7 +95,6 @@ def _stored_checksums(field: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 
 MAX_EXTENDED_BYTES = 1024 * 1024
 """Larger extended headers are refused unread: a flipped bit in a size must not fill memory."""
-
 MAX_NAME_BYTES = 64 * 1024
 
 
@@ -224,6 +218,30 @@ class TarIndex:
     sizes: npt.NDArray[np.int64]
     refused: tuple[RefusedHeader, ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        stamp: FileStamp,
+        names: Sequence[bytes],
+        offsets: npt.ArrayLike,
+        sizes: npt.ArrayLike,
+        refused: Sequence[RefusedHeader] = (),
+    ) -> TarIndex:
+        """Returns the index of these members."""
+        bounds = np.zeros(len(names) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, names), np.int64, len(names)), out=bounds[1:])
+        name_bytes = np.frombuffer(b"".join(names), np.uint8)
+        return cls(
+            path=path,
+            stamp=stamp,
+            name_bytes=name_bytes,
+            name_bounds=bounds,
+            offsets=np.array(offsets, np.int64),
+            sizes=np.array(sizes, np.int64),
+            refused=tuple(refused),
+        )
+
     def __len__(self) -> int:
         return len(self.offsets)
 
@@ -249,14 +267,7 @@ class TarIndex:
         return next((refused for refused in reversed(self.refused) if refused.name == name), None)
 
 
-def flat_names(names: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Returns (name_bytes, name_bounds) of a list of names."""
-    bounds = np.zeros(len(names) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, names), np.int64, len(names)), out=bounds[1:])
-    return np.frombuffer(b"".join(names), np.uint8), bounds
-
-
-_BLOCK, _RECORD = 512, 10_240
+_RECORD = 10_240
 _MAX_KEY = 180
 """Characters of a member's key: with its extension it stays below the 255 bytes of a file name."""
 _HASHED = re.compile(r"%%[0-9a-f]{32}\Z")
@@ -298,14 +309,14 @@ class TarWriter:
     def add(self, name: str, data: bytes) -> int:
         """Appends a member and returns where its data begins."""
         header = _header(name, len(data))
-        self._file.write(b"".join((header, data, bytes(-len(data) % _BLOCK))))
+        self._file.write(b"".join((header, data, bytes(-len(data) % BLOCK))))
         offset = self.size_bytes + len(header)
-        self.size_bytes = offset + len(data) + -len(data) % _BLOCK
+        self.size_bytes = offset + len(data) + -len(data) % BLOCK
         return offset
 
     def close(self) -> None:
         """Ends the tar; the file stays open."""
-        end = 2 * _BLOCK
+        end = 2 * BLOCK
         end += -(self.size_bytes + end) % _RECORD
         self._file.write(bytes(end))
         self.size_bytes += end
@@ -313,7 +324,7 @@ class TarWriter:
 
 def member_size(name: str, size: int) -> int:
     """Returns the bytes that a member takes, its header and padding too."""
-    return len(_header(name, size)) + size + -size % _BLOCK
+    return len(_header(name, size)) + size + -size % BLOCK
 
 
 def _header(name: str, size: int) -> bytes:

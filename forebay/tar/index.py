@@ -45,7 +45,6 @@ from forebay.tar.header import (
     FileStamp,
     RefusedHeader,
     TarIndex,
-    flat_names,
     header_name,
     parse_number,
     valid_headers,
@@ -121,15 +120,7 @@ def _parse(path: Path, tar_path: str, stamp: FileStamp) -> TarIndex:
             raise _JsonError(f"member {name!r} is no name that a tar holds") from err
         offsets.append(offset)
         sizes.append(size)
-    name_bytes, name_bounds = flat_names(names)
-    return TarIndex(
-        path=tar_path,
-        stamp=stamp,
-        name_bytes=name_bytes,
-        name_bounds=name_bounds,
-        offsets=np.array(offsets, np.int64),
-        sizes=np.array(sizes, np.int64),
-    )
+    return TarIndex.of(tar_path, stamp, names, offsets, sizes)
 
 
 def _range(name: str, entry: Any, end: int) -> tuple[int, int]:
@@ -179,7 +170,6 @@ def _is_header_of(block: bytes, name: bytes, size: int) -> bool:
 _log = logging.getLogger(__name__)
 _METADATA = b"forebay.tar_index"
 _VERSION = 1
-
 _TICK_NS = 20_000_000
 """Change times move in ticks of the kernel's clock, 10 ms at most; two of them."""
 
@@ -205,10 +195,7 @@ def load_index(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLik
 
 
 def current_index(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> TarIndex | None:
-    """Returns the kept or exported index of a tar's present state, or None where a scan is needed.
-
-    Raises TarError for a tar that is absent.
-    """
+    """Returns the kept or exported index of a tar's present state, None: scan it; TarError for a tar that is absent."""
     index, is_settled = _kept(tar_path, cache_root)
     return index if index is not None and is_settled else load_json(tar_path)
 

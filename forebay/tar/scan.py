@@ -15,14 +15,13 @@ import numpy.typing as npt
 from forebay.errors import TarError
 from forebay.store.remote.raw.raw_sources import open_source, place_of
 from forebay.tar import header
-from forebay.tar.header import BLOCK, CURRENT_DIRECTORY, Extension, FileStamp, RefusedHeader, TarIndex, flat_names
+from forebay.tar.header import BLOCK, CURRENT_DIRECTORY, Extension, FileStamp, RefusedHeader, TarIndex
 from forebay.tar.walk import HeaderRun, walk
 
 _SEARCH_BYTES = 1024 * 1024
 _PAX = ord("x")
 _NO_FILES = frozenset((header.DIRECTORY, header.VOLUME_LABEL)) | header.EXTENDED
 _REASONS = {ord("1"): "hard_link", ord("2"): "symlink", header.SPARSE: "sparse"} | dict.fromkeys(b"346", "special_file")
-
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -72,16 +71,8 @@ class _Scan:
         self._refused: list[RefusedHeader] = []
 
     def index(self, stamp: FileStamp) -> TarIndex:
-        name_bytes, name_bounds = flat_names(self._names)
-        return TarIndex(
-            path=self._path,
-            stamp=stamp,
-            name_bytes=name_bytes,
-            name_bounds=name_bounds,
-            offsets=np.array(self._starts, np.int64) + BLOCK,
-            sizes=np.array(self._sizes, np.int64),
-            refused=tuple(self._refused),
-        )
+        offsets = np.array(self._starts, np.int64) + BLOCK
+        return TarIndex.of(self._path, stamp, self._names, offsets, self._sizes, self._refused)
 
     def run(self) -> None:
         if not self._end:

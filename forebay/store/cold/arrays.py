@@ -95,7 +95,6 @@ ROOT = "zarr.json"
 BEGUN = "files/zarr.json"
 FORM_VERSION = 1
 """The newest form that is written and read."""
-
 _ABOUT = "forebay"
 
 
@@ -131,10 +130,7 @@ def pull_hint(data: bytes, where: object) -> str | None:
 
 
 def mark_of(data: bytes, where: object) -> Mark | None:
-    """Returns the mark of a `zarr.json`; None where it is of no cold form.
-
-    Raises CacheMismatchError where a newer forebay wrote it.
-    """
+    """Returns the mark of a `zarr.json`, None where it is of no cold form; CacheMismatchError for a newer one."""
     try:
         about = json.loads(data)["attributes"][_ABOUT]
         version = int(about["form_version"])
@@ -197,10 +193,7 @@ def _whole_chunk(array: ColdArray, rows: Array) -> Array:
 
 
 def decode(array: ColdArray, data: bytes, index: int, *, start: int, stop: int) -> Array:
-    """Returns the rows from `start` to `stop` of the array, which lie in its object of this index.
-
-    Raises DamagedError.
-    """
+    """Returns the rows from `start` to `stop` of the array, which lie in this object of it. Raises DamagedError."""
     first = array.rows(index)[0]
     chunks = _index(array, data)
     parts = []

@@ -1,7 +1,4 @@
-"""A cold form to the folder of its cache, byte for byte.
-
-Each file is written from the arrays that hold its bytes, and hashed, before it has its name.
-"""
+"""A cold form, read, and made the folder of its cache: each file is hashed before it has its name."""
 
 from __future__ import annotations
 

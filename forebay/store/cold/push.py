@@ -214,14 +214,7 @@ def written_as(array: ColdArray, documents: Mapping[str, Any], where: object) ->
             f"{where}: {array.path} is {dtype} {found}, the cache's metadata wants {array.dtype} {wanted}; push the "
             "cache again to another URL"
         )
-    return ColdArray(
-        path=array.path,
-        dtype=array.dtype,
-        shape=array.shape,
-        dimensions=array.dimensions,
-        chunk_rows=chunk_rows,
-        chunks=shard_rows // chunk_rows,
-    )
+    return dataclasses.replace(array, chunk_rows=chunk_rows, chunks=shard_rows // chunk_rows)
 
 
 LEVEL = 3

@@ -111,11 +111,9 @@ def _shape(height: int, width: int, settings: ImageSettings) -> tuple[int, ...]:
 
 Codec = Literal["raw", "zstd", "webp", "source"]
 Bytes = npt.NDArray[np.uint8]
-
 PATCHES = "patches"
 FIELDS: dict[Codec, str] = {"raw": PATCHES, "zstd": "patches_zstd", "webp": "image_webp", "source": "image_file"}
 """The field of a codec: `patches` is uint8 [n, 3 * patch_size^2], the others uint8 [bytes]."""
-
 _ZSTD_LEVEL = 3
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _WEBP_MAX_SIDE = 16_383
@@ -160,7 +158,9 @@ def decode(
         image = decode_image(stored.tobytes(), max_pixels=max_pixels, sample_id="of the cache", alpha=alpha)
         return patchify(resized(image, settings), settings)
     if codec == "webp" and stored[:4].tobytes() != _ZSTD_MAGIC:
-        return patchify(np.asarray(_opened_webp(stored)), settings)
+        from PIL.WebPImagePlugin import WebPImageFile
+
+        return patchify(np.asarray(WebPImageFile(io.BytesIO(stored.tobytes()))), settings)
     size_bytes = grid[1] * grid[2] * settings.patch_bytes
     buffer = zstd().decompress(stored, decompressed_size=size_bytes)
     return np.frombuffer(buffer, np.uint8).reshape(-1, settings.patch_bytes)
@@ -179,12 +179,6 @@ def _webp(pixels: npt.NDArray[np.uint8]) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "WEBP", lossless=True, **_WEBP_EFFORT)
     return file.getvalue()
-
-
-def _opened_webp(stored: Bytes) -> Image:
-    from PIL.WebPImagePlugin import WebPImageFile
-
-    return WebPImageFile(io.BytesIO(stored.tobytes()))
 
 
 _ROUNDING = 16
@@ -224,10 +218,7 @@ class StoredImages:
         return stored
 
     def sample(self, text: dict[str, Any], images: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
-        """Returns the sample of a text row and the rows of its images: every codec gives the same `patches`.
-
-        Raises ValueError where a row holds no image.
-        """
+        """See `StoredItems`: every codec gives the same `patches`."""
         grids = [image["image_grid_thw"] for image in images]
         return {
             **text,
@@ -237,7 +228,8 @@ class StoredImages:
 
     def joined(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a sample whose `patches` are one array, those of its images one behind the other."""
-        return {**sample, PATCHES: np.concatenate([self.no_patches, *sample[PATCHES]])}
+        none = np.zeros((0, self.settings.patch_bytes), np.uint8)
+        return {**sample, PATCHES: np.concatenate([none, *sample[PATCHES]])}
 
     def columns(self) -> list[FieldSpec]:
         """See `StoredItems`."""
@@ -247,11 +239,6 @@ class StoredImages:
     def in_columns(self, sample: dict[str, Any]) -> dict[str, Any]:
         """See `StoredItems`: `patches` of each image."""
         return sample
-
-    @property
-    def no_patches(self) -> Array:
-        """The patches of no image, uint8 [0, 3 * patch_size^2]."""
-        return np.zeros((0, self.settings.patch_bytes), np.uint8)
 
     def _patches(self, image: Mapping[str, Array]) -> Array:
         """Raises ValueError where the values are none of an image, whatever their checksum says."""

@@ -1,7 +1,4 @@
-"""Image files of seven formats, told apart by their first bytes: opened by Pillow's reader, measured by their headers.
-
-Planning needs the size of every image before one is decoded.
-"""
+"""Image files of seven formats, told by their first bytes: opened by Pillow's reader, or measured by their headers."""
 
 from __future__ import annotations
 
@@ -176,7 +173,6 @@ def _too_many_pixels(found: str, max_pixels: int, sample_id: str) -> DecodeError
 
 
 _ORIENTATION = 0x0112
-
 _PNG_KEYWORDS = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0", b"exif\0", b"xmp\0")
 """Names of PNG text chunks from which Pillow takes an orientation."""
 

@@ -190,10 +190,7 @@ def grid_thw(width: int, height: int, settings: ImageSettings) -> tuple[int, int
 
 
 def processor_document(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Returns the file that defines a folder's image processor and what it holds, read once.
-
-    Raises ConfigError where there is none, or it is no JSON object.
-    """
+    """Returns the file that defines an image processor, and what it holds; ConfigError for none, and no JSON object."""
     for name in (_NESTED, _PLAIN):
         path = folder / name
         if not path.is_file():

@@ -48,10 +48,7 @@ class DownloadsAhead:
     """
 
     def __init__(self, shards: RemoteShards, *, depth: int, wake: Callable[[], object]) -> None:
-        """depth: shards that may be here before a step needs them, where not all fit; `remote.prefetch_shards` is less.
-
-        wake: called by a download's thread at its end.
-        """
+        """depth: shards here before a step needs them; at least `remote.prefetch_shards`. wake: at a download's end."""
         self._shards, self._wake = shards, wake
         settings = shards.mirrors[0].settings
         self._max_concurrent, self._depth = settings.max_concurrent, max(depth, settings.prefetch_shards)
@@ -274,17 +271,13 @@ class NextUses:
 
 
 THREAD_NAME = "forebay-foresight"
-
 MAX_USES = 2_000_000
 """Uses that are looked at ahead, at most: 32 MB. A use is a step and a shard that it needs."""
-
 _STEPS_AT_ONCE = 64
 _LOOKING_S = 0.01
 _BUSY_S, _IDLE_S = 0.02, 0.1
 """Pauses of the thread: with something under way, and without."""
-
 _JOIN_S = 5.0
-
 Steps = Callable[[], Iterator[Ints]]
 
 

@@ -23,7 +23,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import xxhash
 
 from forebay.config.remote import RemoteConfig, Url, parse_url
@@ -47,7 +46,6 @@ logger = logging.getLogger(__name__)
 
 LISTED = ".listed"
 """Under the folder that stands for a root: metadata.json of each cache below the URL, by the names of their folders."""
-
 _KEYED = re.compile(r"-([0-9a-f]{16})(?:\.\w+)?\Z")
 """The end of the name that forebay gives a cache: its key, and a codec."""
 
@@ -146,10 +144,8 @@ def _is_certain(folder: Path) -> bool:
 
 NAME = "columns.bin"
 """Beside metadata.json, in a store and in its mirror: a checksum and a parquet file."""
-
 MAX_VALUES = 1 << 16
 """Different values of a column that is told; ids and texts have more."""
-
 _CHECKSUM_BYTES = 16
 _ABOUT = b"forebay"
 
@@ -165,12 +161,10 @@ class ToldColumns:
         """Returns the different values of a column, sorted, and which one each sample has; None: it is not told."""
         if name not in self.table.column_names:
             return None
+        from forebay.store.row_table import sorted_categories  # loads pyarrow
+
         column = self.table.column(name).combine_chunks().dictionary_encode()
-        names, codes = column.dictionary.to_pylist(), column.indices.to_numpy()
-        order = sorted(range(len(names)), key=names.__getitem__)
-        moved = np.zeros(len(names), np.int32)
-        moved[order] = np.arange(len(order))
-        return [names[code] for code in order], moved[codes]
+        return sorted_categories(column.dictionary.to_pylist(), column.indices.to_numpy())
 
 
 def dump_columns(key: str, ids_digest: str, columns: dict[str, tuple[list[str], Array]]) -> bytes:
@@ -227,7 +221,6 @@ def told_columns(mirror: Mirror, *, key: str, num_samples: int) -> ToldColumns |
 
 _GAP_BYTES = 256 * 1024
 """A smaller hole is downloaded: a request more takes as long as so many bytes."""
-
 Range = tuple[int, int]
 """First byte, and the one after the last."""
 

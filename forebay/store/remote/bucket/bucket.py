@@ -37,7 +37,6 @@ _REMOVED_AT_ONCE = 1_000
 _COPY_S = 300.0
 """Seconds that a store may take for a large copy: no byte comes back meanwhile."""
 _PAUSE_S = 0.25
-
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -109,10 +108,7 @@ class Bucket:
         return b"".join(self.stream(name))
 
     def read_range(self, name: str, start: int, stop: int, *, etag: str = "") -> bytes:
-        """Returns the bytes from `start` to `stop` of an object, all of them.
-
-        etag: of the version that is wanted. Raises RemoteMissingError, RemoteReplacedError, RemoteError.
-        """
+        """Returns all bytes from `start` to `stop` of an object, of the version of `etag`; raises as `stream` does."""
         return b"".join(self.stream(name, start=start, stop=stop, etag=etag)) if stop > start else b""
 
     @_anywhere
@@ -142,10 +138,7 @@ class Bucket:
 
     @_anywhere
     def objects(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
-        """Yields every object below a folder, in the order of their names, and keeps none. Raises RemoteError.
-
-        after: only those whose names come after this one.
-        """
+        """Yields every object below a folder, by name, from behind `after` on; keeps none. Raises RemoteError."""
         last, tries = "/".join(part for part in (self.url.key, after) if part) if after else None, 0
         while True:
             try:
@@ -339,10 +332,7 @@ class Bucket:
         return read_refusal(err, timeout_s=self.settings.timeout_s, secrets=secrets(self._access))
 
     def _store(self, *, retries: int = 0, put_s: float = 0.0) -> Any:
-        """Returns obstore's store. Puts are made again by obstore, part by part; all else is made again here.
-
-        put_s: seconds that it may take to send what is put at once.
-        """
+        """Returns obstore's store, which repeats puts alone. put_s: seconds that what is put at once takes to send."""
         found = self._stores.get((retries, put_s))
         if found is None:
             found = self._stores[retries, put_s] = self._connected(retries, self.settings.timeout_s + put_s)

@@ -41,7 +41,6 @@ _NO_MD5 = (
 )
 _DAMAGED = "it is damaged, or was replaced: have it put there again"
 _NO_RANGES = "Range request not supported"
-
 Examine = Callable[[Path, str, Any], None]
 """Looks into a tar of an evaluation set, given its path, its name and what index.json says; raises TarError."""
 

@@ -35,10 +35,7 @@ class TargetFolder:
     """The folder that a user named, held open. Threads may share it."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder where there is none. The name that the user gave may lead through links, those below not.
-
-        Raises ConfigError where it is no folder.
-        """
+        """Makes the folder: its own name may lead through links, those below not. ConfigError where it is none."""
         try:
             path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as err:
@@ -63,10 +60,7 @@ class TargetFolder:
             os.close(self.descriptor)
 
     def stat(self, name: str) -> os.stat_result | None:
-        """Returns the stat of a file; None where nothing has its name.
-
-        Raises InTheWayError where a link, a folder, or anything else but a file stands there or on the way.
-        """
+        """Returns the stat of a file, None without one; InTheWayError for anything else there or on the way."""
         try:
             with self._parent(name, make=False) as (place, last):
                 found = os.stat(last, dir_fd=place, follow_symlinks=False)
@@ -146,10 +140,7 @@ class TargetFolder:
 
     @contextlib.contextmanager
     def _entries(self) -> Iterator[Iterator[os.DirEntry[str]]]:
-        """Yields what lies directly in the folder, by a descriptor of its own.
-
-        Copies of a descriptor share the place that was read up to, so that threads would take entries from each other.
-        """
+        """Yields the folder's entries by a descriptor of its own: copies of one share the place that was read to."""
         descriptor = os.open(".", _FOLDER, dir_fd=self.descriptor)
         try:
             with os.scandir(descriptor) as entries:

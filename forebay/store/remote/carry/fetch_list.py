@@ -30,10 +30,7 @@ _MAX_SHOWN = 5
 
 
 def problem_of(name: str, *, longest_part: int = 255, longest: int = 4095) -> str:
-    """Returns why a name may be no file below a folder; empty where it may.
-
-    longest_part, longest: bytes that the file system takes as a name and as a whole path below the folder.
-    """
+    """Returns why a name may be no file, else nothing. longest_part, longest: bytes of a part and of all of it."""
     if not name or name.startswith("/"):
         return "is absolute" if name else "is empty"
     if "\\" in name or _DRIVE.match(name):
@@ -191,10 +188,7 @@ class FetchListing:
             raise RemoteMissingError(f"{url}: nothing is there, and nothing lies below it; name another URL") from err
 
     def take_manifest(self, name: str, *, is_alone: bool) -> None:
-        """Takes in what the manifest of an evaluation set says. is_alone: nothing but the manifest tells what is there.
-
-        Raises ManifestError, RemoteMissingError.
-        """
+        """Takes in a manifest; is_alone: nothing else tells what is there. Raises ManifestError, RemoteMissingError."""
         where = self.bucket.url / name
         folder = name.rpartition("/")[0]
         below = f"{folder}/" if folder else ""
@@ -309,10 +303,7 @@ def _parsed(where: Url, data: bytes) -> Mapping[str, Any]:
 
 
 def _entries(document: Mapping[str, Any], where: Url) -> tuple[list[Expected], Expected | None]:
-    """Returns the files that a manifest names, and their index. Raises ManifestError for an entry that says too little.
-
-    A language without a usable sample has an entry whose name is null.
-    """
+    """Returns a manifest's files (a null name: a language without samples) and index; ManifestError for less."""
     files = document.get("files")
     if not isinstance(files, list) or not files:
         raise ManifestError(f"{where} has no list `files`; name the manifest of an evaluation set ({MANIFEST})")

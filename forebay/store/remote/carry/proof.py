@@ -29,7 +29,6 @@ CheckedBy = Literal["xxh3_128", "sha256", "md5", "etag", "size"]
 HASHES: tuple[CheckedBy, ...] = ("xxh3_128", "sha256", "md5")
 """Hashes that a manifest may name, the one that is taken first."""
 DIGITS = {"xxh3_128": 32, "sha256": 64, "md5": 32}
-
 _MIB = 1024 * 1024
 _PARTS = (5, 8, 10, 15, 16, 25, 32, 50, 64, 100, 128, 256, 512)
 """Sizes of parts, in MiB, in which the usual tools put large objects."""
@@ -39,7 +38,6 @@ _REPLACED = (
     "forebay cache push CACHE URL --verify"
 )
 _MEND = "push the cache again from a machine that has it whole: forebay cache push"
-
 _md5 = functools.partial(hashlib.md5, usedforsecurity=False)
 _MADE: dict[str, Callable[[], Any]] = {"xxh3_128": xxhash.xxh3_128, "sha256": hashlib.sha256, "md5": _md5}
 
@@ -151,10 +149,7 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The etags that S3 gives an object of these bytes: sent whole, or in parts.
-
-    Other stores, and buckets that encrypt with a key of their owner, give etags that say nothing of the bytes.
-    """
+    """The etags of S3 for these bytes, sent whole or in parts; those of other stores, or encrypted, say nothing."""
 
     whole: str
     in_parts: str

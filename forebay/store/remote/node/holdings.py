@@ -37,10 +37,7 @@ OWN_NAMES = (LEDGER, ORIGIN)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A file that was fetched.
-
-    number: its place in what readers tell; -1: nobody tells of it. is_kept: it goes only with its whole mirror.
-    """
+    """A fetched file. number: its place in what readers tell, or -1. is_kept: it goes with its whole mirror only."""
 
     number: int = -1
     is_kept: bool = False
@@ -120,9 +117,7 @@ _PART = re.compile(r"(?P<name>.+)\.(?P<size>\d+)\.part")
 _BLOCK_BYTES = 4096
 _OLD_S = 24 * 3600.0
 """A mirror without large files goes if nobody opened it for this long."""
-
 _KEPT = Known(is_kept=True)
-
 Kind = Literal["file", "partial", "kept"]
 
 

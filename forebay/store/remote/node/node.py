@@ -35,12 +35,10 @@ from forebay.store.remote.node.room import NoRoom, Room, RoomPlace, gb, is_whole
 from forebay.store.remote.node.shared import EXCLUSIVE, Shared, pauses, shared, try_lock
 
 logger = logging.getLogger(__name__)
-
 _BLOCK_BYTES = 4 * 1024 * 1024
 _WRITEBACK_BYTES = 32 * 1024 * 1024
 _SAY_AFTER_S = 5.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
 Pieces = Callable[[int], Iterator[bytes]]
 """The bytes of an object from an offset on."""
 

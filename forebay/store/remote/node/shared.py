@@ -92,7 +92,6 @@ def locked(path: Path, *, timeout_s: float) -> Iterator[int]:
 
 SQUEEZE = "squeeze"
 """A file under the node's folder whose time says when somebody last needed others to close what they do not need."""
-
 _WATCH_S = 0.05
 THREAD_NAME = "forebay-pins"
 

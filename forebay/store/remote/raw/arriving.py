@@ -31,13 +31,10 @@ from forebay.store.source_files import SourceFile
 from forebay.task_map import Map
 
 logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 R = TypeVar("R")
-
 _AHEAD_SHARE = 4
 """What is downloaded ahead takes no more than the bound of the node's cache divided by this."""
-
 Needs = Callable[[T], Iterable[str | Path]]
 """(task) -> the paths whose content it reads."""
 

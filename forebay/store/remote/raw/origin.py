@@ -33,15 +33,12 @@ from forebay.store.remote.node.room import is_whole
 from forebay.store.shared_disk import wait_alone
 
 T = TypeVar("T")
-
 OBJECTS = "objects"
 """Folder of a mirror in which the copies of raw files lie."""
 HASHES = "hashes.log"
 """File of a mirror with the content hash of every version that the node has ever downloaded."""
-
 Version = tuple[int, int, int, int, int]
 """Of an object what a stat is of a file: -1, 63 bits of a digest of URL and etag, size in bytes, 0, 0."""
-
 _RECORD = np.dtype([("digest", "<i8"), ("size", "<i8"), ("xxh3_128", "V16"), ("check", "<u8")])
 _SINGLE = 4
 """Objects that are asked for one by one; of more in one folder the folder is listed."""
