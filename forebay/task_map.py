@@ -29,14 +29,11 @@ class WorkerDied(BuildError):  # noqa: N818  it is caught by name where the samp
     code = "FB302"
 
     def __init__(self, task: Any, position: int, status: int) -> None:
-        super().__init__(f"a worker process died twice over one task ({_status_text(status)})")
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        super().__init__(f"a worker process died twice over one task ({how})")
         self.task = task
         self.position = position
         self.status = status
-
-
-def _status_text(status: int) -> str:
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
 def mark(position: int) -> None:

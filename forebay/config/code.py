@@ -1,6 +1,13 @@
 """Code that a config names: a regular Python file at or below the config's folder, read as bytes and never imported.
 
 Nothing here runs the file in this process: what makes keys needs its bytes alone. `ask` starts a process of its own.
+
+The meaning of a config's rows is one of `MEANINGS`, or such a class, whose body says the same facts. They are read as
+they are written, so that a key costs no trust:
+
+    class Dialogues:
+        columns = ("audio", "text")     # names of [source.columns] that are read
+        groups = ("audio", "image")     # what a row has items of
 """
 
 from __future__ import annotations
@@ -171,9 +178,8 @@ def ask(
 ) -> dict[str, Any]:
     """Returns what a program says to a question, both JSON, in a Python process with this seed of `hash`.
 
-    Neither the current folder nor that of the program is on its `sys.path`. called: the user's code, for messages.
-    work: what it has to do within `timeout_s`.
-    Raises ConfigError where it does not end in time or gives no answer.
+    Neither the current folder nor that of the program is on its `sys.path`. called: the user's code, in messages.
+    work: to be done within `timeout_s`. Raises ConfigError where it does not end in time or gives no answer.
     """
     where = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
@@ -232,10 +238,9 @@ def meaning_problem(config: Config) -> str | None:
 
 
 def own_meaning(config: Config) -> OwnMeaning | None:
-    """Returns the class of the user that says what rows are; None where one of `MEANINGS` does.
+    """Returns the class of the user that says what rows are, whose file is read; None where one of `MEANINGS` does.
 
-    Reads the file and runs nothing. Raises ConfigError for what is no regular file at or below the config's folder,
-    and for a class whose values cannot be read as they are written.
+    Raises ConfigError for no regular file at or below the config's folder, and for values that are not plain.
     """
     if config.meaning in MEANINGS:
         return None

@@ -1,4 +1,4 @@
-"""`[remote]`: how stores of the network are asked, and the cache that a node keeps of them."""
+"""`[remote]`, and URLs: which paths of a config are one, and which of them forebay opens. Nothing here asks a network."""
 
 from __future__ import annotations
 

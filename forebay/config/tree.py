@@ -1,4 +1,7 @@
-"""One frozen tree from one TOML file. Every field is in the recipe key unless its section says that it is run-time."""
+"""One frozen tree from one TOML file: the whole, and its sections but `[source]`, `[plan]`, `[train]` and `[remote]`.
+
+Every field is in the recipe key unless its section says that it is run-time.
+"""
 
 from __future__ import annotations
 

@@ -64,15 +64,16 @@ class ByHand(SampleSource):
     def find(self, sample_id: str) -> int:
         """Returns the index of the sample that has an id.
 
-        The first call reads all ids and keeps a hash of each, 16 bytes a sample; a later one takes microseconds.
-        Raises KeyError, with ids that are written alike, where no sample has the id, and LookupError where several
-        have it.
+        The first call keeps a hash of each id, 16 bytes a sample; a later one takes microseconds. Raises KeyError, with
+        ids written alike, where no sample has the id, LookupError where several have it.
         """
         found = self.find_all(sample_id)
         if len(found) == 1:
             return found[0]
         if not found:
-            raise KeyError(self._no_such_id(sample_id))
+            near = near_ids(self._ids(), sample_id)
+            hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
+            raise KeyError(f"no sample of {self.place} has the id {sample_id!r}{hint}")
         shown = ", ".join(map(str, found[:_SHOWN])) + (", ..." if len(found) > _SHOWN else "")
         raise LookupError(
             f"{len(found)} samples of {self.place} have the id {sample_id!r}: {shown}; all of them: .find_all(id)"
@@ -102,11 +103,6 @@ class ByHand(SampleSource):
         if "sample_id" not in self.column_names:
             raise KeyError(f"{self.place} has no field sample_id, so no sample has an id")
         return self.table(["sample_id"])["sample_id"]
-
-    def _no_such_id(self, sample_id: str) -> str:
-        near = near_ids(self._ids(), sample_id)
-        hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
-        return f"no sample of {self.place} has the id {sample_id!r}{hint}"
 
     def arrays(self, index: int) -> dict[str, Any]:
         """Returns the tensor fields of one sample as arrays, the patches of several images as one."""

@@ -3,7 +3,7 @@
 Checks come when they cost least. At open: metadata and shard tables, each by its own checksum. At first touch: slots
 piece by piece, and size and both ends of a shard. At the first read in a process: a sample (xxh3-64). When it is read:
 a table column (CRC-32). `forebay.store.seal` compares everything. No checksum proves who wrote a document, so
-`forebay.store.metadata` and `forebay.store.schema` check its values too.
+`forebay.store.metadata` and `forebay.store.key` check its values too.
 """
 
 from __future__ import annotations
@@ -223,7 +223,6 @@ class Cache(ByHand):
         return sample
 
     def _with_items(self, group: Group, index: int, sample: dict[str, Any], *, is_verified: bool) -> dict[str, Any]:
-        """Returns a sample with the items of a group that it lists."""
         slots = self.items_of(group, index)
         rows = []
         for slot in slots:
@@ -327,7 +326,6 @@ class Cache(ByHand):
                         self._open.get(group, place >> ROW_BITS).will_need(place & ROW_MASK)
 
     def _is_here(self, group: Group, number: int) -> bool:
-        """Whether a shard can be mapped without a download."""
         return self.mirror is None or (group, number) in self._open or self.mirror.has(self.wanted(group, number))
 
     def sample_id(self, index: int) -> str:

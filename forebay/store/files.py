@@ -50,8 +50,11 @@ def abandoned(folder: Path) -> Iterator[Path]:
     """Yields what writers that were killed left unfinished directly in a folder. See `sweep`."""
     for entry in os.scandir(folder):
         match = _OURS.search(entry.name)
-        if match is not None and _is_abandoned(entry, match["place"], int(match["pid"], 16)):
-            yield Path(entry.path)
+        if match is None:
+            continue
+        is_here, path = match["place"] == this_place(), Path(entry.path)
+        if not is_running(int(match["pid"], 16)) if is_here else _is_old(path):
+            yield path
 
 
 def sweep(folder: Path) -> list[Path]:
@@ -92,10 +95,6 @@ def remove_tree(folder: Path) -> None:
 def _may_be_read(folder: Path) -> bool:
     readers = readers_of(folder)
     return readers == "some" or (readers == "unknown" and not _is_old(folder))
-
-
-def _is_abandoned(entry: os.DirEntry[str], place: str, pid: int) -> bool:
-    return not is_running(pid) if place == this_place() else _is_old(Path(entry.path))
 
 
 def _is_old(path: Path) -> bool:

@@ -7,11 +7,13 @@ for a day. The lock only keeps a reader going: files that are gone are a CacheRe
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import time
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -57,10 +59,9 @@ class HeldFolder:
         return self._is_stale or not _is_at(self.path, self.descriptor)
 
     def raise_gone(self, place: str, err: OSError) -> None:
-        """Raises CacheReplacedError where one of its files is gone with the folder.
+        """Raises CacheReplacedError where one of its files is gone with the folder: nobody takes one out of it.
 
-        A stale file was removed by another machine, though the path may show the old folder for a while. Nobody takes
-        a file out of a cache that stands.
+        A stale file was removed by another machine, though the path may show the old folder for a while.
         """
         self._is_stale |= err.errno == errno.ESTALE
         if self.is_replaced():
@@ -91,27 +92,23 @@ class HeldFile:
 
     def lstat(self) -> os.stat_result:
         """Returns its stat. Raises CacheReplacedError where it is gone with its folder, else OSError."""
-        try:
+        with self._there():
             return os.stat(self.place, dir_fd=self.folder.descriptor, follow_symlinks=False)
-        except OSError as err:
-            if is_gone(err):
-                self.folder.raise_gone(self.place, err)
-            raise
 
     def open(self, mode: Literal["rb"] = "rb", buffering: Literal[0] = 0) -> io.FileIO:  # noqa: ARG002  as of a Path
         """Opens it for reading, unbuffered; CacheReplacedError where it is gone with its folder, else OSError."""
-        try:
+        with self._there():
             return io.FileIO(self.place, "rb", opener=self._open)
-        except OSError as err:
-            if is_gone(err):
-                self.folder.raise_gone(self.place, err)
-            raise
 
     def read_bytes(self) -> bytes:
         """Returns its bytes; raises as `open` does."""
+        with self._there(), self.open() as file:
+            return file.readall()
+
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[None]:
         try:
-            with self.open() as file:
-                return file.readall()
+            yield
         except OSError as err:
             if is_gone(err):
                 self.folder.raise_gone(self.place, err)

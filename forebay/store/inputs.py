@@ -98,8 +98,7 @@ def inputs_of(config: Config) -> Inputs:
 def located(config: Config) -> Config:
     """Returns the config with the list of samples in the place of the iterator; any other config as it is.
 
-    The list need not be there. Where the iterator's file is not there either, as on a node that has only the cache, the
-    list is one that nobody has.
+    The list need not be there. Without the iterator's file, as beside a cache alone, it is one that nobody has.
     """
     if not names_code(config):
         return config

@@ -1,4 +1,4 @@
-"""The key that names a cache's values, and canonical JSON with its digest, by which documents are named.
+"""Documents: the key that names a cache's values, canonical JSON and its digest, differences, checks of values.
 
 - recipe key: filters of `[source]`, steps with their versions, tokenizer and processor files by content.
 - key: the recipe key, and the sources by relative name and content.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,9 +82,8 @@ def _differences(wanted: Mapping[str, Any], stored: Mapping[str, Any], prefix: s
 def canonical_json(document: Any, *, is_parsed: bool = False) -> bytes:
     """Returns the one byte string of a document: sorted keys, no white space, ASCII, types kept (1 is not 1.0).
 
-    Raises ValueError for NaN and infinities, TypeError for what JSON cannot hold (keys that are not strings included:
-    json would turn them into strings, and two documents would share one form). is_parsed: the document came out of
-    JSON, and all of its keys are strings.
+    Raises ValueError for NaN and infinities, TypeError for what JSON cannot hold and for keys that are not strings: two
+    documents would share a form. is_parsed: the document came out of JSON, and all of its keys are strings.
     """
     if not is_parsed:
         _refuse_foreign_keys(document)
@@ -107,7 +106,6 @@ def _refuse_foreign_keys(document: Any) -> None:
             _refuse_foreign_keys(value)
 
 
-_SHOWN = 16
 _OF_PROCESSORS = ("vision.processor", "text.processor")
 
 
@@ -152,7 +150,7 @@ def _of(content: str, wanted: object, stored: object) -> str:
     said = f"the content of {printable(content)} changed"
     if not (isinstance(wanted, str) and isinstance(stored, str)):
         return said
-    return f"{said}: sha256 {wanted[:_SHOWN]} wanted, {stored[:_SHOWN]} stored"
+    return f"{said}: sha256 {wanted[:SHORT]} wanted, {stored[:SHORT]} stored"
 
 
 def _of_step(config: Config) -> str:
@@ -178,3 +176,81 @@ def _changed_files(wanted: object, stored: object) -> Iterator[str]:
 def _digests(value: object) -> dict[str, object]:
     pairs = value if isinstance(value, (list, tuple)) else ()
     return {str(pair[0]): pair[1] for pair in pairs if isinstance(pair, (list, tuple)) and len(pair) == 2}
+
+
+Check = Callable[[Any, str], None]
+"""Raises ValueError where a value, which stands at this place, is of another kind."""
+_MAX_NUMBER = 1e300
+"""JSON holds integers that no float can."""
+
+
+def _kind(what: str, is_right: Callable[[Any], bool]) -> Check:
+    def check(value: Any, where: str) -> None:
+        if not is_right(value):
+            raise ValueError(f"{where} is {value!r:.60}, wanted {what}")
+
+    return check
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= _MAX_NUMBER
+
+
+TEXT = _kind("a text", lambda value: isinstance(value, str))
+COUNT = _kind("a count", lambda value: type(value) is int and 0 <= value < 1 << 63)
+POSITIVE = _kind("a count of 1 or more", lambda value: type(value) is int and 0 < value < 1 << 63)
+NUMBER = _kind("a number", _is_number)
+OBJECT = _kind("an object", lambda value: isinstance(value, dict))
+_LIST = _kind("a list", lambda value: isinstance(value, list))
+_FULL_LIST = _kind("a list that is not empty", lambda value: isinstance(value, list) and bool(value))
+
+
+def or_null(check: Check) -> Check:
+    """Returns a check that lets None pass too."""
+    return lambda value, where: None if value is None else check(value, where)
+
+
+def all_of(*checks: Check) -> Check:
+    """Returns a check for values that pass each of these."""
+
+    def check(value: Any, where: str) -> None:
+        for one in checks:
+            one(value, where)
+
+    return check
+
+
+def list_of(part: Check, *, may_be_empty: bool = True) -> Check:
+    """Returns a check for lists of one kind of values."""
+
+    def check(value: Any, where: str) -> None:
+        (_LIST if may_be_empty else _FULL_LIST)(value, where)
+        for number, found in enumerate(value):
+            part(found, f"{where}[{number}]")
+
+    return check
+
+
+def map_of(part: Check) -> Check:
+    """Returns a check for objects of one kind of values."""
+
+    def check(value: Any, where: str) -> None:
+        OBJECT(value, where)
+        for name, found in value.items():
+            part(found, f"{where}.{name}")
+
+    return check
+
+
+def record(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
+    """Returns a check for objects with these entries; what else they have is not looked at."""
+    known = {**required, **(optional or {})}
+
+    def check(value: Any, where: str) -> None:
+        OBJECT(value, where)
+        if missing := sorted(required.keys() - value.keys()):
+            raise ValueError(f"{where} has no {', '.join(missing)}")
+        for name in known.keys() & value.keys():
+            known[name](value[name], f"{where}.{name}")
+
+    return check

@@ -1,4 +1,4 @@
-"""The layout of a sample: field specifications, shared by the shard writer, the reader and all that collates."""
+"""The layout of a sample: its fields and constants, shared by the shard writer, the reader and all that collates."""
 
 from __future__ import annotations
 
@@ -76,8 +76,7 @@ ROW_MASK = (1 << ROW_BITS) - 1
 class ListedItems:
     """The items of a group that each sample lists.
 
-    offsets: int64 [num_samples + 1], rising from 0. slots: int64 [offsets[-1]]: where each item lies, those of sample i
-    from offsets[i] on.
+    offsets: int64 [num_samples + 1], rising from 0. slots: int64 [offsets[-1]]: of sample i those from offsets[i] on.
     """
 
     offsets: Ints

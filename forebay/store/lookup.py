@@ -105,8 +105,7 @@ _RANK: dict[SourceState, int] = {"unknown": 0, "changed": 1, "absent": 2, "same"
 def sealed_caches(root: Path) -> list[Sealed]:
     """Returns every sealed cache directly under a root, newest first; what cannot be read is logged and left out.
 
-    Those of a folder that stands for a URL come from the store too, see `RemoteRoot`; their folders have nothing but
-    metadata.json until they are `mirrored`.
+    Those of a URL come from the store too, see `RemoteRoot`: metadata.json alone, until they are `mirrored`.
     """
     remote = RemoteRoot.of(root)
     return [*_sealed_here(root), *(_sealed_there(remote) if remote is not None else ())]
@@ -224,7 +223,6 @@ class _Search:
             logger.debug("%s: sources are %s %s", cache.place, state, names)
 
     def result(self) -> Lookup:
-        """Returns the cache that was found, or the nearest one."""
         if self.found is not None:
             return Lookup(recipe=self.recipe, found=self.found, state="same")
         if not self.misses or self.memo is None:

@@ -169,8 +169,7 @@ def _pieces(places: Sequence[int], paths: Sequence[Path]) -> Iterator[list[int]]
 def hash_now(path: Path) -> Hashed:
     """Returns the hash of a file by reading it, and the stat of the file that was read: `path` may become another one.
 
-    A file that changes meanwhile is read again. One that goes on changing gets an entry that never matches again.
-    An object of a store is hashed while it is downloaded.
+    One that changes meanwhile is read again; if it goes on, its entry never matches. Objects are hashed as they come.
     """
     if (place := place_of(path)) is not None:
         started_ns = time.time_ns()

@@ -1,9 +1,4 @@
-"""The shards of a cache as files, and the bounded set of those that a process has mapped.
-
-A large flat array that is checked chunk by chunk where it is touched: opening it costs nothing that grows with it.
-
-The slots of a cache and the members of a plan are such arrays.
-"""
+"""The shards of a cache as files, the bounded set that is mapped, and large flat arrays that are checked where touched."""
 
 from __future__ import annotations
 
@@ -209,11 +204,10 @@ class CheckedArray:
         again: str,
         mend: Callable[[], None] | None = None,
     ) -> None:
-        """Takes `array` as it is.
+        """Takes `array` as it is; CacheCorruptError where there are not as many sums as chunks.
 
-        sums: of `chunk_sums`, None where nothing is to be checked. again: what a message tells the user to run. mend:
-        puts right what lies under the array, where that can be done.
-        Raises CacheCorruptError where there are not as many sums as chunks.
+        sums: of `chunk_sums`, None where nothing is checked. again: what a message tells to run. mend: puts right what
+        lies under the array, where that can be done.
         """
         self.array = array
         self._path, self._sums, self._chunk_items, self._again, self._mend = path, sums, chunk_items, again, mend

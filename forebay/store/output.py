@@ -1,4 +1,8 @@
-"""Where a command may write a file: never in the place of anything but an output of the same kind."""
+"""Files that a command writes: never in the place of anything but an output of the same kind.
+
+A folder that is filled file by file goes on, after any interruption, where it was. Every file is written aside, fsynced
+and renamed. Then a line of the journal says that it is whole. A document is written last, and the journal goes then.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +156,9 @@ def filling(folder: Path, document_name: str, *, identity: Mapping[str, Any], op
     identity: what decides the bytes of all files; plain JSON. option: what named the folder.
     Raises ConfigError where the folder holds anything else, or another process fills it.
     """
-    _make_folder(folder, option)
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise ConfigError(f"{option} {folder} is a file; name a folder", code="FB115")
+    folder.mkdir(parents=True, exist_ok=True)
     sweep(folder)
     filled = Filling(folder, document_name, identity)
     if (folder / document_name).exists():
@@ -163,7 +169,8 @@ def filling(folder: Path, document_name: str, *, identity: Mapping[str, Any], op
     if not journal.exists():
         _require_empty(folder, option)
     with open(journal, "ab+", buffering=0) as file:
-        _lock(file, folder, option)
+        if try_alone(file.fileno()) == "taken":  # without locks both write the same bytes
+            raise ConfigError(f"{option} {folder}: another process is filling it; wait for its end", code="FB115")
         filled._journal = file
         filled.finished = _begun(filled, file, option)
         yield filled
@@ -206,12 +213,6 @@ class Summed(io.BufferedIOBase):
         return sums if self._sha256 is None else {**sums, "sha256": self._sha256.hexdigest()}
 
 
-def _make_folder(folder: Path, option: str) -> None:
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise ConfigError(f"{option} {folder} is a file; name a folder", code="FB115")
-    folder.mkdir(parents=True, exist_ok=True)
-
-
 def _require_empty(folder: Path, option: str) -> None:
     names = sorted(os.listdir(folder))
     if names:
@@ -220,12 +221,6 @@ def _require_empty(folder: Path, option: str) -> None:
             "not write; name a new or empty folder",
             code="FB115",
         )
-
-
-def _lock(file: BinaryIO, folder: Path, option: str) -> None:
-    """Raises ConfigError where another process holds the lock; without locks both write the same bytes."""
-    if try_alone(file.fileno()) == "taken":
-        raise ConfigError(f"{option} {folder}: another process is filling it; wait for its end", code="FB115")
 
 
 def _begun(filled: Filling, file: BinaryIO, option: str) -> list[Entry]:

@@ -1,4 +1,7 @@
-"""The row table of a cache as a pyarrow table, and what is computed of single columns of it."""
+"""The row table of a cache as a pyarrow table, single columns of it, and the digest of the ids.
+
+A cache of a store is asked for what its push wrote down beside it, so that no shard is downloaded for it.
+"""
 
 from __future__ import annotations
 
@@ -93,11 +96,7 @@ def row_columns(
     made |= {name: partial(columns.column, name) for name in sorted(columns.fields, key="sample_id".__ne__)}
     if rate_hz is not None:
         made["duration_s"] = lambda: pa.array(np.asarray(lengths["num_audio_samples"]) / rate_hz)
-    return made | {name: partial(_int_array, values) for name, values in lengths.items()}
-
-
-def _int_array(values: Array) -> pa.Array:
-    return pa.array(np.asarray(values))
+    return made | {name: partial(pa.array, np.asarray(values)) for name, values in lengths.items()}
 
 
 def rate_of(folder: Path, constants: Mapping[str, Any], lengths: Mapping[str, Array]) -> int:
@@ -112,10 +111,9 @@ def rate_of(folder: Path, constants: Mapping[str, Any], lengths: Mapping[str, Ar
 
 
 def categories(columns: SampleColumns, name: str) -> tuple[list[str], Array] | None:
-    """Returns the different values of a table field, sorted, and which one each sample has, int32 [num_samples].
+    """Returns a table field's different values, sorted, and which one each sample has, int32 [num_samples].
 
-    None where there is no such field. Reads that field alone: a fraction of the cost of the whole row table. Values are
-    texts, numbers as they are written, and a null is the empty text.
+    None without such a field. Reads that field alone. Values are texts, numbers as they are written, a null as "".
     """
     if name not in columns.fields:
         return None

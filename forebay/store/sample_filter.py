@@ -54,8 +54,7 @@ class FilterStep:
 class FilterChoice:
     """The samples that a filter left of a source.
 
-    places: int64, the samples that are left, rising. num_samples: of the source. missing: by setting, the ids of its
-    file that the source does not have.
+    places: int64, rising. num_samples: of the source. missing: by setting, ids of its file that the source has not.
     """
 
     places: Ints
@@ -129,7 +128,6 @@ class _Choosing:
         self._steps: list[FilterStep] = []
 
     def choice(self) -> FilterChoice:
-        """Returns what is left."""
         filter_, missing = self._filter, {}
         if filter_.where is not None:
             self._keep(_WHERE.partition(".")[2], _short(filter_.where.text), self._where(filter_.where))

@@ -43,9 +43,8 @@ class Contents:
     """The parts that a cache is sealed from.
 
     shards: file and entry of every shard by group, text among them. items: of the groups whose items samples list; of
-    every other group a sample has the item that lies where the sample lies, so it has as many shards as text.
-    arrays, files: what stands beside metadata.json, by name.
-    document: the rest of metadata.json.
+    every other group a sample has the item that lies where the sample lies, so it has as many shards as text. arrays,
+    files: what stands beside metadata.json, by name. document: the rest of it.
     """
 
     fields: tuple[FieldSpec, ...]

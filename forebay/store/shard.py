@@ -177,15 +177,16 @@ class Shard:
     def __init__(self, path: AnyFile, entry: ShardEntry, fields: Sequence[FieldSpec]) -> None:
         """Maps the file and checks its size and both ends, not its content.
 
-        Raises CacheCorruptError where the file is missing or not the one that the entry describes, CacheReplacedError
-        where it is gone with the folder that held it.
+        Raises CacheCorruptError where it is not the one of the entry, CacheReplacedError where its folder is gone.
         """
         self.path = path if isinstance(path, Path) else path.path
         self.entry = entry
         self.fields = tuple(fields)
         self._mapping = mapping = _map(path, entry)
         try:
-            _check_entry(entry)
+            # numpy would take -1 elements for all that are there.
+            if (smallest := min(entry.rows, entry.hash_offset, *itertools.chain(*entry.spans))) < 0:
+                raise ValueError(f"it holds {smallest}, wanted 0 or more")
             self._columns = [_column(mapping, entry, f, span) for f, span in zip(fields, entry.spans, strict=True)]
             self.hashes: Array = np.frombuffer(mapping, np.int64, entry.rows, entry.hash_offset)
         except (ValueError, TypeError, OverflowError) as err:  # its checksum is right, so somebody wrote it like this
@@ -320,12 +321,6 @@ def _map(path: AnyFile, entry: ShardEntry) -> mmap.mmap:
             f"{path} does not begin and end like a .tdz; run: forebay preprocess CONFIG", code="FB411"
         )
     return mapping
-
-
-def _check_entry(entry: ShardEntry) -> None:
-    """Raises ValueError for numbers that numpy would take in another way: -1 elements are all that are there."""
-    if (smallest := min(entry.rows, entry.hash_offset, *itertools.chain(*entry.spans))) < 0:
-        raise ValueError(f"it holds {smallest}, wanted 0 or more")
 
 
 def _column(mapping: mmap.mmap, entry: ShardEntry, field: FieldSpec, span: Span) -> tuple[Array, memoryview]:

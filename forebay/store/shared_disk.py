@@ -4,6 +4,10 @@ On NFS a machine believes for up to a minute what it knows: names, their absence
 another machine deleted answers ESTALE. A file that is deleted while it is open stays as `.nfsXXXX`, so its folder
 cannot go. Locks may be missing, or be seen by one machine alone. An answer may be lost, and the repetition of what was
 done fails. On a disk of one machine none of this happens, and nothing here waits.
+
+Locks (flock) end with their process. A lock tells who reads, builds or writes while that goes on, and nothing of what
+lies on disk: all that is kept is right without it. A shared lock says "somebody is here"; who gets the exclusive one is
+alone. Without locks, or where other machines do not see them, each caller decides whether it goes on.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A look at containers: whether encoded bytes are one whole stream, which decoders would shorten without a word.
+"""Containers of sound: rate and length by their headers, and whether they are one stream, which decoders do not say.
 
 MP3 from its frame headers: how many frames there are, and whether they are one stream (ISO 11172-3, 13818-3). Ogg from
 its page headers: whether a stream is all there, and whether it is one (RFC 3533, sections 4 and 6). The plainest WAV
-files, 16-bit PCM behind a header of 44 bytes, are read here without libsndfile: opening a file there takes longer than
-the features of a short clip. soundfile, sox and the `wave` module write this form; any other file, also every damaged
-one, is left to libsndfile, whose answer is the same for these.
+files, 16-bit PCM behind a header of 44 bytes, are read here: opening one in libsndfile takes longer than the features
+of a short clip. soundfile, sox and the `wave` module write this form; any other file, also every damaged one, is left
+to libsndfile, whose answer is the same for these.
 """
 
 from __future__ import annotations
@@ -211,9 +211,8 @@ def ogg_problem(data: bytes) -> tuple[str, str] | None:
 
     `chained_audio`: a stream begins behind pages of an earlier one; a decoder takes the first alone. Streams side by
     side begin together and are no chain. `truncated_audio`: the first stream of sound has no page that says that it
-    ends, or the file ends inside its first page. What is no Ogg, or holds no sound, is for the decoder to refuse.
-    Checksums are not compared: a decoder leaves a damaged page out, and then finds fewer samples than the last page
-    claims.
+    ends, or the file ends inside its first page. What is no Ogg, or holds no sound, is for the decoder to refuse. Sums
+    are not compared: a decoder leaves a damaged page out, and finds fewer samples than the last page claims.
     """
     start = 0 if data.startswith(_MAGIC) else -1
     size = len(data)
@@ -278,9 +277,8 @@ def unread(data: bytes) -> tuple[str, str] | None:
 def one_stream(data: bytes) -> tuple[bytes, tuple[str, str] | None]:
     """Returns the bytes to decode, and reason and description where they are not one whole stream, else None.
 
-    Reasons: `format` (see `unread`), `truncated_audio` (Ogg without its end), `chained_audio` (Ogg or MP3 behind Ogg or
-    MP3 of its kind). The bytes are those that were given; of an MP3 that does not say how long it is they begin with a
-    frame that does.
+    Reasons: `format` (see `unread`), `truncated_audio` (Ogg without its end), `chained_audio` (Ogg or MP3 behind its
+    kind). The bytes are those given; of an MP3 that does not say how long it is they begin with a frame that does.
     """
     problem = unread(data) or ogg_problem(data)
     return (data, problem) if problem is not None else measured(data)
@@ -316,11 +314,10 @@ class AudioInfo(NamedTuple):
 
 
 def header_info(read: Read, size_bytes: int, *, max_bytes: int = MAX_WHOLE_BYTES) -> AudioInfo | None:
-    """Returns what the header of an encoded sample claims, or None where nothing can be told without decoding.
+    """Returns what a header claims, or None where nothing can be told without decoding. Errors of `read` come through.
 
     FLAC STREAMINFO, RIFF/RF64/BW64 WAVE and AIFF cost one read of 4 KiB as a rule. Other formats (Ogg: the last
     granule; MP3: its tag, else its frames are counted) need all their bytes, unless there are more than `max_bytes`.
-    Errors of `read` come through.
     """
     info = parsed_header(read, size_bytes)
     if info is not None and info.num_samples > 0:

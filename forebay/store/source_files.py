@@ -1,6 +1,9 @@
 """The source files of a config: which files a listing has, and whether they are those that a cache was made of.
 
 They are compared by name, size and remembered hash, and read only where no hash is known.
+
+A cache that was made of other caches has the sections of their steps in its recipe, and one that no config has. So a
+lookup by recipe never takes it: it is used where `loader.cache_dir` names it.
 """
 
 from __future__ import annotations
@@ -90,8 +93,7 @@ def listed_files(source: SourceConfig, *, meaning: str = "recordings") -> list[S
     """Returns the files that the entries of `source.manifest` stand for, folders and globs in sorted order.
 
     A file stands for itself, a folder for its files of the kind's type (an `hf` folder of several splits for those of
-    `source.split`), a glob for what it matches. An entry that matches nothing gives nothing. meaning: of the rows,
-    `Config.meaning`.
+    `source.split`), a glob for what it matches, perhaps nothing. meaning: of the rows, `Config.meaning`.
     """
     files = []
     for number, entry in enumerate(source.manifests):
@@ -112,8 +114,9 @@ def _expand(source: SourceConfig, path: Path, meaning: str) -> list[Path]:
         if kind.is_deep:
             return _below(path, tuple(pattern[1:] for pattern in kind.files_of(meaning)))
         folder = path / source.split if kind.has_splits and sources.exists(path / _DICT) else path
-        tiers = (_matching(folder, patterns) for patterns in (kind.files, *kind.else_files))
-        found = next(filter(None, tiers), [])
+        found: list[Path] = []
+        for patterns in (kind.files, *kind.else_files):
+            found = found or [path for pattern in patterns for path in sources.files_in(folder, pattern)]
         # `datasets` leaves results of map() in a dataset's folder as cache-*.arrow; they are not the dataset.
         found = [p for p in found if not p.match("cache-*.arrow")]
         return _of_split(found, source.split) if kind.has_splits else found
@@ -136,10 +139,6 @@ def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
         wanted = [name for name in names if name.lower().endswith(endings) and not name.startswith(".")]
         found += [path for name in wanted if os.path.isfile(path := f"{base}/{name}")]
     return [Path(path) for path in sorted(found)]
-
-
-def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    return [path for pattern in patterns for path in sources.files_in(folder, pattern)]
 
 
 def hf_splits(folder: Path) -> list[str]:
@@ -214,9 +213,8 @@ def compare_sources(
 ) -> tuple[SourceState, list[str]]:
     """Returns whether the raw data is what a cache was made of, and the names that are not.
 
-    `absent` only where nothing that is there differs: a source that is there and changed never hits. Raw data that a
-    store refuses to show is absent, with a warning: who trains need not be who may read it. So is raw data whose whole
-    bucket is gone.
+    `absent` only where nothing that is there differs: a source that is there and changed never hits. What a store does
+    not show, or a bucket that is gone, is absent, with a warning: who trains need not be who may read it.
     """
     if is_unlisted(config):  # edited code yields other samples, as far as anybody knows
         return "changed", [SAMPLES]

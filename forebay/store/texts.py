@@ -7,6 +7,10 @@ of one digest are taken for one text, as everywhere in forebay where content is 
 Nothing here is needed: everything can be made again. So a root that cannot be written, a disk that is full and a file
 that is damaged cost work, and stop nothing. Two processes that keep the same texts at once both write a segment, which
 a later merging makes one. A process that is killed leaves whole segments, and a file that is swept.
+
+A segment is an arrow IPC file of values by digest, written once, never changed, mapped, and named by its own hash. Its
+columns are `high` and `low`, the halves of the digests as uint64 in ascending order, and `value`, bytes. Its metadata
+say what the values belong to. A file whose hash is not its name is damaged: it costs the work that it saved, no more.
 """
 
 from __future__ import annotations

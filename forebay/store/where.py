@@ -10,9 +10,8 @@ is true of it. So neither `snr > 10` nor `not snr > 10` holds where there is no 
 from __future__ import annotations
 
 import ast
-import operator
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +24,8 @@ from forebay.visible import did_you_mean
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_ARROW = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
+_SIGNS = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
+"""Functions of arrow and of numpy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +46,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A column compared with a value or another column. sign: a key of `_FUNCTIONS`."""
+    """A column compared with a value or another column. sign: a key of `_SIGNS`."""
 
     column: Column
     sign: str
@@ -213,7 +205,7 @@ class ConditionRows:
         kind = self._require(column, other)
         if kind == "text":
             texts = self._texts(other) if isinstance(other, Column) else pa.scalar(other.value, pa.large_string())
-            found = getattr(pc, _ARROW[sign])(self._texts(column), texts)
+            found = getattr(pc, _SIGNS[sign])(self._texts(column), texts)
             return found.fill_null(fill_value=False).to_numpy(), found.is_valid().to_numpy()
         if kind == "truth value" and sign not in ("==", "!="):
             raise ConfigError(
@@ -227,7 +219,7 @@ class ConditionRows:
             is_valid = is_valid & other_is_valid
         else:
             right = np.asarray(other.value)
-        return np.asarray(_FUNCTIONS[sign](left, right)), is_valid
+        return np.asarray(getattr(np, _SIGNS[sign])(left, right)), is_valid
 
     def _plain(self, column: Column, kind: str) -> tuple[Array, Array]:
         if kind == "number":
@@ -334,7 +326,6 @@ class _Parser:
         self._parsed, self._added = (f"({stripped}\n)", 1) if "\n" in stripped else (stripped, 0)
 
     def tree(self) -> ast.expr:
-        """Returns the syntax tree."""
         try:
             with warnings.catch_warnings():  # of the parser, about escapes and the like
                 warnings.simplefilter("ignore")
@@ -350,11 +341,9 @@ class _Parser:
         return body
 
     def written(self, node: ast.expr) -> str:
-        """Returns the text of a node."""
         return ast.get_source_segment(self._parsed, node) or self._text
 
     def condition(self, node: ast.expr, depth: int) -> Any:
-        """Returns the condition of a node."""
         if depth > MAX_DEPTH:
             raise self._error(node, f"more than {MAX_DEPTH} conditions stand inside of each other")
         match node:

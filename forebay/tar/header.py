@@ -1,8 +1,8 @@
-"""One 512-byte tar header in its POSIX.1-1988 (ustar), v7 and GNU forms: its numbers, its name, its checksum.
+"""One 512-byte tar header in its POSIX.1-1988 (ustar), v7 and GNU forms, read and written; the members of one tar.
 
-Extended headers, GNU long names and PAX records, change what is said about the member that follows.
-
-The members of one tar as flat arrays: 16 bytes a member, read by row; names are decoded when asked.
+Extended headers, GNU long names and PAX records, change what is said about the member that follows. Members are flat
+arrays, 16 bytes each, read by row; names are decoded when asked. Tars that are written are the same bytes for the same
+members, and no reader takes their names for something else.
 """
 
 from __future__ import annotations

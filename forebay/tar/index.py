@@ -1,8 +1,7 @@
 """The index of a tar, kept: read back where it is current, made again where it is not.
 
-`<tar>.index.json`, `{member: {"offset": ..., "size": ...}}`: the form in which other tools keep a tar's index.
-
-Whether a tar of an evaluation set is what its index.json says, and holds nothing but files of plain names.
+Other tools keep `<tar>.index.json`, `{member: {"offset": ..., "size": ...}}`. The index.json of an evaluation set says
+what its tars hold; they hold nothing but files of plain names.
 """
 
 from __future__ import annotations
@@ -345,8 +344,7 @@ _MAKE = "have the set made again: forebay evalset CONFIG --out DIR"
 def check_members(path: Path, name: str, said: Any) -> None:
     """Raises TarError for a member that is a link or leads out, or that is not as index.json says.
 
-    path: where the tar is now. name: what it is called. said: what index.json says of the tar, its members in their
-    order; or None.
+    path: where the tar is now. name: what it is called. said: of index.json, its members in their order; or None.
     """
     index = scan_tar(path)
     if index.refused:

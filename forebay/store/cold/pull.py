@@ -134,7 +134,6 @@ class ColdForm:
         return data
 
     def _read(self, name: str, size: int) -> bytes:
-        """Returns a small file of the cache."""
         if not 0 <= size <= _MAX_BYTES:
             raise self._corrupt(f"files/{name} is said to have {size} bytes, at most {_MAX_BYTES} are expected")
         array = self.array(file_array(name, size))
@@ -234,7 +233,6 @@ class _Making:
                 )
 
     def _bytes(self, piece: Piece, wanted: WantedFile) -> Iterator[memoryview]:
-        """Yields the bytes of a piece, those of one object at a time."""
         array, start = self.form.array(piece.array), piece.start
         while start < piece.stop:
             index = start // array.shard_rows

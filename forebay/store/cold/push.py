@@ -1,4 +1,4 @@
-"""A sealed cache to its cold form: arrays to a store or a folder, object by object, the root's zarr.json last.
+"""A sealed cache to its cold form, a zarr hierarchy: arrays object by object, the root's zarr.json last.
 
 What identifies the form (`BEGUN`) goes first, where no object has its name: so two caches never mix in one place.
 """
@@ -191,10 +191,9 @@ def _create(root: Any, array: ColdArray, *, level: int) -> None:
 
 
 def written_as(array: ColdArray, documents: Mapping[str, Any], where: object) -> ColdArray:
-    """Returns the array as a cold form has cut it.
+    """Returns the array as a cold form has cut it. documents: of all arrays by path, from the root's document.
 
-    documents: of all arrays by path, from the root's document. Raises CacheMismatchError where the array is not there,
-    of another shape or in another code than forebay writes.
+    Raises CacheMismatchError where it is not there, of another shape or in another code than forebay writes.
     """
     try:
         document = documents[array.path]
@@ -343,7 +342,6 @@ class _ZarrUpload(Upload):
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all objects."""
         return sum(info.size_bytes for info in self.there.values())
 
     def run(self) -> bool:
@@ -367,7 +365,6 @@ class _ZarrUpload(Upload):
         return not made and not self.tally.files["moved"]
 
     def is_this(self, name: str) -> bool:
-        """Whether this very form has this document there. Raises RemoteExistsError where another one has."""
         data = find_bytes(self.place, name)
         found = None if data is None else mark_of(data, self.place.url / name)
         if data is None or found == self.mark:
@@ -383,7 +380,6 @@ class _ZarrUpload(Upload):
         raise RemoteExistsError(f"{self.place.url / name} {what}; use what is there, or push to another place")
 
     def foreign(self, shown: str) -> str:
-        """Returns the error for objects that are none of this form."""
         is_cache = find(self.place, FILE_NAME) is not None
         what = "a cache in its own form" if is_cache else "what is not of the zarr form of this cache"
         return f"{self.place.url} holds {what}: {shown}; push {self.cache.folder} to another place, or remove them"

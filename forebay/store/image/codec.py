@@ -1,4 +1,4 @@
-"""How images lie on disk, by four codecs, and the images of a sample from the rows that hold them."""
+"""Images from bytes to RGB pixels of the processor's size, to patches, and to one of four codecs on disk; and back."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import re
 import struct
@@ -115,30 +116,23 @@ def reading(*, max_pixels: int, sample_id: str) -> Iterator[None]:
         ) from err
 
 
-def _reader(head: bytes) -> Callable[[BinaryIO], ImageFile] | None:
-    from PIL.BmpImagePlugin import BmpImageFile
-    from PIL.GifImagePlugin import GifImageFile
-    from PIL.JpegImagePlugin import JpegImageFile
-    from PIL.PngImagePlugin import PngImageFile
-    from PIL.PpmImagePlugin import PpmImageFile
-    from PIL.TiffImagePlugin import TiffImageFile
-    from PIL.WebPImagePlugin import WebPImageFile
+_READERS = {
+    "Jpeg": (b"\xff\xd8\xff",),  # of an MPO, several JPEGs in one, the first: as Pillow does
+    "Png": (_PNG,),
+    "Gif": _GIF,
+    "Bmp": (b"BM",),
+    "Tiff": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+}
+"""How files begin, by Pillow's names of their readers; WebP and PPM differ further behind."""
 
-    if head.startswith(b"\xff\xd8\xff"):
-        return JpegImageFile  # of an MPO, several JPEGs in one, the first: as Pillow does
-    if head.startswith(_PNG):
-        return PngImageFile
+
+def _reader(head: bytes) -> Callable[[BinaryIO], ImageFile] | None:
+    name = next((name for name, marks in _READERS.items() if head.startswith(marks)), None)
     if head.startswith(_RIFF) and head[8:12] == b"WEBP":
-        return WebPImageFile
-    if head.startswith(_GIF):
-        return GifImageFile
-    if head.startswith(b"BM"):
-        return BmpImageFile
-    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
-        return TiffImageFile
-    if head[:1] == b"P" and head[1:2] in b"123456":
-        return PpmImageFile
-    return None
+        name = "WebP"
+    elif head[:1] == b"P" and head[1:2] in b"123456":
+        name = "Ppm"
+    return name and getattr(importlib.import_module(f"PIL.{name}ImagePlugin"), f"{name}ImageFile")
 
 
 def _claimed_size(head: bytes) -> tuple[int, int]:

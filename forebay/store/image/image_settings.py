@@ -216,16 +216,12 @@ def processor_document(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _value(path: Path, name: str, value: Any, default: Any) -> Any:
-    """`value` as the type of the field's default."""
     if isinstance(default, tuple):
         numbers = list(value) if isinstance(value, list) else [value] * 3
         if len(numbers) == 3 and all(_is_number(number) for number in numbers):
             return tuple(float(number) for number in numbers)
-    elif isinstance(default, bool):
-        if isinstance(value, bool):
-            return value
-    elif isinstance(default, int):
-        if isinstance(value, int) and not isinstance(value, bool):
+    elif isinstance(default, int):  # a truth value, or a number
+        if type(value) is type(default):
             return value
     elif _is_number(value):
         return float(value)

@@ -86,7 +86,6 @@ class DownloadsAhead:
         return bool(self._flying)
 
     def _most(self) -> int:
-        """Returns how many downloads may be under way."""
         if self._fits or min(mirror.node.room.free_bytes for mirror in self._shards.mirrors) > self._shards.sizes.max():
             return self._max_concurrent
         waiting = len(self._due.keys() - self._flying)
@@ -148,7 +147,6 @@ class _Post:
         self._is_held = False
 
     def is_held(self) -> bool:
-        """Returns whether this process has it, by now."""
         self._is_held = self._is_held or must_lock(self._descriptor)
         return self._is_held
 
@@ -230,7 +228,6 @@ class NextUses:
             self._append(shards, np.repeat(np.arange(first, self.looked_at), sizes))
 
     def _append(self, shards: Ints, steps: Ints) -> None:
-        """Adds uses in the order of their steps."""
         numbers = np.arange(self._stop, self._stop + len(shards))
         self._make_room(len(shards))
         places = numbers % len(self._shards)
@@ -381,7 +378,6 @@ class _Watch:
                 reader.close()
 
     def _looks_on(self) -> bool:
-        """Returns whether looking further ahead would tell more."""
         uses = self._uses
         return not self._is_through and len(uses) < MAX_USES and uses.num_known < self._shards.num_used
 

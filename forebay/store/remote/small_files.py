@@ -92,9 +92,8 @@ class RemoteRoot:
     def caches(self) -> Iterator[tuple[Url, Path]]:
         """Yields the URL of each sealed cache, and a folder with its metadata.json, in the order of their names.
 
-        What is known of a folder whose name carries the key is not asked for again: its recipe cannot be another one.
-        So a root that is known costs one listing. A store that does not answer leaves what is known; RemoteError where
-        nothing is.
+        What is known of a folder whose name carries the key is not asked for again, so a known root costs one listing.
+        A store that does not answer leaves what is known; RemoteError where nothing is.
         """
         self.prepare()
         names = self._names()
@@ -243,10 +242,9 @@ def skeleton_ranges(entry: ShardEntry, fields: Sequence[FieldSpec], *, kept: Col
 
 
 def fetch_skeleton(bucket: Bucket, name: str, path: Path, ranges: Sequence[Range], *, etag: str) -> int:
-    """Makes a file of these ranges of an object, with holes elsewhere, and returns the bytes that were downloaded.
+    """Makes a file of these ranges of an object, the last to its end, with holes elsewhere; returns the bytes read.
 
-    The last range ends where the object does. etag: of the version that is wanted. Raises RemoteMissingError,
-    RemoteReplacedError, RemoteError.
+    etag: of the version that is wanted. Raises RemoteMissingError, RemoteReplacedError, RemoteError.
     """
     with open(path, "wb", buffering=0) as file:
         for start, stop in ranges:

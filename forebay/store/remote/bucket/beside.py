@@ -53,7 +53,6 @@ class _Helper:
         self.connection = Connection(mine.detach())
 
     def end(self) -> None:
-        """Ends the process, whatever it does."""
         self.connection.close()
         self._process.kill()
         self._process.wait()

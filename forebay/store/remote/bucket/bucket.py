@@ -113,10 +113,9 @@ class Bucket:
 
     @_anywhere
     def stream(self, name: str, *, start: int = 0, stop: int | None = None, etag: str = "") -> Iterator[bytes]:
-        """Yields the bytes of an object from `start` on, up to `stop` or its end, in pieces, all of one version.
+        """Yields the bytes of an object from `start` to `stop` or its end, in pieces, all of the version of `etag`.
 
-        Where the body breaks off, the stream goes on from the byte that it reached. etag: of the version that is
-        wanted. Raises RemoteMissingError, RemoteReplacedError, RemoteError.
+        A body that breaks off goes on where it was. Raises RemoteMissingError, RemoteReplacedError, RemoteError.
         """
         at, tries, first, end = start, 0, None, 0
         while True:
@@ -181,10 +180,9 @@ class Bucket:
 
     @_anywhere
     def copy(self, source: Url, name: str, *, size_bytes: int) -> ObjectInfo:
-        """Makes an object a copy of another one of the same bucket and returns what the store says of the copy.
+        """Makes an object a copy of one of the same bucket, in the store; returns what that says of the copy.
 
-        The store copies: no byte of it passes here. size_bytes: of the source, at most MAX_COPY. Raises
-        RemoteMissingError where the source is not there, RemoteError.
+        size_bytes: of the source, at most MAX_COPY. Raises RemoteMissingError where it is not there, RemoteError.
         """
         store = self._store(put_s=_COPY_S if size_bytes > PART else 0.0)
         try:
@@ -382,5 +380,4 @@ def _obstore() -> Any:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """Returns what obstore raises for an answer."""
     return _obstore().exceptions.BaseError, FileNotFoundError, ValueError, EndedEarlyError

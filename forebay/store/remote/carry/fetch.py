@@ -83,7 +83,6 @@ def fetch(url: Url, folder: Path, settings: RemoteConfig, options: FetchOptions,
 
 
 def _check_names(listing: FetchListing, *, folder: TargetFolder | None) -> None:
-    """Raises RemoteError for names that no file of the folder may have."""
     longest_part, longest = limits(str(folder.path)) if folder is not None else (255, 4095)
     found = problems(listing.files, longest_part=longest_part, longest=longest)
     pairs = alike(listing.files)
@@ -97,7 +96,6 @@ def _check_names(listing: FetchListing, *, folder: TargetFolder | None) -> None:
 
 
 def _check_room(folder: TargetFolder, to_come: list[Expected]) -> None:
-    """Raises ConfigError where the disk has less room than is to come."""
     needed, free = sum(one.size_bytes for one in to_come), folder.free_bytes()
     if needed > free:
         raise ConfigError(
@@ -223,7 +221,6 @@ class Downloads:
         return expected.of(info)
 
     def _fill(self, part: FilePart) -> None:
-        """Downloads what a file lacks."""
         try:
             self._stream(part)
         except RemoteError as err:

@@ -114,7 +114,6 @@ class TargetFolder:
             os.close(created)  # taken for that of a dead fetch before it was locked, and perhaps finished by now
 
     def _is_still(self, name: str, descriptor: int) -> bool:
-        """Says if an open file still has a name."""
         try:
             found = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         except FileNotFoundError:
@@ -149,7 +148,6 @@ class TargetFolder:
             os.close(descriptor)
 
     def _left(self, prefix: str) -> list[str]:
-        """Returns the parts of a prefix, the largest first."""
         found: list[tuple[int, str]] = []
         with self._entries() as entries:
             for entry in entries:
@@ -211,8 +209,7 @@ class TargetFolder:
 class FilePart:
     """A file while it is downloaded: its bytes from the first one on, as far as they came. A context.
 
-    size_bytes: what is there. resumed_bytes: what a dead fetch had left. It goes on at its end; whether all of it is
-    right shows when it is whole.
+    size_bytes: what is there, of it resumed_bytes of a dead fetch. Whether all is right shows when it is whole.
     """
 
     def __init__(self, folder: TargetFolder, descriptor: int, name: str, expected: Expected) -> None:

@@ -1,9 +1,7 @@
 """The objects below a URL, or the files that a manifest names. Nothing of the list is believed unseen.
 
 The manifest of an evaluation set tells the hashes of its files. It is found beside them, or named itself, which a web
-server needs, since that lists nothing.
-
-Which names of objects may become files of a folder. All of this is decided before a byte is written.
+server needs, since that lists nothing. Which names may become files is decided before a byte is written.
 """
 
 from __future__ import annotations
@@ -122,10 +120,9 @@ class FetchOptions:
 
 
 def list_files(url: Url, settings: RemoteConfig, options: FetchOptions) -> FetchListing:
-    """Returns the files below a URL, or those that a manifest at the URL names, whose names begin with the prefix.
+    """Returns the files below a URL, or of a manifest at the URL, whose names begin with the prefix.
 
-    Raises RemoteError where nothing is there, or more than the bounds allow; ManifestError for a manifest that is none,
-    or that disagrees with what the store has.
+    Raises RemoteError for nothing, or more than the bounds; ManifestError for a manifest that is none, or disagrees.
     """
     if url.name.endswith(".json") and url.key:
         found = FetchListing(Bucket(url.parent, settings), options)
@@ -151,8 +148,7 @@ def list_files(url: Url, settings: RemoteConfig, options: FetchOptions) -> Fetch
 class FetchListing:
     """The files to come from a bucket.
 
-    tars: those of evaluation sets, by name, with what the index.json of their set says of them, or None. others: some
-    names that do not begin with the prefix.
+    tars: those of evaluation sets, by name, with what their set's index.json says, or None. others: without the prefix.
     """
 
     def __init__(self, bucket: Bucket, options: FetchOptions) -> None:

@@ -46,9 +46,8 @@ _MADE: dict[str, Callable[[], Any]] = {"xxh3_128": xxhash.xxh3_128, "sha256": ha
 class Expected:
     """An object that is to become a file.
 
-    name: of both, below the bucket's URL and below the folder. etag: of the version that is wanted, empty where the
-    store tells none. modified_ns: 0 where only a manifest is known. hashes: hex digits by the name of the hash, as a
-    manifest says.
+    name: below the bucket's URL and the folder. etag: of the wanted version, empty where none is told. modified_ns: 0
+    where only a manifest is known. hashes: hex digits by the name of the hash, as a manifest says.
     """
 
     name: str
@@ -84,8 +83,7 @@ class Verdict:
 def judge(pieces: Iterable[bytes | memoryview], expected: Expected, *, etags_are_md5: bool) -> Verdict:
     """Returns whether these bytes, of the right size, are those that are expected.
 
-    etags_are_md5: an etag that looks like an MD5 is one, so that another MD5 means other bytes. Without it an etag
-    proves what it fits, and nothing else.
+    etags_are_md5: another MD5 than the etag means other bytes. Without it an etag proves what it fits, and no more.
     """
     hashes = dict(expected.hashes)
     for kind in HASHES:
@@ -190,8 +188,7 @@ def proves(etag: str, data: bytes) -> bool:
 def pieces_of(bucket: Bucket, wanted: WantedFile) -> Iterator[bytes]:
     """Yields the bytes of an object that is as large as wanted, and whose hash is as wanted.
 
-    Raises RemoteError where the object is another one, as soon as that shows: what was yielded before is not to be
-    used.
+    Raises RemoteError as soon as it shows to be another one: what was yielded before is not to be used.
     """
     state, size_bytes, where = xxhash.xxh3_128(), 0, bucket.url / wanted.name
     for piece in bucket.stream(wanted.name):

@@ -149,7 +149,6 @@ class _CacheUpload(Upload):
         return not made and not self.tally.files["moved"]
 
     def is_this(self, name: str) -> bool:
-        """Whether this very cache is sealed there. Raises RemoteExistsError where another one is."""
         data = find_bytes(self.bucket, name)
         if data is None or data == self.metadata:
             return data is not None
@@ -164,7 +163,6 @@ class _CacheUpload(Upload):
         )
 
     def foreign(self, shown: str) -> str:
-        """Returns the error for objects that are of no file of this cache."""
         return (
             f"{self.bucket.url} holds objects that are not of {self.cache.folder}: {shown}; push to another URL "
             f"(one that ends with a slash: {self.bucket.url}/ is a folder of caches), or remove them"

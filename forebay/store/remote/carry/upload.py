@@ -45,8 +45,7 @@ class MadeObject:
 class PushedItem:
     """One object to be.
 
-    wanted: its name, the bytes that are counted for it, and the hash by which the journal knows it. make: returns what
-    is to be sent; raises CacheCorruptError where it is damaged here.
+    wanted: name, counted bytes, and hash for the journal. make: returns what is sent; CacheCorruptError if damaged.
     """
 
     wanted: WantedFile

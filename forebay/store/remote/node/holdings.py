@@ -1,11 +1,9 @@
-"""The objects of stores in the node's folder, and the order in which they go. No link is followed.
+"""The objects of stores in the node's folder: what was fetched, what is needed next, and the order in which they go.
 
-What was ever fetched into the folder of a mirror, by name. Nothing else in that folder is ever removed.
+No link is followed. Nothing that was not fetched into the folder of a mirror is ever removed.
 
-When the readers of this node need each shard next: what they tell each other, so that the right one is evicted.
-
-Each reader has a small file under `<shard_dir>/readers/`, mapped by it and read by whoever makes room. Its owner holds
-a lock on it, so a file without a lock is of a dead reader, and counts for nothing.
+Each reader has a small file under `<shard_dir>/readers/`, mapped by it and read by whoever makes room: when it needs
+each shard next. Its owner holds a lock on it, so a file without a lock is of a dead reader, and counts for nothing.
 """
 
 from __future__ import annotations
@@ -331,10 +329,9 @@ class ReaderUses:
 
 
 def distances(node_folder: Path, mirror: str) -> Ints | None:
-    """Returns in how many steps each shard of a mirror is needed by the reader that needs it first.
+    """Returns in how many steps each shard of a mirror is needed by the reader that needs it first, int64 [num_shards].
 
-    int64 [num_shards]. NEVER: no step that is known needs it. None: no reader of the mirror tells. Files of dead
-    readers are removed.
+    NEVER: no known step needs it. None: no reader of the mirror tells. Files of dead readers are removed.
     """
     found: Ints | None = None
     for values in _living(node_folder / FOLDER, mirror):

@@ -1,4 +1,4 @@
-"""The state of a node's folder that the threads of a process share: counts, turns, and mapped files."""
+"""The state of a node's folder that threads share: counts, turns, mapped files; and locks of its files (flock)."""
 
 from __future__ import annotations
 

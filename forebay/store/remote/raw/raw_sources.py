@@ -297,8 +297,7 @@ def look_up(paths: Sequence[Path]) -> None:
 def open_source(path: str | os.PathLike[str]) -> tuple[int, Version]:
     """Returns a descriptor of a file and its stat, see `stat_of_status`; of an object its version.
 
-    The node's copy of an object is there then, and not evicted until the descriptor is closed. Raises OSError as
-    `os.open` does, RemoteError where a store fails.
+    An object's copy here is not evicted until it is closed. Raises OSError as `os.open` does, RemoteError.
     """
     place = place_of(path)
     if place is None:
