@@ -1,4 +1,4 @@
-"""`[remote]`, and URLs: which paths of a config are one, and which of them forebay opens. Nothing here asks a network."""
+"""`[remote]`, and URLs: which paths of a config are one, and which of them forebay opens. No network is asked here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shards of a cache as files, the bounded set that is mapped, and large flat arrays that are checked where touched."""
+"""The shards of a cache as files, the bounded set that is mapped, and flat arrays that are checked where touched."""
 
 from __future__ import annotations
 

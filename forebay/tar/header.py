@@ -22,6 +22,7 @@ import numpy.typing as npt
 import xxhash
 
 BLOCK = 512
+CURRENT_DIRECTORY = b"./"
 TYPE = 156
 """Position of the type flag; an `int`, since indexing bytes gives one."""
 SIZE_FIELD = slice(124, 136)
@@ -63,6 +64,29 @@ def header_name(block: bytes) -> bytes:
     if block[257:263] == b"ustar\0" and block[345] and block[TYPE] not in b"LKS":
         return block[345:500].partition(b"\0")[0] + b"/" + name
     return name
+
+
+def header_size(block: bytes) -> int:
+    """Returns the size field's value; -1 where it has none."""
+    text = block[SIZE_FIELD]
+    if text[11] in b"\0 ":
+        try:
+            return max(-1, int(text[:11], 8))
+        except ValueError:
+            pass  # padded in another way, or base-256
+    size = parse_number(text)
+    return -1 if size is None else max(-1, size)
+
+
+def header_names(table: npt.NDArray[np.uint8], blocks: list[bytes]) -> list[bytes]:
+    """Returns the names that the headers themselves give, without a leading `./`."""
+    names: list[bytes] = np.ascontiguousarray(table[:, :100]).view("S100").ravel().tolist()
+    for row in np.flatnonzero(table[:, 345]):
+        names[row] = header_name(blocks[row])
+    flat = b"\n".join(names)
+    if b"\0" in flat or b"./" in flat:  # rare, and twice as dear as all the rest
+        names = [name.partition(b"\0")[0].removeprefix(CURRENT_DIRECTORY) for name in names]
+    return names
 
 
 def valid_headers(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
@@ -144,6 +168,17 @@ class Extension:
             self.problem = "bad_extended_header"
 
 
+def lost_extension(block: bytes) -> Extension | None:
+    """Returns what to hold against the member behind a bad block: its name or size may have stood in that block.
+
+    Type flag or usual name is enough to take the block for an extended header: one of them may be what is broken.
+    """
+    name = block[:100]
+    if block[TYPE] in EXTENDED or b"@LongLink" in name or b"PaxHeader" in name:
+        return Extension(problem="bad_extended_header")
+    return None
+
+
 def pax_records(payload: bytes) -> list[tuple[bytes, bytes]] | None:
     """Returns the (keyword, value) pairs of a PAX header, or None where its framing is broken.
 
@@ -163,9 +198,6 @@ def pax_records(payload: bytes) -> list[tuple[bytes, bytes]] | None:
         records.append((keyword, value))
         position = stop
     return records
-
-
-CURRENT_DIRECTORY = b"./"
 
 
 class RefusedHeader(NamedTuple):

@@ -132,7 +132,7 @@ def _reader(head: bytes) -> Callable[[BinaryIO], ImageFile] | None:
         name = "WebP"
     elif head[:1] == b"P" and head[1:2] in b"123456":
         name = "Ppm"
-    return name and getattr(importlib.import_module(f"PIL.{name}ImagePlugin"), f"{name}ImageFile")
+    return None if name is None else getattr(importlib.import_module(f"PIL.{name}ImagePlugin"), f"{name}ImageFile")
 
 
 def _claimed_size(head: bytes) -> tuple[int, int]:
