@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from forebay.config.tree import FilterConfig
-from forebay.store.by_hand import source_html, table_html
+from forebay.store.by_hand import table_html
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lazy_tensordict import SamplesTensorDict
 from forebay.store.sample_filter import Filter
@@ -256,7 +256,7 @@ def test_other_peoples_text_stays_text(name: str, value: str) -> None:
 def test_metadata_of_strangers_are_shown_or_left_out(tmp_path: Path, languages: Any) -> None:
     cache = open_cache(make_cache(tmp_path))
     cache.metadata["languages"] = languages
-    assert "<b>" not in source_html(cache)
+    assert "<b>" not in cache._repr_html_()
 
 
 def test_images_of_a_sample_are_one_tensor_of_patches(tmp_path: Path) -> None:
