@@ -19,15 +19,7 @@ from forebay.errors import ConfigError, RemoteError, RemoteMissingError, RemoteR
 from forebay.store.files import sweep
 from forebay.store.remote.bucket.object_store import find
 from forebay.store.remote.carry.fetch_folder import FilePart, InTheWayError, TargetFolder, read_pieces
-from forebay.store.remote.carry.fetch_list import (
-    FetchListing,
-    FetchOptions,
-    alike,
-    limits,
-    list_files,
-    problems,
-    some,
-)
+from forebay.store.remote.carry.fetch_list import FetchListing, FetchOptions, alike, limits, list_files, problems, some
 from forebay.store.remote.carry.proof import Expected, Verdict, judge
 from forebay.store.remote.carry.tally import FetchReport, Tally, for_each
 from forebay.visible import human_bytes

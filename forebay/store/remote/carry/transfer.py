@@ -19,13 +19,7 @@ from pathlib import Path
 import xxhash
 
 from forebay.config.remote import RemoteConfig, Url
-from forebay.errors import (
-    CacheError,
-    CacheMismatchError,
-    ConfigError,
-    RemoteError,
-    RemoteExistsError,
-)
+from forebay.errors import CacheError, CacheMismatchError, ConfigError, RemoteError, RemoteExistsError
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.held import HeldFile
