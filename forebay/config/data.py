@@ -68,53 +68,25 @@ class MeaningFacts:
     prompt: str = ""
 
 
-_MEANINGS = "forebay.rows.meanings"
 MEANINGS: Mapping[str, MeaningFacts] = {
-    facts.name: facts
-    for facts in (
-        MeaningFacts(
-            name="recordings",
-            target=f"{_MEANINGS}.recordings:Recorded",
-            columns=("audio", "text", "language", "id", "duration", "features", "labels"),
-            groups=("audio",),
-        ),
-        MeaningFacts(
-            name="texts",
-            target=f"{_MEANINGS}.recordings:TextOnly",
-            columns=("text", "language", "id", "prompt"),
-            groups=(),
-        ),
-        MeaningFacts(
-            name="conversations",
-            target=f"{_MEANINGS}.canonical_chat:Conversations",
-            columns=("image", "question", "answer", "messages", "id"),
-            groups=("image",),
-            prompt="chat",
-        ),
-        MeaningFacts(
-            name="labels",
-            target=f"{_MEANINGS}.image_class:Labelled",
-            columns=("image", "label", "id"),
-            groups=("image",),
-            prompt="label",
-        ),
-        MeaningFacts(
-            name="captions",
-            target=f"{_MEANINGS}.image_class:Captioned",
-            columns=("image", "text", "id"),
-            groups=("image",),
-            prompt="plain",
-        ),
-        MeaningFacts(
-            name="images",
-            target=f"{_MEANINGS}.image_class:OneImage",
-            columns=("image", "id"),
-            groups=("image",),
-            prompt="none",
-        ),
+    name: MeaningFacts(
+        name=name,
+        target=f"forebay.rows.meanings.{target}",
+        columns=tuple(columns.split()),
+        groups=tuple(groups.split()),
+        prompt=prompt,
+    )
+    for name, target, columns, groups, prompt in (
+        ("recordings", "recordings:Recorded", "audio text language id duration features labels", "audio", ""),
+        ("texts", "recordings:TextOnly", "text language id prompt", "", ""),
+        ("conversations", "canonical_chat:Conversations", "image question answer messages id", "image", "chat"),
+        ("labels", "image_class:Labelled", "image label id", "image", "label"),
+        ("captions", "image_class:Captioned", "image text id", "image", "plain"),
+        ("images", "image_class:OneImage", "image id", "image", "none"),
     )
 }
 """By `source.meaning`. The class is imported when rows are read."""
+
 _READERS = "forebay.rows.readers"
 BOTH = ("speech", "vision")
 _HF_FILES = ("state.json", "dataset_info.json", "*.arrow", "*.parquet")
@@ -130,6 +102,7 @@ PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 """The files that `kind = "folder"` looks for under `[vision]`, in any case of letters."""
 TEXT_OF_IMAGE = (".txt",)
 """The files that hold their texts."""
+
 SOURCE_KINDS = {
     "tar": SourceKind(reader=f"{_READERS}.tar_lists:READER", holds=BOTH, files=("*.parquet",), keeps=BOTH),
     "filelist": SourceKind(reader=f"{_READERS}.tar_lists:FILELIST_READER", files=("*.tsv",)),
@@ -173,20 +146,11 @@ SOURCE_KINDS = {
     ),
 }
 """By `source.kind`. What reads a kind is imported when that is asked for."""
+
 OWN_COLUMNS = frozenset(
     (
-        *(
-            "index",
-            "sample_id",
-            "text",
-            "language",
-            "prompt",
-            "source",
-            "duration_s",
-            "images",
-            "image_hash",
-            "failure",
-        ),
+        *("index", "sample_id", "text", "language", "prompt", "source", "duration_s", "images"),
+        *("image_hash", "failure"),
         *("num_audio_samples", "num_frames", "num_tokens", "num_patches", "num_images"),
         *("input_features", "pad_value", "waveform", "input_ids", "prefix_len", "label_mask", "labels"),
         *("fbanks", "valid_frames", "audio_index", "patches", "image_grid_thw", "image_rows", "shard", "shard_row"),

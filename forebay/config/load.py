@@ -39,6 +39,7 @@ RENAMED = {
     **{f"source.{name}_column": f"source.columns.{name}" for name in _COLUMNS},
 }
 """Today's name of every setting that had another one, for the message that refuses the old name."""
+
 _OWN_SUFFIXES = (".toml", ".cfg", ".conf", ".ini")
 _MAX_BYTES = 16 * 1024 * 1024
 _MAX_INTEGER = 2**63

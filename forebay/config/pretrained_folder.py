@@ -145,6 +145,7 @@ _PATTERNS = (
     "chat_template*",
     "additional_chat_templates/*",
 )
+
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json")
 _VOCABULARY_SUFFIXES = (".model", ".tiktoken")
 

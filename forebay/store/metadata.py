@@ -256,6 +256,7 @@ _TYPES: Mapping[str, type] = {
     "num_samples": int,
     "recipe_key": str,
 }
+
 _DESCRIPTION: Mapping[str, Check] = {
     "clipped": COUNT,
     "excluded": map_of(COUNT),
@@ -273,6 +274,7 @@ _DESCRIPTION: Mapping[str, Check] = {
     "unused_fields": map_of(COUNT),
 }
 """What a report shows, and opening does not need."""
+
 _MADE_OF = list_of(record({"key": TEXT, "name": TEXT, "num_samples": COUNT, "taken": COUNT}))
 _AUDIO = record({"sample_rate_hz": POSITIVE})
 _CLIPPED = record({}, {"audio": or_null(record({}, {"clip_s": or_null(NUMBER)}))})

@@ -33,6 +33,7 @@ _SUFFIXES = {
     "--export": (".parquet",),
     "--drop-ids": (".txt", ".ids", ".lst", ".list"),
 }
+
 _OF_A_MODEL = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "model.safetensors")
 _OWN = ("cache_root", "output_dir", "shard_dir")
 """Settings that name where forebay itself writes."""

@@ -26,6 +26,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
 }
 """The processors that cut patches as Qwen2-VL's, and their own defaults where these are others. What transformers makes
 of their pixels is compared before a build, bit for bit."""
+
 _MAX_ASPECT_RATIO = 200
 _MAX_NUMBER = 1e300
 """JSON holds integers that no float can."""
