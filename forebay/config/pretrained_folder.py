@@ -223,7 +223,8 @@ def _digest_of(folder: Path, setting: str, thing: Thing, what: str) -> str:
 
 
 def _refused(setting: str, why: str) -> ConfigError:
-    return ConfigError(f"{setting}: {why}", code="FB107" if setting == "vision.processor" else "FB121")
+    message, is_image = f"{setting}: {why}", setting == "vision.processor"
+    return ConfigError(message, code="FB107") if is_image else ConfigError(message, code="FB121")
 
 
 def _add(digest: hashlib._Hash, name: str, content: bytes) -> None:
