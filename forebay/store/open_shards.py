@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from forebay.store.remote.node.node import WantedFile
     from forebay.store.remote.node.shared import Holder
 
-
 logger = logging.getLogger(__name__)
 
 

@@ -24,7 +24,6 @@ from forebay.terminal import first_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
 logger = logging.getLogger(__name__)
 FILTER_VERSION = 1
 """Bumped when the same settings leave other samples."""

@@ -31,7 +31,6 @@ _MAX_JUNK_BYTES = 1 << 16
 """What may lie between two frames; mpg123 looks as far for the next one."""
 _CHAINED = ("chained_audio", "it holds several MP3 files one behind the other; split it, or join them anew")
 
-
 _UNREAD = (
     (4, b"ftyp", "M4A or MP4"),
     (0, b"\x1a\x45\xdf\xa3", "WebM or Matroska"),

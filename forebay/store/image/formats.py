@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _HEAD_BYTES = 30
 _GIF, _PNG, _RIFF = (b"GIF87a", b"GIF89a"), b"\x89PNG\r\n\x1a\n", b"RIFF"
 
-
 _UNREAD = (
     (4, b"ftypavi", "AVIF"),
     (4, b"ftyp", "HEIC or MP4"),

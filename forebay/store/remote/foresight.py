@@ -32,7 +32,6 @@ from forebay.store.source import SampleSource
 
 logger = logging.getLogger(__name__)
 
-
 _LOOK_AGAIN_S = 1.0
 """After this time it is looked again whether shards that were here still are."""
 _TRY_AGAIN_S = 5.0
