@@ -24,7 +24,7 @@ from benchmarks.data import BENCH_DATA
 from benchmarks.report import Cost, arguments, machine, median, ratio, show, timed
 from forebay import load_config
 from forebay.config import Config
-from forebay.config.filter import FilterConfig
+from forebay.config.tree import FilterConfig
 from forebay.store.cache import Cache, open_cache
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, FieldSpec, Group

@@ -29,8 +29,7 @@ from benchmarks.plan import usual_durations
 from forebay.plan.bucket_plan import BucketPlan, Order
 from forebay.plan.make import Planned
 from forebay.plan.make_buckets import bucket_plan
-from forebay.store.constants import Constants
-from forebay.store.layout import FieldSpec
+from forebay.store.layout import Constants, FieldSpec
 from forebay.store.source import SampleSource
 from forebay.train.loader import Loader, LoaderSettings
 

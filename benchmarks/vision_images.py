@@ -34,9 +34,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from benchmarks.report import arguments, machine, median, ratio, show, timed
 from forebay.steps.image.qwen2_vl import expand, patch_table
-from forebay.store.image.codec import FIELDS, decode, encode
+from forebay.store.image.codec import FIELDS, decode, decode_image, encode, patchify, resized
 from forebay.store.image.image_settings import ImageSettings
-from forebay.store.image.pixels import decode_image, patchify, resized
 
 PHOTOS = sorted((Path(__file__).parents[1] / "demo" / "vision" / "photos").iterdir())
 COCO_SIZES = ((640, 480), (640, 427), (480, 640), (640, 426), (640, 480), (500, 375))

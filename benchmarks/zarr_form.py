@@ -44,9 +44,8 @@ from forebay.config.remote import RemoteConfig
 from forebay.preprocess.pipeline import build
 from forebay.steps.recipe import load_config
 from forebay.store.cache import Cache, open_cache
-from forebay.store.cold.hierarchy import arrays_of
 from forebay.store.cold.pull import pull_any
-from forebay.store.cold.push import push_zarr
+from forebay.store.cold.push import arrays_of, push_zarr
 from forebay.store.layout import ROW_BITS, Array, Group, ListedItems
 from forebay.store.seal import Contents, seal
 

@@ -1,7 +1,4 @@
-"""Explanations of error codes, reasons and symptoms: the entries of forebay/errors.md, for a terminal.
-
-The page is part of the package; the site takes it from there.
-"""
+"""Explanations of codes, reasons and symptoms for a terminal: the entries of the package's forebay/errors.md."""
 
 from __future__ import annotations
 
@@ -20,9 +17,7 @@ from forebay.errors import ConfigError
 from forebay.terminal import columns
 
 PAGE = "errors.md"
-
 Kind = Literal["code", "reason", "symptom"]
-
 _CODE = re.compile(r"^### (FB\d{3}): (.+)$", re.MULTILINE)
 _ROW = re.compile(r"^\| (.+) \|$", re.MULTILINE)
 _CELLS = re.compile(r"(?<!\\) \| ")

@@ -17,7 +17,6 @@ _REACHING = {
     "header_text": "draws a text with a font that is fetched",
 }
 """Settings by which a class reaches out of its process when it is asked, and that change what it answers."""
-
 _lock = threading.Lock()
 _inside: list[bool] = []
 """What the Hub's switch was before the first of the blocks that are open, for each of them."""

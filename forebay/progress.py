@@ -13,7 +13,6 @@ from typing import Any, TextIO, TypeVar
 from forebay.visible import human_bytes
 
 T = TypeVar("T")
-
 LINE_EVERY_S = 30.0
 """Seconds between two plain lines: a log file of a day has 3,000 of them, and nobody waits a minute for a sign."""
 QUIET_S = 1.0

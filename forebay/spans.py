@@ -26,9 +26,7 @@ TOKENS = "tokens"
 READ = "read"
 """A whole sample, out of a cache or made on the fly; the others lie inside of it then."""
 COLLATE = "collate"
-
 _Make = Callable[[str], AbstractContextManager[object]]
-
 _NOTHING = contextlib.nullcontext()
 _listener: _Make | None = None
 

@@ -1,7 +1,4 @@
-"""A map over tasks, the row that each is at, and the error for a process that died over one.
-
-`forebay.preprocess.pool` runs tasks in processes; who hands tasks out knows only what stands here.
-"""
+"""A map over tasks (`forebay.preprocess.pool` has one), the row that each is at, and the error of a dead process."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from forebay.errors import BuildError
 
 T = TypeVar("T")
 R = TypeVar("R")
-
 _marks: mmap.mmap | None = None
 _is_second_try = False
 
@@ -33,14 +29,11 @@ class WorkerDied(BuildError):  # noqa: N818  it is caught by name where the samp
     code = "FB302"
 
     def __init__(self, task: Any, position: int, status: int) -> None:
-        super().__init__(f"a worker process died twice over one task ({_status_text(status)})")
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        super().__init__(f"a worker process died twice over one task ({how})")
         self.task = task
         self.position = position
         self.status = status
-
-
-def _status_text(status: int) -> str:
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
 def mark(position: int) -> None:

@@ -13,10 +13,8 @@ from typing import Any
 from forebay.visible import json_text, printable
 
 WIDEST, NARROWEST = 100, 30
-
 LABEL = 14
 """Where what is said of a label begins."""
-
 _HELD = "\x00"
 """A space at which no line is broken, until it is printed."""
 
@@ -78,10 +76,7 @@ def _room(head: str) -> int:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, last_left: bool = False) -> list[str]:
-    """Aligned columns: the first `left` ones to the left, and the last one where `last_left` says so.
-
-    On a terminal that is too narrow for them each row is a name and what is said of it.
-    """
+    """Aligned columns, the first `left` and perhaps the last to the left; in words where the terminal is narrow."""
     indented = [list(head), *([f"  {row[0]}" if left else row[0], *row[1:]] for row in rows)]
     widths = [max(len(row[column]) for row in indented) for column in range(len(head))]
     widths[0] = max(widths[0], LABEL)
@@ -106,10 +101,7 @@ def _stacked(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def bars(counts: Sequence[int], *, beside: int) -> list[str]:
-    """Returns one bar of `#` a count, the largest up to 50 long; what is not zero has at least one.
-
-    beside: columns of the terminal that what stands before the bars takes.
-    """
+    """Returns one bar of `#` a count, up to 50, at least one of what is not zero. beside: columns in front of it."""
     top, width = max(*counts, 1, 1), max(4, min(50, columns() - beside))
     return ["#" * (max(1, round(width * n / top)) if n else 0) for n in counts]
 

@@ -54,7 +54,6 @@ _BLANK = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 """What shows nothing although it counts as printable: fillers, variation selectors, the blank of Braille."""
-
 _CONTROLS = {"\0": "NUL", "\t": "TAB", "\n": "LINE FEED", "\r": "CARRIAGE RETURN", "\x1b": "ESCAPE", "\x7f": "DELETE"}
 """Names of the characters that Unicode's own table has none for."""
 

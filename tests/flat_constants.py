@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.store.constants import Constants
+from forebay.store.layout import Constants
 
 _OF_TEXT = {
     *("prompt", "vocab_size", "pad_token_id", "eos_token_id", "end_token", "audio_token_id", "image_token_id"),

@@ -82,7 +82,7 @@ _AUTO |= {"AutoTokenizer": ["evil.Evil", "evil.Evil"], "AutoModelForImageTextToT
 _LOAD = """
 import sys
 from pathlib import Path
-from forebay.config.digest import tokenizer_digest
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ForebayError
 from forebay.inspect.sample import load_tokenizer
 from forebay.steps.text.chat.packed_chat import Chat

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-from forebay.config.digest import processor_digest, tokenizer_digest
+from forebay.config.pretrained_folder import processor_digest, tokenizer_digest
 from forebay.errors import ConfigError
 from forebay.steps.image.processor.whole import processor_class
 from forebay.steps.text.chat.chat_of_processor import ProcessorChat, ProcessorChatEncoder

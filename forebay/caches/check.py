@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 from forebay.errors import CacheError
 from forebay.store.cache import Cache, open_cache
-from forebay.store.derived import is_derived
 from forebay.store.layout import ROW_BITS, Group
 from forebay.store.metadata import FILE_NAME
 from forebay.store.seal import VerifyReport, verify_folder
 from forebay.store.shard import Shard
+from forebay.store.source_files import is_derived
 from forebay.terminal import CommandReport, first_of
 from forebay.visible import from_here, human_bytes, printable
 

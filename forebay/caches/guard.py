@@ -19,9 +19,8 @@ from forebay.caches.survey import stored_strangers
 from forebay.errors import CacheError
 from forebay.preprocess.runner.parts import read_parts
 from forebay.store.files import abandoned, is_temporary
-from forebay.store.locks import alone_in
 from forebay.store.memo import KEPT_S, Use, this_host
-from forebay.store.shared_disk import SILLY_MARK, is_late
+from forebay.store.shared_disk import SILLY_MARK, alone_in, is_late
 from forebay.terminal import first_of
 
 _PROC = Path("/proc")

@@ -14,14 +14,14 @@ from forebay.caches import ours
 from forebay.caches.root_items import Kept, RootItem, Survey, Told, Verdict
 from forebay.errors import CacheError, ConfigError, ManifestError, TarError
 from forebay.rows.readers.line_blocks import ENDING, indexed_text
-from forebay.store.derived import described, is_derived
 from forebay.store.files import hash_file
 from forebay.store.inputs import SAMPLES
 from forebay.store.layout import BUILDING, INPUTS, LISTINGS, PLANS, TAR_INDEX, TEXT_INDEX, TEXTS
 from forebay.store.lookup import Sealed
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.metadata import FILE_NAME
-from forebay.store.remote.root import LISTED
+from forebay.store.remote.small_files import LISTED
+from forebay.store.source_files import described, is_derived
 from forebay.store.texts import LOCK
 from forebay.tar.index import indexed_tar
 from forebay.terminal import counted

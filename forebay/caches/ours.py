@@ -20,9 +20,8 @@ from forebay.store.held import ORIGIN
 from forebay.store.inputs import SAMPLES
 from forebay.store.layout import FORMAT_VERSION, TEXT, is_group_name
 from forebay.store.metadata import FILE_NAME, check_found, checked_fields, checksum, groups_of, parse_metadata
-from forebay.store.segments import count_of
 from forebay.store.shard import shard_name
-from forebay.store.texts import IDENTITY, LOCK, OLD, SEGMENT
+from forebay.store.texts import IDENTITY, LOCK, OLD, SEGMENT, count_of
 
 _HEX = "[0-9a-f]{8,128}"
 _GROUP = "[a-z][a-z0-9_]{0,31}"

@@ -17,11 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import is_url, parse_url
+from forebay.config.remote import RemoteConfig, is_url, parse_url
 from forebay.errors import CacheNotFoundError, ConfigError
 from forebay.store.memo import Use
-from forebay.store.remote.root import RemoteRoot
+from forebay.store.remote.small_files import RemoteRoot
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

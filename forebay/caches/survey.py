@@ -24,8 +24,8 @@ from forebay.store.layout import NOTES
 from forebay.store.memo import uses_of
 from forebay.store.metadata import FILE_NAME, read_metadata
 from forebay.store.remote.bucket.bucket import ObjectInfo
-from forebay.store.remote.carry.sent_columns import NAME as COLUMNS
-from forebay.store.remote.root import LISTED, RemoteRoot
+from forebay.store.remote.small_files import LISTED, RemoteRoot
+from forebay.store.remote.small_files import NAME as COLUMNS
 from forebay.visible import an
 
 _OWN = (NOTES, ORIGIN, ".planning", "..", ".")

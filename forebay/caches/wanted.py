@@ -9,20 +9,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forebay.caches.root_items import RootItem, Survey
-from forebay.config.digest import tokenizer_digest
-from forebay.config.loader_sections import MixtureSource
+from forebay.config.pretrained_folder import tokenizer_digest
+from forebay.config.remote import is_url, parse_url
 from forebay.config.train import EvalConfig
-from forebay.config.tree import Config
-from forebay.config.url import is_url, parse_url
+from forebay.config.tree import Config, MixtureSource
 from forebay.errors import CacheError, ConfigError, ForebayError, ManifestError, RemoteError
 from forebay.steps.recipe import load_config, recipe_of
-from forebay.store.derived import is_derived
 from forebay.store.lookup import Sealed
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.raw_sources import naming_urls
-from forebay.store.source_files import SourceState, compare_sources
+from forebay.store.source_files import SourceState, compare_sources, is_derived
 
 _DEEPEST = 8
 """Configs that name configs that name configs; a circle ends here too."""

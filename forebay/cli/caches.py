@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forebay.cli.options import DONE, FAILED, CacheCommand, Command, ConfigCommand, argument, command, option
-from forebay.config.hub import split_id
 from forebay.config.load import read_remote
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import is_url, parse_url, url_or_path
+from forebay.config.pretrained_folder import split_id
+from forebay.config.remote import RemoteConfig, is_url, parse_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.lookup import find_cache, require

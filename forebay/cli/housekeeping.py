@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from forebay.caches.root_items import opened_root
 from forebay.cli.options import DONE, FAILED, CacheCommand, argument, command, option
 from forebay.config.load import read_remote
-from forebay.config.url import is_url, parse_url, url_or_path
+from forebay.config.remote import is_url, parse_url, url_or_path
 from forebay.errors import CacheNotFoundError, ConfigError
 from forebay.progress import during
 from forebay.steps.recipe import load_config, recipe_of

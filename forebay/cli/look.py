@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forebay.cli.options import DONE, FAILED, CacheCommand, Command, ConfigCommand, argument, command, on_disk, option
-from forebay.config.url import is_url, url_or_path
+from forebay.config.remote import is_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.steps.recipe import recipe_of
 from forebay.store.lookup import find_cache, require

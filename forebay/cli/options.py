@@ -17,11 +17,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from forebay.config.hub import model_place
 from forebay.config.load import read_remote
-from forebay.config.remote import RemoteConfig
+from forebay.config.pretrained_folder import model_place
+from forebay.config.remote import RemoteConfig, is_url, url_or_path
 from forebay.config.tree import Config
-from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.steps.recipe import load_config
 from forebay.visible import json_text

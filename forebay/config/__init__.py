@@ -1,14 +1,21 @@
 """The configuration: one dataclass a section, from one TOML file or dict. Imports the standard library only."""
 
 from forebay.config.data import SourceColumns, SourceConfig
-from forebay.config.filter import FilterConfig
 from forebay.config.load import parse_config
-from forebay.config.loader_sections import LoaderConfig, MixtureConfig, MixtureSource
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.config.remote import RemoteConfig
-from forebay.config.step_sections import AudioConfig, LayoutConfig, TextConfig, VisionConfig
 from forebay.config.train import EvalConfig, LoraConfig, RunConfig, TrainConfig
-from forebay.config.tree import Config
+from forebay.config.tree import (
+    AudioConfig,
+    Config,
+    FilterConfig,
+    LayoutConfig,
+    LoaderConfig,
+    MixtureConfig,
+    MixtureSource,
+    TextConfig,
+    VisionConfig,
+)
 
 __all__ = [
     "AudioConfig",

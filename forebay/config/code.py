@@ -1,6 +1,13 @@
 """Code that a config names: a regular Python file at or below the config's folder, read as bytes and never imported.
 
 Nothing here runs the file in this process: what makes keys needs its bytes alone. `ask` starts a process of its own.
+
+The meaning of a config's rows is one of `MEANINGS`, or such a class, whose body says the same facts. They are read as
+they are written, so that a key costs no trust:
+
+    class Dialogues:
+        columns = ("audio", "text")     # names of [source.columns] that are read
+        groups = ("audio", "image")     # what a row has items of
 """
 
 from __future__ import annotations
@@ -14,10 +21,14 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from forebay.config.data import MEANINGS, MeaningFacts, SourceColumns
+from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.visible import did_you_mean
 
 _MAX_BYTES = 1 << 20
 
@@ -27,6 +38,10 @@ class Asker(NamedTuple):
 
     setting: str
     code: str
+
+    def refused(self, what: str) -> ConfigError:
+        """Returns the error for what is wrong with the setting."""
+        return ConfigError(f"{self.setting}: {what}", code=self.code)
 
 
 def not_allowed(setting: str, spec: str) -> str:
@@ -63,9 +78,7 @@ def source_of(path: Path, folder: Path, asker: Asker) -> bytes:
         except OSError as err:
             raise _unreadable(path, err, asker) from err
     if len(content) > _MAX_BYTES:
-        raise ConfigError(
-            f"{asker.setting}: {path} has more than {_MAX_BYTES} bytes; name a smaller file", code=asker.code
-        )
+        raise asker.refused(f"{path} has more than {_MAX_BYTES} bytes; name a smaller file")
     return content
 
 
@@ -89,18 +102,13 @@ def written(content: bytes, path: Path, class_name: str, names: Sequence[str], a
             warnings.simplefilter("ignore")  # whoever runs the file is warned
             body = ast.parse(content, filename=str(path)).body
     except SyntaxError as err:
-        raise ConfigError(
-            f"{asker.setting}: {path}, line {err.lineno}: {err.msg}; correct the file", code=asker.code
-        ) from err
+        raise asker.refused(f"{path}, line {err.lineno}: {err.msg}; correct the file") from err
     except (ValueError, RecursionError, MemoryError) as err:
         why = str(err) or "its parts lie too deep in one another"
-        raise ConfigError(f"{asker.setting}: {path} is no Python: {why}; correct the file", code=asker.code) from err
+        raise asker.refused(f"{path} is no Python: {why}; correct the file") from err
     classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
     if class_name not in classes:
-        raise ConfigError(
-            f"{asker.setting}: {path} has no class {class_name}; its classes: {', '.join(classes) or 'none'}",
-            code=asker.code,
-        )
+        raise asker.refused(f"{path} has no class {class_name}; its classes: {', '.join(classes) or 'none'}")
     found = {name: value for node in classes[class_name].body for name, value in _assigned(node) if name in names}
     return {name: _literal(value, path, names, asker) for name, value in found.items()}
 
@@ -117,10 +125,9 @@ def _literal(node: ast.expr, path: Path, names: Sequence[str], asker: Asker) -> 
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as err:
-        raise ConfigError(
-            f"{asker.setting}: {path}, line {node.lineno}: {' and '.join(names)} are read without running the file; "
-            "write them as plain values",
-            code=asker.code,
+        raise asker.refused(
+            f"{path}, line {node.lineno}: {' and '.join(names)} are read without running the file; write them as plain "
+            "values"
         ) from err
 
 
@@ -138,9 +145,7 @@ def require_plain(path: Path, folder: Path, asker: Asker) -> None:
             if part == folder:
                 return
             if stat.S_ISLNK(part.lstat().st_mode):
-                raise ConfigError(
-                    f"{asker.setting}: {part} is a link; code is a regular file beside the config", code=asker.code
-                )
+                raise asker.refused(f"{part} is a link; code is a regular file beside the config")
     except OSError as err:
         raise _unreadable(path, err, asker) from err
 
@@ -153,14 +158,12 @@ def opened(path: Path, asker: Asker) -> Any:
         raise _unreadable(path, err, asker) from err
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ConfigError(f"{asker.setting}: {path} is no regular file; name a Python file", code=asker.code)
+        raise asker.refused(f"{path} is no regular file; name a Python file")
     return os.fdopen(descriptor, "rb")
 
 
 def _unreadable(path: Path, err: OSError, asker: Asker) -> ConfigError:
-    return ConfigError(
-        f"{asker.setting}: cannot read {path}: {err.strerror}; code lies beside the config", code=asker.code
-    )
+    return asker.refused(f"cannot read {path}: {err.strerror}; code lies beside the config")
 
 
 def ask(
@@ -175,9 +178,8 @@ def ask(
 ) -> dict[str, Any]:
     """Returns what a program says to a question, both JSON, in a Python process with this seed of `hash`.
 
-    Neither the current folder nor that of the program is on its `sys.path`. called: the user's code, for messages.
-    work: what it has to do within `timeout_s`.
-    Raises ConfigError where it does not end in time or gives no answer.
+    Neither the current folder nor that of the program is on its `sys.path`. called: the user's code, in messages.
+    work: to be done within `timeout_s`. Raises ConfigError where it does not end in time or gives no answer.
     """
     where = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
@@ -202,3 +204,71 @@ def ask(
             code=asker.code,
         ) from err
     return found
+
+
+ASKER = Asker("source.meaning", "FB144")
+_GROUPS = ("audio", "image")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnMeaning:
+    """A class of the user that says what rows are. digest: sha256 of the file, which is in the key."""
+
+    facts: MeaningFacts
+    path: Path
+    name: str
+    digest: str
+
+    def document(self) -> dict[str, Any]:
+        """Returns what the recipe key is made of."""
+        return {"class": self.name, "sha256": self.digest}
+
+
+def meaning_problem(config: Config) -> str | None:
+    """Returns what is wrong with `source.meaning` as it is written; reads no file."""
+    name = config.source.meaning
+    if name is None or name in MEANINGS:
+        return None
+    if ":" not in name:
+        near = did_you_mean(name, MEANINGS)
+        return f'{ASKER.setting} is "{name}", wanted one of {", ".join(MEANINGS)}, or a class: "file.py:Class"{near}'
+    if problem := spec_problem(name, what="class"):
+        return f"{ASKER.setting}: {problem}"
+    return None if config.run.allow_code else not_allowed(ASKER.setting, name)
+
+
+def own_meaning(config: Config) -> OwnMeaning | None:
+    """Returns the class of the user that says what rows are, whose file is read; None where one of `MEANINGS` does.
+
+    Raises ConfigError for no regular file at or below the config's folder, and for values that are not plain.
+    """
+    if config.meaning in MEANINGS:
+        return None
+    if (problem := meaning_problem(config)) is not None:
+        raise ConfigError(problem, code="FB144")
+    folder, (file, _, name) = Path(config.path).parent, config.meaning.rpartition(":")
+    content = source_of(folder / file, folder, ASKER)
+    found = written(content, folder / file, name, ("columns", "groups"), ASKER)
+    columns = _names(found.get("columns"), {each.name for each in fields(SourceColumns)})
+    groups = _names(found.get("groups"), {*_GROUPS})
+    if columns is None or groups is None:
+        raise ASKER.refused(
+            f'the body of class {name} of {folder / file} says what its rows are: columns = ("audio", "text") of '
+            'the names of [source.columns], and groups = ("audio",), of "audio" and "image"'
+        )
+    facts = MeaningFacts(name=config.meaning, target=config.meaning, columns=columns, groups=groups)
+    digest = hashlib.sha256(content).hexdigest()
+    return OwnMeaning(facts=facts, path=folder / file, name=name, digest=digest)
+
+
+def facts_of(config: Config) -> MeaningFacts:
+    """Returns what is known of the meaning of a config's rows; raises as `own_meaning`."""
+    own = own_meaning(config)
+    return MEANINGS[config.meaning] if own is None else own.facts
+
+
+def _names(value: object, known: set[str]) -> tuple[str, ...] | None:
+    """Returns the names that a value lists; None where it lists another one, or one twice."""
+    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) and name in known for name in value):
+        return None
+    return tuple(value) if len({*value}) == len(value) else None

@@ -12,6 +12,14 @@ STRICT = {"extra": "forbid", "strict": True}
 """Read by pydantic when a file is loaded: unknown fields are refused, types are not coerced."""
 
 
+def at_least(settings: object, least: int, *names: str) -> None:
+    """Raises ValueError for a setting that is less, or holds a number that is; one that is left out passes."""
+    for name in names:
+        value = getattr(settings, name)
+        if any(number is not None and number < least for number in (value if isinstance(value, tuple) else (value,))):
+            raise ValueError(f"{name} is {value}, wanted {least} or more")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceKind:
     """Facts about a kind of source before any data is read. reader: the reader. holds: the meanings that rows may have.
@@ -60,50 +68,21 @@ class MeaningFacts:
     prompt: str = ""
 
 
-_MEANINGS = "forebay.rows.meanings"
 MEANINGS: Mapping[str, MeaningFacts] = {
-    facts.name: facts
-    for facts in (
-        MeaningFacts(
-            name="recordings",
-            target=f"{_MEANINGS}.recordings:Recorded",
-            columns=("audio", "text", "language", "id", "duration", "features", "labels"),
-            groups=("audio",),
-        ),
-        MeaningFacts(
-            name="texts",
-            target=f"{_MEANINGS}.recordings:TextOnly",
-            columns=("text", "language", "id", "prompt"),
-            groups=(),
-        ),
-        MeaningFacts(
-            name="conversations",
-            target=f"{_MEANINGS}.canonical_chat:Conversations",
-            columns=("image", "question", "answer", "messages", "id"),
-            groups=("image",),
-            prompt="chat",
-        ),
-        MeaningFacts(
-            name="labels",
-            target=f"{_MEANINGS}.image_class:Labelled",
-            columns=("image", "label", "id"),
-            groups=("image",),
-            prompt="label",
-        ),
-        MeaningFacts(
-            name="captions",
-            target=f"{_MEANINGS}.image_class:Captioned",
-            columns=("image", "text", "id"),
-            groups=("image",),
-            prompt="plain",
-        ),
-        MeaningFacts(
-            name="images",
-            target=f"{_MEANINGS}.image_class:OneImage",
-            columns=("image", "id"),
-            groups=("image",),
-            prompt="none",
-        ),
+    name: MeaningFacts(
+        name=name,
+        target=f"forebay.rows.meanings.{target}",
+        columns=tuple(columns.split()),
+        groups=tuple(groups.split()),
+        prompt=prompt,
+    )
+    for name, target, columns, groups, prompt in (
+        ("recordings", "recordings:Recorded", "audio text language id duration features labels", "audio", ""),
+        ("texts", "recordings:TextOnly", "text language id prompt", "", ""),
+        ("conversations", "canonical_chat:Conversations", "image question answer messages id", "image", "chat"),
+        ("labels", "image_class:Labelled", "image label id", "image", "label"),
+        ("captions", "image_class:Captioned", "image text id", "image", "plain"),
+        ("images", "image_class:OneImage", "image id", "image", "none"),
     )
 }
 """By `source.meaning`. The class is imported when rows are read."""
@@ -170,18 +149,8 @@ SOURCE_KINDS = {
 
 OWN_COLUMNS = frozenset(
     (
-        *(
-            "index",
-            "sample_id",
-            "text",
-            "language",
-            "prompt",
-            "source",
-            "duration_s",
-            "images",
-            "image_hash",
-            "failure",
-        ),
+        *("index", "sample_id", "text", "language", "prompt", "source", "duration_s", "images"),
+        *("image_hash", "failure"),
         *("num_audio_samples", "num_frames", "num_tokens", "num_patches", "num_images"),
         *("input_features", "pad_value", "waveform", "input_ids", "prefix_len", "label_mask", "labels"),
         *("fbanks", "valid_frames", "audio_index", "patches", "image_grid_thw", "image_rows", "shard", "shard_row"),
@@ -319,12 +288,7 @@ class SourceConfig:
         if not self.manifests or not all(self.manifests):
             raise ValueError(f"manifest is {self.manifest!r}, wanted a file, a folder or a glob, or a list of them")
         self._check_durations()
-        if self.max_samples is not None and self.max_samples < 1:
-            raise ValueError(f"max_samples is {self.max_samples}, wanted 1 or more")
-        if self.max_sample_bytes < 1:
-            raise ValueError(f"max_sample_bytes is {self.max_sample_bytes}, wanted 1 or more")
-        if self.max_pixels < 1:
-            raise ValueError(f"max_pixels is {self.max_pixels}, wanted 1 or more")
+        at_least(self, 1, "max_samples", "max_sample_bytes", "max_pixels")
         if self.rows is not None:
             row_slice(self.rows)
         for name in self.keep_columns:
@@ -332,8 +296,7 @@ class SourceConfig:
                 raise ValueError(f"keep_columns: {name!r:.60} {problem}")
 
     def _check_durations(self) -> None:
-        if self.min_duration_s < 0:
-            raise ValueError(f"min_duration_s is {self.min_duration_s}, wanted 0 or more")
+        at_least(self, 0, "min_duration_s")
         if self.max_duration_s is not None and self.max_duration_s <= self.min_duration_s:
             raise ValueError(
                 f"max_duration_s ({self.max_duration_s}) is not above min_duration_s ({self.min_duration_s})"
@@ -371,10 +334,7 @@ def _not_to_be_kept(name: str, names: tuple[str, ...]) -> str | None:
 
 
 def row_slice(text: str) -> slice:
-    """Returns the slice that `source.rows` says, for example "0:1000" or "::10".
-
-    Raises ValueError for anything else.
-    """
+    """Returns the slice that `source.rows` says, for example "0:1000" or "::10"; ValueError for anything else."""
     parts = text.split(":")
     try:
         numbers = [int(part) if part.strip() else None for part in parts]

@@ -1,7 +1,4 @@
-"""TOML and overrides become a checked `Config`; all problems are reported at once, each by its dotted name.
-
-A file of a stranger gets its answer at once, whatever it holds: see `parse_toml`.
-"""
+"""TOML and overrides become a checked `Config`; all problems are reported at once, each by its dotted name."""
 
 from __future__ import annotations
 
@@ -18,26 +15,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from forebay.config.hub import model_place, url_problem
 from forebay.config.plan import KINDS
-from forebay.config.remote import RemoteConfig
+from forebay.config.pretrained_folder import model_place, url_problem
+from forebay.config.remote import RemoteConfig, is_url, url_or_path
 from forebay.config.tree import Config
-from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 
 _NO_FILE = "CONFIG"
 """The name, in messages, of a config that is no file: a user who has it in a file knows which one is meant."""
-
 _MAX_PROBLEMS = 20
 """Problems of one file that a message lists."""
-
 _TO_LOADER = (
     *("cache", "cache_dir", "verify", "seed", "dtype", "crop_s", "pixels", "pack_shapes", "patch_classes", "varlen"),
     *("num_threads", "prefetch", "pin_memory", "max_open_shards"),
 )
 _TO_MIXTURE = ("column", "weights", "temperature", "batches", "exhausted")
 _COLUMNS = ("audio", "text", "language", "image", "question", "answer", "messages")
-
 RENAMED = {
     **{f"train.{name}": f"loader.{name}" for name in _TO_LOADER},
     **{f"train.mixture_{name}": f"mixture.{name}" for name in _TO_MIXTURE},
@@ -51,7 +44,6 @@ _OWN_SUFFIXES = (".toml", ".cfg", ".conf", ".ini")
 _MAX_BYTES = 16 * 1024 * 1024
 _MAX_INTEGER = 2**63
 """TOML's integers are below this, Python's are not."""
-
 Check = Callable[[str, Mapping[str, Any]], Sequence[str]]
 """What is wrong with the values of a section, by its name."""
 
@@ -127,10 +119,7 @@ def _no_config(path: Path, why: str = "") -> str:
 
 
 def parse_config(document: Mapping[str, Any], *, path: Path, check: Check | None = None) -> Config:
-    """Returns the config of a parsed document; `path` names it in messages and anchors its relative paths.
-
-    check: of the settings of steps, see `read_config`.
-    """
+    """Returns the config of a parsed document. path: names it, and anchors relative paths. check: see `read_config`."""
     from pydantic import TypeAdapter, ValidationError  # not at import: opening a cache must not load pydantic
 
     if "path" in document:
@@ -153,10 +142,7 @@ def parse_config(document: Mapping[str, Any], *, path: Path, check: Check | None
 
 
 def read_remote(overrides: Sequence[str] = ()) -> RemoteConfig:
-    """Returns the `[remote]` of overrides alone, for commands that are given a URL and no config.
-
-    Raises ConfigError for what is no setting of `[remote]`.
-    """
+    """Returns the `[remote]` of overrides alone, for a URL without a config; ConfigError for any other setting."""
     from pydantic import TypeAdapter, ValidationError
 
     document: dict[str, Any] = {}
@@ -349,7 +335,6 @@ def _absolute_path(text: str, folder: Path, *, takes_url: bool) -> str:
 
 MAX_DEPTH = 16
 """Levels of tables and lists; settings lie three deep."""
-
 _STRINGS = re.compile(r'''"""(?:[^\\]|\\.)*?"""|'{3}.*?'{3}|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|\#[^\n]*+''', re.DOTALL)
 _LONG_KEY = re.compile(rf"(?:\.[ \t]*+[\w\-\"]++[ \t]*+){{{MAX_DEPTH},}}")
 
@@ -357,18 +342,14 @@ _LONG_KEY = re.compile(rf"(?:\.[ \t]*+[\w\-\"]++[ \t]*+){{{MAX_DEPTH},}}")
 def parse_toml(text: str) -> dict[str, Any]:
     """Returns the document of a TOML text.
 
-    Raises ValueError for what is no TOML, for a key of more than `MAX_DEPTH` parts, and for values that lie too deep to
-    be read.
+    Raises ValueError for what is no TOML, a key of more than `MAX_DEPTH` parts, and values too deep to be read.
     """
     # tomllib takes time with the square of a key's parts: minutes for 100,000 of them.
-    if (found := _LONG_KEY.search(_STRINGS.sub(_stand_in, text))) is not None:
+    # A quoted part of a key stays a part; dots inside of strings and comments separate nothing.
+    plain = _STRINGS.sub(lambda found: "" if found[0].startswith("#") else '"', text)
+    if (found := _LONG_KEY.search(plain)) is not None:
         raise ValueError(f"a key has more than {MAX_DEPTH} parts, {found[0]:.40}... among them")
     try:
         return tomllib.loads(text)
     except RecursionError as err:
         raise ValueError("its values lie in one another too deep to be read") from err
-
-
-def _stand_in(found: re.Match[str]) -> str:
-    # A quoted part of a key stays a part; dots inside of strings and comments separate nothing.
-    return "" if found[0].startswith("#") else '"'

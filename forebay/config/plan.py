@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from forebay.config.data import STRICT
+from forebay.config.data import STRICT, at_least
 
 
 def bucket_name(low_s: float, high_s: float) -> str:
@@ -41,7 +41,7 @@ class _LengthsConfig:
     samples of that step are dealt over all ranks."""
 
     def _check(self, *names: str) -> None:
-        _require(self, "lockstep", *names)
+        at_least(self, 1, "lockstep", *names)
         if self.batch_seconds is not None and self.batch_seconds <= 0:
             raise ValueError(f"batch_seconds is {self.batch_seconds}, wanted more than 0")
 
@@ -168,7 +168,6 @@ class PackConfig:
 
 LengthsConfig = BucketConfig | WindowConfig
 PlanConfig = BucketConfig | WindowConfig | PackConfig
-
 KINDS: dict[str, type[PlanConfig]] = {"bucket": BucketConfig, "window": WindowConfig, "pack": PackConfig}
 """The settings of every kind of plan."""
 
@@ -188,11 +187,3 @@ class ByKind:
 
 def _rise(edges: Sequence[float]) -> bool:
     return all(low < high for low, high in itertools.pairwise(edges))
-
-
-def _require(settings: object, *names: str) -> None:
-    """Raises ValueError for a setting below 1, or one that holds a number below 1."""
-    for name in names:
-        value = getattr(settings, name)
-        if any(number is not None and number < 1 for number in (value if isinstance(value, tuple) else (value,))):
-            raise ValueError(f"{name} is {value}, wanted 1 or more")

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from forebay.config.data import STRICT
+from forebay.config.data import STRICT, at_least
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,11 +36,8 @@ class EvalConfig:
             raise ValueError("give exactly one of config and cache")
         if not self.name or not self.name.isprintable():
             raise ValueError(f"name is {self.name!r}, wanted a name for log lines, for example dev")
-        if self.every < 0:
-            raise ValueError(f"every is {self.every}, wanted 0 or more")
-        for name in ("max_samples", "generate_max_tokens"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} is {value}, wanted 1 or more")
+        at_least(self, 0, "every")
+        at_least(self, 1, "max_samples", "generate_max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +56,7 @@ class LoraConfig:
     """Modules that get an adapter, by the last parts of their names."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank is {self.rank}, wanted 1 or more")
+        at_least(self, 1, "rank")
         if self.alpha <= 0:
             raise ValueError(f"alpha is {self.alpha}, wanted more than 0")
         if not 0 <= self.dropout < 1:
@@ -143,12 +139,8 @@ class TrainConfig:
     """Folder of runs, beside the config file: checkpoints and logs go to `<output_dir>/<name>/`."""
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "epochs", "grad_acc", "log_every", "save_total_limit", "max_skipped_steps"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} is {value}, wanted 1 or more")
-        for name in ("warmup_steps", "checkpoint_every", "usage_every", "embed_lr_mult"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted 0 or more")
+        at_least(self, 1, "max_steps", "epochs", "grad_acc", "log_every", "save_total_limit", "max_skipped_steps")
+        at_least(self, 0, "warmup_steps", "checkpoint_every", "usage_every", "embed_lr_mult")
         for name in ("warmup_ratio", "repetition_limit"):
             if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
                 raise ValueError(f"{name} is {value}, wanted 0 to 1")
@@ -191,12 +183,10 @@ class RunConfig:
     `["--partition=cpu", "--time=04:00:00", "--cpus-per-task=16", "--mem-per-cpu=3G"]`."""
 
     def __post_init__(self) -> None:
-        if self.num_workers is not None and self.num_workers < 1:
-            raise ValueError(f"num_workers is {self.num_workers}, wanted 1 or more")
+        at_least(self, 1, "num_workers")
         if not 0 <= self.max_failed_share <= 1:
             raise ValueError(f"max_failed_share is {self.max_failed_share}, wanted 0 to 1")
-        if self.max_open_tars < 1:
-            raise ValueError(f"max_open_tars is {self.max_open_tars}, wanted 1 or more")
+        at_least(self, 1, "max_open_tars")
         for option in self.sbatch:
             if not re.fullmatch(r"--[a-z][a-z0-9-]*(=[^\n]*)?", option):
                 raise ValueError(f'sbatch has {option!r}, wanted options as "--partition=cpu" or "--exclusive"')

@@ -1,20 +1,272 @@
-"""One frozen tree from one TOML file. Every field is in the recipe key unless its section says that it is run-time."""
+"""One frozen tree from one TOML file: the whole, and its sections but `[source]`, `[plan]`, `[train]` and `[remote]`.
+
+Every field is in the recipe key unless its section says that it is run-time.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from forebay.config.data import MEANINGS, SOURCE_KINDS, STRICT, SourceConfig
-from forebay.config.filter import FilterConfig
-from forebay.config.loader_sections import LoaderConfig, MixtureConfig
+from forebay.config.data import MEANINGS, SOURCE_KINDS, STRICT, SourceConfig, at_least
 from forebay.config.plan import ByKind, PackConfig, PlanConfig
-from forebay.config.remote import RemoteConfig
-from forebay.config.step_sections import AudioConfig, LayoutConfig, TextConfig, VisionConfig
+from forebay.config.remote import RemoteConfig, is_url
 from forebay.config.train import RunConfig, TrainConfig
-from forebay.config.url import is_url
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderConfig:
+    """How batches are read. Run-time: in no key."""
+
+    __pydantic_config__ = STRICT
+
+    cache: Literal["auto", "require", "off"] = "auto"
+    """`auto`: the cache of the config's recipe, else the raw data with a warning. `require`: a missing cache is an
+    error. `off`: the raw data."""
+    cache_dir: str | None = field(default=None, metadata={"path": True, "url": True})
+    """Folder or URL of the one cache to read, wherever it lies. Its recipe must still be that of the config."""
+    verify: Literal["touch", "open", "never"] = "touch"
+    """When a cache's bytes are compared with their checksums. `touch`: a sample at its first read. `open`: all of them
+    when the cache is opened. `never`: not at all."""
+    seed: int = 0
+    """Seed of the order, of random crops, and of random weights under `train.init`."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Type of floating-point batch fields."""
+    crop_s: float | None = None
+    """Seconds of a random crop of each sample, new every epoch. Batches then hold `wav`, and `feats` under
+    `w2v_bert`."""
+    pixels: Literal["uint8", "float32", "float16", "bfloat16"] = "float32"
+    """Type of `pixel_values` in packs. `uint8`: patches as stored, in an object that only `to_model_inputs` takes."""
+    pack_shapes: Literal["natural", "fixed"] = "natural"
+    """`natural`: a pack is as long as its samples. `fixed`: a pack is padded to one of `patch_classes` numbers of
+    patches, and to `plan.seq_len` tokens and those of the widest step between two classes: up to twice as many."""
+    patch_classes: int = 8
+    """Numbers of patches that fixed packs are padded to. A compiled model is compiled for as many shapes."""
+    varlen: bool = False
+    """Packs carry `cu_seq_lens_q/k` and `max_length_q/k` for flash attention."""
+    num_threads: int = 2
+    """Threads that fill batches. 0: batches are filled in the caller's thread."""
+    prefetch: int = 4
+    """Batches that are filled ahead."""
+    pin_memory: bool | None = None
+    """Whether batches lie in pinned memory. Left out: where CUDA is present."""
+    max_open_shards: int = 256
+    """Shards of a cache that are mapped at once."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "prefetch", "max_open_shards", "patch_classes")
+        at_least(self, 0, "num_threads")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureSource:
+    """A cache of a mixture, and its weight."""
+
+    __pydantic_config__ = STRICT
+
+    cache: str | None = field(default=None, metadata={"path": True, "url": True})
+    """Folder or URL of the cache."""
+    config: str | None = field(default=None, metadata={"path": True})
+    """Instead of the folder: the config whose cache is read."""
+    weight: float | None = None
+    """Weight, of any scale. Left out everywhere: hours, or of images samples, to the power of `mixture.temperature`."""
+
+    def __post_init__(self) -> None:
+        if (self.cache is None) == (self.config is None):
+            raise ValueError("give exactly one of cache and config")
+        at_least(self, 0, "weight")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureConfig:
+    """Which sources share an epoch, by which weights. Run-time: in no key."""
+
+    __pydantic_config__ = STRICT
+
+    source: tuple[MixtureSource, ...] = ()
+    """Several caches by weight, instead of the config's own: one table `[[mixture.source]]` each."""
+    column: str | None = None
+    """Instead of several caches: a column of the config's own cache, `language` or `source`. Its values are then the
+    sources."""
+    weights: dict[str, float] | None = None
+    """Weight of each value of `column`. Left out: hours, or of images samples."""
+    temperature: float = 1.0
+    """Weights that are left out are hours, or of images samples, to this power: 1 is proportional, less lifts the small
+    ones."""
+    batches: Literal["mixed", "per_source"] = "mixed"
+    """`mixed`: a micro-batch holds samples of all sources. `per_source`: a micro-batch holds samples of one source."""
+    exhausted: Literal["repeat", "end"] = "repeat"
+    """What a source that runs out does. `repeat`: it begins again, counted. `end`: it ends the epoch."""
+    asr_ratio: float | None = None
+    """Share of micro-batches with audio, instead of weights, where one of the caches has no audio."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 0, "temperature")
+        if self.source and self.column is not None:
+            raise ValueError("give one of source and column: several caches, or the values of a column of one")
+        given = [entry.weight is not None for entry in self.source]
+        if any(given) and not all(given):
+            raise ValueError(f"source has {sum(given)} weights for {len(given)} caches; give all of them, or none")
+        if self.weights is not None and self.column is None:
+            raise ValueError('weights needs column, for example "language"')
+        for name, weight in (self.weights or {}).items():
+            if weight < 0:
+                raise ValueError(f"weights.{name} is {weight}, wanted 0 or more")
+        if self.temperature != 1 and (any(given) or self.weights is not None):
+            raise ValueError("give one of weights and temperature, which makes weights of hours")
+        if self.asr_ratio is not None:
+            self._check_asr_ratio(self.asr_ratio, has_weights=any(given))
+
+    def _check_asr_ratio(self, ratio: float, *, has_weights: bool) -> None:
+        if not 0 < ratio < 1:
+            raise ValueError(f"asr_ratio is {ratio}, wanted more than 0 and less than 1")
+        if len(self.source) < 2:
+            raise ValueError("asr_ratio needs [[mixture.source]], caches with audio and one without")
+        if has_weights:
+            raise ValueError("give one of asr_ratio and the weights of source")
+        if self.batches != "per_source":
+            raise ValueError(
+                f'asr_ratio is a share of micro-batches, and batches is "{self.batches}"; set "per_source"'
+            )
+
+    @property
+    def is_given(self) -> bool:
+        """Whether sources are mixed."""
+        return bool(self.source) or self.column is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilterConfig:
+    """Which samples of what is read are used. In no key of a cache: nothing is built again. In the key of a plan, the
+    files by the ids that they hold. The settings apply in this order, each to what the one before has left."""
+
+    __pydantic_config__ = STRICT
+
+    where: str | None = None
+    """Condition over the columns of the row table, for example `language in ('hi', 'ta') and duration_s < 12`: `and`,
+    `or`, `not`, comparisons, `in` a list, `is None`. Where a column is null, no comparison with it holds, and `not` of
+    one neither."""
+    ids: str | None = field(default=None, metadata={"path": True})
+    """File with an id a line, UTF-8. Only these samples are used."""
+    drop_ids: str | None = field(default=None, metadata={"path": True})
+    """File with an id a line, UTF-8. These samples are not used."""
+    quota: dict[str, int] | None = None
+    """Samples at most of each value of a column, by column: `{language = 50_000}`. A hash of a sample's id decides
+    which ones. With a larger number the same samples stay and others come. Of several columns each must take the
+    sample."""
+
+    def __post_init__(self) -> None:
+        for column, most in (self.quota or {}).items():
+            if most < 1:
+                raise ValueError(f"quota.{column} is {most}, wanted 1 or more; leave samples out by where")
+
+    @property
+    def is_given(self) -> bool:
+        """Whether any sample may be left out."""
+        return self != FilterConfig()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PitchConfig:
+    """The pitch at each frame of `mel`, in Hz, 0 where there is no voice: a field `pitch`, by YIN (JASA 111(4), 2002).
+
+    Only beside `features = "mel"`. Without this section no pitch is stored; without a field in it the defaults are
+    taken.
+    """
+
+    __pydantic_config__ = STRICT
+
+    min_hz: float = 65.0
+    """The lowest pitch that is looked for."""
+    max_hz: float = 600.0
+    """The highest pitch that is looked for."""
+    threshold: float = 0.25
+    """A frame has a voice where a period differs from the next by less than this share. The paper has 0.1; at 0.25 the
+    frames of speech that have a voice are those of WORLD's DIO in 85 % of cases."""
+
+    def __post_init__(self) -> None:
+        if not 20 <= self.min_hz < self.max_hz <= 5_000:
+            raise ValueError(f"min_hz is {self.min_hz} and max_hz {self.max_hz}, wanted 20 <= min_hz < max_hz <= 5000")
+        if not 0 < self.threshold < 1:
+            raise ValueError(f"threshold is {self.threshold}, wanted a share between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AudioConfig:
+    """The part of the audio that is stored."""
+
+    __pydantic_config__ = STRICT
+
+    sample_rate_hz: int = 16_000
+    """Samples a second of `waveform` and `mel`. The other features are defined at 16000 Hz."""
+    features: str = "log_mel"
+    """Which features are stored: a step by its name, or a class of your own, `"steps/my_fbank.py:Fbank40"` beside the
+    config or the name of an entry point `"forebay.steps"`, with `allow_code = true` under `[run]` in the file itself.
+    `none`: samples are text alone, of a source of kind "text"."""
+    keep_waveform: bool = False
+    """Also store the decoded waveform (int16) beside the features."""
+    energy: bool = False
+    """Also store `energy`, the L2 norm of each frame's magnitudes, beside `features = "mel"`."""
+    pitch: PitchConfig | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Every other field of the section: the settings of that step, which checks them itself."""
+
+    def __post_init__(self) -> None:
+        if not 1_000 <= self.sample_rate_hz <= 384_000:
+            raise ValueError(f"sample_rate_hz is {self.sample_rate_hz}, wanted 1000 to 384000")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionConfig:
+    """The part of the images that is stored; a config with this section is about images and conversations."""
+
+    __pydantic_config__ = STRICT
+
+    processor: str = field(metadata={"path": True, "hub": True})
+    """Folder with the preprocessor_config.json of an image processor of transformers, or a model of the Hub at one
+    commit (`owner/name@COMMIT`); in the key by content."""
+    images: Literal["auto", "patches", "processor"] = "auto"
+    """What is stored of an image. `patches`: those of Qwen2-VL's family, of which batches are packs. `processor`: what
+    the processor gives of the image, whatever its class. `auto`: patches where the processor is of that family and
+    `text.prompt = "chat"` finds the family's tokens in the tokenizer, else as the processor gives them."""
+    codec: Literal["raw", "zstd", "webp", "source"] = "raw"
+    """How images lie on disk, of `images = "processor"` raw or zstd; in the folder's name and the shard keys, not in
+    the key: the values are the same."""
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Every other field of the section: the settings of the step, `qwen2_vl` for patches, else `processor`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextConfig:
+    """How transcripts become tokens."""
+
+    __pydantic_config__ = STRICT
+
+    tokenizer: str = field(default="", metadata={"path": True, "hub": True})
+    """Folder with the tokenizer's files, or a model of the Hub at one commit (`owner/name@COMMIT`); in the key by their
+    content. `label` and `none` need none."""
+    prompt: str = "plain"
+    """How a text is written before it is tokenised: a step by its name. With `[vision]`: `chat` conversations, `label`
+    classes, `plain` texts of images (CLIP, SigLIP), `none` images alone."""
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Every other field of the section: the settings of that step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutConfig:
+    """How the bytes are cut. In the shard keys, not in the key: the values are the same."""
+
+    __pydantic_config__ = STRICT
+
+    rows_per_shard: int = 512
+    """Rows of one source file in a shard. Texts without audio: 8 times as many."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows_per_shard <= 1_000_000:
+            raise ValueError(f"rows_per_shard is {self.rows_per_shard}, wanted 1 to 1000000")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,10 +356,7 @@ class Config:
 
 
 def stand_in(cache_root: str, remote: RemoteConfig) -> Path:
-    """Returns the folder of this machine for a cache root: the root itself, or what stands for a URL on this node.
-
-    Two endpoints have their own buckets of one name.
-    """
+    """Returns the folder for a cache root: itself, or what stands for a URL on this node, another for each endpoint."""
     if not is_url(cache_root):
         return Path(cache_root)
     return remote.folder / "roots" / hashlib.sha256(f"{remote.endpoint or ''} {cache_root}".encode()).hexdigest()[:16]

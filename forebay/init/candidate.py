@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, BinaryIO, ClassVar, Protocol, Self
 
 from forebay.config.data import SOURCE_KINDS
-from forebay.config.hub import model_of
+from forebay.config.pretrained_folder import model_of
 from forebay.config.tree import Config
 from forebay.errors import SampleError
 from forebay.init.column_roles import classes_of, languages_of, words_of
@@ -30,7 +30,7 @@ from forebay.rows.reader import DURATIONS, IDS
 from forebay.steps.form import BatchForm
 from forebay.steps.recipe import Recipe
 from forebay.store.image.formats import image_size
-from forebay.store.sound_headers import header_info
+from forebay.store.sound_containers import header_info
 from forebay.terminal import counted, first_of
 
 Setting = tuple[str, Any, str]

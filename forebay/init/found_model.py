@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forebay.config.digest import tokenizer_digest
-from forebay.config.hub import hub_advice, is_whole
+from forebay.config.pretrained_folder import hub_advice, is_whole, tokenizer_digest
 from forebay.errors import ConfigError
 from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder, native_step
 from forebay.steps.image.image_section import has_vision_tokens

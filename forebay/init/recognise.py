@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from forebay.config.hub import hub_advice
-from forebay.config.url import is_url, url_or_path
+from forebay.config.pretrained_folder import hub_advice
+from forebay.config.remote import is_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.init.candidate import Candidate
 from forebay.init.folder_files import MAX_TABLES, TABLES, TRANSCRIPTS, Tree, extension_of, spread, text_head, walk

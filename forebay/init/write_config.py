@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.config.hub import model_place
 from forebay.config.load import parse_config, parse_toml
+from forebay.config.pretrained_folder import model_place
+from forebay.config.remote import url_or_path
 from forebay.config.tree import Config
-from forebay.config.url import url_or_path
 from forebay.errors import ConfigError
 from forebay.init.candidate import Candidate, Draft, facts, problems
 from forebay.init.config_sections import add_sections, mix

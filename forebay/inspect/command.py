@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forebay.config.remote import RemoteConfig
+from forebay.config.remote import RemoteConfig, is_url, parse_url, url_or_path
 from forebay.config.tree import Config, stand_in
-from forebay.config.url import is_url, parse_url, url_or_path
 from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
 from forebay.inspect.bucket_manifests import CONFIG_NAME, Places, bucket_manifests, write_table, write_wav
 from forebay.inspect.facts import cache_facts, unreadable_facts
@@ -25,7 +24,7 @@ from forebay.store.lookup import find_cache, require, sealed_caches
 from forebay.store.metadata import check_description, foreign_values
 from forebay.store.output import check_output
 from forebay.store.remote.mirror import cache_folder
-from forebay.store.remote.root import RemoteRoot
+from forebay.store.remote.small_files import RemoteRoot
 from forebay.store.sample_filter import Filter
 from forebay.store.seal import VerifyReport, verify_folder
 from forebay.terminal import print_json, print_lines, wrapped

@@ -29,15 +29,15 @@ from forebay.store.by_hand import pcm16_wav
 from forebay.store.cache import Cache
 from forebay.store.cold.push import write_zarr
 from forebay.store.files import write_aside
-from forebay.store.filling import Entry, Filling, Summed, filling
 from forebay.store.image.stored_items import StoredItems, stored_items
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, FieldSpec, Group, Ints
 from forebay.store.metadata import foreign_values
 from forebay.store.open_shards import no_such_row
+from forebay.store.output import Entry, Filling, Summed, filling
 from forebay.store.remote.carry.tally import TransferReport
 from forebay.store.row_table import SampleColumns, rate_of, row_columns, row_table
 from forebay.store.shard import Shard
-from forebay.tar.write import TarWriter, member_key, member_size
+from forebay.tar.header import TarWriter, member_key, member_size
 from forebay.visible import from_here, human_bytes
 
 _SHOWN = 5

@@ -18,9 +18,8 @@ from forebay.inspect.pixels_seen import Picture, View, matrix, original_of, view
 from forebay.inspect.sizes import count_histogram, size_facts
 from forebay.steps.form import BatchForm
 from forebay.store.cache import Cache
-from forebay.store.image.codec import FIELDS, StoredImages
+from forebay.store.image.codec import FIELDS, StoredImages, unpatchify
 from forebay.store.image.image_settings import ImageSettings
-from forebay.store.image.pixels import unpatchify
 from forebay.store.image.stored_items import StoredArrays, StoredFields, StoredItems, shape_name, stored_items
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group
 from forebay.store.shard import shard_fields

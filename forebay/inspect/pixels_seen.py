@@ -16,12 +16,12 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import xxhash
 
+from forebay.config.remote import is_url
 from forebay.config.tree import Config
-from forebay.config.url import is_url
 from forebay.errors import SampleError
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.image.levels import levels_of, scaled
-from forebay.store.image.pixels import decode_image
+from forebay.store.image.codec import decode_image
 from forebay.store.image.stored_items import MAX_BYTES
 from forebay.store.layout import Array
 

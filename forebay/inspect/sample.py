@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from forebay.config.digest import tokenizer_digest
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.config.tree import Config
 from forebay.errors import CacheError, ConfigError
 from forebay.inspect.listed_groups import SeenItem, listed_groups
 from forebay.pretrained import from_folder
 from forebay.store.cache import Cache
+from forebay.store.key import TEXT, list_of, record
 from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, Array, FieldSpec, Group
-from forebay.store.schema import TEXT, list_of, record
 from forebay.store.shard import Shard
 
 Sounds = Callable[[Config, Cache], Callable[[Mapping[str, Any]], Array | None]]

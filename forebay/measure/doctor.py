@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forebay.config.plan import PackConfig
+from forebay.config.remote import is_url
 from forebay.config.tree import Config
-from forebay.config.url import is_url
 from forebay.errors import ConfigError, ForebayError
 from forebay.measure.cache_arms import codecs, find, listing, made, plans, reads
 from forebay.measure.child_process import Child

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from forebay.config.remote import is_url
 from forebay.config.tree import Config
-from forebay.config.url import is_url
 from forebay.errors import CacheNotFoundError
 from forebay.measure.predict import Listed, Skip
 from forebay.plan.make import Planned, plan_of

@@ -36,11 +36,23 @@ from forebay.store.files import (
     write_aside,
     write_bytes,
 )
-from forebay.store.key import digest
+from forebay.store.key import (
+    COUNT,
+    NUMBER,
+    OBJECT,
+    POSITIVE,
+    TEXT,
+    Check,
+    all_of,
+    digest,
+    list_of,
+    map_of,
+    or_null,
+    record,
+)
 from forebay.store.layout import METADATA, PLANS, Array
 from forebay.store.metadata import checksum, read_regular, regular_size
 from forebay.store.open_shards import MEMBERS_A_CHUNK, CheckedArray, chunk_sums
-from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, all_of, list_of, map_of, or_null, record
 from forebay.store.selection import Selection
 from forebay.store.shared_disk import move, seen
 

@@ -18,9 +18,9 @@ from forebay.plan.mixture.mixture_plan import MixturePlan
 from forebay.plan.shard_line import BLOCKS_IN_TOUCH, Windows
 from forebay.plan.window import WindowPlan
 from forebay.store.layout import Array, Ints
-from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.store.remote.node.node import check_bound
 from forebay.store.remote.node.room import gb
+from forebay.store.remote.remote_shards import RemoteShards
 from forebay.store.source import SampleSource
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from forebay.plan.interface import EpochOrder, Plan, Tail
 from forebay.plan.pack.pack_plan import PackPlan
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.plan.window import WindowOrder, WindowPlan
+from forebay.store.key import COUNT, NUMBER, TEXT, Check, list_of, map_of, or_null, record
 from forebay.store.layout import Array, Ints
-from forebay.store.schema import COUNT, NUMBER, TEXT, Check, list_of, map_of, or_null, record
 
 WORLD_SIZES = (1, 2, 4, 8)
 

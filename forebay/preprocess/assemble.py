@@ -17,8 +17,7 @@ from forebay.preprocess.cut import NO_TEXT
 from forebay.preprocess.finished_rows import Rows, summary
 from forebay.preprocess.group import Finished
 from forebay.preprocess.groups import Listing
-from forebay.store.constants import Constants
-from forebay.store.layout import Group
+from forebay.store.layout import Constants, Group
 from forebay.store.lookup import CONFINED
 from forebay.store.seal import Contents
 from forebay.store.source_files import dump_sources

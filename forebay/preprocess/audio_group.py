@@ -34,7 +34,7 @@ from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.raw_sources import source_stat
 from forebay.store.shard import Shard
-from forebay.store.sound_headers import AudioInfo, parsed_header
+from forebay.store.sound_containers import AudioInfo, parsed_header
 from forebay.store.source_files import SourceFile
 from forebay.task_map import mark
 

@@ -31,8 +31,7 @@ from forebay.store.layout import Array
 from forebay.store.lookup import SOURCES_NAME
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.raw_sources import localized, place_of
-from forebay.store.sound_containers import PcmAudio, has_length, one_stream, plain_pcm
-from forebay.store.sound_headers import AudioInfo, parsed_header
+from forebay.store.sound_containers import AudioInfo, PcmAudio, has_length, one_stream, parsed_header, plain_pcm
 from forebay.store.source_files import load_sources
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from forebay.rows.named_files import shown_name
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.store.by_hand import pcm16_wav
 from forebay.store.files import write_aside
-from forebay.store.filling import Entry, Summed
 from forebay.store.layout import Array
+from forebay.store.output import Entry, Summed
 from forebay.store.source_files import SourceFile
-from forebay.tar.write import TarWriter, member_key
+from forebay.tar.header import TarWriter, member_key
 from forebay.task_map import mark
 
 _ATTEMPTS = 3

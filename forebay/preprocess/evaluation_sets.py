@@ -45,9 +45,9 @@ from forebay.rows.readers.python_inputs import list_inputs
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.files import write_aside
-from forebay.store.filling import Entry, Filling, Summed, filling
 from forebay.store.layout import Ints
 from forebay.store.memo import Memo
+from forebay.store.output import Entry, Filling, Summed, filling
 from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.task_map import WorkerDied
 from forebay.terminal import CommandReport

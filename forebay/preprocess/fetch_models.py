@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from forebay.config.hub import HubModel, is_whole, model_of, model_place
+from forebay.config.pretrained_folder import HubModel, is_whole, model_of, model_place
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.progress import Progress

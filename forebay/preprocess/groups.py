@@ -25,10 +25,9 @@ from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest
 from forebay.rows.media_reader import MediaReader, sparse_files
 from forebay.steps.recipe import Recipe
-from forebay.store.constants import Constants
 from forebay.store.image.codec import Codec
 from forebay.store.key import digest
-from forebay.store.layout import FORMAT_VERSION, TEXT, FieldSpec, Group
+from forebay.store.layout import FORMAT_VERSION, TEXT, Constants, FieldSpec, Group
 from forebay.store.memo import SIZE
 from forebay.store.source_files import SourceFile, StoredSource
 

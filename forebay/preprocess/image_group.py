@@ -21,8 +21,7 @@ from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
 from forebay.steps.form import BatchForm
 from forebay.steps.image.image_section import ImageGroup
-from forebay.store.image.codec import Codec
-from forebay.store.image.pixels import decode_image
+from forebay.store.image.codec import Codec, decode_image
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import is_url
+from forebay.config.remote import RemoteConfig, is_url
 from forebay.errors import ForebayError, ManifestError, TarError
 from forebay.preprocess.pool import Pool
 from forebay.progress import Progress

@@ -21,8 +21,7 @@ from forebay.rows.meanings.own import meaning_of
 from forebay.rows.named_files import shown_name
 from forebay.steps.form import promises
 from forebay.steps.recipe import Recipe, recipe_of
-from forebay.store.content import content_of, explained
-from forebay.store.key import SourceDigest, cache_key
+from forebay.store.key import SourceDigest, cache_key, content_of, explained
 from forebay.store.lookup import find_cache
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.arriving import run_on_sources, unhashed

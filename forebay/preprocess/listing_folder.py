@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from forebay.config.remote import parse_url
 from forebay.config.tree import Config
-from forebay.config.url import parse_url
 from forebay.rows.kept_columns import PREFIX, STORED_TYPES
 from forebay.rows.manifest import CONVERSATION_SCHEMA, IMAGE_SCHEMA, LISTS, REJECTED_SCHEMA, ROW_SCHEMA, Manifest
 from forebay.store.files import hash_file, remove_aside, temporary_name, write_aside, write_bytes

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from forebay.config.remote import is_url
 from forebay.config.tree import Config
-from forebay.config.url import is_url
 from forebay.preprocess.listing_folder import files_now, read_document, table_of
 from forebay.steps.recipe import Recipe
 from forebay.store.key import SHORT, digest

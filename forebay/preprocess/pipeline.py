@@ -18,8 +18,8 @@ from typing import Any
 
 import xxhash
 
+from forebay.config.remote import Url, is_url, parse_url
 from forebay.config.tree import Config
-from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import BuildError, CacheCorruptError, ConfigError, PlanError, RemoteError, RemoteExistsError
 from forebay.plan.make import plan_of
 from forebay.preprocess.build_report import BuildReport, Options
@@ -43,9 +43,8 @@ from forebay.steps.recipe import Recipe, plan_example, recipe_of
 from forebay.steps.step import Stored
 from forebay.steps.table import forms_of
 from forebay.store.cache import open_cache
-from forebay.store.constants import Constants
 from forebay.store.files import remove_aside, require_writable, sweep, temporary_name
-from forebay.store.layout import BUILDING, INPUTS, PLANS, TAR_INDEX, Group
+from forebay.store.layout import BUILDING, INPUTS, PLANS, TAR_INDEX, Constants, Group
 from forebay.store.lookup import Lookup, Sealed, failures_of, find_cache
 from forebay.store.memo import Memo
 from forebay.store.metadata import FILE_NAME as METADATA

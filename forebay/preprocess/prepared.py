@@ -26,11 +26,10 @@ from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.listing_folder import files_now, manifest_in, put_away, save_listing, table_of
 from forebay.preprocess.outline import DOCUMENT, FORMAT, folder_of, prepared_document, submission_file
 from forebay.steps.recipe import Recipe
-from forebay.store.constants import Constants
 from forebay.store.key import SHORT
-from forebay.store.layout import Group
-from forebay.store.locks import lock_for_work
+from forebay.store.layout import Constants, Group
 from forebay.store.lookup import Sealed
+from forebay.store.shared_disk import lock_for_work
 from forebay.terminal import CommandReport
 from forebay.visible import from_here
 

@@ -26,8 +26,8 @@ from forebay.progress import Progress
 from forebay.rows.manifest import reduced
 from forebay.rows.media_reader import MediaReader
 from forebay.store.layout import TEXT, Group
-from forebay.store.locks import lock_for_work
 from forebay.store.shard import Columns, shard_fields, write_columns
+from forebay.store.shared_disk import lock_for_work
 from forebay.store.source_files import SourceFile
 
 Made = tuple[Columns, list[Failure]]

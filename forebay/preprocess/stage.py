@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url
+from forebay.config.remote import RemoteConfig, Url
 from forebay.errors import ConfigError, RemoteError
 from forebay.preprocess.workspace import Receipt, receipt_from_json, receipt_to_json
 from forebay.store.files import sweep, temporary_name

@@ -19,9 +19,8 @@ from typing import Any
 
 import xxhash
 
-from forebay.config.remote import RemoteConfig
+from forebay.config.remote import RemoteConfig, Url
 from forebay.config.tree import Config
-from forebay.config.url import Url
 from forebay.errors import RemoteError, RemoteExistsError, RemoteMissingError
 from forebay.preprocess.listing_folder import COPY_OF
 from forebay.preprocess.outline import DOCUMENT, folder_of, prepared_document

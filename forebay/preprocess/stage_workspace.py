@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from forebay.config.remote import Url, is_url, parse_url
 from forebay.config.tree import Config
-from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError, RemoteError, RemoteExistsError, RemoteMissingError
 from forebay.preprocess.build_report import Options
 from forebay.preprocess.groups import Groups, Listing
@@ -33,10 +33,10 @@ from forebay.store.key import digest
 from forebay.store.layout import Group
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
-from forebay.store.remote.carry.sent_columns import fetch_skeleton, skeleton_ranges
 from forebay.store.remote.carry.tally import TransferReport, for_each
 from forebay.store.remote.carry.transfer import StagedObjects, push
 from forebay.store.remote.mirror import Mirror, key_there
+from forebay.store.remote.small_files import fetch_skeleton, skeleton_ranges
 from forebay.store.seal import Contents, assemble_folder
 from forebay.store.shard import ShardEntry, shard_fields, shard_name
 from forebay.task_map import Map

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from forebay.config.step_sections import TextConfig
-from forebay.config.tree import Config
+from forebay.config.tree import Config, TextConfig
 from forebay.errors import ConfigError
 from forebay.preprocess.cut import NO_TEXT
 from forebay.progress import Progress

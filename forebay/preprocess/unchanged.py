@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from forebay.config.digest import processor_digest
+from forebay.config.pretrained_folder import processor_digest
 from forebay.errors import BuildError
 from forebay.store.memo import Hashed, Memo, Stat, hash_now, is_same, stat_now
 from forebay.store.remote.raw.origin import forget

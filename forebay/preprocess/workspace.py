@@ -16,21 +16,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forebay.config.remote import is_url
 from forebay.config.tree import Config
-from forebay.config.url import is_url
 from forebay.errors import CacheError, RemoteError
 from forebay.store.cache import open_cache
 from forebay.store.files import link_or_copy, remove_aside, remove_tree, temporary_name, write_bytes
 from forebay.store.key import SHORT, digest
 from forebay.store.layout import BUILDING, TEXT, Group, is_group_name
-from forebay.store.locks import alone_in, wait_shared
 from forebay.store.lookup import sealed_caches
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.node import WantedFile
-from forebay.store.remote.root import RemoteRoot
+from forebay.store.remote.small_files import RemoteRoot
 from forebay.store.seal import Contents, is_whole, seal
 from forebay.store.shard import ShardEntry, entry_from_json, entry_to_json
-from forebay.store.shared_disk import is_gone, move
+from forebay.store.shared_disk import alone_in, is_gone, move, wait_shared
 from forebay.task_map import Map
 
 Donors = dict[str, list[tuple[Path, ShardEntry]]]

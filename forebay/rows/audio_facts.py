@@ -18,8 +18,7 @@ from forebay.rows.reader import Failures, Located, LocateTask
 from forebay.rows.readers.tar_members import UnreadableTar, missing_reason, tar_index
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import look_up, place_of, shown, source_stat
-from forebay.store.sound_containers import one_stream, unread
-from forebay.store.sound_headers import MAX_WHOLE_BYTES, header_info, parsed_header
+from forebay.store.sound_containers import MAX_WHOLE_BYTES, header_info, one_stream, parsed_header, unread
 from forebay.tar.header import TarIndex
 
 

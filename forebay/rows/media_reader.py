@@ -24,8 +24,8 @@ from forebay.errors import DecodeError, ManifestError, SampleError, TarError
 from forebay.rows.manifest import WHOLE_FILE
 from forebay.rows.readers.arrow_files import HfFile, place_row
 from forebay.spans import RAW_READ, span
-from forebay.store.memo import SIZE, Stat, stat_now, stat_of
-from forebay.store.remote.raw.raw_sources import is_here, open_source, place_of, reader, shown
+from forebay.store.memo import SIZE, Stat, stat_now
+from forebay.store.remote.raw.raw_sources import is_here, open_source, place_of, reader, shown, stat_of_status
 from forebay.store.source_files import SourceFile
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError)
@@ -138,7 +138,7 @@ class _Open:
 
     def stat(self) -> Stat:
         """Its stat as it is now; of an object of a store the version that was opened."""
-        return stat_of(os.fstat(self.descriptor)) if self.version is None else self.version
+        return stat_of_status(os.fstat(self.descriptor)) if self.version is None else self.version
 
 
 class MediaFiles:

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from forebay.config.data import PICTURES, SOURCE_KINDS, SourceConfig
-from forebay.config.hub import hub_advice
-from forebay.config.url import is_url
+from forebay.config.pretrained_folder import hub_advice
+from forebay.config.remote import is_url
 from forebay.errors import ManifestError
 from forebay.store.memo import stat_now
 from forebay.store.remote.raw.raw_sources import identity, is_elsewhere, is_folder, look_up, named_path, place_of

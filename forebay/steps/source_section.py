@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from forebay.config.code import facts_of, meaning_problem, own_meaning
 from forebay.config.data import MEANINGS, SOURCE_KINDS, SourceColumns, SourceConfig
-from forebay.config.meaning import facts_of, meaning_problem, own_meaning
 from forebay.config.tree import Config
 from forebay.steps.table import audio_step
 from forebay.store.inputs import inputs_problem

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 import numpy as np
 
 from forebay.errors import ConfigError, DecodeError
-from forebay.store.constants import Constants
-from forebay.store.image.pixels import Alpha
+from forebay.store.image.codec import Alpha
 from forebay.store.image.stored_items import FEATURES
-from forebay.store.layout import Array, FieldSpec, Group
+from forebay.store.layout import Array, Constants, FieldSpec, Group
 from forebay.store.source import Sample, SampleSource
 
 if TYPE_CHECKING:

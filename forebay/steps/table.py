@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, 
 from forebay.errors import ConfigError
 from forebay.steps.audio.own.own_class import entry_named
 from forebay.steps.step import AudioStep, ItemStep, Step, Stored, TextStep
-from forebay.store.constants import Constants
-from forebay.store.layout import TEXT, Group
+from forebay.store.layout import TEXT, Constants, Group
 
 if TYPE_CHECKING:
     from forebay.steps.form import BatchForm

@@ -3,7 +3,7 @@
 Checks come when they cost least. At open: metadata and shard tables, each by its own checksum. At first touch: slots
 piece by piece, and size and both ends of a shard. At the first read in a process: a sample (xxh3-64). When it is read:
 a table column (CRC-32). `forebay.store.seal` compares everything. No checksum proves who wrote a document, so
-`forebay.store.metadata` and `forebay.store.schema` check its values too.
+`forebay.store.metadata` and `forebay.store.key` check its values too.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import numpy as np
 
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheReplacedError, ConfigError
 from forebay.store.by_hand import ByHand
-from forebay.store.constants import Constants
 from forebay.store.held import ORIGIN, HeldFile, HeldFolder
 from forebay.store.image.stored_items import stored_items
-from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, FieldSpec, Group, Ints, ListedItems
+from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, Constants, FieldSpec, Group, Ints, ListedItems
 from forebay.store.metadata import check_file, checked_fields, groups_of, items_files, load_array, read_metadata
 from forebay.store.open_shards import SLOTS, CheckedArray, OpenShards, ShardFiles, no_such_row, open_slots
 from forebay.store.shard import Shard, ShardEntry, row_of, shard_fields, shard_name, table_dtype
@@ -33,13 +32,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from forebay.config.remote import RemoteConfig
-    from forebay.store.all_samples import AllSamples
     from forebay.store.remote.mirror import Mirror
     from forebay.store.remote.node.node import WantedFile
+    from forebay.store.row_table import AllSamples
 
 T = TypeVar("T")
 Verify = Literal["touch", "open", "never"]
-
 _MAX_OPEN_SHARDS = 1_000
 """In one process: the kernel limits mappings (`vm.max_map_count`, 65,530), and other libraries map too."""
 
@@ -77,8 +75,7 @@ def open_cache(
 def _folder(text: str, remote: RemoteConfig | None) -> Path:
     if ":/" not in text:  # no URL, and nothing of stores is loaded
         return Path(text)
-    from forebay.config.remote import RemoteConfig
-    from forebay.config.url import url_or_path
+    from forebay.config.remote import RemoteConfig, url_or_path
     from forebay.store.remote.mirror import cache_folder
 
     return cache_folder(url_or_path(text), remote or RemoteConfig())
@@ -122,7 +119,10 @@ class Cache(ByHand):
             folder=self._held,
             mirror=self.mirror,
             fields=fields,
-            tables={g: self._load_table(g, len(fields[g]), shape.num_shards) for g, shape in shapes.items()},
+            tables={
+                group: self._load(f"{group}.npy", table_dtype(len(fields[group])), (shape.num_shards,), verify=True)
+                for group, shape in shapes.items()
+            },
             listed=[group for group, shape in shapes.items() if shape.is_listed],
             # No method of this cache: it would live on until the collector of circles comes by.
             reopen=partial(_reopened, folder, verify=verify),
@@ -223,7 +223,6 @@ class Cache(ByHand):
         return sample
 
     def _with_items(self, group: Group, index: int, sample: dict[str, Any], *, is_verified: bool) -> dict[str, Any]:
-        """Returns a sample with the items of a group that it lists."""
         slots = self.items_of(group, index)
         rows = []
         for slot in slots:
@@ -327,7 +326,6 @@ class Cache(ByHand):
                         self._open.get(group, place >> ROW_BITS).will_need(place & ROW_MASK)
 
     def _is_here(self, group: Group, number: int) -> bool:
-        """Whether a shard can be mapped without a download."""
         return self.mirror is None or (group, number) in self._open or self.mirror.has(self.wanted(group, number))
 
     def sample_id(self, index: int) -> str:
@@ -383,10 +381,7 @@ class Cache(ByHand):
         return self._slots.whole()
 
     def by_shard(self, most: int | None = None) -> Iterator[tuple[int, Ints, Ints]]:
-        """Yields each shard that has samples: its number, which these are, and their rows in it.
-
-        most: of the first samples only, so many.
-        """
+        """Yields each shard with samples: its number, these, and their rows in it. most: of the first samples alone."""
         from forebay.store.row_table import by_shard
 
         yield from by_shard(self.slots[:most], self.num_shards, no_such_row=partial(no_such_row, self.folder))
@@ -397,10 +392,7 @@ class Cache(ByHand):
         return self.table()
 
     def table(self, names: Collection[str] | None = None) -> pa.Table:
-        """Returns columns of the row table, in its order; None: all of them. Only what they hold is read.
-
-        Raises KeyError for a name that is none of `column_names`.
-        """
+        """See `SampleSource`; only what the columns hold is read."""
         from forebay.store.row_table import row_table
 
         columns = self._row_columns()
@@ -418,10 +410,7 @@ class Cache(ByHand):
         return self._all_samples.row_columns(dict(self.lengths), constants=constants)
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
-        """Returns the different values of a text field (`language`, `source`), sorted, and which one each sample has.
-
-        That one is int32 [num_samples]. None where the cache has no such field.
-        """
+        """See `SampleSource`."""
         return self._mended(lambda: self._all_samples.categories(name), groups=self.groups)
 
     def ids_digest(self) -> str:
@@ -434,7 +423,7 @@ class Cache(ByHand):
 
     @cached_property
     def _all_samples(self) -> AllSamples:
-        from forebay.store.all_samples import AllSamples
+        from forebay.store.row_table import AllSamples
 
         groups = self._files.together
         fields = [
@@ -474,10 +463,7 @@ class Cache(ByHand):
         return array
 
     def _mended(self, load: Callable[[], T], *, groups: Collection[Group] = ()) -> T:
-        """Returns what is loaded; files of a store that are damaged on this node are fetched again.
-
-        groups: those whose shards it is loaded of too.
-        """
+        """Returns what is loaded; damaged files of a store are fetched again, shards of `groups` too."""
         try:
             return load()
         except CacheCorruptError:
@@ -486,9 +472,6 @@ class Cache(ByHand):
             self.mirror.mend_small()
             self.mirror.mend(self.wanted(group, i) for group in groups for i in range(self._files.count(group)))
             return load()
-
-    def _load_table(self, group: Group, num_fields: int, num_shards: int) -> Array:
-        return self._load(f"{group}.npy", table_dtype(num_fields), (num_shards,), verify=True)
 
     def require_key(self, key: str) -> None:
         """Raises CacheMismatchError where this is not the cache of `key`."""

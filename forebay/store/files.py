@@ -17,9 +17,9 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import xxhash
 
@@ -30,7 +30,6 @@ from forebay.store.shared_disk import move
 
 TEMPORARY_MARK = ".tmp-"
 """Part of the name of every file and folder that is being written; none of them is ever read."""
-
 _OURS = re.compile(re.escape(TEMPORARY_MARK) + r"(?P<place>[0-9a-f]{8})-(?P<pid>[0-9a-f]+)-[0-9a-f]{8}\Z")
 _OLD_S = 24 * 3600.0
 """A file that nobody wrote to for this long is not being written. Only for those of other machines, whose processes are
@@ -51,8 +50,11 @@ def abandoned(folder: Path) -> Iterator[Path]:
     """Yields what writers that were killed left unfinished directly in a folder. See `sweep`."""
     for entry in os.scandir(folder):
         match = _OURS.search(entry.name)
-        if match is not None and _is_abandoned(entry, match["place"], int(match["pid"], 16)):
-            yield Path(entry.path)
+        if match is None:
+            continue
+        is_here, path = match["place"] == this_place(), Path(entry.path)
+        if not is_running(int(match["pid"], 16)) if is_here else _is_old(path):
+            yield path
 
 
 def sweep(folder: Path) -> list[Path]:
@@ -93,10 +95,6 @@ def remove_tree(folder: Path) -> None:
 def _may_be_read(folder: Path) -> bool:
     readers = readers_of(folder)
     return readers == "some" or (readers == "unknown" and not _is_old(folder))
-
-
-def _is_abandoned(entry: os.DirEntry[str], place: str, pid: int) -> bool:
-    return not is_running(pid) if place == this_place() else _is_old(Path(entry.path))
 
 
 def _is_old(path: Path) -> bool:
@@ -254,10 +252,7 @@ def hash_opened(file: io.FileIO) -> str:
 
 
 def link_or_copy(source: Path, target: Path) -> bool:
-    """Makes `target` the same bytes as `source`, by hard link where the file system allows it; says whether it linked.
-
-    A `target` that exists is replaced.
-    """
+    """Makes `target`, also if it is there, the bytes of `source`, by hard link if it can; says whether it linked."""
     temporary = temporary_name(target)
     try:
         try:
@@ -299,10 +294,7 @@ def refusal(err: OSError) -> str:
 
 
 def require_writable(folder: Path, *, setting: str) -> None:
-    """Makes a folder and its parents, before work is spent on what is to be written there.
-
-    setting: what names the folder. Raises BuildError where it cannot be made or written.
-    """
+    """Makes the folder that `setting` names before work is spent; BuildError where it cannot be made or written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -319,33 +311,23 @@ def _standing(path: Path) -> str:
     """Who owns the nearest thing that is there, what its mode allows, and who runs."""
     while not os.path.lexists(path) and path != path.parent:
         path = path.parent
-    runs = f"this runs as {_user(os.geteuid())}"
+    runs = f"this runs as {_named(pwd.getpwuid, os.geteuid())}"
     try:
         status = path.stat()
     except OSError as err:
         return f"{path}: {err.strerror}; {runs}"
     if not stat.S_ISDIR(status.st_mode):
         return f"{path} is not a folder"
-    read_only = ", on a file system that is mounted read-only" if _is_read_only(path) else ""
+    read_only = ", on a file system that is mounted read-only" if os.statvfs(path).f_flag & os.ST_RDONLY else ""
     return (
-        f"{path} is {stat.filemode(status.st_mode)} of user {_user(status.st_uid)} and group "
-        f"{_group(status.st_gid)}{read_only}; {runs}"
+        f"{path} is {stat.filemode(status.st_mode)} of user {_named(pwd.getpwuid, status.st_uid)} and group "
+        f"{_named(grp.getgrgid, status.st_gid)}{read_only}; {runs}"
     )
 
 
-def _is_read_only(path: Path) -> bool:
-    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
-
-
-def _user(number: int) -> str:
+def _named(find: Callable[[int], Sequence[Any]], number: int) -> str:
+    """Returns a user or a group by its name and number. find: gives the entry of a number."""
     try:
-        return f"{pwd.getpwuid(number).pw_name} ({number})"
+        return f"{find(number)[0]} ({number})"
     except KeyError:  # of another machine, or of a container
-        return str(number)
-
-
-def _group(number: int) -> str:
-    try:
-        return f"{grp.getgrgid(number).gr_name} ({number})"
-    except KeyError:
         return str(number)

@@ -7,25 +7,24 @@ for a day. The lock only keeps a reader going: files that are gone are a CacheRe
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import time
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from forebay.errors import CacheError, CacheNotFoundError, CacheReplacedError
-from forebay.store.locks import alone_in, try_shared
-from forebay.store.shared_disk import is_gone, is_late
+from forebay.store.shared_disk import alone_in, is_gone, is_late, try_shared
 
 ORIGIN = "origin.json"
 """In a folder that stands for one of a store: which one, see `forebay.store.remote.mirror`. It holds no secret."""
-
 _LEASE = "metadata.json"
 """The file that readers lock: unlike the folder it can be opened for writing, which NFS needs for exclusive locks."""
-
 _PATIENCE_S, _PAUSE_S = 5.0, 0.001
 """Whoever locks a cache to remove it renames it at once; a stopped process must not stop readers for good."""
 
@@ -34,10 +33,7 @@ class HeldFolder:
     """An opened folder; `folder / name` is one of its files. Closed when the last reference to it is gone."""
 
     def __init__(self, path: Path) -> None:
-        """Opens a folder and locks it against removal.
-
-        Raises CacheNotFoundError where it is no folder, CacheError where it cannot be opened.
-        """
+        """Opens a folder, locked against removal. CacheNotFoundError: it is none; CacheError: it cannot be opened."""
         self.path = path
         self.descriptor = -1
         self._is_stale = False
@@ -63,10 +59,9 @@ class HeldFolder:
         return self._is_stale or not _is_at(self.path, self.descriptor)
 
     def raise_gone(self, place: str, err: OSError) -> None:
-        """Raises CacheReplacedError where one of its files is gone with the folder.
+        """Raises CacheReplacedError where one of its files is gone with the folder: nobody takes one out of it.
 
-        A stale file was removed by another machine, though the path may show the old folder for a while. Nobody takes
-        a file out of a cache that stands.
+        A stale file was removed by another machine, though the path may show the old folder for a while.
         """
         self._is_stale |= err.errno == errno.ESTALE
         if self.is_replaced():
@@ -97,27 +92,23 @@ class HeldFile:
 
     def lstat(self) -> os.stat_result:
         """Returns its stat. Raises CacheReplacedError where it is gone with its folder, else OSError."""
-        try:
+        with self._there():
             return os.stat(self.place, dir_fd=self.folder.descriptor, follow_symlinks=False)
-        except OSError as err:
-            if is_gone(err):
-                self.folder.raise_gone(self.place, err)
-            raise
 
     def open(self, mode: Literal["rb"] = "rb", buffering: Literal[0] = 0) -> io.FileIO:  # noqa: ARG002  as of a Path
         """Opens it for reading, unbuffered; CacheReplacedError where it is gone with its folder, else OSError."""
-        try:
+        with self._there():
             return io.FileIO(self.place, "rb", opener=self._open)
-        except OSError as err:
-            if is_gone(err):
-                self.folder.raise_gone(self.place, err)
-            raise
 
     def read_bytes(self) -> bytes:
         """Returns its bytes; raises as `open` does."""
+        with self._there(), self.open() as file:
+            return file.readall()
+
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[None]:
         try:
-            with self.open() as file:
-                return file.readall()
+            yield
         except OSError as err:
             if is_gone(err):
                 self.folder.raise_gone(self.place, err)

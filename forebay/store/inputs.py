@@ -67,8 +67,7 @@ def inputs_problem(config: Config) -> str | None:
 def inputs_of(config: Config) -> Inputs:
     """Returns the iterator that a config names; reads its file and runs nothing.
 
-    Raises ConfigError without `[run] allow_code = true`, and for what is no regular file at or below the config's
-    folder.
+    Raises ConfigError without `[run] allow_code = true`, and for no regular file at or below the config's folder.
     """
     if (problem := inputs_problem(config)) is not None:
         raise ConfigError(problem, code="FB129")
@@ -99,8 +98,7 @@ def inputs_of(config: Config) -> Inputs:
 def located(config: Config) -> Config:
     """Returns the config with the list of samples in the place of the iterator; any other config as it is.
 
-    The list need not be there. Where the iterator's file is not there either, as on a node that has only the cache, the
-    list is one that nobody has.
+    The list need not be there. Without the iterator's file, as beside a cache alone, it is one that nobody has.
     """
     if not names_code(config):
         return config

@@ -1,4 +1,4 @@
-"""The key that names a cache's values, and canonical JSON with its digest, by which documents are named.
+"""Documents: the key that names a cache's values, canonical JSON and its digest, differences, checks of values.
 
 - recipe key: filters of `[source]`, steps with their versions, tokenizer and processor files by content.
 - key: the recipe key, and the sources by relative name and content.
@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from forebay.config.tree import Config
+from forebay.config.tree import AudioConfig, Config
+from forebay.store.inputs import SAMPLES
+from forebay.visible import printable
 
 KEY_VERSION = 1
-
 SHORT = 16
 """Hex digits of a key in names and messages."""
-
 ABSENT = "(absent)"
 """Stands for the value of a setting that a recipe does not have."""
 
@@ -82,9 +82,8 @@ def _differences(wanted: Mapping[str, Any], stored: Mapping[str, Any], prefix: s
 def canonical_json(document: Any, *, is_parsed: bool = False) -> bytes:
     """Returns the one byte string of a document: sorted keys, no white space, ASCII, types kept (1 is not 1.0).
 
-    Raises ValueError for NaN and infinities, TypeError for what JSON cannot hold (keys that are not strings included:
-    json would turn them into strings, and two documents would share one form). is_parsed: the document came out of
-    JSON, and all of its keys are strings.
+    Raises ValueError for NaN and infinities, TypeError for what JSON cannot hold and for keys that are not strings: two
+    documents would share a form. is_parsed: the document came out of JSON, and all of its keys are strings.
     """
     if not is_parsed:
         _refuse_foreign_keys(document)
@@ -105,3 +104,153 @@ def _refuse_foreign_keys(document: Any) -> None:
     elif isinstance(document, (list, tuple)):
         for value in document:
             _refuse_foreign_keys(value)
+
+
+_OF_PROCESSORS = ("vision.processor", "text.processor")
+
+
+def content_of(config: Config, row: Mapping[str, Any]) -> str | None:
+    """Returns the file or folder whose content a row of `differences` compares; None for a row of a setting.
+
+    row: `field`, `wanted`, `stored`. Of files that a step lists these are the names of those that differ.
+    """
+    name = row["field"]
+    if name == "audio.files":
+        return ", ".join(_changed_files(row["wanted"], row["stored"])) or None
+    if not (_is_digest(row["wanted"]) and _is_digest(row["stored"])):
+        return None
+    if name == "audio.digest":
+        return _of_step(config)
+    if name == "text.tokenizer" and config.text is not None:
+        return config.text.tokenizer or None
+    return config.vision.processor if name in _OF_PROCESSORS and config.vision else None
+
+
+def difference(config: Config, row: Mapping[str, Any]) -> str:
+    """Returns a row of `differences` as a message has it, with what its values are digests of."""
+    name, wanted, stored = row["field"], row["wanted"], row["stored"]
+    content = content_of(config, row)
+    if name == f"sources.{SAMPLES}" and wanted is None:
+        code = printable(config.source.manifests[0])
+        return f"the samples of {code} are not listed: it was edited, or the folder of its samples was deleted"
+    if content is None:
+        return f"{name} differs ({wanted!r} wanted, {stored!r} stored)"
+    return f"{name} differs ({_of(content, wanted, stored)})"
+
+
+def explained(row: Mapping[str, Any]) -> str:
+    """Returns a row of `forebay key` as its lines have it. row: with `content_of`, where that is known."""
+    name, wanted, stored = row["field"], row["wanted"], row["stored"]
+    if "content_of" in row:
+        return f"{name}: {_of(row['content_of'], wanted, stored)}"
+    return f"{name}: {wanted!r} wanted, {stored!r} stored"
+
+
+def _of(content: str, wanted: object, stored: object) -> str:
+    said = f"the content of {printable(content)} changed"
+    if not (isinstance(wanted, str) and isinstance(stored, str)):
+        return said
+    return f"{said}: sha256 {wanted[:SHORT]} wanted, {stored[:SHORT]} stored"
+
+
+def _of_step(config: Config) -> str:
+    """Returns what the features of a config are made by: the file of a class, an extractor's folder, or a package."""
+    audio = config.audio or AudioConfig()
+    features = audio.features
+    if features == "extractor":
+        return str(audio.settings.get("extractor", ""))
+    file, colon, _ = features.rpartition(":")
+    return file if colon else f'the package that brings features = "{features}"'
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
+def _changed_files(wanted: object, stored: object) -> Iterator[str]:
+    """Yields the names of the files, of lists of names and digests, that are not the same in both."""
+    ours, theirs = _digests(wanted), _digests(stored)
+    yield from (name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name))
+
+
+def _digests(value: object) -> dict[str, object]:
+    pairs = value if isinstance(value, (list, tuple)) else ()
+    return {str(pair[0]): pair[1] for pair in pairs if isinstance(pair, (list, tuple)) and len(pair) == 2}
+
+
+Check = Callable[[Any, str], None]
+"""Raises ValueError where a value, which stands at this place, is of another kind."""
+_MAX_NUMBER = 1e300
+"""JSON holds integers that no float can."""
+
+
+def _kind(what: str, is_right: Callable[[Any], bool]) -> Check:
+    def check(value: Any, where: str) -> None:
+        if not is_right(value):
+            raise ValueError(f"{where} is {value!r:.60}, wanted {what}")
+
+    return check
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= _MAX_NUMBER
+
+
+TEXT = _kind("a text", lambda value: isinstance(value, str))
+COUNT = _kind("a count", lambda value: type(value) is int and 0 <= value < 1 << 63)
+POSITIVE = _kind("a count of 1 or more", lambda value: type(value) is int and 0 < value < 1 << 63)
+NUMBER = _kind("a number", _is_number)
+OBJECT = _kind("an object", lambda value: isinstance(value, dict))
+_LIST = _kind("a list", lambda value: isinstance(value, list))
+_FULL_LIST = _kind("a list that is not empty", lambda value: isinstance(value, list) and bool(value))
+
+
+def or_null(check: Check) -> Check:
+    """Returns a check that lets None pass too."""
+    return lambda value, where: None if value is None else check(value, where)
+
+
+def all_of(*checks: Check) -> Check:
+    """Returns a check for values that pass each of these."""
+
+    def check(value: Any, where: str) -> None:
+        for one in checks:
+            one(value, where)
+
+    return check
+
+
+def list_of(part: Check, *, may_be_empty: bool = True) -> Check:
+    """Returns a check for lists of one kind of values."""
+
+    def check(value: Any, where: str) -> None:
+        (_LIST if may_be_empty else _FULL_LIST)(value, where)
+        for number, found in enumerate(value):
+            part(found, f"{where}[{number}]")
+
+    return check
+
+
+def map_of(part: Check) -> Check:
+    """Returns a check for objects of one kind of values."""
+
+    def check(value: Any, where: str) -> None:
+        OBJECT(value, where)
+        for name, found in value.items():
+            part(found, f"{where}.{name}")
+
+    return check
+
+
+def record(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
+    """Returns a check for objects with these entries; what else they have is not looked at."""
+    known = {**required, **(optional or {})}
+
+    def check(value: Any, where: str) -> None:
+        OBJECT(value, where)
+        if missing := sorted(required.keys() - value.keys()):
+            raise ValueError(f"{where} has no {', '.join(missing)}")
+        for name in known.keys() & value.keys():
+            known[name](value[name], f"{where}.{name}")
+
+    return check

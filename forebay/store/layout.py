@@ -1,10 +1,11 @@
-"""The layout of a sample: field specifications, shared by the shard writer, the reader and all that collates."""
+"""The layout of a sample: its fields and constants, shared by the shard writer, the reader and all that collates."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -13,18 +14,14 @@ METADATA = "metadata.json"
 FORMAT_VERSION = 4
 """The form of the bytes on disk, the only one that is read. A change is breaking: it brings a new golden cache under
 tests/golden. Forms 1 to 3 were never released."""
-
 PLANS, TAR_INDEX, TEXT_INDEX, TEXTS, INPUTS = "plans", "tar_index", "text_index", "texts", "inputs"
 BUILDING, LISTINGS, NOTES = ".building", ".listings", ".used"
 """The folders of a cache root that hold things of a kind: `forebay.caches.kinds` says which."""
-
 Group = str
 """The name of a group of fields: one chain of steps makes them of one kind of item, in shards of its own."""
 TEXT: Group = "text"
 """The group in which a row is a sample. In every other group it has items: one, itself, or those that it lists."""
-
 _GROUP_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
-
 
 NULL_TEXT = b"\xff"
 """How a nullable text field holds a null: no UTF-8 text has this byte."""
@@ -69,10 +66,8 @@ class FieldSpec:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-
 ROW_BITS = 32
 """A slot is `shard << ROW_BITS | row`."""
-
 ROW_MASK = (1 << ROW_BITS) - 1
 
 
@@ -80,8 +75,7 @@ ROW_MASK = (1 << ROW_BITS) - 1
 class ListedItems:
     """The items of a group that each sample lists.
 
-    offsets: int64 [num_samples + 1], rising from 0. slots: int64 [offsets[-1]]: where each item lies, those of sample i
-    from offsets[i] on.
+    offsets: int64 [num_samples + 1], rising from 0. slots: int64 [offsets[-1]]: of sample i those from offsets[i] on.
     """
 
     offsets: Ints
@@ -99,3 +93,64 @@ class ListedItems:
         """Returns the items of these samples, in their order."""
         counts = np.asarray(self.offsets[samples + 1]) - np.asarray(self.offsets[samples])
         return ListedItems(np.concatenate(([0], np.cumsum(counts))), self.slots[self.places(samples)])
+
+
+class Constants(Mapping[str, Any]):
+    """The constants of every group of a source, text last.
+
+    As a mapping it has those of all groups by name. Where several groups have one of a name, that of the first group
+    has the name alone, and those of the others stand behind their group: `image.form`.
+    """
+
+    __slots__ = ("_by_name", "groups")
+
+    def __init__(self, groups: Mapping[Group, Mapping[str, Any]]) -> None:
+        order = sorted(groups, key=lambda group: (group == TEXT, group))
+        self.groups: dict[Group, dict[str, Any]] = {group: dict(groups[group]) for group in order}
+        self._by_name: dict[str, Any] = {}
+        for group, values in self.groups.items():
+            self._by_name |= {f"{group}.{n}" if n in self._by_name else n: value for n, value in values.items()}
+
+    @classmethod
+    def common(cls, found: Sequence[Constants]) -> Self:
+        """Returns what several sources have alike."""
+        first, *others = (each.groups for each in found)
+        shared = {group: values for group, values in first.items() if all(group in other for other in others)}
+        return cls(
+            {
+                group: {
+                    name: value
+                    for name, value in values.items()
+                    if all(name in other[group] and other[group][name] == value for other in others)
+                }
+                for group, values in shared.items()
+            }
+        )
+
+    def of(self, group: Group) -> Mapping[str, Any]:
+        """Returns the constants of one group; of a group that is not there, none."""
+        return self.groups.get(group, {})
+
+    @property
+    def has_items(self) -> bool:
+        """Whether samples have items of any group beside their text."""
+        return any(group != TEXT for group in self.groups)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __eq__(self, other: object) -> bool:
+        return self.groups == other.groups if isinstance(other, Constants) else self._by_name == other
+
+    def __repr__(self) -> str:
+        return f"Constants({self.groups!r})"
+
+    def to_json(self) -> dict[Group, dict[str, Any]]:
+        """Returns the constants as metadata.json has them."""
+        return self.groups

@@ -9,35 +9,35 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forebay.config.remote import RemoteConfig
+from forebay.config.remote import RemoteConfig, Url, is_url, parse_url
 from forebay.config.tree import Config
-from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import CacheCorruptError, CacheError, CacheMismatchError, CacheNotFoundError
-from forebay.store.content import difference
-from forebay.store.derived import compare_derived, described, is_derived, steps_differences
 from forebay.store.files import TEMPORARY_MARK
-from forebay.store.key import SHORT, KeyedRecipe, differences
+from forebay.store.key import SHORT, KeyedRecipe, difference, differences
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
 from forebay.store.metadata import check_file, check_found, read_metadata
 from forebay.store.remote.mirror import cache_folder
 from forebay.store.remote.raw.origin import forget
 from forebay.store.remote.raw.raw_sources import is_file, localized
-from forebay.store.remote.root import RemoteRoot
+from forebay.store.remote.small_files import RemoteRoot
 from forebay.store.source_files import (
     ABSENT,
     SourceState,
     StoredSource,
+    compare_derived,
     compare_sources,
+    described,
+    is_derived,
     leads_out,
     load_sources,
     path_of,
     source_differences,
+    steps_differences,
 )
 from forebay.terminal import first_of
 
 logger = logging.getLogger(__name__)
-
 CONFINED = "confined"
 """In the metadata of a cache built under `source.confined`: no source lay outside of its manifest's folder."""
 SOURCES_NAME = "sources.parquet"
@@ -105,8 +105,7 @@ _RANK: dict[SourceState, int] = {"unknown": 0, "changed": 1, "absent": 2, "same"
 def sealed_caches(root: Path) -> list[Sealed]:
     """Returns every sealed cache directly under a root, newest first; what cannot be read is logged and left out.
 
-    Those of a folder that stands for a URL come from the store too, see `RemoteRoot`; their folders have nothing but
-    metadata.json until they are `mirrored`.
+    Those of a URL come from the store too, see `RemoteRoot`: metadata.json alone, until they are `mirrored`.
     """
     remote = RemoteRoot.of(root)
     return [*_sealed_here(root), *(_sealed_there(remote) if remote is not None else ())]
@@ -224,7 +223,6 @@ class _Search:
             logger.debug("%s: sources are %s %s", cache.place, state, names)
 
     def result(self) -> Lookup:
-        """Returns the cache that was found, or the nearest one."""
         if self.found is not None:
             return Lookup(recipe=self.recipe, found=self.found, state="same")
         if not self.misses or self.memo is None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from stat import S_ISREG
 
 import numpy as np
+import xxhash
 
 from forebay.config.tree import Config
 from forebay.errors import RemoteDeniedError
@@ -35,7 +36,6 @@ from forebay.store.layout import NOTES, PLANS
 from forebay.store.remote.raw.raw_sources import place_of, source_stat, stat_of_status
 
 logger = logging.getLogger(__name__)
-
 FILE_NAME = "hashes.memo"
 _RACY_NS = 2_000_000_000
 """The coarsest time stamps in use (FAT) tick every two seconds."""
@@ -43,7 +43,6 @@ _READINGS = 3
 _PIECE_FILES, _PIECE_BYTES = 50_000, 64 << 30
 """What is hashed between two savings."""
 _RECORD = np.dtype([("stat", "<i8", (5,)), ("hashed_at_ns", "<i8"), ("xxh3_128", "V16")])
-
 Stat = tuple[int, int, int, int, int]
 """Device, inode, size in bytes, time of the last change of the content and of anything, in ns."""
 SIZE = 2
@@ -84,7 +83,7 @@ class Memo:
             data = path.read_bytes()
         except OSError:
             return
-        if len(data) < 16 or len(data[16:]) % _RECORD.itemsize or _checksum(data[16:]) != data[:16]:
+        if len(data) < 16 or len(data[16:]) % _RECORD.itemsize or xxhash.xxh3_128_digest(data[16:]) != data[:16]:
             logger.warning("ignoring damaged memo %s; files will be hashed again", path)
             return
         records = np.frombuffer(data[16:], _RECORD)
@@ -108,10 +107,7 @@ class Memo:
         return [hashed.xxh3_128 for hashed in self.hashed(paths, map_=map_)]
 
     def hashed(self, paths: Sequence[Path], *, map_: Hashing = map) -> list[Hashed]:
-        """Returns the hash of every file with the stat that it is the hash of, as `hashes` does.
-
-        What was hashed is kept after each piece of the work: an interrupted run goes on there.
-        """
+        """Returns the hash of every file with the stat that it is of; what is hashed is kept piece by piece."""
         results = [self._known(path) for path in paths]
         for piece in _pieces([i for i, result in enumerate(results) if result is None], paths):
             found = map_(hash_now, [paths[i] for i in piece])
@@ -136,7 +132,7 @@ class Memo:
             record["stat"], record["hashed_at_ns"] = entry.stat, entry.hashed_at_ns
             record["xxh3_128"] = np.void(bytes.fromhex(entry.xxh3_128))
         body = records.tobytes()
-        return _checksum(body) + body
+        return xxhash.xxh3_128_digest(body) + body
 
     def _known(self, path: Path) -> Hashed | None:
         stat = source_stat(path)
@@ -173,8 +169,7 @@ def _pieces(places: Sequence[int], paths: Sequence[Path]) -> Iterator[list[int]]
 def hash_now(path: Path) -> Hashed:
     """Returns the hash of a file by reading it, and the stat of the file that was read: `path` may become another one.
 
-    A file that changes meanwhile is read again. One that goes on changing gets an entry that never matches again.
-    An object of a store is hashed while it is downloaded.
+    One that changes meanwhile is read again; if it goes on, its entry never matches. Objects are hashed as they come.
     """
     if (place := place_of(path)) is not None:
         started_ns = time.time_ns()
@@ -183,9 +178,9 @@ def hash_now(path: Path) -> Hashed:
     for _ in range(_READINGS):
         started_ns = time.time_ns()
         with path.open("rb", buffering=0) as file:
-            before = stat_of(os.fstat(file.fileno()))
+            before = stat_of_status(os.fstat(file.fileno()))
             digest = hash_opened(file)
-            if stat_of(os.fstat(file.fileno())) == before:
+            if stat_of_status(os.fstat(file.fileno())) == before:
                 break
     return Hashed(before, started_ns, digest)
 
@@ -196,11 +191,6 @@ def stat_now(path: Path) -> Stat | None:
         return source_stat(path)
     except (OSError, ValueError):  # ValueError: a NUL in the path, or a surrogate that no file name holds
         return None
-
-
-def stat_of(status: os.stat_result) -> Stat:
-    """Returns what an entry is found by."""
-    return stat_of_status(status)
 
 
 def is_young(stat: Stat, seen_ns: int) -> bool:
@@ -232,18 +222,11 @@ def _etag_stat(path: Path) -> Stat | None:
         return None
 
 
-def _checksum(data: bytes) -> bytes:
-    import xxhash
-
-    return xxhash.xxh3_128_digest(data)
-
-
 _MIRRORS = "mirrors"
 EVERY_S = 3600.0
 """A note that is younger stays as it is."""
 KEPT_S = 30 * 24 * 3600.0
 """For so long a note counts for the use of its host, if a later host has noted one too."""
-
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -289,10 +272,7 @@ def note(folder: Path, *, below: str = "") -> None:
 
 
 def uses_of(root: int, name: str) -> list[Use]:
-    """Returns the noted uses of a cache or plan, the latest first.
-
-    root: the descriptor of the cache root; name: the path of the folder in there.
-    """
+    """Returns the noted uses of the folder of this path below a cache root, a descriptor; the latest first."""
     found: list[Use] = []
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         notes = root

@@ -34,10 +34,21 @@ from forebay.store.cold.arrays import pull_hint
 from forebay.store.files import hash_file, write_bytes
 from forebay.store.held import AnyFile, AnyFolder
 from forebay.store.image.codec import FIELDS
-from forebay.store.key import canonical_json
+from forebay.store.key import (
+    COUNT,
+    NUMBER,
+    OBJECT,
+    POSITIVE,
+    TEXT,
+    Check,
+    canonical_json,
+    list_of,
+    map_of,
+    or_null,
+    record,
+)
 from forebay.store.layout import FORMAT_VERSION, METADATA, Array, FieldSpec, Group, is_group_name
 from forebay.store.layout import TEXT as TEXT_GROUP
-from forebay.store.schema import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, Check, list_of, map_of, or_null, record
 from forebay.store.shared_disk import is_gone
 from forebay.store.tdz import TORCH_DTYPES
 
@@ -65,9 +76,8 @@ def read_metadata(
 ) -> dict[str, Any]:
     """Returns the document of a folder. oldest: the first form that is read; None: `format_version` alone.
 
-    Raises CacheNotFoundError where there is no folder, CacheIncompleteError where it is not sealed, CacheCorruptError
-    where the file is not, byte for byte, what was written, and CacheMismatchError where a newer forebay wrote it, or an
-    older one.
+    Raises CacheNotFoundError for no folder, CacheIncompleteError for one that is not sealed, CacheCorruptError where
+    the file is not as it was written, CacheMismatchError where a newer or an older forebay wrote it.
     """
     return parse_metadata(folder, _read(folder / FILE_NAME), format_version=format_version, oldest=oldest)
 
@@ -215,10 +225,9 @@ def check_file(path: AnyFile, entry: Mapping[str, Any], *, verify: bool) -> None
 
 
 def read_regular(path: AnyFile) -> bytes:
-    """Returns the bytes of a document in a folder of ours.
+    """Returns the bytes of a document in a folder of ours; OSError where it cannot be read.
 
-    Raises CacheCorruptError where it is no regular file (a pipe or a device has no end) or larger than any that is
-    written, OSError where it cannot be read.
+    Raises CacheCorruptError for no regular file (a pipe or a device has no end), or one larger than is ever written.
     """
     size = regular_size(path)
     if size > _MAX_BYTES:
@@ -269,18 +278,15 @@ _DESCRIPTION: Mapping[str, Check] = {
 _MADE_OF = list_of(record({"key": TEXT, "name": TEXT, "num_samples": COUNT, "taken": COUNT}))
 _AUDIO = record({"sample_rate_hz": POSITIVE})
 _CLIPPED = record({}, {"audio": or_null(record({}, {"clip_s": or_null(NUMBER)}))})
-
 _FOUND = record(
     {"key": TEXT, "recipe_key": TEXT, "files": OBJECT, "name": TEXT, "recipe": _DESCRIPTION["recipe"]},
     {name: _DESCRIPTION[name] for name in ("excluded", "failed")} | {"num_samples": COUNT, "codec": TEXT},
 )
-
 _ARRAYS = ("slots.npy", "lengths.npy")
 _LENGTHS = {"text": ("num_tokens",), "audio": ("num_audio_samples",), "image": ("num_images",)}
 """What every cache with a group has the lengths of."""
 _CUT = frozenset(FIELDS.values())
 """Fields of images that are cut into patches, which are counted too."""
-
 _MAX_SHARDS = 1 << 31
 
 

@@ -1,9 +1,4 @@
-"""The shards of a cache as files, and the bounded set of those that a process has mapped.
-
-A large flat array that is checked chunk by chunk where it is touched: opening it costs nothing that grows with it.
-
-The slots of a cache and the members of a plan are such arrays.
-"""
+"""The shards of a cache as files, the bounded set that is mapped, and flat arrays that are checked where touched."""
 
 from __future__ import annotations
 
@@ -28,7 +23,6 @@ if TYPE_CHECKING:
     from forebay.store.remote.mirror import Mirror
     from forebay.store.remote.node.node import WantedFile
     from forebay.store.remote.node.shared import Holder
-
 
 logger = logging.getLogger(__name__)
 
@@ -146,10 +140,7 @@ class OpenShards:
         return columns if self._is_bounded else self.columns.setdefault(number, columns)
 
     def let_go(self, name: str | None) -> None:
-        """Closes mappings that are kept only in case they are read again: of a shard, or the older half of all.
-
-        What was handed out keeps its mapping until the last view of it is gone.
-        """
+        """Closes mappings of a shard, or the older half of all (None); what was handed out keeps its mapping."""
         if name is None:
             num_kept = len(self._shards) // 2
             self.columns.clear()
@@ -184,18 +175,13 @@ class OpenShards:
 
 MEMBERS_A_CHUNK = 2**13
 """Members of a plan that are hashed together: 32 KiB, 3 us. A first batch of 40 samples touches 40 chunks."""
-
 SLOTS_A_CHUNK = 2**16
 """Slots that are hashed together: 512 KiB, 20 us."""
-
 SLOTS = "slots.npy"
-
 SUMS = "chunks_xxh3_64"
 """Where the entry of `slots.npy` has the sums; slots of one chunk have none and are checked when opened."""
-
 _HEADER_BYTES = 128
 """Size of a .npy header of one axis; never parsed, since what it says follows from the number of samples."""
-
 _AGAIN = "run: forebay preprocess CONFIG --rebuild"
 
 
@@ -205,10 +191,7 @@ def chunk_sums(array: Array, chunk_items: int) -> Array:
 
 
 class CheckedArray:
-    """A flat array whose chunks are compared with their sums, each before its first use in this process.
-
-    Threads may share it. array: all items, to be read where `require` has been asked first.
-    """
+    """A flat array whose chunks are checked before their first use; `require` comes first. Threads may share it."""
 
     def __init__(
         self,
@@ -220,11 +203,10 @@ class CheckedArray:
         again: str,
         mend: Callable[[], None] | None = None,
     ) -> None:
-        """Takes `array` as it is.
+        """Takes `array` as it is; CacheCorruptError where there are not as many sums as chunks.
 
-        sums: of `chunk_sums`, None where nothing is to be checked. again: what a message tells the user to run. mend:
-        puts right what lies under the array, where that can be done.
-        Raises CacheCorruptError where there are not as many sums as chunks.
+        sums: of `chunk_sums`, None where nothing is checked. again: what a message tells to run. mend: puts right what
+        lies under the array, where that can be done.
         """
         self.array = array
         self._path, self._sums, self._chunk_items, self._again, self._mend = path, sums, chunk_items, again, mend

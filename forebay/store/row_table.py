@@ -1,13 +1,16 @@
-"""The row table of a cache as a pyarrow table, and what is computed of single columns of it."""
+"""The row table of a cache as a pyarrow table, single columns of it, and the digest of the ids.
+
+A cache of a store is asked for what its push wrote down beside it, so that no shard is downloaded for it.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +18,14 @@ import pyarrow.compute as pc
 import xxhash
 
 from forebay.errors import CacheCorruptError
-from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, Array, FieldSpec, Group, Ints
+from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, TEXT, Array, FieldSpec, Group, Ints
+from forebay.store.open_shards import CheckedArray, OpenShards, no_such_row
 from forebay.store.shard import Shard
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from forebay.store.remote.small_files import ToldColumns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +69,7 @@ class SampleColumns:
 def by_shard(
     slots: Array, num_shards: int, *, no_such_row: Callable[[int, int], CacheCorruptError]
 ) -> Iterator[tuple[int, Ints, Ints]]:
-    """Yields each shard that has samples: its number, which these are, and their rows in it.
-
-    no_such_row: of `SampleColumns`, for a slot of a shard that there is not.
-    """
+    """Yields each shard with samples: its number, these, their rows in it. no_such_row: of `SampleColumns`."""
     shards = slots >> ROW_BITS
     order = np.argsort(shards, kind="stable")
     bounds = np.searchsorted(shards[order], np.arange(num_shards + 1))
@@ -90,11 +96,7 @@ def row_columns(
     made |= {name: partial(columns.column, name) for name in sorted(columns.fields, key="sample_id".__ne__)}
     if rate_hz is not None:
         made["duration_s"] = lambda: pa.array(np.asarray(lengths["num_audio_samples"]) / rate_hz)
-    return made | {name: partial(_int_array, values) for name, values in lengths.items()}
-
-
-def _int_array(values: Array) -> pa.Array:
-    return pa.array(np.asarray(values))
+    return made | {name: partial(pa.array, np.asarray(values)) for name, values in lengths.items()}
 
 
 def rate_of(folder: Path, constants: Mapping[str, Any], lengths: Mapping[str, Array]) -> int:
@@ -109,10 +111,9 @@ def rate_of(folder: Path, constants: Mapping[str, Any], lengths: Mapping[str, Ar
 
 
 def categories(columns: SampleColumns, name: str) -> tuple[list[str], Array] | None:
-    """Returns the different values of a table field, sorted, and which one each sample has, int32 [num_samples].
+    """Returns a table field's different values, sorted, and which one each sample has, int32 [num_samples].
 
-    None where there is no such field. Reads that field alone: a fraction of the cost of the whole row table. Values are
-    texts, numbers as they are written, and a null is the empty text.
+    None without such a field. Reads that field alone. Values are texts, numbers as they are written, a null as "".
     """
     if name not in columns.fields:
         return None
@@ -177,3 +178,70 @@ def _numbers(values: Array, offsets: Array) -> pa.Array:
     result = np.zeros(len(present), values.dtype)
     result[present] = values[offsets[:-1][present]]
     return pa.array(result, mask=~present)
+
+
+@dataclass(kw_only=True)
+class AllSamples:
+    """The samples of a cache of this `key`, in their order. fields: of the row table. slots: where each sample lies."""
+
+    key: str
+    fields: Mapping[str, FieldSpec]
+    slots: CheckedArray
+    shards: OpenShards
+
+    def row_columns(
+        self, lengths: Mapping[str, Array], *, constants: Mapping[str, Any] | None
+    ) -> dict[str, Callable[[], Any]]:
+        """Returns what makes each column of the row table. constants: of a cache whose lengths count audio."""
+        rate_hz = None if constants is None else rate_of(self.shards.folder, constants, lengths)
+        made = row_columns(self._columns(), lengths, rate_hz=rate_hz)
+        texts = [name for name, field in self.fields.items() if field.dtype == "str"]
+        return made | {name: partial(self._texts, name, made[name]) for name in texts}
+
+    def _texts(self, name: str, make: Callable[[], Any]) -> pa.ChunkedArray:
+        """Returns a column of texts: as the store tells it, else as the shards hold it."""
+        if self._told is None or name not in self._told.table.column_names:
+            return make()
+        import pyarrow as pa
+
+        return self._told.table.column(name).cast(pa.large_string())
+
+    def categories(self, name: str) -> tuple[list[str], Array] | None:
+        """Returns the different values of a text field, sorted, and which one each sample has; None: no such field."""
+        if self._told is not None and (found := self._told.categories(name)) is not None:
+            return found
+        return categories(self._columns(), name)
+
+    def ids_digest(self) -> str:
+        """Returns the digest of the samples' ids in their order, all of which are read; the key if there are none."""
+        if self._told is not None:
+            return self._told.ids_digest
+        return strings_digest(self._columns().column("sample_id")) if "sample_id" in self.fields else self.key
+
+    def dump(self) -> bytes:
+        """Returns what a store is to tell of all samples at once, see `ToldColumns`."""
+        from forebay.store.remote.small_files import dump_columns
+
+        names = [name for name, field in self.fields.items() if field.dtype == "str"]
+        found = {name: self.categories(name) for name in names if name not in ("sample_id", "text")}
+        columns = {name: values for name, values in found.items() if values is not None}
+        return dump_columns(self.key, self.ids_digest(), columns)
+
+    @cached_property
+    def _told(self) -> ToldColumns | None:
+        """The facts that the store tells of all samples at once."""
+        mirror = self.shards.files.mirror
+        if mirror is None:
+            return None
+        from forebay.store.remote.small_files import told_columns
+
+        return told_columns(mirror, key=self.key, num_samples=len(self.slots.array))
+
+    def _columns(self) -> SampleColumns:
+        return SampleColumns(
+            fields=self.fields,
+            num_shards=self.shards.files.count(TEXT),
+            slots=self.slots.whole(),
+            shard=self.shards.get,
+            no_such_row=lambda index, slot: no_such_row(self.shards.folder, index, slot),
+        )

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forebay.config.filter import FilterConfig
+from forebay.config.tree import FilterConfig
 from forebay.errors import ConfigError
+from forebay.store.by_hand import id_hashes, read_ids
 from forebay.store.key import digest
 from forebay.store.layout import Array, Ints
-from forebay.store.sample_ids import id_hashes, read_ids
 from forebay.store.source import SampleSource
 from forebay.store.where import WhereClause, is_no_column, parse_where
 from forebay.terminal import first_of
@@ -24,12 +24,9 @@ from forebay.terminal import first_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
 logger = logging.getLogger(__name__)
-
 FILTER_VERSION = 1
 """Bumped when the same settings leave other samples."""
-
 _QUOTA_SEED = 0x666F726562617931
 _SHOWN = 5
 """Ids, or values of a column, that a message lists."""
@@ -56,8 +53,7 @@ class FilterStep:
 class FilterChoice:
     """The samples that a filter left of a source.
 
-    places: int64, the samples that are left, rising. num_samples: of the source. missing: by setting, the ids of its
-    file that the source does not have.
+    places: int64, rising. num_samples: of the source. missing: by setting, ids of its file that the source has not.
     """
 
     places: Ints
@@ -76,10 +72,7 @@ class FilterChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """The settings of `[filter]`, with their files read.
-
-    ids, drop_ids: the different ids of the files, large strings; None: no file is named.
-    """
+    """The settings of `[filter]`. ids, drop_ids: different ids of their files, large strings; None: no file named."""
 
     where: WhereClause | None = None
     ids: pa.Array | None = None
@@ -102,14 +95,16 @@ class Filter:
     @cached_property
     def key(self) -> str:
         """Digest of what decides which samples are left, 64 hex digits; of files only which ids they hold."""
-        from forebay.store.row_table import strings_digest  # loads pyarrow
+        import pyarrow as pa
+
+        from forebay.store.row_table import strings_digest
 
         document: dict[str, Any] = {"version": FILTER_VERSION, "quota": dict(sorted(self.quota.items()))}
         if self.where is not None:
             document["where"] = self.where.text
         for name, ids in (("ids", self.ids), ("drop_ids", self.drop_ids)):
             if ids is not None:
-                document[name] = strings_digest(_sorted(ids))
+                document[name] = strings_digest(pa.chunked_array([ids.sort()]))
         return digest({"filter": document})
 
     def choose(self, source: SampleSource, *, name: str) -> FilterChoice:
@@ -132,7 +127,6 @@ class _Choosing:
         self._steps: list[FilterStep] = []
 
     def choice(self) -> FilterChoice:
-        """Returns what is left."""
         filter_, missing = self._filter, {}
         if filter_.where is not None:
             self._keep(_WHERE.partition(".")[2], _short(filter_.where.text), self._where(filter_.where))
@@ -291,12 +285,6 @@ def missing_of_all(choices: Sequence[FilterChoice]) -> dict[str, pa.Array]:
     for choice in choices[1:]:
         missing = {name: ids.filter(pc.is_in(ids, value_set=choice.missing[name])) for name, ids in missing.items()}
     return missing
-
-
-def _sorted(ids: pa.Array) -> pa.ChunkedArray:
-    import pyarrow as pa
-
-    return pa.chunked_array([ids.sort()])
 
 
 def _short(text: str) -> str:

@@ -1,7 +1,4 @@
-"""Making a cache folder: everything aside, metadata last, then one rename. It is there whole or not at all.
-
-Whether a cache, on disk or in a store, is byte for byte what was sealed.
-"""
+"""A cache folder is assembled aside, metadata last, and renamed: all or nothing. Whether one is still as sealed."""
 
 from __future__ import annotations
 
@@ -32,11 +29,11 @@ from forebay.store.metadata import (
 from forebay.store.open_shards import SLOTS, slot_sums
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.carry.proof import check_bytes, check_sizes
+from forebay.store.remote.node.node import WantedFile
 from forebay.store.shard import ShardEntry, shard_fields, shard_name, to_table
 from forebay.store.shared_disk import SILLY_MARK, move, seen
 
 logger = logging.getLogger(__name__)
-
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -46,9 +43,8 @@ class Contents:
     """The parts that a cache is sealed from.
 
     shards: file and entry of every shard by group, text among them. items: of the groups whose items samples list; of
-    every other group a sample has the item that lies where the sample lies, so it has as many shards as text.
-    arrays, files: what stands beside metadata.json, by name.
-    document: the rest of metadata.json.
+    every other group a sample has the item that lies where the sample lies, so it has as many shards as text. arrays,
+    files: what stands beside metadata.json, by name. document: the rest of it.
     """
 
     fields: tuple[FieldSpec, ...]
@@ -111,10 +107,7 @@ def assemble_folder(folder: Path, contents: Contents) -> None:
 
 
 def publish(assembled: Path, folder: Path, *, replace: bool) -> bool:
-    """Puts an assembled cache at `folder`, in one step; says whether it did, and not another builder before it.
-
-    replace: as of `seal`.
-    """
+    """Puts an assembled cache at `folder` in one step; whether it did, not another builder. replace: as of `seal`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         move(assembled, folder)
@@ -174,12 +167,12 @@ def _exchange(new: Path, old: Path) -> None:
     move(aside, new)
 
 
-def check_shard(path: Path, entry: ShardEntry) -> None:
+def check_shard(path: Path, entry: ShardEntry | WantedFile) -> None:
     """Raises CacheCorruptError where a shard file is not, byte for byte, what its entry says."""
     check_file(path, {"size_bytes": entry.size_bytes, "xxh3_128": entry.xxh3_128}, verify=True)
 
 
-def is_whole(path: Path, entry: ShardEntry) -> bool:
+def is_whole(path: Path, entry: ShardEntry | WantedFile) -> bool:
     """Returns whether a shard file is, byte for byte, what its entry says."""
     try:
         check_shard(path, entry)

@@ -148,10 +148,7 @@ class Selection(ByHand):
 
 
 def filtered(source: SampleSource, filter_: Filter, *, name: str | None = None) -> Selection:
-    """Returns the samples of one source, no union, that a filter leaves.
-
-    name: what to call the source in messages. Raises ConfigError as `Filter.choose` does.
-    """
+    """Returns the samples of one source, no union, that a filter leaves. name, errors: of `Filter.choose`."""
     name = name or source.place
     choice = filter_.choose(source, name=name)
     key = digest({"of": source.key, "filter": filter_.key})

@@ -16,7 +16,7 @@ import mmap
 import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,20 +33,15 @@ from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, Parts, s
 Span = tuple[int, int, int]
 TensorColumns = tuple[tuple[str, Array, memoryview], ...]
 """Name of every tensor field, its values of all rows, int64 offsets of the rows into these values."""
-
 _STREAMED_BYTES = 16 * 1024
 """Rows of a field that are as large as this on average are written one by one."""
-
 OUT_OF_HANDLES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """What the machine says when there are no more descriptors or mappings to be had."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """The entry of one shard in the shard table.
-
-    spans: of each field, byte offset of the values, their number along axis 0, byte offset of the offsets.
-    """
+    """One shard of the table. spans: of a field, byte offset of values, number along axis 0, byte offset of offsets."""
 
     key: str
     size_bytes: int
@@ -182,15 +177,16 @@ class Shard:
     def __init__(self, path: AnyFile, entry: ShardEntry, fields: Sequence[FieldSpec]) -> None:
         """Maps the file and checks its size and both ends, not its content.
 
-        Raises CacheCorruptError where the file is missing or not the one that the entry describes, CacheReplacedError
-        where it is gone with the folder that held it.
+        Raises CacheCorruptError where it is not the one of the entry, CacheReplacedError where its folder is gone.
         """
         self.path = path if isinstance(path, Path) else path.path
         self.entry = entry
         self.fields = tuple(fields)
         self._mapping = mapping = _map(path, entry)
         try:
-            _check_entry(entry)
+            # numpy would take -1 elements for all that are there.
+            if (smallest := min(entry.rows, entry.hash_offset, *itertools.chain(*entry.spans))) < 0:
+                raise ValueError(f"it holds {smallest}, wanted 0 or more")
             self._columns = [_column(mapping, entry, f, span) for f, span in zip(fields, entry.spans, strict=True)]
             self.hashes: Array = np.frombuffer(mapping, np.int64, entry.rows, entry.hash_offset)
         except (ValueError, TypeError, OverflowError) as err:  # its checksum is right, so somebody wrote it like this
@@ -327,12 +323,6 @@ def _map(path: AnyFile, entry: ShardEntry) -> mmap.mmap:
     return mapping
 
 
-def _check_entry(entry: ShardEntry) -> None:
-    """Raises ValueError for numbers that numpy would take in another way: -1 elements are all that are there."""
-    if (smallest := min(entry.rows, entry.hash_offset, *itertools.chain(*entry.spans))) < 0:
-        raise ValueError(f"it holds {smallest}, wanted 0 or more")
-
-
 def _column(mapping: mmap.mmap, entry: ShardEntry, field: FieldSpec, span: Span) -> tuple[Array, memoryview]:
     values_offset, count, offsets_offset = span
     elements = count * math.prod(field.shape)
@@ -387,14 +377,7 @@ def shard_name(group: str, index: int) -> str:
 
 def entry_to_json(entry: ShardEntry) -> dict[str, Any]:
     """Returns the entry as kept in the receipt of a shard that is not sealed yet."""
-    return {
-        "key": entry.key,
-        "size_bytes": entry.size_bytes,
-        "xxh3_128": entry.xxh3_128,
-        "rows": entry.rows,
-        "hash_offset": entry.hash_offset,
-        "spans": [list(span) for span in entry.spans],
-    }
+    return {**asdict(entry), "spans": [list(span) for span in entry.spans]}
 
 
 def entry_from_json(document: dict[str, Any]) -> ShardEntry:

@@ -1,43 +1,35 @@
-"""A look at containers: whether encoded bytes are one whole stream, which decoders would shorten without a word.
+"""Containers of sound: rate and length by their headers, and whether they are one stream, which decoders do not say.
 
 MP3 from its frame headers: how many frames there are, and whether they are one stream (ISO 11172-3, 13818-3). Ogg from
 its page headers: whether a stream is all there, and whether it is one (RFC 3533, sections 4 and 6). The plainest WAV
-files, 16-bit PCM behind a header of 44 bytes, are read here without libsndfile: opening a file there takes longer than
-the features of a short clip. soundfile, sox and the `wave` module write this form; any other file, also every damaged
-one, is left to libsndfile, whose answer is the same for these.
+files, 16-bit PCM behind a header of 44 bytes, are read here: opening one in libsndfile takes longer than the features
+of a short clip. soundfile, sox and the `wave` module write this form; any other file, also every damaged one, is left
+to libsndfile, whose answer is the same for these.
 """
 
 from __future__ import annotations
 
+import io
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 _KBPS_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
-
 _KBPS_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
-
 _RATES_HZ = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
 """Rates by the header's version: 3 is MPEG-1, 2 MPEG-2, 0 MPEG-2.5."""
-
 _MPEG_1, _LAYER_3, _MONO = 3, 1, 3
-
 _SIDE_BYTES = {(True, True): 17, (True, False): 32, (False, True): 9, (False, False): 17}
 """The size of a frame's side information, by whether the frame is MPEG-1 and mono."""
-
 _MARKS = (b"Xing", b"Info")
-
 _SPARE_FRAMES = 1
 """Some encoders count the frame of the tag itself, others do not."""
-
 _MAX_JUNK_BYTES = 1 << 16
 """What may lie between two frames; mpg123 looks as far for the next one."""
-
 _CHAINED = ("chained_audio", "it holds several MP3 files one behind the other; split it, or join them anew")
-
 
 _UNREAD = (
     (4, b"ftyp", "M4A or MP4"),
@@ -204,17 +196,12 @@ def _tagged_frame(head: bytes, frames: int) -> bytes:
 
 
 _MAGIC = b"OggS"
-
 _HEAD_BYTES = 27
 """A page up to its segment table: flags at 5, serial at 14, length of the table at 26."""
-
 _FIRST, _LAST = 0x02, 0x04
-
 _CODECS = (b"\x01vorbis", b"OpusHead", b"\x7fFLAC", b"Speex   ")
 """What the first packet of a stream of sound begins with."""
-
 _CHAINED_OGG = ("chained_audio", "it holds several streams one behind the other; split it, or join them anew")
-
 _TRUNCATED = ("truncated_audio", "its end is missing: there is no end-of-stream page; write it again")
 
 
@@ -223,9 +210,8 @@ def ogg_problem(data: bytes) -> tuple[str, str] | None:
 
     `chained_audio`: a stream begins behind pages of an earlier one; a decoder takes the first alone. Streams side by
     side begin together and are no chain. `truncated_audio`: the first stream of sound has no page that says that it
-    ends, or the file ends inside its first page. What is no Ogg, or holds no sound, is for the decoder to refuse.
-    Checksums are not compared: a decoder leaves a damaged page out, and then finds fewer samples than the last page
-    claims.
+    ends, or the file ends inside its first page. What is no Ogg, or holds no sound, is for the decoder to refuse. Sums
+    are not compared: a decoder leaves a damaged page out, and finds fewer samples than the last page claims.
     """
     start = 0 if data.startswith(_MAGIC) else -1
     size = len(data)
@@ -251,9 +237,7 @@ def ogg_problem(data: bytes) -> tuple[str, str] | None:
 
 
 _HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
-
 _PCM, _BITS = 1, 16
-
 _MAX_CHANNELS = 8
 
 
@@ -292,9 +276,159 @@ def unread(data: bytes) -> tuple[str, str] | None:
 def one_stream(data: bytes) -> tuple[bytes, tuple[str, str] | None]:
     """Returns the bytes to decode, and reason and description where they are not one whole stream, else None.
 
-    Reasons: `format` (see `unread`), `truncated_audio` (Ogg without its end), `chained_audio` (Ogg or MP3 behind Ogg or
-    MP3 of its kind). The bytes are those that were given; of an MP3 that does not say how long it is they begin with a
-    frame that does.
+    Reasons: `format` (see `unread`), `truncated_audio` (Ogg without its end), `chained_audio` (Ogg or MP3 behind its
+    kind). The bytes are those given; of an MP3 that does not say how long it is they begin with a frame that does.
     """
     problem = unread(data) or ogg_problem(data)
     return (data, problem) if problem is not None else measured(data)
+
+
+Read = Callable[[int, int], bytes]
+"""(offset, size) -> bytes of the encoded sample; fewer only at its end."""
+MAX_WHOLE_BYTES = 256 * 1024 * 1024
+"""The largest file that is read as a whole, for a format whose length takes all of its bytes to tell."""
+_PREFIX_BYTES = 4096
+_MAX_CHUNKS = 4096
+"""RIFF chunks before the audio; more is a damaged file, and a read each."""
+_UNKNOWN_SIZES = frozenset((0x7FFFF000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF))
+"""What sox, arecord and ffmpeg write as the size of a stream whose length they do not know yet."""
+_WAVE_KINDS = frozenset((1, 3, 6, 7))
+"""PCM, float, A-law, mu-law."""
+_AIFF_PLAIN = frozenset((b"", b"NONE", b"sowt", b"twos", b"in24", b"in32", b"fl32", b"FL32", b"fl64", b"FL64"))
+"""Compressions under which a frame is a sample of each channel."""
+
+
+class AudioInfo(NamedTuple):
+    """The claims of a header; the data may hold less. num_samples: of one channel. format: `flac`, `wav`, `ogg`, ..."""
+
+    sample_rate_hz: int
+    num_samples: int
+    channels: int
+    format: str
+
+    @property
+    def duration_s(self) -> float:
+        """The length in seconds."""
+        return self.num_samples / self.sample_rate_hz
+
+
+def header_info(read: Read, size_bytes: int, *, max_bytes: int = MAX_WHOLE_BYTES) -> AudioInfo | None:
+    """Returns what a header claims, or None where nothing can be told without decoding. Errors of `read` come through.
+
+    FLAC STREAMINFO, RIFF/RF64/BW64 WAVE and AIFF cost one read of 4 KiB as a rule. Other formats (Ogg: the last
+    granule; MP3: its tag, else its frames are counted) need all their bytes, unless there are more than `max_bytes`.
+    """
+    info = parsed_header(read, size_bytes)
+    if info is not None and info.num_samples > 0:
+        return info if info.sample_rate_hz > 0 else None
+    if size_bytes > max_bytes:
+        return None
+    return _by_libsndfile(read(0, size_bytes))
+
+
+def parsed_header(read: Read, size_bytes: int) -> AudioInfo | None:
+    """Returns what a FLAC, RIFF WAVE or AIFF header says, unchecked, or None for anything else and for broken headers.
+
+    num_samples is 0 where a FLAC stream was written without its length.
+    """
+    source = _Source(read, size_bytes)
+    start = id3_bytes(source.get(0, 10))
+    magic = source.get(start, 12)
+    if magic[:4] == b"fLaC":
+        return _flac(source, start + 4)
+    if magic[:4] in (b"RIFF", b"RIFX", b"RF64", b"BW64") and magic[8:] == b"WAVE" and not start:
+        return _wave(source, ">" if magic[:4] == b"RIFX" else "<")
+    if magic[:4] == b"FORM" and magic[8:] in (b"AIFF", b"AIFC") and not start:
+        return _aiff(source)
+    return None
+
+
+class _Source:
+    def __init__(self, read: Read, size_bytes: int) -> None:
+        self._read = read
+        self._prefix = read(0, min(_PREFIX_BYTES, size_bytes))
+        self.size_bytes = size_bytes
+
+    def get(self, offset: int, size: int) -> bytes:
+        if offset + size <= len(self._prefix) or offset >= self.size_bytes:
+            return self._prefix[offset : offset + size]
+        return self._read(offset, min(size, self.size_bytes - offset))
+
+
+def _flac(source: _Source, offset: int) -> AudioInfo | None:
+    """Reads STREAMINFO, which is the first metadata block (RFC 9639, section 8.2)."""
+    block = source.get(offset, 4 + 34)
+    if len(block) < 4 + 34 or block[0] & 0x7F:
+        return None
+    packed = int.from_bytes(block[14:22], "big")  # 20 bits rate, 3 channels - 1, 5 bits a sample - 1, 36 samples
+    return AudioInfo(packed >> 44, packed & (1 << 36) - 1, (packed >> 41 & 7) + 1, "flac")
+
+
+def _wave(source: _Source, order: str) -> AudioInfo | None:
+    """Reads `fmt ` and finds `data`, in any order among other chunks; sizes of RF64 and BW64 stand in `ds64`."""
+    form: bytes | None = None
+    data: tuple[int, int] | None = None
+    data_size64: int | None = None
+    offset = 12
+    for _ in range(_MAX_CHUNKS):
+        head = source.get(offset, 8)
+        if len(head) < 8:
+            break
+        size: int = struct.unpack(order + "I", head[4:])[0]
+        if head[:4] == b"fmt ":
+            form = source.get(offset + 8, min(size, 40))
+        elif head[:4] == b"ds64":
+            body = source.get(offset + 8, 16)
+            data_size64 = struct.unpack("<Q", body[8:])[0] if len(body) == 16 else None
+        elif head[:4] == b"data":
+            if size == 0xFFFFFFFF and data_size64 is not None:
+                size = data_size64
+            data = (offset + 8, size)
+        if form is not None and data is not None:
+            return _wave_info(form, order, data, source.size_bytes)
+        offset += 8 + size + (size & 1)
+    return None
+
+
+def _wave_info(form: bytes, order: str, data: tuple[int, int], size_bytes: int) -> AudioInfo | None:
+    if len(form) < 16:
+        return None
+    kind, channels, rate, _, block, bits = struct.unpack(order + "HHIIHH", form[:16])
+    if kind == 0xFFFE and len(form) >= 26:  # extensible: the sub-format begins with the kind
+        kind = struct.unpack(order + "H", form[24:26])[0]
+    if kind not in _WAVE_KINDS or not channels or block != channels * ((bits + 7) // 8) or not block:
+        return None
+    start, size = data
+    if size in _UNKNOWN_SIZES:
+        size = max(0, size_bytes - start)
+    return AudioInfo(rate, size // block, channels, "wav")
+
+
+def _aiff(source: _Source) -> AudioInfo | None:
+    """Reads `COMM`: channels, frames, bits, the rate as an 80-bit float, and of AIFC the compression."""
+    offset = 12
+    for _ in range(_MAX_CHUNKS):
+        head = source.get(offset, 8)
+        if len(head) < 8:
+            break
+        size: int = struct.unpack(">I", head[4:])[0]
+        if head[:4] == b"COMM":
+            body = source.get(offset + 8, min(size, 22))
+            if len(body) < 18 or body[18:] not in _AIFF_PLAIN:
+                return None
+            channels, frames, _, exponent, mantissa = struct.unpack(">HIHHQ", body[:18])
+            rate = mantissa >> max(0, 16_383 + 63 - (exponent & 0x7FFF))
+            return AudioInfo(rate, frames, channels, "aiff") if channels else None
+        offset += 8 + size + (size & 1)
+    return None
+
+
+def _by_libsndfile(data: bytes) -> AudioInfo | None:
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(io.BytesIO(measured(data)[0])) as file:
+            info = AudioInfo(file.samplerate, file.frames, file.channels, file.format.lower())
+    except soundfile.LibsndfileError:
+        return None
+    return info if 0 < info.num_samples < 1 << 62 and info.sample_rate_hz > 0 else None

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from forebay.errors import CacheMismatchError, ForebayError
-from forebay.store.constants import Constants
 from forebay.store.key import digest
-from forebay.store.layout import ROW_BITS, TEXT, Array, FieldSpec, Group, Ints
+from forebay.store.layout import ROW_BITS, TEXT, Array, Constants, FieldSpec, Group, Ints
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,10 +22,8 @@ if TYPE_CHECKING:
 Sample = Mapping[str, Any]
 """Tensor fields of one sample, arrays [n, *shape] and read-only; `patches` of images are a tuple of arrays."""
 
-
 SECONDS, RATE = "num_audio_samples", "sample_rate_hz"
 """The length by which samples have seconds, and the constant that makes seconds of it."""
-
 SECTIONS: Mapping[Group, str] = {"audio": "audio", "image": "vision"}
 """The section of a config that says how the items of a group are made."""
 
@@ -94,17 +91,11 @@ class SampleSource(ABC):
         return []
 
     def table(self, names: Collection[str] | None = None) -> pa.Table:
-        """Returns columns of what is known of every sample, a row a sample; None: all of them.
-
-        Raises KeyError for a name that is none of `column_names`.
-        """
+        """Returns columns, None: all, a row a sample; KeyError for a name that is none of `column_names`."""
         raise KeyError(f"{self.place} has no columns, {', '.join(names or ())} among them")
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:  # noqa: ARG002
-        """Returns the different values of a text field, sorted, and which one each sample has, int32 [num_samples].
-
-        None where there is no such field.
-        """
+        """Returns a text field's values, sorted, and which each sample has, int32 [num_samples]; None without it."""
         return None
 
     def keep_to(self, places: Ints) -> None:  # noqa: B027  doing nothing is the default
@@ -130,7 +121,10 @@ class SourceUnion(SampleSource):
         self.sources, self.names = list(sources), list(names)
         for (one, first), (two, other) in itertools.combinations(zip(self.names, self.sources, strict=True), 2):
             _require_equal(first, other, names=(one, two), shares_batches=shares_batches)
-        self.fields: Mapping[str, FieldSpec] = _common([source.fields for source in self.sources])
+        fields, *others = [source.fields for source in self.sources]
+        self.fields: Mapping[str, FieldSpec] = {
+            name: spec for name, spec in fields.items() if all(other.get(name) == spec for other in others)
+        }
         self.constants = _shared(self.sources)
         self.key = digest({"union": [source.key for source in self.sources]})
         self.recipe_key = digest([source.recipe_key for source in self.sources])
@@ -203,10 +197,7 @@ class SourceUnion(SampleSource):
         return self._place(index)[0]
 
     def categories(self, name: str) -> tuple[list[str], Array] | None:
-        """Returns the different values of a field, sorted, and which one each sample has; see `SampleSource`.
-
-        None where a source has no such field.
-        """
+        """See `SampleSource`; None where a source has no such field."""
         found = [source.categories(name) for source in self.sources]
         known = [part for part in found if part is not None]
         if len(known) < len(found):
@@ -254,10 +245,6 @@ def _flags(source: SampleSource, flag: Callable[[SampleSource], bool]) -> Array 
     parts = parts_of(source)
     flags = [flag(part) for part in parts]
     return np.repeat(flags, [len(part) for part in parts]) if any(flags) else None
-
-
-def _common(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: value for name, value in found[0].items() if all(other.get(name) == value for other in found[1:])}
 
 
 def _shared(sources: Sequence[SampleSource]) -> Constants:

@@ -1,6 +1,9 @@
 """The source files of a config: which files a listing has, and whether they are those that a cache was made of.
 
 They are compared by name, size and remembered hash, and read only where no hash is known.
+
+A cache that was made of other caches has the sections of their steps in its recipe, and one that no config has. So a
+lookup by recipe never takes it: it is used where `loader.cache_dir` names it.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -19,14 +22,14 @@ from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, RemoteDeniedError, RemoteMissingError
 from forebay.store.inputs import SAMPLES, is_unlisted
+from forebay.store.key import SHORT, differences
 from forebay.store.memo import SIZE, Memo, Stat
 from forebay.store.remote.raw import raw_sources as sources
+from forebay.store.remote.raw.raw_sources import is_file, localized, look_up, source_stat
 
 logger = logging.getLogger(__name__)
-
 COMPRESSED_TARS = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
 """How names of compressed tars end; their members cannot be read by place."""
-
 _DICT = "dataset_dict.json"
 _OURS = re.compile(r"logs/data_usage\.jsonl|tar_index/[0-9a-f]{32}\.parquet|text_index/[0-9a-f]{32}\.lines")
 _SPLIT_FILE = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
@@ -90,8 +93,7 @@ def listed_files(source: SourceConfig, *, meaning: str = "recordings") -> list[S
     """Returns the files that the entries of `source.manifest` stand for, folders and globs in sorted order.
 
     A file stands for itself, a folder for its files of the kind's type (an `hf` folder of several splits for those of
-    `source.split`), a glob for what it matches. An entry that matches nothing gives nothing. meaning: of the rows,
-    `Config.meaning`.
+    `source.split`), a glob for what it matches, perhaps nothing. meaning: of the rows, `Config.meaning`.
     """
     files = []
     for number, entry in enumerate(source.manifests):
@@ -112,8 +114,9 @@ def _expand(source: SourceConfig, path: Path, meaning: str) -> list[Path]:
         if kind.is_deep:
             return _below(path, tuple(pattern[1:] for pattern in kind.files_of(meaning)))
         folder = path / source.split if kind.has_splits and sources.exists(path / _DICT) else path
-        tiers = (_matching(folder, patterns) for patterns in (kind.files, *kind.else_files))
-        found = next(filter(None, tiers), [])
+        found: list[Path] = []
+        for patterns in (kind.files, *kind.else_files):
+            found = found or [path for pattern in patterns for path in sources.files_in(folder, pattern)]
         # `datasets` leaves results of map() in a dataset's folder as cache-*.arrow; they are not the dataset.
         found = [p for p in found if not p.match("cache-*.arrow")]
         return _of_split(found, source.split) if kind.has_splits else found
@@ -138,15 +141,8 @@ def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     return [Path(path) for path in sorted(found)]
 
 
-def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    return [path for pattern in patterns for path in sources.files_in(folder, pattern)]
-
-
 def hf_splits(folder: Path) -> list[str]:
-    """Returns the splits that an `hf` folder has, sorted: folders of a DatasetDict, or what files are named after.
-
-    Empty where it has none: then all of its files are one data set.
-    """
+    """Returns an `hf` folder's splits, sorted: folders of a DatasetDict, or names in its files; [] for one data set."""
     if not sources.is_folder(folder):
         return []
     if sources.exists(folder / _DICT):
@@ -217,9 +213,8 @@ def compare_sources(
 ) -> tuple[SourceState, list[str]]:
     """Returns whether the raw data is what a cache was made of, and the names that are not.
 
-    `absent` only where nothing that is there differs: a source that is there and changed never hits. Raw data that a
-    store refuses to show is absent, with a warning: who trains need not be who may read it. So is raw data whose whole
-    bucket is gone.
+    `absent` only where nothing that is there differs: a source that is there and changed never hits. What a store does
+    not show, or a bucket that is gone, is absent, with a warning: who trains need not be who may read it.
     """
     if is_unlisted(config):  # edited code yields other samples, as far as anybody knows
         return "changed", [SAMPLES]
@@ -290,3 +285,82 @@ def _file_of(config: Config, source: StoredSource) -> Path | None:
     """Returns where a source of a cache is by the config's manifests; None where no such file is there."""
     path = path_of(config, source)
     return path if path is not None and sources.is_file(path) else None
+
+
+MERGED, SUBSET = "merged", "subset"
+"""The section that a recipe document has on top."""
+
+
+def is_derived(recipe: Mapping[str, Any]) -> bool:
+    """Returns whether a recipe document is that of a cache which was made of other caches."""
+    return MERGED in recipe or SUBSET in recipe
+
+
+def steps_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sections of a recipe document that decide values: not which rows of which caches are samples."""
+    return {name: section for name, section in recipe.items() if name not in ("source", MERGED, SUBSET)}
+
+
+def steps_differences(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the fields in which the steps of two recipe documents differ, as `differences` does."""
+    return differences(steps_of(wanted), steps_of(stored))
+
+
+def described(recipe: Mapping[str, Any]) -> str:
+    """Returns what a derived cache is, in words for a log line; `recipe` is its document."""
+    if (merged := recipe.get(MERGED)) is not None:
+        return f"a merge of the caches {', '.join(str(key)[:SHORT] for key in merged.get('of', ()))}"
+    found = recipe.get(SUBSET) or {}
+    chosen = f"where {found['where']}" if "where" in found else "by a list of ids"
+    return f"a subset of the cache {str(found.get('of'))[:SHORT]}, {chosen}"
+
+
+def compare_derived(
+    config: Config, stored: Sequence[StoredSource], memo: Memo, *, may_hash: bool
+) -> tuple[SourceState, list[str]]:
+    """Returns whether raw data that a config shows is what a derived cache was made of, and the names that are not.
+
+    A config may name other manifests than the caches were made of, or some of them. So only those files are compared
+    that a manifest entry of the config leads to: a file of that name must have the content that one of the caches was
+    made of. `absent` where some file of the cache is not seen from the config, or a store refuses to show it.
+    """
+    try:
+        return _compared_derived(_seen(config, stored), stored, memo, may_hash=may_hash)
+    except (RemoteDeniedError, RemoteMissingError) as err:
+        logger.warning("%s; the cache is not compared with its sources", err)
+        return "absent", []
+
+
+Seen = Sequence[tuple[str, Path]]
+
+
+def _compared_derived(
+    seen: Seen, stored: Sequence[StoredSource], memo: Memo, *, may_hash: bool
+) -> tuple[SourceState, list[str]]:
+    expected: dict[str, set[str]] = {}
+    sizes: dict[str, set[int]] = {}
+    for source in stored:
+        expected.setdefault(source.name, set()).add(source.xxh3_128)
+        sizes.setdefault(source.name, set()).add(source.size_bytes)
+    if changed := sorted({name for name, path in seen if source_stat(path)[SIZE] not in sizes[name]}):
+        return "changed", changed
+    if not may_hash and any(memo.known(path) is None for _, path in seen):
+        return "unknown", []
+    hashes = memo.hashes([path for _, path in seen])
+    if changed := sorted({name for (name, _), now in zip(seen, hashes, strict=True) if now not in expected[name]}):
+        return "changed", changed
+    found = {(name, now) for (name, _), now in zip(seen, hashes, strict=True)}
+    missing = [s.name for s in stored if s.xxh3_128 != ABSENT and (s.name, s.xxh3_128) not in found]
+    return "absent" if missing else "same", missing
+
+
+def _seen(config: Config, stored: Sequence[StoredSource]) -> Seen:
+    """Returns name and path of every file that is there and that a cache was made of, by the config's manifests."""
+    names = {source.name for source in stored if source.xxh3_128 != ABSENT}
+    files = listed_files(localized(config).source, meaning=config.meaning)
+    listed = {(file.name, file.path) for file in files if file.name in names}
+    # What a manifest names is only found where its entry is in the place that it had.
+    named = {(s.name, path) for s in stored if s.name in names and (path := path_of(config, s)) is not None}
+    found = sorted(listed | named)
+    look_up([path for _, path in found])
+    return [(name, path) for name, path in found if is_file(path)]

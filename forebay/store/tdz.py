@@ -36,7 +36,6 @@ _DOS_DATE = 0x21  # 1980-01-01, the earliest date a zip knows: bytes must not de
 _PAD_ID = 0x6474
 _WRITEBACK_BYTES = 16 * 1024 * 1024
 """After as much the disk is set to work, beside the hashing of what follows."""
-
 TORCH_DTYPES = {
     "float16": "torch.float16",
     "float32": "torch.float32",

@@ -1,35 +1,35 @@
-"""One 512-byte tar header in its POSIX.1-1988 (ustar), v7 and GNU forms: its numbers, its name, its checksum.
+"""One 512-byte tar header in its POSIX.1-1988 (ustar), v7 and GNU forms, read and written; the members of one tar.
 
-Extended headers, GNU long names and PAX records, change what is said about the member that follows.
-
-The members of one tar as flat arrays: 16 bytes a member, read by row; names are decoded when asked.
+Extended headers, GNU long names and PAX records, change what is said about the member that follows. Members are flat
+arrays, 16 bytes each, read by row; names are decoded when asked. Tars that are written are the same bytes for the same
+members, and no reader takes their names for something else.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
+import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 BLOCK = 512
-
+CURRENT_DIRECTORY = b"./"
 TYPE = 156
 """Position of the type flag; an `int`, since indexing bytes gives one."""
-
 SIZE_FIELD = slice(124, 136)
-
 REGULAR = frozenset(b"0\x007")
 """Regular files: '0', the NUL of v7, and '7' (contiguous, stored like a regular file)."""
-
 WITHOUT_DATA = frozenset(b"123456")
 """Links, devices, directories and pipes: no data follows, whatever their size field says."""
-
 LONG_NAME, LONG_LINK, SPARSE = b"LKS"
 PAX_GLOBAL = ord("g")
 DIRECTORY = ord("5")
@@ -66,6 +66,29 @@ def header_name(block: bytes) -> bytes:
     return name
 
 
+def header_size(block: bytes) -> int:
+    """Returns the size field's value; -1 where it has none."""
+    text = block[SIZE_FIELD]
+    if text[11] in b"\0 ":
+        try:
+            return max(-1, int(text[:11], 8))
+        except ValueError:
+            pass  # padded in another way, or base-256
+    size = parse_number(text)
+    return -1 if size is None else max(-1, size)
+
+
+def header_names(table: npt.NDArray[np.uint8], blocks: list[bytes]) -> list[bytes]:
+    """Returns the names that the headers themselves give, without a leading `./`."""
+    names: list[bytes] = np.ascontiguousarray(table[:, :100]).view("S100").ravel().tolist()
+    for row in np.flatnonzero(table[:, 345]):
+        names[row] = header_name(blocks[row])
+    flat = b"\n".join(names)
+    if b"\0" in flat or b"./" in flat:  # rare, and twice as dear as all the rest
+        names = [name.partition(b"\0")[0].removeprefix(CURRENT_DIRECTORY) for name in names]
+    return names
+
+
 def valid_headers(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """Returns which of the blocks [n, 512] carry their own checksum; some old tars summed signed bytes, both are right.
 
@@ -96,7 +119,6 @@ def _stored_checksums(field: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 
 MAX_EXTENDED_BYTES = 1024 * 1024
 """Larger extended headers are refused unread: a flipped bit in a size must not fill memory."""
-
 MAX_NAME_BYTES = 64 * 1024
 
 
@@ -146,6 +168,17 @@ class Extension:
             self.problem = "bad_extended_header"
 
 
+def lost_extension(block: bytes) -> Extension | None:
+    """Returns what to hold against the member behind a bad block: its name or size may have stood in that block.
+
+    Type flag or usual name is enough to take the block for an extended header: one of them may be what is broken.
+    """
+    name = block[:100]
+    if block[TYPE] in EXTENDED or b"@LongLink" in name or b"PaxHeader" in name:
+        return Extension(problem="bad_extended_header")
+    return None
+
+
 def pax_records(payload: bytes) -> list[tuple[bytes, bytes]] | None:
     """Returns the (keyword, value) pairs of a PAX header, or None where its framing is broken.
 
@@ -165,9 +198,6 @@ def pax_records(payload: bytes) -> list[tuple[bytes, bytes]] | None:
         records.append((keyword, value))
         position = stop
     return records
-
-
-CURRENT_DIRECTORY = b"./"
 
 
 class RefusedHeader(NamedTuple):
@@ -220,6 +250,30 @@ class TarIndex:
     sizes: npt.NDArray[np.int64]
     refused: tuple[RefusedHeader, ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        stamp: FileStamp,
+        names: Sequence[bytes],
+        offsets: npt.ArrayLike,
+        sizes: npt.ArrayLike,
+        refused: Sequence[RefusedHeader] = (),
+    ) -> TarIndex:
+        """Returns the index of these members."""
+        bounds = np.zeros(len(names) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, names), np.int64, len(names)), out=bounds[1:])
+        name_bytes = np.frombuffer(b"".join(names), np.uint8)
+        return cls(
+            path=path,
+            stamp=stamp,
+            name_bytes=name_bytes,
+            name_bounds=bounds,
+            offsets=np.array(offsets, np.int64),
+            sizes=np.array(sizes, np.int64),
+            refused=tuple(refused),
+        )
+
     def __len__(self) -> int:
         return len(self.offsets)
 
@@ -245,8 +299,67 @@ class TarIndex:
         return next((refused for refused in reversed(self.refused) if refused.name == name), None)
 
 
-def flat_names(names: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Returns (name_bytes, name_bounds) of a list of names."""
-    bounds = np.zeros(len(names) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, names), np.int64, len(names)), out=bounds[1:])
-    return np.frombuffer(b"".join(names), np.uint8), bounds
+_RECORD = 10_240
+_MAX_KEY = 180
+"""Characters of a member's key: with its extension it stays below the 255 bytes of a file name."""
+_HASHED = re.compile(r"%%[0-9a-f]{32}\Z")
+
+
+def member_key(sample_id: str) -> str:
+    """Returns an id as the part of a member's name before its first dot: ASCII letters, digits, `-`, `_`, `%`.
+
+    Any other byte of its UTF-8 is written as `%2F`, so that a dot or a slash in an id does not divide a sample in two,
+    and no name leads out of a folder. Different ids have different keys. A key of more than 180 characters is cut, and
+    ends in `%%` and the id's xxh3-128; the id itself stands in the sample's JSON. An empty id is such a hash.
+    """
+    data = sample_id.encode("utf-8", "surrogateescape")
+    key = quote_from_bytes(data, safe="").replace(".", "%2E").replace("~", "%7E")
+    if 0 < len(key) <= _MAX_KEY:
+        return key
+    return f"{key[: _MAX_KEY - 34]}%%{xxhash.xxh3_128_hexdigest(data)}"
+
+
+def id_of_key(key: str) -> str | None:
+    """Returns the id whose key this is, None where the key was cut."""
+    return None if _HASHED.search(key) else unquote_to_bytes(key).decode("utf-8", "surrogateescape")
+
+
+class _Writes(Protocol):
+    """A file that writes all that it is given, or raises."""
+
+    def write(self, data: bytes, /) -> int: ...
+
+
+class TarWriter:
+    """Writes regular files into a tar, in the order in which they come: time 0, no owner, mode 644, GNU long names."""
+
+    def __init__(self, file: _Writes) -> None:
+        self._file = file
+        self.size_bytes = 0
+        """What was written so far."""
+
+    def add(self, name: str, data: bytes) -> int:
+        """Appends a member and returns where its data begins."""
+        header = _header(name, len(data))
+        self._file.write(b"".join((header, data, bytes(-len(data) % BLOCK))))
+        offset = self.size_bytes + len(header)
+        self.size_bytes = offset + len(data) + -len(data) % BLOCK
+        return offset
+
+    def close(self) -> None:
+        """Ends the tar; the file stays open."""
+        end = 2 * BLOCK
+        end += -(self.size_bytes + end) % _RECORD
+        self._file.write(bytes(end))
+        self.size_bytes += end
+
+
+def member_size(name: str, size: int) -> int:
+    """Returns the bytes that a member takes, its header and padding too."""
+    return len(_header(name, size)) + size + -size % BLOCK
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")

@@ -1,8 +1,7 @@
 """The index of a tar, kept: read back where it is current, made again where it is not.
 
-`<tar>.index.json`, `{member: {"offset": ..., "size": ...}}`: the form in which other tools keep a tar's index.
-
-Whether a tar of an evaluation set is what its index.json says, and holds nothing but files of plain names.
+Other tools keep `<tar>.index.json`, `{member: {"offset": ..., "size": ...}}`. The index.json of an evaluation set says
+what its tars hold; they hold nothing but files of plain names.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ from forebay.tar.header import (
     FileStamp,
     RefusedHeader,
     TarIndex,
-    flat_names,
     header_name,
     parse_number,
     valid_headers,
@@ -121,15 +119,7 @@ def _parse(path: Path, tar_path: str, stamp: FileStamp) -> TarIndex:
             raise _JsonError(f"member {name!r} is no name that a tar holds") from err
         offsets.append(offset)
         sizes.append(size)
-    name_bytes, name_bounds = flat_names(names)
-    return TarIndex(
-        path=tar_path,
-        stamp=stamp,
-        name_bytes=name_bytes,
-        name_bounds=name_bounds,
-        offsets=np.array(offsets, np.int64),
-        sizes=np.array(sizes, np.int64),
-    )
+    return TarIndex.of(tar_path, stamp, names, offsets, sizes)
 
 
 def _range(name: str, entry: Any, end: int) -> tuple[int, int]:
@@ -179,7 +169,6 @@ def _is_header_of(block: bytes, name: bytes, size: int) -> bool:
 _log = logging.getLogger(__name__)
 _METADATA = b"forebay.tar_index"
 _VERSION = 1
-
 _TICK_NS = 20_000_000
 """Change times move in ticks of the kernel's clock, 10 ms at most; two of them."""
 
@@ -205,10 +194,7 @@ def load_index(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLik
 
 
 def current_index(tar_path: str | os.PathLike[str], *, cache_root: str | os.PathLike[str]) -> TarIndex | None:
-    """Returns the kept or exported index of a tar's present state, or None where a scan is needed.
-
-    Raises TarError for a tar that is absent.
-    """
+    """Returns the kept or exported index of a tar's present state, None: scan it; TarError for a tar that is absent."""
     index, is_settled = _kept(tar_path, cache_root)
     return index if index is not None and is_settled else load_json(tar_path)
 
@@ -358,8 +344,7 @@ _MAKE = "have the set made again: forebay evalset CONFIG --out DIR"
 def check_members(path: Path, name: str, said: Any) -> None:
     """Raises TarError for a member that is a link or leads out, or that is not as index.json says.
 
-    path: where the tar is now. name: what it is called. said: what index.json says of the tar, its members in their
-    order; or None.
+    path: where the tar is now. name: what it is called. said: of index.json, its members in their order; or None.
     """
     index = scan_tar(path)
     if index.refused:

@@ -20,7 +20,7 @@ from forebay.steps.batch import IGNORED
 from forebay.steps.step import Batch, PaddingSide
 from forebay.store.by_hand import source_facts, table_html
 from forebay.store.layout import Ints
-from forebay.store.remote.ahead.foresight import Foresight
+from forebay.store.remote.foresight import Foresight
 from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator, CropDraws
 from forebay.train.collate.patches import as_filler

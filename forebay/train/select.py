@@ -22,11 +22,11 @@ from forebay.steps.recipe import load_config, recipe_of
 from forebay.steps.step import Stored
 from forebay.steps.table import form_step
 from forebay.store.cache import Cache, open_cache
-from forebay.store.locks import wait_alone
 from forebay.store.lookup import Lookup, failures_of, find_cache, not_found_message
 from forebay.store.memo import note
 from forebay.store.sample_filter import Filter, FilterChoice, missing_of_all, say_missing
 from forebay.store.selection import filtered
+from forebay.store.shared_disk import wait_alone
 from forebay.store.source import SampleSource, SourceUnion, has_untimed_items, parts_of, source_kind
 from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.forms import items_of

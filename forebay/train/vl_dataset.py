@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from forebay.config.loader_sections import LoaderConfig
-from forebay.config.remote import RemoteConfig
-from forebay.config.tree import Config, stand_in
-from forebay.config.url import is_url, url_or_path
+from forebay.config.remote import RemoteConfig, is_url, url_or_path
+from forebay.config.tree import Config, LoaderConfig, stand_in
 from forebay.errors import CacheError, CacheNotFoundError, ConfigError
 from forebay.plan.cursor import Cursor, CursorStep, Resumable
 from forebay.plan.disk import STATISTICS, cache_key_of, pack_settings, planned_samples, read_metadata
@@ -30,8 +28,8 @@ from forebay.store.image.codec import FIELDS
 from forebay.store.layout import METADATA, PLANS
 from forebay.store.lookup import sealed_caches
 from forebay.store.memo import note
-from forebay.store.remote.ahead.foresight import Foresight
-from forebay.store.remote.root import RemoteRoot
+from forebay.store.remote.foresight import Foresight
+from forebay.store.remote.small_files import RemoteRoot
 from forebay.train.collate.patches import as_filler
 from forebay.train.device import Batch
 from forebay.train.loader import Loader

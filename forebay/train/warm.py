@@ -16,9 +16,9 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.plan.cursor import Cursor, check_ranks
 from forebay.store.layout import Ints
-from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.store.remote.carry.tally import Tally, for_each
 from forebay.store.remote.node.holdings import NEVER, ReaderUses
+from forebay.store.remote.remote_shards import RemoteShards
 from forebay.terminal import CommandReport
 from forebay.train.loader import Loader
 from forebay.train.loop.checkpoint import find_checkpoint, load_state, run_folder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.config.digest import tokenizer_digest
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ConfigError
 
 SPEECH = Path(__file__).resolve().parents[2] / "demo" / "speech"
@@ -90,7 +90,7 @@ def test_broken_config_json_is_named(folder: Path) -> None:
 
 def test_digest_loads_no_heavy_library() -> None:
     heavy = "{'torch', 'transformers', 'tokenizers', 'pyarrow', 'pydantic', 'tensordict'}"
-    code = f"import sys, forebay.config.digest; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, forebay.config.pretrained_folder; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=SPEECH.parents[1]
     )

@@ -9,8 +9,7 @@ from typing import get_args
 
 import pytest
 
-from forebay.config.digest import processor_digest, tokenizer_digest
-from forebay.config.hub import Thing, hub_advice, url_problem
+from forebay.config.pretrained_folder import Thing, hub_advice, processor_digest, tokenizer_digest, url_problem
 from forebay.errors import ConfigError
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.train.models.model_folder import model_facts

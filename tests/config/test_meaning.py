@@ -9,8 +9,8 @@ import pytest
 
 from forebay import load_config
 from forebay.config import Config
+from forebay.config.code import facts_of, own_meaning
 from forebay.config.data import MEANINGS
-from forebay.config.meaning import facts_of, own_meaning
 from forebay.errors import ConfigError
 from forebay.steps.recipe import recipe_of
 

@@ -12,8 +12,8 @@ import forebay
 from forebay import load_config
 from forebay.config import RemoteConfig
 from forebay.config.load import read_remote
+from forebay.config.remote import url_or_path
 from forebay.config.tree import stand_in
-from forebay.config.url import url_or_path
 from forebay.errors import ConfigError
 from forebay.steps.recipe import recipe_of
 from tests.store.sealed import DEMO_MODEL

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config.url import Url, check_endpoint, is_refused, is_url, local_path, origin, parse_url, url_or_path
+from forebay.config.remote import Url, check_endpoint, is_refused, is_url, local_path, origin, parse_url, url_or_path
 from forebay.errors import ConfigError
 
 METADATA = "169.254.169.254"

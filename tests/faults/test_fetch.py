@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.objects.beside import Beside
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url, parse_url
+from forebay.config.remote import RemoteConfig, Url, parse_url
 from forebay.store.remote.carry.fetch import fetch
 from forebay.store.remote.carry.fetch_list import FetchOptions
 from forebay.tar.index import check_members

@@ -29,7 +29,7 @@ from forebay.rows.manifest import Manifest
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import hash_file
-from forebay.store.image.pixels import decode_image
+from forebay.store.image.codec import decode_image
 from forebay.store.key import canonical_json
 from forebay.store.layout import ListedItems
 from forebay.store.metadata import write_metadata

@@ -19,8 +19,7 @@ import pytest
 from benchmarks.objects.beside import Beside
 from benchmarks.objects.faults import Fault, Replace, Rule
 from benchmarks.objects.server import ACCESS_KEY, REGION, SECRET_KEY
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url, parse_url
+from forebay.config.remote import RemoteConfig, Url, parse_url
 from forebay.errors import CacheError, ForebayError, RemoteError, RemoteExistsError
 from forebay.store.cache import open_cache
 from forebay.store.remote.bucket.bucket import Bucket

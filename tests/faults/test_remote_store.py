@@ -244,7 +244,7 @@ def names(folder: Path) -> Iterator[str]:
 _LIST = """
 import itertools, pathlib, re, sys
 from forebay.config.remote import RemoteConfig
-from forebay.config.url import parse_url
+from forebay.config.remote import parse_url
 from forebay.store.remote.bucket.bucket import Bucket
 bucket = Bucket(parse_url("s3://bucket"), RemoteConfig(endpoint=sys.argv[1], anonymous=True))
 found = list(itertools.islice(bucket.objects(), int(sys.argv[2])))

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from forebay.store.files import TEMPORARY_MARK
-from forebay.store.segments import Segment
-from forebay.store.texts import SEGMENT, TextStore, TextValues, digests_of
+from forebay.store.texts import SEGMENT, Segment, TextStore, TextValues, digests_of
 from tests.faults.children import Children
 from tests.faults.row import Row, dice, made
 from tests.faults.shim import Fault, Shim

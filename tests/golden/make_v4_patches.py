@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from forebay.store.image.codec import FIELDS, Codec, encode
+from forebay.store.image.codec import FIELDS, Codec, encode, patchify
 from forebay.store.image.image_settings import ImageSettings
-from forebay.store.image.pixels import patchify
 from forebay.store.key import digest
 from forebay.store.layout import FieldSpec, Group, ListedItems
 from forebay.store.seal import Contents, seal

@@ -21,7 +21,7 @@ from forebay.steps.image.processor.processor_step import OpenProcessor, Processe
 from forebay.steps.step import TextStep
 from forebay.steps.table import STEPS
 from forebay.steps.text.row_encoder import OneByOne, Size
-from forebay.store.image.pixels import decode_image
+from forebay.store.image.codec import decode_image
 from forebay.store.layout import Array, FieldSpec
 from tests.preprocess.vision.corpus import PhotoCorpus, photo
 

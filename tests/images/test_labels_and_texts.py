@@ -23,7 +23,7 @@ from forebay.inspect.page.overview import CardChoice, overview_of
 from forebay.inspect.page.write_pages import write_report
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
-from forebay.store.image.pixels import decode_image
+from forebay.store.image.codec import decode_image
 from forebay.store.source import SourceUnion
 from forebay.train.select import make_loader
 from tests.preprocess.here_pool import build_here

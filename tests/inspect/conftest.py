@@ -10,9 +10,8 @@ import pytest
 
 from forebay.plan.make import plan_of
 from forebay.store.cache import Cache, open_cache
-from forebay.store.image.codec import FIELDS, Codec, encode
+from forebay.store.image.codec import FIELDS, Codec, encode, unpatchify
 from forebay.store.image.image_settings import ImageSettings
-from forebay.store.image.pixels import unpatchify
 from forebay.store.layout import FieldSpec
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import shard_fields, write_shard

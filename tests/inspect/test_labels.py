@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from forebay.config import Config, SourceConfig, TextConfig
-from forebay.config.digest import tokenizer_digest
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ConfigError
 from forebay.inspect.inspect_lines import sample_lines
 from forebay.inspect.sample import labels_of, read_sample

@@ -19,9 +19,8 @@ from forebay.inspect.pixels_seen import Picture
 from forebay.inspect.sample import Sample, read_sample, spoken
 from forebay.inspect.sizes import count_histogram
 from forebay.store.cache import open_cache
-from forebay.store.image.codec import Codec
+from forebay.store.image.codec import Codec, decode_image, resized
 from forebay.store.image.image_settings import ImageSettings
-from forebay.store.image.pixels import decode_image, resized
 from tests.commands import inspected
 from tests.inspect.conftest import Built, hash_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay.config.hub import HubModel, is_whole, model_of, model_place, split_id
+from forebay.config.pretrained_folder import HubModel, is_whole, model_of, model_place, split_id
 from forebay.errors import ConfigError
 from tests.commands import run, run_json
 from tests.hub import COMMIT, Hub, files_of, serving, use

@@ -23,8 +23,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import parse_url
+from forebay.config.remote import RemoteConfig, parse_url
 from forebay.errors import ConfigError, RemoteDeniedError, RemoteError
 from forebay.store.held import ORIGIN
 from forebay.store.remote.bucket.access import Access, Keys, decide, read_profile, store_options

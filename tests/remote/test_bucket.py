@@ -31,8 +31,7 @@ from benchmarks.objects.faults import (
 )
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket as Bed
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import parse_url
+from forebay.config.remote import RemoteConfig, parse_url
 from forebay.errors import (
     ConfigError,
     MissingExtraError,

@@ -24,8 +24,7 @@ from benchmarks.objects.faults import SERVER_ERROR, Corrupt, Fault, Replace, Res
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket as Emptied
 from forebay.cli.program import main
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url, parse_url
+from forebay.config.remote import RemoteConfig, Url, parse_url
 from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissingError
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.carry import fetch_folder as folders

@@ -16,8 +16,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url
+from forebay.config.remote import RemoteConfig, Url
 from forebay.errors import ForebayError, RemoteMissingError
 from forebay.store.files import temporary_name
 from forebay.store.remote.bucket.bucket import ObjectInfo

@@ -11,12 +11,11 @@ from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket
 from forebay import load_config
 from forebay.config import Config
-from forebay.config.filter import FilterConfig
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import parse_url
+from forebay.config.remote import RemoteConfig, parse_url
+from forebay.config.tree import FilterConfig
 from forebay.store.cache import Cache, open_cache
-from forebay.store.remote.ahead.shards import RemoteShards
 from forebay.store.remote.carry.transfer import push
+from forebay.store.remote.remote_shards import RemoteShards
 from forebay.store.sample_filter import Filter
 from forebay.store.selection import Selection, filtered
 from forebay.store.source import SourceUnion

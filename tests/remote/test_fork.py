@@ -17,8 +17,7 @@ import pytest
 from benchmarks.objects.faults import SLOW_DOWN, Rule
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket as Bed
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import parse_url
+from forebay.config.remote import RemoteConfig, parse_url
 from forebay.errors import RemoteError, RemoteMissingError
 from forebay.store.remote.bucket import beside
 from forebay.store.remote.bucket.bucket import Bucket
@@ -147,7 +146,7 @@ def test_a_process_that_forked_before_its_first_request_needs_no_helper(place: B
     code = (
         "import os, sys\n"
         "from forebay.config.remote import RemoteConfig\n"
-        "from forebay.config.url import parse_url\n"
+        "from forebay.config.remote import parse_url\n"
         "from forebay.store.remote.bucket import beside\n"
         "from forebay.store.remote.bucket.bucket import Bucket\n"
         "place = Bucket(parse_url(sys.argv[1]), RemoteConfig())\n"

@@ -32,10 +32,9 @@ from forebay.plan.mixture.mixture_plan import mixture_plan
 from forebay.plan.remote_cost import check_remote, epoch_cost
 from forebay.steps.step import Batch
 from forebay.store.cache import Cache, open_cache
-from forebay.store.remote.ahead.downloads import _Post
-from forebay.store.remote.ahead.foresight import THREAD_NAME
-from forebay.store.remote.ahead.shards import RemoteShards
+from forebay.store.remote.foresight import THREAD_NAME, _Post
 from forebay.store.remote.node.holdings import FOLDER, NEVER, distances
+from forebay.store.remote.remote_shards import RemoteShards
 from forebay.store.source import SampleSource, SourceUnion
 from forebay.train.collate.collator import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset

@@ -21,7 +21,7 @@ from forebay.plan.mixture.mixture_plan import MixturePlan, mix
 from forebay.plan.shard_line import locality_window, with_locality
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import Ints
-from forebay.store.remote.ahead.shards import RemoteShards
+from forebay.store.remote.remote_shards import RemoteShards
 from forebay.train.loader import Loader, LoaderSettings
 from tests.remote.stored import node_settings, put_folder
 from tests.store_factory import make_cache

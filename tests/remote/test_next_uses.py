@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.store.remote.ahead.foresight import NextUses
+from forebay.store.remote.foresight import NextUses
 from forebay.store.remote.node.holdings import NEVER
 
 NUM_SHARDS = 6

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config.url import Url
+from forebay.config.remote import Url
 from forebay.errors import CacheError, CacheReplacedError, RemoteError
 from forebay.store.held import ORIGIN
 from forebay.store.layout import Ints

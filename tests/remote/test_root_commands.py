@@ -10,7 +10,7 @@ from benchmarks.objects.server import Bucket
 from forebay import cli
 from forebay.caches.root_items import RootItem
 from forebay.caches.survey import remove_stored
-from forebay.store.remote.root import RemoteRoot
+from forebay.store.remote.small_files import RemoteRoot
 from tests.commands import run, run_json
 from tests.remote.stored import put_folder
 from tests.store_factory import make_cache

@@ -20,7 +20,7 @@ from forebay.plan.shard_line import shard_run
 from forebay.store.cache import Cache, open_cache
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, ListedItems
-from forebay.store.remote.ahead.shards import RemoteShards
+from forebay.store.remote.remote_shards import RemoteShards
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import shard_fields, shard_name, write_shard
 from forebay.train.loader import Loader, LoaderSettings

@@ -17,8 +17,7 @@ from benchmarks.objects.faults import FORBIDDEN, Rule
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket, ObjectServer
 from forebay.config import Config
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import parse_url
+from forebay.config.remote import RemoteConfig, parse_url
 from forebay.errors import BuildError, ManifestError, RemoteError, RemoteReplacedError
 from forebay.preprocess.build_report import Options
 from forebay.preprocess.groups import Groups

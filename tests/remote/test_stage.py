@@ -25,9 +25,9 @@ from forebay.preprocess.stage import Stage
 from forebay.store import memo
 from forebay.store.cache import open_cache
 from forebay.store.remote.carry import transfer
-from forebay.store.remote.carry.sent_columns import fetch_skeleton
 from forebay.store.remote.raw import arriving
 from forebay.store.remote.raw.origin import forget
+from forebay.store.remote.small_files import fetch_skeleton
 from forebay.train.select import make_loader
 from tests.commands import run, run_json
 from tests.preprocess.corpus import Corpus, shard_bytes, speech_corpus

@@ -16,7 +16,7 @@ from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.mixture.mixture_plan import mixture_plan
 from forebay.plan.plan_usage import read_usage
 from forebay.store.cache import Cache, open_cache
-from forebay.store.remote.ahead.shards import RemoteShards
+from forebay.store.remote.remote_shards import RemoteShards
 from forebay.store.source import SourceUnion, without_audio
 from forebay.train.loader import Loader, LoaderSettings
 from forebay.train.loop.dry_run import dry_run

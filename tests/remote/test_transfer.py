@@ -18,8 +18,7 @@ import forebay
 from benchmarks.objects.faults import SERVER_ERROR, Fault, Replace, Reset, Rule, Truncate
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket as Emptied
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url, parse_url
+from forebay.config.remote import RemoteConfig, Url, parse_url
 from forebay.errors import (
     CacheCorruptError,
     CacheError,
@@ -31,8 +30,8 @@ from forebay.errors import (
 from forebay.store.metadata import write_metadata
 from forebay.store.remote.bucket.bucket import PART, Bucket
 from forebay.store.remote.carry.proof import Proof
-from forebay.store.remote.carry.sent_columns import NAME as COLUMNS
 from forebay.store.remote.carry.transfer import pull, push
+from forebay.store.remote.small_files import NAME as COLUMNS
 from tests.store_factory import make_cache
 
 pytestmark = pytest.mark.usefixtures("environment")

@@ -17,7 +17,7 @@ from benchmarks.objects.faults import FORBIDDEN, SERVER_ERROR, Rule
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket, ObjectServer
 from forebay.config import Config, RemoteConfig
-from forebay.config.url import parse_url
+from forebay.config.remote import parse_url
 from forebay.errors import (
     BuildError,
     CacheNotFoundError,
@@ -32,11 +32,10 @@ from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.files import TEMPORARY_MARK
 from forebay.store.lookup import Lookup, find_cache, sealed_caches
-from forebay.store.remote.carry.sent_columns import NAME as COLUMNS
-from forebay.store.remote.carry.sent_columns import dump_columns, parse_columns
 from forebay.store.remote.carry.transfer import push
 from forebay.store.remote.mirror import Mirror
-from forebay.store.remote.root import RemoteRoot
+from forebay.store.remote.small_files import NAME as COLUMNS
+from forebay.store.remote.small_files import RemoteRoot, dump_columns, parse_columns
 from forebay.store.seal import verify_folder
 from forebay.train import CachedVLDataset
 from forebay.train.select import make_loader, select

@@ -13,8 +13,7 @@ from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket
 from forebay import load_config
 from forebay.config import Config
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import parse_url
+from forebay.config.remote import RemoteConfig, parse_url
 from forebay.errors import ConfigError, ResumeError
 from forebay.store.cache import open_cache
 from forebay.store.remote.carry.transfer import push

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.store.constants import Constants
-from forebay.store.layout import FieldSpec
+from forebay.store.layout import Constants, FieldSpec
 from forebay.store.row_table import sorted_categories, strings_digest
 from forebay.store.source import SampleSource
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from forebay.config.filter import FilterConfig
-from forebay.store.by_hand import source_html, table_html
+from forebay.config.tree import FilterConfig
+from forebay.store.by_hand import table_html
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lazy_tensordict import SamplesTensorDict
 from forebay.store.sample_filter import Filter
@@ -96,7 +96,7 @@ def test_an_id_that_several_samples_have_is_not_guessed(tmp_path: Path) -> None:
 
 
 def test_ids_whose_hashes_meet_are_told_apart(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.store.sample_ids.xxhash.xxh3_64_intdigest", lambda _data, _seed: 7)
+    monkeypatch.setattr("forebay.store.by_hand.xxhash.xxh3_64_intdigest", lambda _data, _seed: 7)
     again = open_cache(cache.folder)
     assert [again.find(sample_id) for sample_id in IDS] == list(range(20))
     assert again.find_all("nobody") == []
@@ -256,7 +256,7 @@ def test_other_peoples_text_stays_text(name: str, value: str) -> None:
 def test_metadata_of_strangers_are_shown_or_left_out(tmp_path: Path, languages: Any) -> None:
     cache = open_cache(make_cache(tmp_path))
     cache.metadata["languages"] = languages
-    assert "<b>" not in source_html(cache)
+    assert "<b>" not in cache._repr_html_()
 
 
 def test_images_of_a_sample_are_one_tensor_of_patches(tmp_path: Path) -> None:

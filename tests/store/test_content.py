@@ -10,7 +10,7 @@ import pytest
 
 from forebay.config import Config
 from forebay.steps.recipe import load_config
-from forebay.store.content import content_of, difference, explained
+from forebay.store.key import content_of, difference, explained
 
 OLD, NEW = "a" * 64, "b" * 64
 

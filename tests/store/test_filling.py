@@ -14,7 +14,7 @@ import xxhash
 
 from forebay.errors import ConfigError
 from forebay.store.files import temporary_name
-from forebay.store.filling import Filling, Summed, filling, journal_of
+from forebay.store.output import Filling, Summed, filling, journal_of
 
 IDENTITY = {"key": "k" * 64, "seed": 17}
 

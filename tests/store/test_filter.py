@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.config.filter import FilterConfig
 from forebay.config.load import parse_config
+from forebay.config.tree import FilterConfig
 from forebay.errors import ConfigError
 from forebay.steps.recipe import load_config
 from forebay.store.sample_filter import Filter, FilterChoice, missing_of_all, say_missing

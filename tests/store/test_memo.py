@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from forebay.store import memo as memo_module
 from forebay.store.files import hash_file, hash_opened
 from forebay.store.memo import FILE_NAME, Hashed, Memo, hash_now
+from forebay.store.remote.raw.raw_sources import stat_of_status
 from tests.store.trees import set_writable
 
 
@@ -100,7 +101,7 @@ def test_the_distance_of_trust_is_two_seconds(tmp_path_factory: pytest.TempPathF
     status = os.stat(path)
     changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
     memo = Memo(tmp_path_factory.getbasetemp() / "nowhere")
-    hashed = Hashed(memo_module.stat_of(status), changed_ns + age_ns, hash_file(path))
+    hashed = Hashed(stat_of_status(status), changed_ns + age_ns, hash_file(path))
     memo.hashes([path], map_=lambda function, paths: [hashed])
     assert (memo.known(path) is not None) == (age_ns >= 2_000_000_000)
 
@@ -176,7 +177,7 @@ def test_two_that_save_take_each_others_entries_in(root: Path, files: list[Path]
 def test_of_two_entries_the_later_counts(root: Path, files: list[Path], tmp_path: Path) -> None:
     path = files[0]
     status = os.stat(path)
-    stat = memo_module.stat_of(status)
+    stat = stat_of_status(status)
     late_ns = max(status.st_mtime_ns, status.st_ctime_ns) + 10**10
     dumps = []
     for digest, hashed_at_ns in (("a" * 32, late_ns), ("b" * 32, late_ns + 1)):
@@ -243,7 +244,7 @@ def test_a_file_that_changed_once_while_it_was_read_is_read_again(
     monkeypatch.setattr(memo_module, "hash_opened", changed_once)
     hashed = hash_now(files[0])
     assert len(read) == 2
-    assert (hashed.stat, hashed.xxh3_128) == (memo_module.stat_of(files[0].stat()), hash_file(files[0]))
+    assert (hashed.stat, hashed.xxh3_128) == (stat_of_status(files[0].stat()), hash_file(files[0]))
 
 
 def test_the_stat_is_of_the_file_that_was_read_and_not_of_one_that_took_its_place(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config.filter import FilterConfig
+from forebay.config.tree import FilterConfig
 from forebay.errors import CacheError
 from forebay.store.sample_filter import Filter
 from forebay.store.selection import Selection, filtered, first_samples

@@ -18,10 +18,9 @@ from forebay.store import shared_disk
 from forebay.store.cache import open_cache
 from forebay.store.files import link_or_copy, remove_aside, sweep, temporary_name, write_bytes
 from forebay.store.held import HeldFolder, readers_of
-from forebay.store.locks import lock_for_work
-from forebay.store.remote.node.node_locks import locked
+from forebay.store.remote.node.shared import locked
 from forebay.store.seal import _exchange, publish, verify_folder
-from forebay.store.shared_disk import has_locks, is_late, move, seen
+from forebay.store.shared_disk import has_locks, is_late, lock_for_work, move, seen
 from tests.store_factory import make_cache
 
 DAY_S = 24 * 3600

@@ -20,8 +20,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from forebay.store import texts
-from forebay.store.segments import VERSION, Segment, table_of, write_segment
-from forebay.store.texts import IDENTITY, SEGMENT, TextStore, TextValues, digests_of
+from forebay.store.texts import (
+    IDENTITY,
+    SEGMENT,
+    VERSION,
+    Segment,
+    TextStore,
+    TextValues,
+    digests_of,
+    table_of,
+    write_segment,
+)
 from tests.processes import ROOT
 from tests.store.faults import Faults, Killed
 from tests.store.trees import flip
@@ -221,7 +230,7 @@ def test_what_is_no_segment_of_these_steps_is_passed_over_and_left(tmp_path: Pat
         path.write_bytes(other.read_bytes())
     else:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("forebay.store.segments.VERSION", VERSION + 1)
+            patch.setattr("forebay.store.texts.VERSION", VERSION + 1)
             path = values.folder / write_segment(values.folder, values._owner, [table_of(digests_of(["x"]), [b"x"])])
     assert len(found(values, WORDS)) == 3
     add(values, WORDS[6:])

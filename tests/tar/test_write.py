@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from forebay.tar.header import TarWriter, id_of_key, member_key, member_size
 from forebay.tar.index import load_index
-from forebay.tar.write import TarWriter, id_of_key, member_key, member_size
 
 IDS = st.text(st.characters(codec="utf-8"), max_size=400) | st.binary(max_size=20).map(
     lambda data: data.decode("utf-8", "surrogateescape")

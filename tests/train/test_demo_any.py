@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forebay import cli, load_config
-from forebay.store.image.pixels import decode_image
+from forebay.store.image.codec import decode_image
 from forebay.train.select import as_stored, make_loader
 from tests.preprocess.here_pool import build_here
 from tests.steps.text.test_processor_chat import encoder_of, own_batch, own_labels

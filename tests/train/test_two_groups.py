@@ -25,8 +25,7 @@ from forebay.steps.form import BatchForm
 from forebay.steps.step import Stored
 from forebay.steps.table import axis_names, forms_of
 from forebay.store.cache import Cache, open_cache
-from forebay.store.constants import Constants
-from forebay.store.layout import FieldSpec
+from forebay.store.layout import Constants, FieldSpec
 from forebay.store.seal import Contents, seal
 from forebay.store.shard import shard_fields, shard_name, write_shard
 from forebay.store.source import SourceUnion, has_untimed_items, without_seconds

@@ -24,7 +24,7 @@ from forebay.plan.names import why_differ
 from forebay.preprocess.audio_group import UNKNOWN, decoded_length
 from forebay.preprocess.decode import decode_audio
 from forebay.steps.audio.waveform import Decode
-from forebay.store.sound_headers import parsed_header
+from forebay.store.sound_containers import parsed_header
 from forebay.store.source import source_kind
 from forebay.train import CachedVLDataset, make_loader
 from forebay.train.collate.collator import Collator

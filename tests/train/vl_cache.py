@@ -15,9 +15,8 @@ from forebay.preprocess.group import with_group
 from forebay.preprocess.image_group import IMAGE_HASH
 from forebay.steps.image.qwen2_vl import Patches
 from forebay.steps.text.chat.packed_chat import Chat
-from forebay.store.image.codec import Codec, encode
+from forebay.store.image.codec import Codec, encode, unpatchify
 from forebay.store.image.image_settings import ImageSettings
-from forebay.store.image.pixels import unpatchify
 from forebay.store.key import digest
 from forebay.store.layout import FieldSpec, Group, ListedItems
 from forebay.store.seal import Contents, seal

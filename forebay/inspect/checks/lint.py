@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from forebay.config.filter import FilterConfig
-from forebay.config.remote import RemoteConfig
-from forebay.config.tree import Config
-from forebay.config.url import is_url, url_or_path
+from forebay.config.remote import RemoteConfig, is_url, url_or_path
+from forebay.config.tree import Config, FilterConfig
 from forebay.errors import ConfigError
 from forebay.inspect.checks.judge import comparable, duplicates, judged, leaks
 from forebay.inspect.checks.limits import BY_NAME, CHECKS, SEVERITIES, Limits, Severity
@@ -29,6 +27,7 @@ from forebay.inspect.checks.raw_data import measure_raw
 from forebay.inspect.checks.sealed_cache import measure_cache
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.steps.text.language.script import scripts_of
+from forebay.store.by_hand import read_ids
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import write_bytes
 from forebay.store.layout import TEXT, Array
@@ -37,7 +36,6 @@ from forebay.store.metadata import check_description, foreign_values
 from forebay.store.output import check_output
 from forebay.store.remote.raw.raw_sources import naming_urls
 from forebay.store.sample_filter import Filter
-from forebay.store.sample_ids import read_ids
 from forebay.terminal import paragraph, table, wrapped
 from forebay.visible import from_here, printable
 

@@ -49,7 +49,7 @@ from forebay.steps.text.normal.normal_step import code_in
 from forebay.store.image.codec import FIELDS
 from forebay.store.layout import TEXT, Array, Group, Ints
 from forebay.store.remote.raw.raw_sources import naming_urls
-from forebay.store.sound_headers import header_info
+from forebay.store.sound_containers import header_info
 from forebay.store.source_files import SourceFile
 from forebay.task_map import mark
 

@@ -33,11 +33,11 @@ from forebay.rows.manifest import reduced
 from forebay.steps.form import BatchForm
 from forebay.steps.image.levels import is_padding, levels_of
 from forebay.store.cache import Cache, open_cache
-from forebay.store.derived import steps_of
 from forebay.store.image.codec import FIELDS
 from forebay.store.image.stored_items import StoredArrays, stored_items
 from forebay.store.key import digest
 from forebay.store.layout import ROW_BITS, ROW_MASK, TEXT, Array, Group, Ints
+from forebay.store.source_files import steps_of
 from forebay.task_map import mark
 
 _TEXTS, _ITEMS = 1024, 256

@@ -6,9 +6,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forebay.config.remote import RemoteConfig
+from forebay.config.remote import RemoteConfig, is_url, url_or_path
 from forebay.config.tree import Config
-from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.inspect.command import plan_roots
 from forebay.inspect.page.overview import CardChoice, Overview, overview_of

@@ -20,11 +20,11 @@ import xxhash
 from forebay.errors import CacheError, ConfigError
 from forebay.inspect.facts import durations_of
 from forebay.steps.text.pace import misfits
+from forebay.store.by_hand import read_ids
 from forebay.store.cache import Cache
 from forebay.store.layout import Array, Group
 from forebay.store.open_shards import no_such_row
 from forebay.store.row_table import by_shard
-from forebay.store.sample_ids import read_ids
 
 LABEL = "label"
 """The prompt of images that have classes."""

@@ -16,20 +16,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from forebay.config.url import is_url, url_or_path
+from forebay.config.remote import is_url, url_or_path
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.store.cache import Cache, open_cache
-from forebay.store.derived import steps_differences, steps_of
-from forebay.store.key import SHORT, differences, digest, recipe_key
+from forebay.store.key import SHORT, TEXT, differences, digest, recipe_key, record
 from forebay.store.layout import ROW_BITS, ROW_MASK, Array, Group, Ints, ListedItems
 from forebay.store.lookup import CONFINED, SOURCES_NAME
 from forebay.store.memo import FILE_NAME as MEMO_NAME
 from forebay.store.memo import Memo
 from forebay.store.metadata import check_description, check_file, foreign_values
-from forebay.store.schema import TEXT, record
 from forebay.store.seal import Contents
 from forebay.store.shard import ShardEntry, shard_name
-from forebay.store.source_files import StoredSource, dump_sources, load_sources
+from forebay.store.source_files import StoredSource, dump_sources, load_sources, steps_differences, steps_of
 from forebay.terminal import CommandReport
 from forebay.visible import from_here, human_bytes
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.url import is_url, url_or_path
+from forebay.config.remote import is_url, url_or_path
 from forebay.errors import CacheError, CacheMismatchError, ConfigError
 from forebay.preprocess.many.combine import (
     Link,
@@ -32,16 +32,16 @@ from forebay.preprocess.many.combine import (
     require_one_recipe,
 )
 from forebay.progress import Progress
+from forebay.store.by_hand import read_ids
 from forebay.store.cache import Cache
-from forebay.store.derived import MERGED, SUBSET
 from forebay.store.files import TEMPORARY_MARK, require_writable, sweep
 from forebay.store.key import SHORT
 from forebay.store.layout import INPUTS, PLANS, TAR_INDEX, TEXTS, Array, Ints
 from forebay.store.metadata import read_metadata
 from forebay.store.remote.carry.tally import for_each
 from forebay.store.row_table import strings_digest
-from forebay.store.sample_ids import read_ids
 from forebay.store.seal import Contents, check_shard, quick_problems, seal
+from forebay.store.source_files import MERGED, SUBSET
 from forebay.store.where import parse_where
 
 _HASHING_THREADS = 4

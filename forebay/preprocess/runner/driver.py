@@ -20,7 +20,7 @@ from typing import Any
 
 from forebay.errors import BuildError
 from forebay.store.files import write_bytes
-from forebay.store.locks import try_alone
+from forebay.store.shared_disk import try_alone
 
 _LOCK = "driver.lock"
 _RECORD = "driver.json"

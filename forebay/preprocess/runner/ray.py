@@ -25,8 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import parse_url
+from forebay.config.remote import RemoteConfig, parse_url
 from forebay.errors import BuildError, ConfigError, MissingExtraError
 from forebay.extras import install_line
 from forebay.preprocess.groups import Groups

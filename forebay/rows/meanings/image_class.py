@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.config.data import PICTURES, SourceColumns, SourceConfig
-from forebay.config.url import is_url
+from forebay.config.remote import is_url
 from forebay.errors import ManifestError, TextError
 from forebay.rows.meanings.canonical_chat import IDS, IMAGES, ListsImages, with_images
 from forebay.rows.readers.arrow_files import class_names

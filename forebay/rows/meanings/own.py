@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from forebay.config.code import same_source
-from forebay.config.meaning import ASKER, own_meaning
+from forebay.config.code import ASKER, own_meaning, same_source
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
 from forebay.rows.manifest import LISTS, UNLOCATED, storable

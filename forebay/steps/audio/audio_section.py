@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Self
 
 from forebay.config.code import not_allowed
 from forebay.config.plan import PackConfig
-from forebay.config.step_sections import AudioConfig
-from forebay.config.tree import Config
+from forebay.config.tree import AudioConfig, Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import Declared
 from forebay.steps.audio.extractor.extractor_step import Extractor

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from forebay.config.step_sections import AudioConfig
-from forebay.config.tree import Config
+from forebay.config.tree import AudioConfig, Config
 from forebay.errors import DecodeError
 from forebay.steps.audio.log_mel import MAX_FRAMES, LogMel
 from forebay.steps.audio.ragged import HOP_SAMPLES

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 from forebay.config.data import SourceConfig
-from forebay.config.digest import processor_digest
-from forebay.config.step_sections import VisionConfig
-from forebay.config.tree import Config
+from forebay.config.pretrained_folder import processor_digest
+from forebay.config.tree import Config, VisionConfig
 from forebay.errors import ConfigError
 from forebay.steps.group_recipe import GroupRecipe
 from forebay.steps.step import ImageStep, Step

@@ -22,10 +22,9 @@ from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.form import Table as FormTable
 from forebay.steps.image.processor.loading import hide_torchvision, torchvision_problem
 from forebay.steps.step import ImageStep, Stored
-from forebay.store.image.codec import FIELDS, Codec
+from forebay.store.image.codec import FIELDS, Codec, Pixels, decode_image, patchify, resized, unpatchify
+from forebay.store.image.codec import Patches as PatchArray
 from forebay.store.image.image_settings import ImageSettings, class_name, grid_thw, processor_document, settings_in
-from forebay.store.image.pixels import Patches as PatchArray
-from forebay.store.image.pixels import Pixels, decode_image, patchify, resized, unpatchify
 from forebay.store.layout import FieldSpec
 from forebay.visible import an
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from forebay.config.data import SOURCE_KINDS
-from forebay.config.digest import processor_digest, tokenizer_digest
-from forebay.config.step_sections import TextConfig
-from forebay.config.tree import Config
+from forebay.config.pretrained_folder import processor_digest, tokenizer_digest
+from forebay.config.tree import Config, TextConfig
 from forebay.errors import ConfigError
 from forebay.steps.audio.audio_section import audio_step_of
 from forebay.steps.audio.given import NoAudio

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forebay.config.digest import tokenizer_digest
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder, without_dropout
 from forebay.steps.text.symbols import CLASS, Words, fast_letters, is_symbol_table

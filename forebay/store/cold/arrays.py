@@ -1,14 +1,11 @@
-"""The arrays of a cold form: names, shapes, and how they are cut into objects and chunks along their first axis.
-
-How a cold form says what it is. Nothing here needs zarr.
+"""The arrays of a cold form: names, shapes, and their objects: chunks along the first axis. Nothing here needs zarr.
 
 The root's `zarr.json` is written last: with it the cold form is whole. What was begun is known by the group `files`.
 
-One object of a zarr array: chunks, each compressed by zstd with a checksum, and an index of where each lies.
-
-Layout: the zarr v3 codec `sharding_indexed`, index at the end: offset and size of each chunk as little-endian uint64,
-2^64 - 1 for a chunk that is not there, then the CRC-32C of these numbers. zarr writes the same bytes; encoded here, an
-object costs what zstd costs, and half of what it costs through zarr's event loop.
+An object has chunks, each compressed by zstd with a checksum, and an index of them, as the zarr v3 codec
+`sharding_indexed` lays it out: at the end offset and size of each chunk as little-endian uint64, 2^64 - 1 for a chunk
+that is not there, then the CRC-32C of these numbers. zarr writes the same bytes; encoded here, an object costs what
+zstd costs, and half of what it costs through zarr's event loop.
 """
 
 from __future__ import annotations
@@ -95,7 +92,6 @@ ROOT = "zarr.json"
 BEGUN = "files/zarr.json"
 FORM_VERSION = 1
 """The newest form that is written and read."""
-
 _ABOUT = "forebay"
 
 
@@ -103,8 +99,7 @@ _ABOUT = "forebay"
 class Mark:
     """The parts of a cold form, and how they lie: two of equal marks have the same names with the same values.
 
-    metadata: xxh3-128 of the cache's metadata.json. level: of zstd. chunk_bytes, shard_bytes: values that are
-    compressed together, and that are one object.
+    metadata: xxh3-128 of metadata.json. level: of zstd. chunk_bytes, shard_bytes: values compressed, and one object.
     """
 
     key: str
@@ -131,10 +126,7 @@ def pull_hint(data: bytes, where: object) -> str | None:
 
 
 def mark_of(data: bytes, where: object) -> Mark | None:
-    """Returns the mark of a `zarr.json`; None where it is of no cold form.
-
-    Raises CacheMismatchError where a newer forebay wrote it.
-    """
+    """Returns the mark of a `zarr.json`, None where it is of no cold form; CacheMismatchError for a newer one."""
     try:
         about = json.loads(data)["attributes"][_ABOUT]
         version = int(about["form_version"])
@@ -197,10 +189,7 @@ def _whole_chunk(array: ColdArray, rows: Array) -> Array:
 
 
 def decode(array: ColdArray, data: bytes, index: int, *, start: int, stop: int) -> Array:
-    """Returns the rows from `start` to `stop` of the array, which lie in its object of this index.
-
-    Raises DamagedError.
-    """
+    """Returns the rows from `start` to `stop` of the array, which lie in this object of it. Raises DamagedError."""
     first = array.rows(index)[0]
     chunks = _index(array, data)
     parts = []

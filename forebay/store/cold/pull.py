@@ -1,31 +1,179 @@
-"""A cold form to the folder of its cache, byte for byte.
-
-Each file is written from the arrays that hold its bytes, and hashed, before it has its name.
-"""
+"""A cold form, read, and made the folder of its cache: each file is hashed before it has its name."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
+from typing import Any
 
 import numpy as np
 import xxhash
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import is_url, parse_url
-from forebay.errors import CacheNotFoundError, ConfigError, RemoteError, RemoteMissingError
-from forebay.store.cold.arrays import DamagedError, decode, zarr
-from forebay.store.cold.cold_form import ColdForm
-from forebay.store.cold.strips import Piece
+from forebay.config.remote import RemoteConfig, is_url, parse_url
+from forebay.errors import (
+    CacheCorruptError,
+    CacheIncompleteError,
+    CacheNotFoundError,
+    ConfigError,
+    RemoteError,
+    RemoteMissingError,
+)
+from forebay.store.cold.arrays import BEGUN, ROOT, ColdArray, DamagedError, Mark, decode, mark_of, zarr
+from forebay.store.cold.push import file_array, written_as
+from forebay.store.cold.strips import GroupStrips, Piece
 from forebay.store.files import write_all, write_aside
-from forebay.store.metadata import FILE_NAME
-from forebay.store.remote.bucket.object_store import ObjectStore, object_store
+from forebay.store.layout import Array, Group
+from forebay.store.metadata import FILE_NAME, checked_fields, foreign_values, groups_of, parse_metadata
+from forebay.store.remote.bucket.object_store import ObjectStore, find_bytes, object_store
 from forebay.store.remote.carry.tally import TransferReport
 from forebay.store.remote.carry.transfer import FolderPull, pull
 from forebay.store.remote.node.node import WantedFile
+from forebay.store.shard import entry_of, shard_fields, shard_name, table_dtype
+
+_MAX_BYTES = 1 << 30
+"""Of a file that is read into memory: metadata.json, and the shard tables."""
+
+
+class ColdForm:
+    """The cold form at a place. metadata: the bytes of the cache's metadata.json."""
+
+    def __init__(self, place: ObjectStore) -> None:
+        """Reads the documents and the shard tables.
+
+        Raises CacheNotFoundError where no cold form lies there, CacheIncompleteError where its push did not end,
+        CacheMismatchError where a newer forebay made it, CacheCorruptError where it describes no cache.
+        """
+        self.place = place
+        self.mark, self._documents = self._root()
+        self._arrays: dict[str, ColdArray] = {}
+        self.metadata = self._metadata()
+        self._strips: dict[Group, GroupStrips] = {}
+        folder = Path(str(place.url))
+        try:
+            document = parse_metadata(folder, self.metadata)
+            fields = checked_fields(folder, document)
+            self._small = dict(document["files"])
+            for group, shape in groups_of(folder, document).items():
+                of_group = shard_fields(fields, group)
+                table = self._table(group, len(of_group), shape.num_shards)
+                with foreign_values(folder):
+                    self._strips[group] = GroupStrips(folder, group, of_group, table)
+        except CacheCorruptError as err:
+            raise self._corrupt(err.args[0].partition("; run:")[0]) from err
+
+    @staticmethod
+    def lies_at(place: ObjectStore) -> bool:
+        """Returns whether there is a cold form, or the beginning of one."""
+        return any(_mark_at(place, name) is not None for name in (ROOT, BEGUN))
+
+    @cached_property
+    def files(self) -> list[WantedFile]:
+        """Every file of the cache but metadata.json."""
+        found = [WantedFile.of(name, entry) for name, entry in self._small.items()]
+        for group, strips in self._strips.items():
+            for index in range(len(strips.table)):
+                entry = entry_of(strips.table, index)
+                name, size = shard_name(group, index), entry.size_bytes
+                found.append(WantedFile(name=name, size_bytes=size, xxh3_128=entry.xxh3_128))
+        return found
+
+    def pieces(self, name: str) -> list[Piece]:
+        """Returns what a file of the cache is made of, in the order of its bytes."""
+        group, _, number = name.removesuffix(".tdz").rpartition("/")
+        if group in self._strips:
+            return self._strips[group].pieces(int(number))
+        size = self._small[name]["size_bytes"]
+        return [Piece(offset=0, size_bytes=size, array=file_array(name, size), start=0, stop=size)]
+
+    def array(self, wanted: ColdArray) -> ColdArray:
+        """Returns an array as this form has cut it. Raises CacheMismatchError where it is not there, or another one."""
+        found = self._arrays.get(wanted.path)
+        if found is None:
+            found = self._arrays[wanted.path] = written_as(wanted, self._documents, self.place.url)
+        return found
+
+    def _root(self) -> tuple[Mark, Mapping[str, Any]]:
+        try:
+            data = self.place.read(ROOT)
+        except RemoteMissingError as err:
+            if (begun := _mark_at(self.place, BEGUN)) is not None:
+                raise CacheIncompleteError(
+                    f"{self.place.url} has no {ROOT}: the push of {begun} did not end; run it again: forebay cache "
+                    f"push CACHE {self.place.url} --form zarr --level {begun.level}"
+                ) from err
+            raise CacheNotFoundError(
+                f"{self.place.url} holds neither a sealed cache (metadata.json) nor the zarr form of one ({ROOT}); "
+                "name another place"
+            ) from err
+        mark = mark_of(data, self.place.url / ROOT)
+        if mark is None:
+            raise CacheNotFoundError(
+                f"{self.place.url / ROOT} is of a zarr hierarchy that forebay did not write; name another place"
+            )
+        try:
+            documents = json.loads(data)["consolidated_metadata"]["metadata"]
+            return mark, dict(documents)
+        except (LookupError, TypeError, ValueError) as err:
+            raise self._corrupt(f"it has no consolidated metadata ({err!r:.60})") from err
+
+    def _metadata(self) -> bytes:
+        path = f"files/{FILE_NAME}"
+        try:
+            size = int(self._documents[path]["shape"][0])
+        except (LookupError, TypeError, ValueError) as err:
+            raise self._corrupt(f"it has no {path} ({err!r:.60})") from err
+        data = self._read(FILE_NAME, size)
+        self._require(path, data, self.mark.metadata)
+        return data
+
+    def _read(self, name: str, size: int) -> bytes:
+        if not 0 <= size <= _MAX_BYTES:
+            raise self._corrupt(f"files/{name} is said to have {size} bytes, at most {_MAX_BYTES} are expected")
+        array = self.array(file_array(name, size))
+        parts = []
+        for index in range(array.num_shards):
+            start, stop = array.rows(index)
+            try:
+                parts.append(decode(array, self.place.read(array.name(index)), index, start=start, stop=stop).tobytes())
+            except (DamagedError, RemoteMissingError) as err:
+                raise self._corrupt(f"{array.name(index)} is damaged or missing: {err}") from err
+        return b"".join(parts)
+
+    def _table(self, group: Group, num_fields: int, num_shards: int) -> Array:
+        name, dtype = f"{group}.npy", table_dtype(num_fields)
+        entry = self._small[name]
+        data = self._read(name, int(entry["size_bytes"]))
+        self._require(f"files/{name}", data, entry["xxh3_128"])
+        try:
+            table = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        except (ValueError, EOFError, SyntaxError, TypeError, OverflowError, TokenError) as err:
+            raise self._corrupt(f"files/{name} is no .npy file: {err}") from err
+        if table.dtype != dtype or table.shape != (num_shards,):
+            raise self._corrupt(f"files/{name} holds {list(table.shape)} entries, its metadata says {num_shards}")
+        return table
+
+    def _require(self, path: str, data: bytes, wanted: str) -> None:
+        if (found := xxhash.xxh3_128_hexdigest(data)) != wanted:
+            raise self._corrupt(f"{path}: stored xxh3-128 {wanted}, computed {found}")
+
+    def _corrupt(self, what: str) -> CacheCorruptError:
+        return CacheCorruptError(
+            f"{self.place.url} is no zarr form of a cache: {what}; push the cache again from a machine that has it "
+            f"whole: forebay cache push CACHE {self.place.url} --form zarr --verify"
+        )
+
+
+def _mark_at(place: ObjectStore, name: str) -> Mark | None:
+    data = find_bytes(place, name)
+    return None if data is None else mark_of(data, place.url / name)
+
 
 _KEPT_BYTES = 512 * 1024 * 1024
 """Compressed objects that are in memory in case the next shard needs them too."""
@@ -85,7 +233,6 @@ class _Making:
                 )
 
     def _bytes(self, piece: Piece, wanted: WantedFile) -> Iterator[memoryview]:
-        """Yields the bytes of a piece, those of one object at a time."""
         array, start = self.form.array(piece.array), piece.start
         while start < piece.stop:
             index = start // array.shard_rows

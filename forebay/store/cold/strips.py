@@ -62,10 +62,7 @@ class GroupStrips:
     """The strips of one field group, by what its shard table says."""
 
     def __init__(self, folder: Path, group: Group, fields: Sequence[FieldSpec], table: Array) -> None:
-        """fields: as `shard_fields` gives them. folder: what an error names.
-
-        Raises CacheCorruptError for a table whose members do not lie beside each other in their files.
-        """
+        """fields: of `shard_fields`. folder: for errors. CacheCorruptError: members do not lie beside each other."""
         self.folder, self.group, self.table = folder, group, table
         for name in ("size_bytes", "rows", "hash_offset", "spans"):
             if len(table) and (smallest := int(table[name].min(initial=0))) < 0:

@@ -1,11 +1,9 @@
-"""Image files of seven formats, told apart by their first bytes: opened by Pillow's reader, measured by their headers.
-
-Planning needs the size of every image before one is decoded.
-"""
+"""Image files of seven formats, told by their first bytes: opened by Pillow's reader, or measured by their headers."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import re
 import struct
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 _HEAD_BYTES = 30
 _GIF, _PNG, _RIFF = (b"GIF87a", b"GIF89a"), b"\x89PNG\r\n\x1a\n", b"RIFF"
-
 
 _UNREAD = (
     (4, b"ftypavi", "AVIF"),
@@ -118,30 +115,23 @@ def reading(*, max_pixels: int, sample_id: str) -> Iterator[None]:
         ) from err
 
 
-def _reader(head: bytes) -> Callable[[BinaryIO], ImageFile] | None:
-    from PIL.BmpImagePlugin import BmpImageFile
-    from PIL.GifImagePlugin import GifImageFile
-    from PIL.JpegImagePlugin import JpegImageFile
-    from PIL.PngImagePlugin import PngImageFile
-    from PIL.PpmImagePlugin import PpmImageFile
-    from PIL.TiffImagePlugin import TiffImageFile
-    from PIL.WebPImagePlugin import WebPImageFile
+_READERS = {
+    "Jpeg": (b"\xff\xd8\xff",),  # of an MPO, several JPEGs in one, the first: as Pillow does
+    "Png": (_PNG,),
+    "Gif": _GIF,
+    "Bmp": (b"BM",),
+    "Tiff": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+}
+"""How files begin, by Pillow's names of their readers; WebP and PPM differ further behind."""
 
-    if head.startswith(b"\xff\xd8\xff"):
-        return JpegImageFile  # of an MPO, several JPEGs in one, the first: as Pillow does
-    if head.startswith(_PNG):
-        return PngImageFile
+
+def _reader(head: bytes) -> Callable[[BinaryIO], ImageFile] | None:
+    name = next((name for name, marks in _READERS.items() if head.startswith(marks)), None)
     if head.startswith(_RIFF) and head[8:12] == b"WEBP":
-        return WebPImageFile
-    if head.startswith(_GIF):
-        return GifImageFile
-    if head.startswith(b"BM"):
-        return BmpImageFile
-    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
-        return TiffImageFile
-    if head[:1] == b"P" and head[1:2] in b"123456":
-        return PpmImageFile
-    return None
+        name = "WebP"
+    elif head[:1] == b"P" and head[1:2] in b"123456":
+        name = "Ppm"
+    return None if name is None else getattr(importlib.import_module(f"PIL.{name}ImagePlugin"), f"{name}ImageFile")
 
 
 def _claimed_size(head: bytes) -> tuple[int, int]:
@@ -176,7 +166,6 @@ def _too_many_pixels(found: str, max_pixels: int, sample_id: str) -> DecodeError
 
 
 _ORIENTATION = 0x0112
-
 _PNG_KEYWORDS = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0", b"exif\0", b"xmp\0")
 """Names of PNG text chunks from which Pillow takes an orientation."""
 

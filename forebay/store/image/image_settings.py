@@ -26,6 +26,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
 }
 """The processors that cut patches as Qwen2-VL's, and their own defaults where these are others. What transformers makes
 of their pixels is compared before a build, bit for bit."""
+
 _MAX_ASPECT_RATIO = 200
 _MAX_NUMBER = 1e300
 """JSON holds integers that no float can."""
@@ -190,10 +191,7 @@ def grid_thw(width: int, height: int, settings: ImageSettings) -> tuple[int, int
 
 
 def processor_document(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Returns the file that defines a folder's image processor and what it holds, read once.
-
-    Raises ConfigError where there is none, or it is no JSON object.
-    """
+    """Returns the file that defines an image processor, and what it holds; ConfigError for none, and no JSON object."""
     for name in (_NESTED, _PLAIN):
         path = folder / name
         if not path.is_file():
@@ -219,16 +217,12 @@ def processor_document(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _value(path: Path, name: str, value: Any, default: Any) -> Any:
-    """`value` as the type of the field's default."""
     if isinstance(default, tuple):
         numbers = list(value) if isinstance(value, list) else [value] * 3
         if len(numbers) == 3 and all(_is_number(number) for number in numbers):
             return tuple(float(number) for number in numbers)
-    elif isinstance(default, bool):
-        if isinstance(value, bool):
-            return value
-    elif isinstance(default, int):
-        if isinstance(value, int) and not isinstance(value, bool):
+    elif isinstance(default, int):  # a truth value, or a number
+        if type(value) is type(default):
             return value
     elif _is_number(value):
         return float(value)

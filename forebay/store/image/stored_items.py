@@ -21,10 +21,8 @@ from forebay.store.layout import Array, FieldSpec, Group
 
 FEATURES = "images"
 """What caches call the features of images as their processor gives them."""
-
 MAX_BYTES = 1 << 31
 """Of one array of one image. A cache that says more is none that forebay writes."""
-
 _MAX_RANK = 8
 _GROUP: Group = "image"
 
@@ -43,10 +41,7 @@ class StoredItems(Protocol):
     """How the items that a sample lists become fields of the sample."""
 
     def sample(self, text: dict[str, Any], items: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
-        """Returns the sample of its other fields and the rows of its items: of a field a tuple, an array an item.
-
-        Raises ValueError where a row holds no item.
-        """
+        """Returns the sample of its text and its items' rows, of a field a tuple; ValueError: a row holds no item."""
         ...
 
     def joined(self, sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,10 +58,7 @@ class StoredItems(Protocol):
 
 
 def stored_items(metadata: Mapping[str, Any], *, folder: Path) -> dict[Group, StoredItems]:
-    """Returns how a cache stores the items that its samples list, by group.
-
-    Raises CacheCorruptError where its metadata says what no forebay writes.
-    """
+    """Returns how a cache stores the items that samples list, by group; CacheCorruptError for foreign metadata."""
     found: dict[Group, StoredItems] = {}
     for group, shape in metadata["groups"].items():
         if shape["num_items"] is None:
@@ -209,10 +201,7 @@ class StoredArrays:
         return cls(fields)
 
     def sample(self, text: dict[str, Any], images: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
-        """Returns the sample of a text row and its row of an images: of every field a tuple, an array an image.
-
-        Raises ValueError where a row holds no image.
-        """
+        """See `StoredItems`."""
         return {**text, **{field.name: tuple(map(field.array, images)) for field in self.fields}}
 
     def in_columns(self, sample: dict[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from typing import Literal
 
 import xxhash
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url, is_url, parse_url
+from forebay.config.remote import RemoteConfig, Url, is_url, parse_url
 from forebay.errors import (
     CacheCorruptError,
     CacheError,
@@ -41,14 +40,11 @@ from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.carry.tally import for_each
 from forebay.store.remote.node.holdings import MIRRORS, NEVER, Known, is_inside
 from forebay.store.remote.node.node import NodeCache, WantedFile, check_bound
-from forebay.store.remote.node.node_locks import SHARED, pauses, try_lock
-from forebay.store.remote.node.shared import Counters, Holder
+from forebay.store.remote.node.shared import SHARED, Counters, Holder, pauses, try_lock
 
 logger = logging.getLogger(__name__)
-
 _SHOWN = 60
 """Letters of a URL's last part in the name of a mirror's folder."""
-
 _TOUCH_S = 60.0
 """The time of a file says when it was last used, so exactly."""
 
@@ -133,18 +129,12 @@ class Mirror:
         return path
 
     def fetch_ahead(self, wanted: WantedFile, *, distance: int) -> bool:
-        """Downloads what is needed in so many steps, 1 or more; whether it is there then.
-
-        If not, there is no room for it without taking what is needed as soon. Raises what `NodeCache.fetch` does.
-        """
+        """Downloads what is needed in so many steps, 1 or more; whether it is there. Raises as `NodeCache.fetch`."""
         path = self.folder / wanted.name
         return self._is_here(path, wanted) or self._fetch(path, wanted, distance=max(distance, 1)) is not None
 
     def adopt(self, wanted: WantedFile, path: Path) -> bool:
-        """Makes a file of this machine that of the mirror, by a link; whether there is room for it.
-
-        path: of the very bytes that the store has, on the same file system.
-        """
+        """Links a file of the store's bytes, on this file system, into the mirror; whether there is room for it."""
         place = self.node.room.place(self.folder / wanted.name)
         known = Known(wanted.number, wanted.is_kept)
         claim = self.node.room.claim(place, size_bytes=wanted.size_bytes, known=known, distance=NEVER - 1)

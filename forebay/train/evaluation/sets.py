@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forebay.config.digest import tokenizer_digest
-from forebay.config.loader_sections import MixtureConfig
 from forebay.config.plan import PackConfig
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.config.train import EvalConfig
-from forebay.config.tree import Config
+from forebay.config.tree import Config, MixtureConfig
 from forebay.errors import CacheMismatchError, ConfigError, ManifestError
 from forebay.plan.in_order import in_order
 from forebay.plan.make import plan_of

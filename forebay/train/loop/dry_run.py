@@ -16,7 +16,7 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.plan.interface import Plan
 from forebay.plan.plan_usage import Population, Usage, UsageCounter, expected_shares, population
-from forebay.store.remote.ahead.shards import RemoteShards
+from forebay.store.remote.remote_shards import RemoteShards
 from forebay.store.source import SampleSource, source_kind
 from forebay.terminal import CommandReport
 from forebay.train.collate.patches import fields_of

@@ -34,7 +34,7 @@ from forebay.plan.remote_cost import node_ranks
 from forebay.store.cache import Cache
 from forebay.store.files import write_bytes
 from forebay.store.layout import Array
-from forebay.store.remote.ahead.shards import RemoteShards
+from forebay.store.remote.remote_shards import RemoteShards
 from forebay.store.selection import origin
 from forebay.store.source import SampleSource, parts_of
 from forebay.train.loader import Loader

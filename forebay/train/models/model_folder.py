@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from forebay.config.hub import hub_advice, is_whole
+from forebay.config.pretrained_folder import hub_advice, is_whole
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.pretrained import from_folder

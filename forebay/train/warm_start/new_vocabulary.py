@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from forebay.config.digest import tokenizer_digest
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ConfigError, ForebayError
 from forebay.pretrained import from_folder
 from forebay.steps.table import steps_named

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.config.hub import hub_advice
+from forebay.config.pretrained_folder import hub_advice
 from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
 

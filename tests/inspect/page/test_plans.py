@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forebay.config.filter import FilterConfig
 from forebay.config.plan import BucketConfig, PlanConfig, WindowConfig
-from forebay.config.tree import Config
+from forebay.config.tree import Config, FilterConfig
 from forebay.inspect.page.markup import chart
 from forebay.inspect.page.page_samples import PageColumns
 from forebay.inspect.page.plan_history import PlanView, views_of

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers import decoders as to_text
 
-from forebay.config.digest import tokenizer_digest
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.inspect.text_diff import KINDS, VocabularyPiece, VocabularyPieces
 from forebay.steps.text.vocabulary import Vocabulary
 from tests.text_corpus import ROOT

@@ -16,8 +16,8 @@ from forebay.plan.make import plan_of
 from forebay.preprocess.many.merge import merge, subset
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import Cache, open_cache
-from forebay.store.derived import described
 from forebay.store.lookup import Lookup, find_cache
+from forebay.store.source_files import described
 from forebay.train.select import make_loader, select
 from tests.preprocess.corpus import Corpus, shard_bytes
 from tests.preprocess.here_pool import build_here

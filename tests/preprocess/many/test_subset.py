@@ -19,11 +19,11 @@ from forebay.inspect.facts import cache_facts
 from forebay.inspect.inspect_lines import report_lines
 from forebay.preprocess.many.combine import ManyReport
 from forebay.preprocess.many.merge import subset
+from forebay.store.by_hand import read_ids
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.lookup import sealed_caches
 from forebay.store.metadata import read_metadata, write_metadata
-from forebay.store.sample_ids import read_ids
 from forebay.store.seal import verify_folder
 from forebay.store.shard import shard_name
 from tests.golden import make_v4_audio, make_v4_patches, make_v4_text

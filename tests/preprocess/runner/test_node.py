@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import parse_url
+from forebay.config.remote import RemoteConfig, parse_url
 from forebay.preprocess.runner.ray import _open_stores, stores_of
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.raw.origin import forget

@@ -11,7 +11,7 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.store.sound_headers import AudioInfo, header_info, parsed_header
+from forebay.store.sound_containers import AudioInfo, header_info, parsed_header
 from tests.preprocess.audio_files import LOSSLESS, chunk, demo_clips, encoded, fmt, voice, wave, with_flac_length
 
 DATA = voice(100).tobytes()

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from forebay.errors import DecodeError
 from forebay.preprocess.decode import decode_audio
 from forebay.steps.audio.waveform import Decode
-from forebay.store.sound_containers import has_length, measured
-from forebay.store.sound_headers import header_info
+from forebay.store.sound_containers import has_length, header_info, measured
 from tests.preprocess.audio_files import encoded, id3, mp3, voice, without_tag
 
 RATES_HZ = (8_000, 16_000, 24_000, 44_100)

@@ -14,8 +14,8 @@ import pytest
 
 from forebay.errors import ConfigError, SampleError
 from forebay.steps.image.qwen2_vl import check_processor, expand, load_processor, patch_table, processed_patches
+from forebay.store.image.codec import decode_image, patchify, resized
 from forebay.store.image.image_settings import grid_thw, image_settings
-from forebay.store.image.pixels import decode_image, patchify, resized
 from tests.store.image.variants import photo, variants
 
 ROOT = Path(__file__).parents[3]

@@ -24,7 +24,7 @@ from transformers import (
     SiglipProcessor,
 )
 
-from forebay.config.digest import processor_digest, tokenizer_digest
+from forebay.config.pretrained_folder import processor_digest, tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm
 from forebay.steps.form_batch import collate

@@ -22,7 +22,7 @@ from transformers import AutoProcessor, PreTrainedTokenizerFast, WhisperTokenize
 from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_NAME
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-from forebay.config.digest import tokenizer_digest
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder
 from forebay.steps.table import made, steps_named

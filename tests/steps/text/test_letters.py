@@ -11,7 +11,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config.digest import tokenizer_digest
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ConfigError
 from forebay.steps.text.vocabulary import Vocabulary
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import event, given
 
-from forebay.config.digest import processor_digest, tokenizer_digest
+from forebay.config.pretrained_folder import processor_digest, tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm
 from forebay.steps.form_batch import collate

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.config.digest import tokenizer_digest
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.steps.text.symbols import Special, Split, SymbolTable, is_symbol_table, symbols_of
 from forebay.steps.text.vocabulary import Vocabulary

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-from forebay.config.digest import tokenizer_digest
+from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
 from forebay.steps.text.symbols import _QWEN2_RULE

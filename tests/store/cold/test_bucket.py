@@ -14,8 +14,7 @@ from benchmarks.objects.faults import SERVER_ERROR, Rule
 from benchmarks.objects.proxy import Proxy
 from benchmarks.objects.server import Bucket as Emptied
 from forebay.cli.program import main
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url, parse_url
+from forebay.config.remote import RemoteConfig, Url, parse_url
 from forebay.errors import (
     CacheIncompleteError,
     CacheNotFoundError,
@@ -28,7 +27,7 @@ from forebay.store.cold.pull import pull_any
 from forebay.store.cold.push import push_zarr
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.carry.transfer import push
-from forebay.store.remote.root import RemoteRoot
+from forebay.store.remote.small_files import RemoteRoot
 from tests.store.cold.caches import same, settings_of
 from tests.store_factory import make_cache
 

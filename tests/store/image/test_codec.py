@@ -5,9 +5,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from forebay.store.image.codec import FIELDS, Codec, decode, encode
+from forebay.store.image.codec import FIELDS, Codec, decode, decode_image, encode, patchify, resized
 from forebay.store.image.image_settings import ImageSettings, grid_thw
-from forebay.store.image.pixels import decode_image, patchify, resized
 from tests.store.image.variants import photo, saved, variants
 
 LIMIT = 89_478_485

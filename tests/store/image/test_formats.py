@@ -7,8 +7,8 @@ import warnings
 import pytest
 
 from forebay.errors import DecodeError
+from forebay.store.image.codec import decode_image
 from forebay.store.image.formats import image_size
-from forebay.store.image.pixels import decode_image
 from tests.store.image.variants import PHOTOS, bombs, cut_short, late_png, photo, refused, saved, variants
 
 LIMIT = 89_478_485

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.store.image.codec import patchify, unpatchify
 from forebay.store.image.image_settings import ImageSettings
-from forebay.store.image.pixels import patchify, unpatchify
 
 
 def test_rows_are_in_merge_order_and_channel_y_x() -> None:

@@ -16,8 +16,8 @@ from transformers.image_transforms import convert_to_rgb
 from transformers.image_utils import load_image
 
 from forebay.errors import SampleError
+from forebay.store.image.codec import Alpha, decode_image, resized
 from forebay.store.image.image_settings import ImageSettings
-from forebay.store.image.pixels import Alpha, decode_image, resized
 from tests.store.image.variants import PHOTOS, cut_short, photo, saved, transparent_images, variants, with_alpha
 
 LIMIT = 89_478_485

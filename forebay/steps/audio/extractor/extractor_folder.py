@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.config.digest import extractor_digest
+from forebay.config.pretrained_folder import extractor_digest
 from forebay.errors import ConfigError
 from forebay.steps.audio.log_mel import LogMel
 from forebay.steps.audio.qwen3_asr_features import Qwen3Asr

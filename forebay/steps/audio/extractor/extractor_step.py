@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from forebay.config.hub import model_place
+from forebay.config.pretrained_folder import model_place
 from forebay.errors import ConfigError, DecodeError
 from forebay.steps.audio.declared import Declared, require_frame
 from forebay.steps.audio.extractor.extractor_call import Arrays, OpenExtractor, load_extractor

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from forebay.config.loader_sections import LoaderConfig
-from forebay.config.tree import Config
+from forebay.config.tree import Config, LoaderConfig
 from forebay.errors import ConfigError, SampleError
 from forebay.spans import DECODE, PATCHES, span
 from forebay.steps.audio.declared import form_of
@@ -21,7 +20,7 @@ from forebay.steps.image.processor.outputs import NoArrayError, Output, array_of
 from forebay.steps.image.processor.whole import image_processor_of
 from forebay.steps.step import ImageStep, Stored
 from forebay.steps.table import unknown
-from forebay.store.image.pixels import decode_image
+from forebay.store.image.codec import decode_image
 from forebay.store.image.stored_items import FEATURES
 from forebay.store.layout import Array
 

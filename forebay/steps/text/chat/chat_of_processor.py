@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from forebay.config.digest import processor_digest
+from forebay.config.pretrained_folder import processor_digest
 from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm
 from forebay.steps.step import TextStep

@@ -19,8 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url, check_endpoint, check_host, host_of, is_refused, origin
+from forebay.config.remote import RemoteConfig, Url, check_endpoint, check_host, host_of, is_refused, origin
 from forebay.errors import ConfigError
 
 _FILES = (("AWS_CONFIG_FILE", "config"), ("AWS_SHARED_CREDENTIALS_FILE", "credentials"))
@@ -39,10 +38,7 @@ class Keys:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """The settings of one profile in the two files.
-
-    is_named: AWS_PROFILE names it. has: names of its fields. keys: None where the files hold none.
-    """
+    """A profile of the two files. is_named: AWS_PROFILE names it. has: names of its fields. keys: None without any."""
 
     name: str
     is_named: bool
@@ -70,10 +66,7 @@ class Profile:
 
 
 def read_profile() -> Profile:
-    """Returns the profile that AWS_PROFILE names, or `default`, which may be empty.
-
-    Raises ConfigError where a file cannot be read.
-    """
+    """Returns the profile that AWS_PROFILE names, or `default`, perhaps empty; ConfigError for an unreadable file."""
     named = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     name = named or "default"
     config, credentials = _paths()
@@ -121,15 +114,12 @@ _ENDPOINTS = {
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 """Variables that name the address of a store, those that count more first."""
-
 _PREFIXES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
-
 _AWS_REGION = r"[a-z]{2}(?:-[a-z]+)+-[0-9]"
 _AWS = rf"(?:.+\.)?s3(?:-fips|-accelerate|-{_AWS_REGION})?(?:\.dualstack)?(?:\.{_AWS_REGION})?\.amazonaws\.com(?:\.cn)?"
 _GOOGLE = r"(?:.+\.)?storage\.googleapis\.com|storage\.[a-z0-9-]+\.rep\.googleapis\.com"
 _OWN = {"s3": re.compile(_AWS), "gs": re.compile(_GOOGLE)}
 """Hosts of the stores themselves. Other hosts of a provider's domain may be those of anybody who rents them."""
-
 _AZURE_SERVICES = ("blob.core.windows.net", "dfs.core.windows.net")
 _ROLE_VARIABLES = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",

@@ -53,7 +53,6 @@ class _Helper:
         self.connection = Connection(mine.detach())
 
     def end(self) -> None:
-        """Ends the process, whatever it does."""
         self.connection.close()
         self._process.kill()
         self._process.wait()
@@ -73,10 +72,7 @@ def is_cut_off() -> bool:
 
 
 def ask(asked: Any, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[Any]:
-    """Yields what a method of an object yields, or the one thing that it returns, and raises what it raises.
-
-    asked: whatever pickles. Raises RemoteError where the helper died.
-    """
+    """Yields what a method of `asked`, which pickles, yields or returns; raises its errors, RemoteError if all died."""
     helper = _here.take()
     is_over = False
     try:

@@ -17,8 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from forebay.config.remote import LONGEST_PAUSE_S, RemoteConfig
-from forebay.config.url import Url
+from forebay.config.remote import LONGEST_PAUSE_S, RemoteConfig, Url
 from forebay.errors import ForebayError, MissingExtraError, RemoteError, RemoteMissingError
 from forebay.extras import install_line
 from forebay.store.remote.bucket import beside
@@ -38,7 +37,6 @@ _REMOVED_AT_ONCE = 1_000
 _COPY_S = 300.0
 """Seconds that a store may take for a large copy: no byte comes back meanwhile."""
 _PAUSE_S = 0.25
-
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -110,18 +108,14 @@ class Bucket:
         return b"".join(self.stream(name))
 
     def read_range(self, name: str, start: int, stop: int, *, etag: str = "") -> bytes:
-        """Returns the bytes from `start` to `stop` of an object, all of them.
-
-        etag: of the version that is wanted. Raises RemoteMissingError, RemoteReplacedError, RemoteError.
-        """
+        """Returns all bytes from `start` to `stop` of an object, of the version of `etag`; raises as `stream` does."""
         return b"".join(self.stream(name, start=start, stop=stop, etag=etag)) if stop > start else b""
 
     @_anywhere
     def stream(self, name: str, *, start: int = 0, stop: int | None = None, etag: str = "") -> Iterator[bytes]:
-        """Yields the bytes of an object from `start` on, up to `stop` or its end, in pieces, all of one version.
+        """Yields the bytes of an object from `start` to `stop` or its end, in pieces, all of the version of `etag`.
 
-        Where the body breaks off, the stream goes on from the byte that it reached. etag: of the version that is
-        wanted. Raises RemoteMissingError, RemoteReplacedError, RemoteError.
+        A body that breaks off goes on where it was. Raises RemoteMissingError, RemoteReplacedError, RemoteError.
         """
         at, tries, first, end = start, 0, None, 0
         while True:
@@ -143,10 +137,7 @@ class Bucket:
 
     @_anywhere
     def objects(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
-        """Yields every object below a folder, in the order of their names, and keeps none. Raises RemoteError.
-
-        after: only those whose names come after this one.
-        """
+        """Yields every object below a folder, by name, from behind `after` on; keeps none. Raises RemoteError."""
         last, tries = "/".join(part for part in (self.url.key, after) if part) if after else None, 0
         while True:
             try:
@@ -189,10 +180,9 @@ class Bucket:
 
     @_anywhere
     def copy(self, source: Url, name: str, *, size_bytes: int) -> ObjectInfo:
-        """Makes an object a copy of another one of the same bucket and returns what the store says of the copy.
+        """Makes an object a copy of one of the same bucket, in the store; returns what that says of the copy.
 
-        The store copies: no byte of it passes here. size_bytes: of the source, at most MAX_COPY. Raises
-        RemoteMissingError where the source is not there, RemoteError.
+        size_bytes: of the source, at most MAX_COPY. Raises RemoteMissingError where it is not there, RemoteError.
         """
         store = self._store(put_s=_COPY_S if size_bytes > PART else 0.0)
         try:
@@ -340,10 +330,7 @@ class Bucket:
         return read_refusal(err, timeout_s=self.settings.timeout_s, secrets=secrets(self._access))
 
     def _store(self, *, retries: int = 0, put_s: float = 0.0) -> Any:
-        """Returns obstore's store. Puts are made again by obstore, part by part; all else is made again here.
-
-        put_s: seconds that it may take to send what is put at once.
-        """
+        """Returns obstore's store, which repeats puts alone. put_s: seconds that what is put at once takes to send."""
         found = self._stores.get((retries, put_s))
         if found is None:
             found = self._stores[retries, put_s] = self._connected(retries, self.settings.timeout_s + put_s)
@@ -393,5 +380,4 @@ def _obstore() -> Any:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """Returns what obstore raises for an answer."""
     return _obstore().exceptions.BaseError, FileNotFoundError, ValueError, EndedEarlyError

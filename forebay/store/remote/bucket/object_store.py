@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url, is_url, parse_url
+from forebay.config.remote import RemoteConfig, Url, is_url, parse_url
 from forebay.errors import ConfigError, RemoteExistsError, RemoteMissingError
 from forebay.store.files import TEMPORARY_MARK, sweep, temporary_name, write_bytes
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo

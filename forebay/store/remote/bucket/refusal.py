@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from forebay.config.url import Url, origin
+from forebay.config.remote import Url, origin
 from forebay.errors import RemoteDeniedError, RemoteError, RemoteExistsError, RemoteMissingError, RemoteReplacedError
 from forebay.store.remote.bucket.access import Access
 
@@ -93,7 +93,7 @@ def error_of(refusal: Refusal, where: Url, access: Access, *, tries: int = 1) ->
     if refusal.code in _SKEWED:
         clocks = _clocks(refusal, access)
         return RemoteError(
-            f"{where}: {refusal.words}: {clocks}; set the clock of this machine: {_SET_CLOCK}", code="FB606"
+            f"{where}: {refusal.words}: {clocks}; set the clock of this machine: timedatectl set-ntp true", code="FB606"
         )
     if refusal.is_token_request:
         return RemoteError(
@@ -113,11 +113,12 @@ def error_of(refusal: Refusal, where: Url, access: Access, *, tries: int = 1) ->
     if refusal.status in (301, 307, 400) and access.region is None and where.scheme == "s3":
         return RemoteError(f"{where}: {refusal.words}; {asked}; if the bucket is elsewhere, set remote.region")
     if "certificate" in refusal.words and not refusal.status:
-        return RemoteError(f"{where}: {refusal.words}; {asked}; {_TRUST}")
+        trust = "set SSL_CERT_FILE to a file of the authority that signed it"
+        return RemoteError(f"{where}: {refusal.words}; {asked}; {trust}")
     if not refusal.may_pass:
-        return RemoteError(f"{where}: {refusal.words}; {asked}; {_CHECK}")
+        return RemoteError(f"{where}: {refusal.words}; {asked}; check the URL and [remote]")
     times = "once" if tries == 1 else f"{tries} times"
-    return RemoteError(f"{where}: {refusal.words}; asked {times}; {asked}; {_LATER}{_GO_ON}", code="FB607")
+    return RemoteError(f"{where}: {refusal.words}; asked {times}; {asked}; {_LATER}", code="FB607")
 
 
 def replaced(where: Url, *, wanted: str, found: str) -> RemoteReplacedError:
@@ -138,12 +139,9 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-_TRUST = "set SSL_CERT_FILE to a file of the authority that signed it"
-_SET_CLOCK = "timedatectl set-ntp true"
-_CHECK = "check the URL and [remote]"
-_LATER = "try again later, or set remote.retries and remote.timeout_s higher"
-_GO_ON = (
-    "; a loop goes on at the next batch by loader.load_state_dict(loader.state_dict()), else `for` begins the epoch"
+_LATER = (
+    "try again later, or set remote.retries and remote.timeout_s higher; a loop goes on at the next batch by "
+    "loader.load_state_dict(loader.state_dict()), else `for` begins the epoch"
 )
 
 

@@ -14,21 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url
+from forebay.config.remote import RemoteConfig, Url
 from forebay.errors import ConfigError, RemoteError, RemoteMissingError, RemoteReplacedError, TarError
 from forebay.store.files import sweep
 from forebay.store.remote.bucket.object_store import find
 from forebay.store.remote.carry.fetch_folder import FilePart, InTheWayError, TargetFolder, read_pieces
-from forebay.store.remote.carry.fetch_list import (
-    FetchListing,
-    FetchOptions,
-    alike,
-    limits,
-    list_files,
-    problems,
-    some,
-)
+from forebay.store.remote.carry.fetch_list import FetchListing, FetchOptions, alike, limits, list_files, problems, some
 from forebay.store.remote.carry.proof import Expected, Verdict, judge
 from forebay.store.remote.carry.tally import FetchReport, Tally, for_each
 from forebay.visible import human_bytes
@@ -42,7 +33,6 @@ _NO_MD5 = (
 )
 _DAMAGED = "it is damaged, or was replaced: have it put there again"
 _NO_RANGES = "Range request not supported"
-
 Examine = Callable[[Path, str, Any], None]
 """Looks into a tar of an evaluation set, given its path, its name and what index.json says; raises TarError."""
 
@@ -85,7 +75,6 @@ def fetch(url: Url, folder: Path, settings: RemoteConfig, options: FetchOptions,
 
 
 def _check_names(listing: FetchListing, *, folder: TargetFolder | None) -> None:
-    """Raises RemoteError for names that no file of the folder may have."""
     longest_part, longest = limits(str(folder.path)) if folder is not None else (255, 4095)
     found = problems(listing.files, longest_part=longest_part, longest=longest)
     pairs = alike(listing.files)
@@ -99,7 +88,6 @@ def _check_names(listing: FetchListing, *, folder: TargetFolder | None) -> None:
 
 
 def _check_room(folder: TargetFolder, to_come: list[Expected]) -> None:
-    """Raises ConfigError where the disk has less room than is to come."""
     needed, free = sum(one.size_bytes for one in to_come), folder.free_bytes()
     if needed > free:
         raise ConfigError(
@@ -225,7 +213,6 @@ class Downloads:
         return expected.of(info)
 
     def _fill(self, part: FilePart) -> None:
-        """Downloads what a file lacks."""
         try:
             self._stream(part)
         except RemoteError as err:

@@ -18,9 +18,9 @@ import xxhash
 
 from forebay.errors import ConfigError
 from forebay.store.files import TEMPORARY_MARK, abandoned, is_temporary, temporary_name, this_place
-from forebay.store.locks import try_alone
 from forebay.store.remote.carry.fetch_list import folders_of
 from forebay.store.remote.carry.proof import Expected
+from forebay.store.shared_disk import try_alone
 
 _BLOCK = 4 * 1024 * 1024
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -35,10 +35,7 @@ class TargetFolder:
     """The folder that a user named, held open. Threads may share it."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder where there is none. The name that the user gave may lead through links, those below not.
-
-        Raises ConfigError where it is no folder.
-        """
+        """Makes the folder: its own name may lead through links, those below not. ConfigError where it is none."""
         try:
             path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as err:
@@ -63,10 +60,7 @@ class TargetFolder:
             os.close(self.descriptor)
 
     def stat(self, name: str) -> os.stat_result | None:
-        """Returns the stat of a file; None where nothing has its name.
-
-        Raises InTheWayError where a link, a folder, or anything else but a file stands there or on the way.
-        """
+        """Returns the stat of a file, None without one; InTheWayError for anything else there or on the way."""
         try:
             with self._parent(name, make=False) as (place, last):
                 found = os.stat(last, dir_fd=place, follow_symlinks=False)
@@ -120,7 +114,6 @@ class TargetFolder:
             os.close(created)  # taken for that of a dead fetch before it was locked, and perhaps finished by now
 
     def _is_still(self, name: str, descriptor: int) -> bool:
-        """Says if an open file still has a name."""
         try:
             found = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         except FileNotFoundError:
@@ -146,10 +139,7 @@ class TargetFolder:
 
     @contextlib.contextmanager
     def _entries(self) -> Iterator[Iterator[os.DirEntry[str]]]:
-        """Yields what lies directly in the folder, by a descriptor of its own.
-
-        Copies of a descriptor share the place that was read up to, so that threads would take entries from each other.
-        """
+        """Yields the folder's entries by a descriptor of its own: copies of one share the place that was read to."""
         descriptor = os.open(".", _FOLDER, dir_fd=self.descriptor)
         try:
             with os.scandir(descriptor) as entries:
@@ -158,7 +148,6 @@ class TargetFolder:
             os.close(descriptor)
 
     def _left(self, prefix: str) -> list[str]:
-        """Returns the parts of a prefix, the largest first."""
         found: list[tuple[int, str]] = []
         with self._entries() as entries:
             for entry in entries:
@@ -220,8 +209,7 @@ class TargetFolder:
 class FilePart:
     """A file while it is downloaded: its bytes from the first one on, as far as they came. A context.
 
-    size_bytes: what is there. resumed_bytes: what a dead fetch had left. It goes on at its end; whether all of it is
-    right shows when it is whole.
+    size_bytes: what is there, of it resumed_bytes of a dead fetch. Whether all is right shows when it is whole.
     """
 
     def __init__(self, folder: TargetFolder, descriptor: int, name: str, expected: Expected) -> None:

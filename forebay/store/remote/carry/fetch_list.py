@@ -1,9 +1,7 @@
 """The objects below a URL, or the files that a manifest names. Nothing of the list is believed unseen.
 
 The manifest of an evaluation set tells the hashes of its files. It is found beside them, or named itself, which a web
-server needs, since that lists nothing.
-
-Which names of objects may become files of a folder. All of this is decided before a byte is written.
+server needs, since that lists nothing. Which names may become files is decided before a byte is written.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from typing import Any
 
 import xxhash
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url
+from forebay.config.remote import RemoteConfig, Url
 from forebay.errors import ConfigError, ManifestError, RemoteError, RemoteMissingError
 from forebay.store.files import is_temporary
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
@@ -31,10 +28,7 @@ _MAX_SHOWN = 5
 
 
 def problem_of(name: str, *, longest_part: int = 255, longest: int = 4095) -> str:
-    """Returns why a name may be no file below a folder; empty where it may.
-
-    longest_part, longest: bytes that the file system takes as a name and as a whole path below the folder.
-    """
+    """Returns why a name may be no file, else nothing. longest_part, longest: bytes of a part and of all of it."""
     if not name or name.startswith("/"):
         return "is absolute" if name else "is empty"
     if "\\" in name or _DRIVE.match(name):
@@ -126,10 +120,9 @@ class FetchOptions:
 
 
 def list_files(url: Url, settings: RemoteConfig, options: FetchOptions) -> FetchListing:
-    """Returns the files below a URL, or those that a manifest at the URL names, whose names begin with the prefix.
+    """Returns the files below a URL, or of a manifest at the URL, whose names begin with the prefix.
 
-    Raises RemoteError where nothing is there, or more than the bounds allow; ManifestError for a manifest that is none,
-    or that disagrees with what the store has.
+    Raises RemoteError for nothing, or more than the bounds; ManifestError for a manifest that is none, or disagrees.
     """
     if url.name.endswith(".json") and url.key:
         found = FetchListing(Bucket(url.parent, settings), options)
@@ -155,8 +148,7 @@ def list_files(url: Url, settings: RemoteConfig, options: FetchOptions) -> Fetch
 class FetchListing:
     """The files to come from a bucket.
 
-    tars: those of evaluation sets, by name, with what the index.json of their set says of them, or None. others: some
-    names that do not begin with the prefix.
+    tars: those of evaluation sets, by name, with what their set's index.json says, or None. others: without the prefix.
     """
 
     def __init__(self, bucket: Bucket, options: FetchOptions) -> None:
@@ -192,10 +184,7 @@ class FetchListing:
             raise RemoteMissingError(f"{url}: nothing is there, and nothing lies below it; name another URL") from err
 
     def take_manifest(self, name: str, *, is_alone: bool) -> None:
-        """Takes in what the manifest of an evaluation set says. is_alone: nothing but the manifest tells what is there.
-
-        Raises ManifestError, RemoteMissingError.
-        """
+        """Takes in a manifest; is_alone: nothing else tells what is there. Raises ManifestError, RemoteMissingError."""
         where = self.bucket.url / name
         folder = name.rpartition("/")[0]
         below = f"{folder}/" if folder else ""
@@ -310,10 +299,7 @@ def _parsed(where: Url, data: bytes) -> Mapping[str, Any]:
 
 
 def _entries(document: Mapping[str, Any], where: Url) -> tuple[list[Expected], Expected | None]:
-    """Returns the files that a manifest names, and their index. Raises ManifestError for an entry that says too little.
-
-    A language without a usable sample has an entry whose name is null.
-    """
+    """Returns a manifest's files (a null name: a language without samples) and index; ManifestError for less."""
     files = document.get("files")
     if not isinstance(files, list) or not files:
         raise ManifestError(f"{where} has no list `files`; name the manifest of an evaluation set ({MANIFEST})")

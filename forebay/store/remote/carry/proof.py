@@ -22,14 +22,13 @@ from forebay.store.held import AnyFile
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.bucket.bucket import CHUNK, Bucket, ObjectInfo, part_bytes
 from forebay.store.remote.bucket.object_store import find
-from forebay.store.remote.carry.sent_columns import NAME as COLUMNS
 from forebay.store.remote.node.node import WantedFile
+from forebay.store.remote.small_files import NAME as COLUMNS
 
 CheckedBy = Literal["xxh3_128", "sha256", "md5", "etag", "size"]
 HASHES: tuple[CheckedBy, ...] = ("xxh3_128", "sha256", "md5")
 """Hashes that a manifest may name, the one that is taken first."""
 DIGITS = {"xxh3_128": 32, "sha256": 64, "md5": 32}
-
 _MIB = 1024 * 1024
 _PARTS = (5, 8, 10, 15, 16, 25, 32, 50, 64, 100, 128, 256, 512)
 """Sizes of parts, in MiB, in which the usual tools put large objects."""
@@ -39,7 +38,6 @@ _REPLACED = (
     "forebay cache push CACHE URL --verify"
 )
 _MEND = "push the cache again from a machine that has it whole: forebay cache push"
-
 _md5 = functools.partial(hashlib.md5, usedforsecurity=False)
 _MADE: dict[str, Callable[[], Any]] = {"xxh3_128": xxhash.xxh3_128, "sha256": hashlib.sha256, "md5": _md5}
 
@@ -48,9 +46,8 @@ _MADE: dict[str, Callable[[], Any]] = {"xxh3_128": xxhash.xxh3_128, "sha256": ha
 class Expected:
     """An object that is to become a file.
 
-    name: of both, below the bucket's URL and below the folder. etag: of the version that is wanted, empty where the
-    store tells none. modified_ns: 0 where only a manifest is known. hashes: hex digits by the name of the hash, as a
-    manifest says.
+    name: below the bucket's URL and the folder. etag: of the wanted version, empty where none is told. modified_ns: 0
+    where only a manifest is known. hashes: hex digits by the name of the hash, as a manifest says.
     """
 
     name: str
@@ -86,8 +83,7 @@ class Verdict:
 def judge(pieces: Iterable[bytes | memoryview], expected: Expected, *, etags_are_md5: bool) -> Verdict:
     """Returns whether these bytes, of the right size, are those that are expected.
 
-    etags_are_md5: an etag that looks like an MD5 is one, so that another MD5 means other bytes. Without it an etag
-    proves what it fits, and nothing else.
+    etags_are_md5: another MD5 than the etag means other bytes. Without it an etag proves what it fits, and no more.
     """
     hashes = dict(expected.hashes)
     for kind in HASHES:
@@ -151,10 +147,7 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The etags that S3 gives an object of these bytes: sent whole, or in parts.
-
-    Other stores, and buckets that encrypt with a key of their owner, give etags that say nothing of the bytes.
-    """
+    """The etags of S3 for these bytes, sent whole or in parts; those of other stores, or encrypted, say nothing."""
 
     whole: str
     in_parts: str
@@ -195,8 +188,7 @@ def proves(etag: str, data: bytes) -> bool:
 def pieces_of(bucket: Bucket, wanted: WantedFile) -> Iterator[bytes]:
     """Yields the bytes of an object that is as large as wanted, and whose hash is as wanted.
 
-    Raises RemoteError where the object is another one, as soon as that shows: what was yielded before is not to be
-    used.
+    Raises RemoteError as soon as it shows to be another one: what was yielded before is not to be used.
     """
     state, size_bytes, where = xxhash.xxh3_128(), 0, bucket.url / wanted.name
     for piece in bucket.stream(wanted.name):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from forebay.progress import Progress
+from forebay.terminal import CommandReport
 from forebay.visible import from_here, human_bytes
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def for_each(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CarryReport:
+class CarryReport(CommandReport):
     """The fields that every transfer reports."""
 
     source: str
@@ -65,10 +65,6 @@ class CarryReport:
     """Files that were there already, with the right bytes."""
     kept_bytes: int
     seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values."""
-        return dataclasses.asdict(self)
 
     def headline(self, done: str) -> str:
         """Returns the first line for a person."""

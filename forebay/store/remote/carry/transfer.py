@@ -18,31 +18,23 @@ from pathlib import Path
 
 import xxhash
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url
-from forebay.errors import (
-    CacheCorruptError,
-    CacheError,
-    CacheMismatchError,
-    ConfigError,
-    RemoteError,
-    RemoteExistsError,
-)
+from forebay.config.remote import RemoteConfig, Url
+from forebay.errors import CacheError, CacheMismatchError, ConfigError, RemoteError, RemoteExistsError
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import link_or_copy, write_bytes
 from forebay.store.held import HeldFile
 from forebay.store.key import SHORT
-from forebay.store.locks import must_lock
 from forebay.store.lookup import sealed_caches
-from forebay.store.metadata import FILE_NAME, check_file, read_regular
+from forebay.store.metadata import FILE_NAME, read_regular
 from forebay.store.remote.bucket.bucket import MAX_COPY, Bucket, ObjectInfo
 from forebay.store.remote.bucket.object_store import find_bytes
 from forebay.store.remote.carry.proof import Proof, hash_object, proof_of, save_object
-from forebay.store.remote.carry.sent_columns import NAME as COLUMNS
 from forebay.store.remote.carry.tally import Kind, Tally, TransferReport, for_each
 from forebay.store.remote.carry.upload import MadeObject, PushedItem, Upload
 from forebay.store.remote.node.node import WantedFile
-from forebay.store.seal import publish, quick_problems
+from forebay.store.remote.small_files import NAME as COLUMNS
+from forebay.store.seal import is_whole, publish, quick_problems
+from forebay.store.shared_disk import must_lock
 from forebay.visible import human_bytes
 
 logger = logging.getLogger(__name__)
@@ -88,10 +80,7 @@ def _files(cache: Cache) -> list[tuple[HeldFile, WantedFile]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagedObjects:
-    """An object with the bytes of a file that is pushed.
-
-    proof: of these bytes. etag: of the object, when they were proven. None, empty: nothing is known but the size.
-    """
+    """An object of a pushed file's bytes. proof: of these; etag: at that time. None, empty: its size alone is known."""
 
     url: Url
     proof: Proof | None
@@ -154,7 +143,6 @@ class _CacheUpload(Upload):
         return not made and not self.tally.files["moved"]
 
     def is_this(self, name: str) -> bool:
-        """Whether this very cache is sealed there. Raises RemoteExistsError where another one is."""
         data = find_bytes(self.bucket, name)
         if data is None or data == self.metadata:
             return data is not None
@@ -169,7 +157,6 @@ class _CacheUpload(Upload):
         )
 
     def foreign(self, shown: str) -> str:
-        """Returns the error for objects that are of no file of this cache."""
         return (
             f"{self.bucket.url} holds objects that are not of {self.cache.folder}: {shown}; push to another URL "
             f"(one that ends with a slash: {self.bucket.url}/ is a folder of caches), or remove them"
@@ -274,10 +261,7 @@ class FolderPull:
     def run(
         self, source: Url | Path, folder: Path, settings: RemoteConfig, *, donors: Sequence[Cache], progress: bool
     ) -> TransferReport:
-        """Makes the folder the cache. donors: caches whose files are linked, beside those that stand beside the folder.
-
-        Raises CacheMismatchError where something else stands there.
-        """
+        """Makes the folder the cache. donors: their files are linked too. CacheMismatchError: it is something else."""
         folder = folder.absolute()
         is_whole, is_there = self._standing(folder)
         with Tally([wanted.size_bytes for wanted in self.files], label="pull", progress=progress) as tally:
@@ -317,7 +301,7 @@ class FolderPull:
 
         def place(wanted: WantedFile) -> None:
             path = aside / wanted.name
-            kind: Kind = "kept" if _is_whole(path, wanted) else "linked" if self._linked(path, wanted) else "moved"
+            kind: Kind = "kept" if is_whole(path, wanted) else "linked" if self._linked(path, wanted) else "moved"
             if kind == "moved":
                 self.make(path, wanted)
             tally.add(kind, wanted.size_bytes)
@@ -328,7 +312,7 @@ class FolderPull:
     def _linked(self, path: Path, wanted: WantedFile) -> bool:
         for copy in self._copies.get((wanted.size_bytes, wanted.xxh3_128), []):
             with contextlib.suppress(OSError):  # the node's cache may have let go of it
-                if _is_whole(copy, wanted):
+                if is_whole(copy, wanted):
                     link_or_copy(copy, path)
                     return True
         return False
@@ -363,14 +347,6 @@ def _copies_beside(folder: Path, donors: Sequence[Cache]) -> dict[tuple[int, str
             if file.path.is_file():
                 found.setdefault((wanted.size_bytes, wanted.xxh3_128), []).append(file.path)
     return found
-
-
-def _is_whole(path: Path, wanted: WantedFile) -> bool:
-    try:
-        check_file(path, {"size_bytes": wanted.size_bytes, "xxh3_128": wanted.xxh3_128}, verify=True)
-    except CacheCorruptError:
-        return False
-    return True
 
 
 def place_below(place: str, name: str) -> str:

@@ -45,8 +45,7 @@ class MadeObject:
 class PushedItem:
     """One object to be.
 
-    wanted: its name, the bytes that are counted for it, and the hash by which the journal knows it. make: returns what
-    is to be sent; raises CacheCorruptError where it is damaged here.
+    wanted: name, counted bytes, and hash for the journal. make: returns what is sent; CacheCorruptError if damaged.
     """
 
     wanted: WantedFile
@@ -54,10 +53,7 @@ class PushedItem:
 
 
 class Upload:
-    """One push into a place: what its steps share. Each form of a cache is a subclass.
-
-    known: names of the objects to be. there: what lies at the place, as it was last listed.
-    """
+    """A push into a place; each form is a subclass. known: names of objects to be. there: what was listed last."""
 
     elsewhere = "another place"
 
@@ -72,10 +68,7 @@ class Upload:
         self._sent: dict[str, tuple[int, str]] = {}
 
     def is_this(self, name: str) -> bool:
-        """Whether the document of this name is there and is of this very push.
-
-        Raises RemoteExistsError where that of another one is there.
-        """
+        """Whether this very push's document of the name is there; RemoteExistsError for that of another one."""
         raise NotImplementedError
 
     def foreign(self, shown: str) -> str:

@@ -1,11 +1,9 @@
-"""The objects of stores in the node's folder, and the order in which they go. No link is followed.
+"""The objects of stores in the node's folder: what was fetched, what is needed next, and the order in which they go.
 
-What was ever fetched into the folder of a mirror, by name. Nothing else in that folder is ever removed.
+No link is followed. Nothing that was not fetched into the folder of a mirror is ever removed.
 
-When the readers of this node need each shard next: what they tell each other, so that the right one is evicted.
-
-Each reader has a small file under `<shard_dir>/readers/`, mapped by it and read by whoever makes room. Its owner holds
-a lock on it, so a file without a lock is of a dead reader, and counts for nothing.
+Each reader has a small file under `<shard_dir>/readers/`, mapped by it and read by whoever makes room: when it needs
+each shard next. Its owner holds a lock on it, so a file without a lock is of a dead reader, and counts for nothing.
 """
 
 from __future__ import annotations
@@ -37,10 +35,7 @@ OWN_NAMES = (LEDGER, ORIGIN)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A file that was fetched.
-
-    number: its place in what readers tell; -1: nobody tells of it. is_kept: it goes only with its whole mirror.
-    """
+    """A fetched file. number: its place in what readers tell, or -1. is_kept: it goes with its whole mirror only."""
 
     number: int = -1
     is_kept: bool = False
@@ -120,9 +115,7 @@ _PART = re.compile(r"(?P<name>.+)\.(?P<size>\d+)\.part")
 _BLOCK_BYTES = 4096
 _OLD_S = 24 * 3600.0
 """A mirror without large files goes if nobody opened it for this long."""
-
 _KEPT = Known(is_kept=True)
-
 Kind = Literal["file", "partial", "kept"]
 
 
@@ -336,10 +329,9 @@ class ReaderUses:
 
 
 def distances(node_folder: Path, mirror: str) -> Ints | None:
-    """Returns in how many steps each shard of a mirror is needed by the reader that needs it first.
+    """Returns in how many steps each shard of a mirror is needed by the reader that needs it first, int64 [num_shards].
 
-    int64 [num_shards]. NEVER: no step that is known needs it. None: no reader of the mirror tells. Files of dead
-    readers are removed.
+    NEVER: no known step needs it. None: no reader of the mirror tells. Files of dead readers are removed.
     """
     found: Ints | None = None
     for values in _living(node_folder / FOLDER, mirror):

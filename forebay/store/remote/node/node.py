@@ -31,17 +31,14 @@ from forebay.errors import CacheError, ConfigError, RemoteError, RemoteReplacedE
 from forebay.store.files import hash_file, start_writeback, write_all
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.node.holdings import Known
-from forebay.store.remote.node.node_locks import EXCLUSIVE, pauses, try_lock
 from forebay.store.remote.node.room import NoRoom, Room, RoomPlace, gb, is_whole
-from forebay.store.remote.node.shared import Shared, shared
+from forebay.store.remote.node.shared import EXCLUSIVE, Shared, pauses, shared, try_lock
 
 logger = logging.getLogger(__name__)
-
 _BLOCK_BYTES = 4 * 1024 * 1024
 _WRITEBACK_BYTES = 32 * 1024 * 1024
 _SAY_AFTER_S = 5.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
 Pieces = Callable[[int], Iterator[bytes]]
 """The bytes of an object from an offset on."""
 

@@ -34,16 +34,13 @@ from forebay.store.remote.node.holdings import (
     remove_unused_mirrors,
     scan,
 )
-from forebay.store.remote.node.node_locks import EXCLUSIVE, locked, try_lock
-from forebay.store.remote.node.shared import Shared, shared
+from forebay.store.remote.node.shared import EXCLUSIVE, Shared, locked, shared, try_lock
 
 logger = logging.getLogger(__name__)
-
 LOCK = "room.lock"
 _SUM = struct.Struct("<QQ")
 _SLACK = 200
 """This part of the bound goes on top where it holds whole files: ordering thousands of files takes a while."""
-
 _SQUEEZE_S, _SQUEEZE_AHEAD_S = 0.1, 2.0
 """Mappings are closed no more often than this: each costs about 0.1 ms to be made again."""
 
@@ -259,10 +256,7 @@ class Room:
         return chosen, pinned
 
     def _is_free(self, item: Item) -> bool | None:
-        """Whether nobody reads or downloads a file; None: it is gone, since another process removed it.
-
-        What this process keeps mapped without need is closed for it.
-        """
+        """Whether nobody reads or downloads a file, once this process lets go of it; None: another one removed it."""
         with contextlib.suppress(FileNotFoundError), opened(self.folder, item) as (_, file, _):
             if try_lock(file, EXCLUSIVE, item.name):
                 return True

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from forebay.config.data import SourceConfig
-from forebay.config.remote import GB, RemoteConfig
-from forebay.config.url import Url
+from forebay.config.remote import GB, RemoteConfig, Url
 from forebay.errors import ForebayError
 from forebay.progress import Progress
 from forebay.store.memo import SIZE
@@ -32,13 +31,10 @@ from forebay.store.source_files import SourceFile
 from forebay.task_map import Map
 
 logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 R = TypeVar("R")
-
 _AHEAD_SHARE = 4
 """What is downloaded ahead takes no more than the bound of the node's cache divided by this."""
-
 Needs = Callable[[T], Iterable[str | Path]]
 """(task) -> the paths whose content it reads."""
 

@@ -20,29 +20,25 @@ from typing import TypeVar
 import numpy as np
 import xxhash
 
-from forebay.config.remote import RemoteConfig
-from forebay.config.url import Url
+from forebay.config.remote import RemoteConfig, Url
 from forebay.errors import CacheCorruptError, RemoteDeniedError, RemoteError, RemoteMissingError, RemoteReplacedError
 from forebay.store.files import hash_file
 from forebay.store.held import ORIGIN
-from forebay.store.locks import wait_alone
 from forebay.store.remote.bucket.bucket import Bucket, ObjectInfo
 from forebay.store.remote.bucket.object_store import find
 from forebay.store.remote.carry.tally import for_each
 from forebay.store.remote.mirror import Mirror, touch
 from forebay.store.remote.node.node import WantedFile
 from forebay.store.remote.node.room import is_whole
+from forebay.store.shared_disk import wait_alone
 
 T = TypeVar("T")
-
 OBJECTS = "objects"
 """Folder of a mirror in which the copies of raw files lie."""
 HASHES = "hashes.log"
 """File of a mirror with the content hash of every version that the node has ever downloaded."""
-
 Version = tuple[int, int, int, int, int]
 """Of an object what a stat is of a file: -1, 63 bits of a digest of URL and etag, size in bytes, 0, 0."""
-
 _RECORD = np.dtype([("digest", "<i8"), ("size", "<i8"), ("xxh3_128", "V16"), ("check", "<u8")])
 _SINGLE = 4
 """Objects that are asked for one by one; of more in one folder the folder is listed."""

@@ -18,15 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from forebay.config.remote import RemoteConfig
+from forebay.config.remote import RemoteConfig, Url, is_url, parse_url
 from forebay.config.tree import Config
-from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError, ForebayError, ManifestError, RemoteDeniedError, RemoteError
 from forebay.store.files import write_bytes
 from forebay.store.inputs import located
-from forebay.store.locks import wait_shared
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.raw.origin import Place, Version, objects_of, origin_of
+from forebay.store.shared_disk import wait_shared
 
 _MIRRORS = "/mirrors/"
 _ATTEMPTS = 3
@@ -298,8 +297,7 @@ def look_up(paths: Sequence[Path]) -> None:
 def open_source(path: str | os.PathLike[str]) -> tuple[int, Version]:
     """Returns a descriptor of a file and its stat, see `stat_of_status`; of an object its version.
 
-    The node's copy of an object is there then, and not evicted until the descriptor is closed. Raises OSError as
-    `os.open` does, RemoteError where a store fails.
+    An object's copy here is not evicted until it is closed. Raises OSError as `os.open` does, RemoteError.
     """
     place = place_of(path)
     if place is None:

@@ -1,11 +1,13 @@
-"""Models of the Hugging Face Hub in the place of a folder: `openai/whisper-small@COMMIT` is a snapshot that lies here.
+"""Folders of models: a snapshot of the Hugging Face Hub in the place of a folder, and the content that a key holds.
 
-A snapshot lies in the cache of the Hub's client, laid out as its guide "Understand caching" says. Nothing here asks the
-network: `forebay/preprocess/fetch_models.py` does, for `forebay preprocess` and `forebay fetch` alone.
+`openai/whisper-small@COMMIT` is a snapshot in the cache of the Hub's client, laid out as its guide "Understand caching"
+says. Nothing here asks the network: `forebay/preprocess/fetch_models.py` does, for `forebay preprocess` and
+`forebay fetch` alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from forebay.config.url import is_url, url_or_path
+from forebay.config.remote import is_url, url_or_path
 from forebay.errors import ConfigError
 
 Thing = Literal["tokenizer", "processor", "extractor", "model", "dataset"]
-
 _ID = re.compile(r"(?![^@]*(?:--|\.\.))(\w[\w.-]*/\w[\w.-]*)(?:@(\S+))?", re.ASCII)
 """The Hub has no `--` and no `..` in names; in its cache `--` stands between owner and name."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -127,3 +128,117 @@ def hub_advice(folder: Path, thing: Thing) -> str:
     line = f"from datasets import load_dataset as l; l({name!r}).save_to_disk({str(folder)!r})"
     quoted = shlex.quote(line) if set(line) & set('"$`\\!') else f'"{line}"'
     return f"; if {name} is the name of a dataset of the Hub, save it there: python -c {quoted}"
+
+
+_PATTERNS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "normalizer.json",
+    "*.model",
+    "*.tiktoken",
+    "tekken.json",
+    "chat_template*",
+    "additional_chat_templates/*",
+)
+
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json")
+_VOCABULARY_SUFFIXES = (".model", ".tiktoken")
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """Returns the sha256, as 64 hex digits, of the names and contents of the files that define a tokenizer.
+
+    Vocabularies, merges, special tokens, tokenizer settings and chat templates count. The `model_type` of config.json
+    counts too, because transformers chooses the tokenizer's class by it. Weights, the rest of the folder and its path
+    do not count.
+    Raises ConfigError, naming the field, where the folder is missing, cannot be read, or holds no vocabulary.
+    """
+    if not is_whole(folder):
+        raise ConfigError(
+            f"text.tokenizer: {folder} is not a folder; point it at a folder with a tokenizer.json"
+            f"{hub_advice(folder, 'tokenizer')}",
+            code="FB105",
+        )
+    files = {p.relative_to(folder).as_posix(): p for pattern in _PATTERNS for p in folder.glob(pattern) if p.is_file()}
+    if not any(name in _VOCABULARIES or name.endswith(_VOCABULARY_SUFFIXES) for name in files):
+        raise ConfigError(
+            f"text.tokenizer: {folder} holds no tokenizer (no tokenizer.json, vocabulary or *.model); "
+            "save one there with tokenizer.save_pretrained(folder)",
+            code="FB105",
+        )
+    digest = hashlib.sha256()
+    try:
+        for name in sorted(files):
+            _add(digest, name, files[name].read_bytes())
+        _add(digest, "model_type", _model_type(folder / "config.json").encode())
+    except OSError as err:
+        raise ConfigError(f"text.tokenizer: cannot read {err.filename}: {err.strerror}", code="FB105") from err
+    return digest.hexdigest()
+
+
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+def processor_digest(folder: Path) -> str:
+    """Returns the sha256, as 64 hex digits, of the names and contents of the files that define an image processor.
+
+    Raises ConfigError, naming the field, where the folder is missing, cannot be read, or holds no processor.
+    """
+    return _digest_of(folder, "vision.processor", "processor", "image processor")
+
+
+def extractor_digest(folder: Path) -> str:
+    """Returns the sha256, as 64 hex digits, of the names and contents of the files that define a feature extractor.
+
+    Raises ConfigError, naming the field, where the folder is missing, cannot be read, or holds no extractor.
+    """
+    return _digest_of(folder, "audio.extractor", "extractor", "feature extractor")
+
+
+def _digest_of(folder: Path, setting: str, thing: Thing, what: str) -> str:
+    if not is_whole(folder):
+        raise _refused(
+            setting,
+            f"{folder} is not a folder; point it at one with a preprocessor_config.json{hub_advice(folder, thing)}",
+        )
+    digest = hashlib.sha256()
+    present = [folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()]
+    if not present:
+        raise _refused(
+            setting,
+            f"{folder} holds no {what} (no {' or '.join(_PROCESSOR_FILES)}); "
+            f"save one there with {thing}.save_pretrained(folder)",
+        )
+    try:
+        for path in present:
+            _add(digest, path.name, path.read_bytes())
+    except OSError as err:
+        raise _refused(setting, f"cannot read {err.filename}: {err.strerror}") from err
+    return digest.hexdigest()
+
+
+def _refused(setting: str, why: str) -> ConfigError:
+    message, is_image = f"{setting}: {why}", setting == "vision.processor"
+    return ConfigError(message, code="FB107") if is_image else ConfigError(message, code="FB121")
+
+
+def _add(digest: hashlib._Hash, name: str, content: bytes) -> None:
+    # Lengths stand before both, so that no two sets of files run together to the same bytes.
+    for part in (name.encode(), content):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+
+
+def _model_type(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    try:
+        config = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as err:
+        raise ConfigError(f"text.tokenizer: {path} is not JSON: {err}", code="FB105") from err
+    return str(config.get("model_type", "")) if isinstance(config, dict) else ""

@@ -48,10 +48,7 @@ class RemoteShards:
         return self.firsts[-1]
 
     def of(self, indices: Ints) -> Ints:
-        """Returns the shards of some samples and their items, each once, rising; samples of local caches are left out.
-
-        A shard here is a unit of its cache, see `Cache.units_of`.
-        """
+        """Returns the units (`Cache.units_of`) of samples and their items, once each, rising; none of local caches."""
         if len(self.caches) == 1 and len(indices) and not self._spans[0].start and indices.max() < self._spans[0].stop:
             return self._shards_of(0, indices)
         found = []
