@@ -39,9 +39,8 @@ from benchmarks.scale import _BLOCK, _resident, _tar_blocks, _write_config, free
 from forebay import load_config
 from forebay.config.tree import Config
 from forebay.preprocess.build_report import Options
-from forebay.preprocess.cut import Cut
-from forebay.preprocess.listing_folder import _sums, _write_table
-from forebay.preprocess.outline import folder_of
+from forebay.preprocess.group import Cut
+from forebay.preprocess.listing_folder import _sums, _write_table, folder_of
 from forebay.preprocess.pipeline import build, prepare
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.prepared import _CUTS_SCHEMA, _cuts_table

@@ -135,7 +135,7 @@ class MergeCommand(CacheCommand):
     )
 
     def run(self) -> int:
-        from forebay.preprocess.many.merge import merge
+        from forebay.preprocess.merge import merge
 
         places = [_sealed_place(self, text) for text in self.caches]
         how = {name: getattr(self, name) for name in ("on_duplicate", "cache_root", "progress")}
@@ -158,7 +158,7 @@ class SubsetCommand(CacheCommand):
     )
 
     def run(self) -> int:
-        from forebay.preprocess.many.merge import subset
+        from forebay.preprocess.merge import subset
 
         how = {name: getattr(self, name) for name in ("where", "ids", "missing", "cache_root", "progress")}
         return self.printed(subset(_sealed_place(self, self.cache), self.out, **how))

@@ -16,10 +16,8 @@ import pyarrow as pa
 from forebay.config.data import SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError, ForebayError, SampleError
-from forebay.preprocess.coded import Coder
-from forebay.preprocess.cut import columns_digest
 from forebay.preprocess.decode import decode_audio
-from forebay.preprocess.group import Items, Read, Values, values_digest
+from forebay.preprocess.group import Coder, Items, Read, Values, columns_digest, values_digest
 from forebay.preprocess.probe_inputs import probe_features, probe_sounds
 from forebay.preprocess.workspace import Failure
 from forebay.progress import Progress

@@ -17,13 +17,12 @@ import xxhash
 
 from forebay.errors import BuildError, SampleError
 from forebay.preprocess.audio_group import DurationLimits
-from forebay.preprocess.coded import Coder
 from forebay.preprocess.decode import decode_audio
+from forebay.preprocess.group import Coder
 from forebay.preprocess.text_group import TextItems
-from forebay.preprocess.unchanged import unchanged_stats
 from forebay.rows.manifest import reduced
 from forebay.rows.media_reader import MediaReader, sparse_files
-from forebay.rows.named_files import shown_name
+from forebay.rows.named_files import shown_name, unchanged_stats
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.store.by_hand import pcm16_wav
 from forebay.store.files import write_aside

@@ -39,8 +39,8 @@ from forebay.preprocess.groups import Listing
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.prepared import load as load_prepared
-from forebay.preprocess.unchanged import require_unchanged
 from forebay.progress import Progress
+from forebay.rows.named_files import require_unchanged
 from forebay.rows.readers.python_inputs import list_inputs
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe, recipe_of

@@ -16,9 +16,9 @@ import pyarrow as pa
 from forebay.errors import BuildError, SampleError
 from forebay.preprocess.group import Values
 from forebay.preprocess.probe_inputs import probe_images
-from forebay.preprocess.unchanged import require_processor
 from forebay.rows.image_facts import flattened, image_name
 from forebay.rows.manifest import Manifest, rejections
+from forebay.rows.named_files import require_processor
 from forebay.spans import FEATURES, span
 from forebay.steps.form import BatchForm
 from forebay.steps.image.image_section import ImageGroup

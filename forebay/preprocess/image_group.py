@@ -13,9 +13,7 @@ import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
-from forebay.preprocess.coded import Coder
-from forebay.preprocess.cut import columns_digest
-from forebay.preprocess.group import Items, Read, Values, values_digest
+from forebay.preprocess.group import Coder, Items, Read, Values, columns_digest, values_digest
 from forebay.preprocess.image_form import ArrayForm, PatchForm, form_of, image_names, images_of
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest

@@ -27,13 +27,13 @@ from forebay.preprocess.build_run import Run
 from forebay.preprocess.fetch_models import fetch_models
 from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.listing import resolve
-from forebay.preprocess.outline import folder_of
+from forebay.preprocess.listing_folder import folder_of
 from forebay.preprocess.pool import Pool, Runner
 from forebay.preprocess.prepared import Prepared, PrepareReport, prepared, require_key, require_numerics, require_parts
 from forebay.preprocess.prepared import load as load_prepared
 from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.runner.ray import Ray
-from forebay.preprocess.stage_prepared import staged_prepared
+from forebay.preprocess.stage import staged_prepared
 from forebay.preprocess.stage_workspace import check_stage, remove_stage
 from forebay.preprocess.workspace import Workspace, workspace_folder
 from forebay.rows.named_files import manifest_files

@@ -21,10 +21,20 @@ import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
-from forebay.preprocess.cut import Cut
+from forebay.preprocess.group import Cut
 from forebay.preprocess.groups import Groups, Listing
-from forebay.preprocess.listing_folder import files_now, manifest_in, put_away, save_listing, table_of
-from forebay.preprocess.outline import DOCUMENT, FORMAT, folder_of, prepared_document, submission_file
+from forebay.preprocess.listing_folder import (
+    DOCUMENT,
+    FORMAT,
+    files_now,
+    folder_of,
+    manifest_in,
+    prepared_document,
+    put_away,
+    save_listing,
+    submission_file,
+    table_of,
+)
 from forebay.steps.recipe import Recipe
 from forebay.store.constants import Constants
 from forebay.store.key import SHORT

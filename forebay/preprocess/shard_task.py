@@ -20,11 +20,11 @@ from forebay.errors import BuildError
 from forebay.preprocess.group import ItemGroup, Read
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.stage import Stage
-from forebay.preprocess.unchanged import unchanged_stats
 from forebay.preprocess.workspace import Failure, Receipt, load_receipt, save_receipt
 from forebay.progress import Progress
 from forebay.rows.manifest import reduced
 from forebay.rows.media_reader import MediaReader
+from forebay.rows.named_files import unchanged_stats
 from forebay.store.layout import TEXT, Group
 from forebay.store.locks import lock_for_work
 from forebay.store.shard import Columns, shard_fields, write_columns

@@ -12,20 +12,19 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from forebay.config.tree import Config
 from forebay.config.url import Url, is_url, parse_url
 from forebay.errors import ConfigError, RemoteError, RemoteExistsError, RemoteMissingError
 from forebay.preprocess.build_report import Options
 from forebay.preprocess.groups import Groups, Listing
-from forebay.preprocess.outline import folder_of
+from forebay.preprocess.listing_folder import folder_of
 from forebay.preprocess.prepared import remove
-from forebay.preprocess.shard_place import ShardPlace
-from forebay.preprocess.stage import ORIGIN, Stage, StagedShard, receipt_of, shard_object
-from forebay.preprocess.stage_prepared import remove_staged
+from forebay.preprocess.stage import ORIGIN, Stage, StagedShard, receipt_of, remove_staged, shard_object
 from forebay.preprocess.workspace import Donors, Named, Receipt, Workspace, first_whole
 from forebay.steps.recipe import Recipe
 from forebay.store.files import temporary_name
@@ -41,6 +40,69 @@ from forebay.store.seal import Contents, assemble_folder
 from forebay.store.shard import ShardEntry, shard_fields, shard_name
 from forebay.task_map import Map
 from forebay.visible import human_bytes
+
+
+class ShardPlace(Protocol):
+    """Where the finished shards of a build stand until the cache is sealed: a folder, or a stage in a store."""
+
+    receipts: dict[str, Receipt]
+    """Of the shards that are known to be there, by key."""
+
+    @property
+    def folder(self) -> Path:
+        """A folder of this machine for what is being made."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The name of the place, for messages."""
+        ...
+
+    @property
+    def stage(self) -> Stage | None:
+        """Where workers put shards, if that is not `folder`."""
+        ...
+
+    def absent(self, wanted: Sequence[Named]) -> list[Named]:
+        """Returns those of these shards that are not there; no byte of a shard is read."""
+        ...
+
+    def load(self, wanted: Sequence[Named], map_: Map = map) -> list[Receipt | None]:
+        """Returns the receipt of every shard that is there and whole, else None. map_: for what takes long."""
+        ...
+
+    def has_all(self, wanted: Sequence[Named], map_: Map = map) -> bool:
+        """Whether all of these shards are there now; their receipts are known then."""
+        ...
+
+    def adopt(self, group: Group, key: str, donors: Donors) -> bool:
+        """Makes a shard of one that another cache or build has; says whether it did."""
+        ...
+
+    def find_donors(self, root: Path, wanted: set[str], *, recipe_key: str) -> Donors:
+        """Returns where shards of these keys stand in other places."""
+        ...
+
+    def occupied(self) -> AbstractContextManager[None]:
+        """Keeps others from removing the place as left over, as long as the block lasts."""
+        ...
+
+    def finished(self, wanted: Mapping[Group, Sequence[str]]) -> Mapping[Group, Sequence[tuple[Path, ShardEntry]]]:
+        """Returns files of this machine from which the table fields of these shards, by key, can be read."""
+        ...
+
+    def seal(self, target: Path, contents: Contents, *, replace: bool) -> tuple[str, TransferReport | None]:
+        """Makes the sealed cache; returns what to call it, and how it got there if it is in a store."""
+        ...
+
+    def remove(self) -> None:
+        """Removes the place, whose cache is sealed now."""
+        ...
+
+    def remove_superseded(self) -> None:
+        """Removes what earlier builds of the same manifests left, which stopped for sources that changed since."""
+        ...
+
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from typing import Literal
 from forebay.config.step_sections import TextConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.preprocess.cut import NO_TEXT
+from forebay.preprocess.group import NO_TEXT
 from forebay.progress import Progress
 from forebay.rows.list_rows import list_rows
 from forebay.rows.meanings.own import meaning_of
 from forebay.steps.table import text_step
 from forebay.steps.text.line import TextLine
 from forebay.steps.text.normal.normal_step import Problem
-from forebay.steps.text.normal.phones.phones import Phones
+from forebay.steps.text.normal.phones import Phones
 from forebay.steps.text.symbols import Special, Split, SymbolTable, is_symbol_table
 from forebay.steps.text.text_section import item_steps_of, text_line
 from forebay.steps.text.transcript import Transcript

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
-from forebay.preprocess.cut import NO_TEXT, columns_digest, kept_document
-from forebay.preprocess.group import Values, values_digest
+from forebay.preprocess.group import NO_TEXT, Values, columns_digest, kept_document, values_digest
 from forebay.preprocess.probe_inputs import PROBE_LABELS, PROBE_TEXTS, probe_conversations
 from forebay.rows.kept_columns import PREFIX, values_of
 from forebay.steps.form import BatchForm

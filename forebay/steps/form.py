@@ -1,7 +1,7 @@
 """How what is stored of samples becomes a batch, declared: a cache says it in its metadata, and no code is needed.
 
 A form says of each field how the arrays of a clip or an image lie on disk, which of their axes grow, what stands behind
-(or before) the shorter ones in a batch, and which values a code stands for. `collate` is in `forebay.steps.form_batch`.
+(or before) the shorter ones in a batch, and which values a code stands for. `collate` is in `forebay.steps.batch`.
 """
 
 from __future__ import annotations

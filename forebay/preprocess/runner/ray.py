@@ -30,7 +30,7 @@ from forebay.config.url import parse_url
 from forebay.errors import BuildError, ConfigError, MissingExtraError
 from forebay.extras import install_line
 from forebay.preprocess.groups import Groups
-from forebay.preprocess.runner.driver import token_in
+from forebay.preprocess.runner.parts import token_in
 from forebay.preprocess.shard_task import ShardTask
 from forebay.store.layout import TEXT, Group
 from forebay.store.remote.mirror import Mirror

@@ -23,11 +23,11 @@ from typing import Any
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.fetch_models import fetch_models
-from forebay.preprocess.outline import folder_of, submission_file
+from forebay.preprocess.listing_folder import folder_of, submission_file
 from forebay.preprocess.pool import PINNED, Pool
 from forebay.preprocess.prepared import require_parts
 from forebay.preprocess.runner.parts import compressed
-from forebay.preprocess.runner.seen import SeenParts, seen_of
+from forebay.preprocess.runner.status import SeenParts, seen_of
 from forebay.preprocess.stage_workspace import check_stage
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.files import require_writable, write_bytes

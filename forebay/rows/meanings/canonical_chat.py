@@ -13,9 +13,8 @@ from typing import Any, ClassVar, TypeVar
 
 from forebay.config.data import SourceColumns
 from forebay.errors import SampleError, TextError
-from forebay.rows.manifest import LISTS
+from forebay.rows.manifest import LISTS, Meaning, MeantRow, MediaPlace, Record, file_place
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
-from forebay.rows.record import Meaning, MeantRow, MediaPlace, Record, file_place
 
 Image = TypeVar("Image")
 

@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 from forebay.config.data import PICTURES, SourceColumns, SourceConfig
 from forebay.config.url import is_url
 from forebay.errors import ManifestError, TextError
+from forebay.rows.manifest import MeantRow, Record
 from forebay.rows.meanings.canonical_chat import IDS, IMAGES, ListsImages, with_images
 from forebay.rows.readers.arrow_files import class_names
 from forebay.rows.readers.json_lines import JsonError, is_storable, parse_nested
-from forebay.rows.record import MeantRow, Record
 from forebay.steps.text.label import LABELS_KEY, Labels
 from forebay.store.remote.raw.raw_sources import walk
 from forebay.terminal import first_of

@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import ManifestError
-from forebay.rows.manifest import SPAN, WHOLE_FILE
+from forebay.rows.manifest import SPAN, WHOLE_FILE, Meaning, MeantRow, MediaPlace, Record
 from forebay.rows.named_files import path_stem, usable_name
 from forebay.rows.reader import DURATIONS, IDS
 from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
-from forebay.rows.record import Meaning, MeantRow, MediaPlace, Record
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 

@@ -17,7 +17,7 @@ from forebay.errors import ConfigError
 from forebay.steps.audio.declared import Declared
 from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.audio.mel import Mel
-from forebay.steps.audio.own.own_step import Own, own_problems
+from forebay.steps.audio.own_step import Own, own_problems
 from forebay.steps.audio.pitch import Energy, Pitch
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.steps.group_recipe import GroupRecipe

@@ -15,8 +15,8 @@ import numpy as np
 from forebay.config.step_sections import AudioConfig
 from forebay.config.tree import Config
 from forebay.errors import DecodeError
+from forebay.steps.audio.framing import HOP_SAMPLES
 from forebay.steps.audio.log_mel import MAX_FRAMES, LogMel
-from forebay.steps.audio.ragged import HOP_SAMPLES
 from forebay.steps.form import BatchForm
 from forebay.steps.step import AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec

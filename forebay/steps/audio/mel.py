@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from forebay.errors import DecodeError
-from forebay.steps.audio.stft import Center, Framing, PadMode
+from forebay.steps.audio.framing import Center, Framing, PadMode
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.step import AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec

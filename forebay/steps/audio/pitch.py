@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from forebay.steps.audio.stft import CHUNK_ROWS, AtFrames
+from forebay.steps.audio.framing import CHUNK_ROWS, AtFrames
 from forebay.steps.step import Fields
 from forebay.store.layout import Array, FieldSpec
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from forebay.steps.audio.ragged import BLOCK_ROWS, CENTRE_SAMPLES, FRAME_SAMPLES, Ragged, frames
+from forebay.steps.audio.framing import BLOCK_ROWS, CENTRE_SAMPLES, FRAME_SAMPLES, Ragged, frames
 from forebay.store.layout import Array
 
 CHUNK_ROWS = 16 * BLOCK_ROWS

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from forebay.steps.audio.ragged import BLOCK_ROWS, FRAME_SAMPLES, HOP_SAMPLES, Ragged, frames
+from forebay.steps.audio.framing import BLOCK_ROWS, FRAME_SAMPLES, HOP_SAMPLES, Ragged, frames
 from forebay.steps.audio.waveform import samples_form
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.step import AudioStep, Fields, Stored

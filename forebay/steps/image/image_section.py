@@ -19,7 +19,7 @@ from forebay.errors import ConfigError
 from forebay.steps.group_recipe import GroupRecipe
 from forebay.steps.step import ImageStep, Step
 from forebay.steps.table import STEPS, made, problems, settings_of, steps_named
-from forebay.steps.text.chat.packed_chat import VISION_TOKENS
+from forebay.steps.text.chat.chat_steps import VISION_TOKENS
 from forebay.store.image.codec import Codec
 from forebay.store.image.image_settings import is_native, processor_document
 from forebay.store.layout import Group

@@ -20,7 +20,7 @@ from forebay.errors import ConfigError
 from forebay.spans import DECODE, PATCHES, RESIZE, span
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.form import Table as FormTable
-from forebay.steps.image.processor.loading import hide_torchvision, torchvision_problem
+from forebay.steps.image.processor.processor_call import hide_torchvision, torchvision_problem
 from forebay.steps.step import ImageStep, Stored
 from forebay.store.image.codec import FIELDS, Codec
 from forebay.store.image.image_settings import ImageSettings, class_name, grid_thw, processor_document, settings_in

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from forebay.errors import ConfigError, TextError
-from forebay.steps.audio.qwen3_asr_features import CHUNK_FRAMES
+from forebay.steps.audio.log_mel import CHUNK_FRAMES
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
-from forebay.steps.text.normalize import qwen3_asr_name
+from forebay.steps.text.line import qwen3_asr_name
 from forebay.steps.text.plain import causal_text
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary, joined, render_chat

@@ -16,9 +16,8 @@ from forebay.config.tree import Config
 from forebay.errors import SampleError, TextError
 from forebay.spans import TOKENS, span
 from forebay.steps.step import Fields, RowText, Stored, TextBatch, TextStep, no_such_column
-from forebay.steps.text.line import OpenLine, PreparedTexts, Staged, TextLine
+from forebay.steps.text.line import OpenLine, PreparedTexts, Staged, TextLine, is_unseen
 from forebay.steps.text.normal.normal_step import NOWHERE, SIMPLE, Problem, code_in, made_steps
-from forebay.steps.text.normalize import is_unseen
 from forebay.steps.text.row_encoder import EncodedRow, EncodedRows
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Array, FieldSpec, Group

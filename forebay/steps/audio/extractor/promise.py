@@ -152,8 +152,7 @@ def collated(form: BatchForm, alone: Sequence[Arrays]) -> Arrays:
     """Returns the batch that a form makes of clips, its floats in float32: not yet rounded to what is stored."""
     import torch
 
-    from forebay.steps.batch import fresh
-    from forebay.steps.form_batch import collate
+    from forebay.steps.batch import collate, fresh
 
     whole = replace(
         form, fields=tuple(replace(f, stored_dtype="float32") if f.dtype == "float32" else f for f in form.fields)

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.steps.batch import fresh
+from forebay.steps.batch import collate, fresh
 from forebay.steps.form import BatchForm, FieldForm, Promise
-from forebay.steps.form_batch import collate
-from forebay.steps.image.processor.outputs import Output, RaggedOutput, array_of
+from forebay.steps.image.processor.processor_call import Output, RaggedOutput, array_of
 from forebay.store.layout import Array
 
 _WITHIN = 1e-4

@@ -18,7 +18,7 @@ from typing import Any
 
 from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
-from forebay.steps.image.processor.loading import pil_processor
+from forebay.steps.image.processor.processor_call import pil_processor
 from forebay.store.image.image_settings import processor_document
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")

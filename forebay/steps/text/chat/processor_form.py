@@ -11,9 +11,8 @@ import numpy as np
 
 from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm, FieldForm, Promise, Side
-from forebay.steps.text.chat.conversation import Message
+from forebay.steps.text.chat.conversation import Message, probe_turns
 from forebay.steps.text.chat.processor_ids import Writer, WrittenIds
-from forebay.steps.text.chat.turn_marks import probe_turns
 from forebay.steps.text.row_encoder import Size
 from forebay.store.layout import Array
 
@@ -233,7 +232,7 @@ def _compare(writer: Writer, form: BatchForm) -> None:
     """Raises ConfigError where our batch of what is stored is not the processor's own batch."""
     import torch
 
-    from forebay.steps.form_batch import collate
+    from forebay.steps.batch import collate
 
     own = _own_batch(writer)
     talks, images = _pair()

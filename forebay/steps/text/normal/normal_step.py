@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from forebay.config.code import spec_problem
-from forebay.steps.text.normal.phones.written import problems as phones_problems
+from forebay.steps.text.normal.written_phones import problems as phones_problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +109,14 @@ class NormalStep:
 
 
 NORMAL = {
-    "nfkc": "forebay.steps.text.normal.scripts:Nfkc",
-    "lower": "forebay.steps.text.normal.scripts:Lower",
+    "nfkc": "forebay.steps.text.normal.normal_forms:Nfkc",
+    "lower": "forebay.steps.text.normal.normal_forms:Lower",
     "numbers": "forebay.steps.text.normal.numbers:Numbers",
-    "whisper_basic": "forebay.steps.text.normal.whisper_english:WhisperBasic",
-    "whisper_english": "forebay.steps.text.normal.whisper_english:WhisperEnglish",
-    "persian": "forebay.steps.text.normal.scripts:Persian",
-    "indic": "forebay.steps.text.normal.scripts:Indic",
-    "phones": "forebay.steps.text.normal.phones.phones:Phones",
+    "whisper_basic": "forebay.steps.text.normal.normal_forms:WhisperBasic",
+    "whisper_english": "forebay.steps.text.normal.normal_forms:WhisperEnglish",
+    "persian": "forebay.steps.text.normal.normal_forms:Persian",
+    "indic": "forebay.steps.text.normal.normal_forms:Indic",
+    "phones": "forebay.steps.text.normal.phones:Phones",
 }
 """Name -> module and class. The module is imported when the name is asked for."""
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import CacheError, CacheMismatchError, ConfigError
-from forebay.preprocess.many.combine import (
+from forebay.preprocess.combine import (
     Link,
     Linked,
     ManyReport,

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from forebay.errors import ConfigError
+from forebay.steps.text.normal.espeak import Espeak, Voices, all_words
 from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, Where
-from forebay.steps.text.normal.phones.espeak import Espeak, Voices, all_words
-from forebay.steps.text.normal.phones.written import Clause, Words, Writing
+from forebay.steps.text.normal.written_phones import Clause, Words, Writing
 
 Readings = Literal["refuse", "first"]
 

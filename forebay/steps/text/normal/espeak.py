@@ -21,7 +21,7 @@ import xxhash
 
 from forebay.errors import BuildError, ConfigError
 from forebay.steps.text.normal.normal_step import Problem
-from forebay.steps.text.normal.phones.written import Words
+from forebay.steps.text.normal.written_phones import Words
 
 PROGRAM = "espeak-ng"
 
