@@ -17,16 +17,7 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.preprocess.audio_group import AudioItems
-from forebay.preprocess.group import (
-    Cut,
-    ItemGroup,
-    Items,
-    Read,
-    Values,
-    cut_rows,
-    narrow,
-    with_group,
-)
+from forebay.preprocess.group import Cut, ItemGroup, Items, Read, Values, cut_rows, narrow, with_group
 from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.text_group import NAMES, TOLD, TextItems
 from forebay.rows.kept_columns import column_of, fields_of

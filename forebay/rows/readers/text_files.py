@@ -31,15 +31,7 @@ from forebay.rows.readers.json_lines import (
     parse_object,
     refuse_constant,
 )
-from forebay.rows.readers.line_blocks import (
-    LINES,
-    LineBlock,
-    codec_of,
-    head_of,
-    line_blocks,
-    line_index,
-    plain_name,
-)
+from forebay.rows.readers.line_blocks import LINES, LineBlock, codec_of, head_of, line_blocks, line_index, plain_name
 from forebay.rows.readers.text_rows import LineFile, TextRows, WantedRows, good_texts, list_parquet, problem_of
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import files_in, is_folder
