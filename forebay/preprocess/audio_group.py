@@ -37,9 +37,7 @@ from forebay.store.source_files import SourceFile
 from forebay.task_map import mark
 
 logger = logging.getLogger(__name__)
-
 UNKNOWN = -1
-
 _HEADERS_A_PIECE = 512
 """Rows that a thread does at once."""
 

@@ -136,10 +136,8 @@ def _require_safe(language: str, count: int) -> None:
 
 
 logger = logging.getLogger(__name__)
-
 RATE_HZ = 16_000
 INDEX, DOCUMENT = "index.json", "evaluation_manifest.json"
-
 _VERSION = 1
 """Moves when the same data gives other bytes, or the documents have another form."""
 

@@ -25,7 +25,6 @@ from forebay.terminal import CommandReport
 from forebay.visible import human_bytes
 
 logger = logging.getLogger(__name__)
-
 _DATA = (".json", ".txt", ".jinja", ".model", ".spm")
 """Suffixes of a tokenizer's, a processor's and a model's documents; the last two are sentencepiece."""
 _SUBFOLDER = "additional_chat_templates"

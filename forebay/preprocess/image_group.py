@@ -27,9 +27,7 @@ from forebay.store.source_files import SourceFile
 from forebay.task_map import mark
 
 logger = logging.getLogger(__name__)
-
 IMAGE_HASH = FieldSpec(name="image_hash", dtype="str", role="table")
-
 _STORED_SHARE: Mapping[Codec, float] = {"raw": 1.0, "zstd": 0.6, "webp": 0.3, "source": 0.1}
 """Bytes of a stored photo over its raw values, about."""
 

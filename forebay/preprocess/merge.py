@@ -128,7 +128,6 @@ def _check(linked: Linked, *, progress: bool) -> None:
 
 
 OnDuplicate = Literal["refuse", "keep-first"]
-
 _SHOWN = 5
 """Ids that a message lists."""
 

@@ -61,7 +61,6 @@ from forebay.store.source import SampleSource
 from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)
-
 _SHOWN = 5
 """Problems of a cache that a message lists."""
 

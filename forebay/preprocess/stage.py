@@ -40,7 +40,6 @@ from forebay.store.remote.raw.arriving import Mirrors, mirrors_in, rebased
 from forebay.store.source_files import SourceFile
 
 logger = logging.getLogger(__name__)
-
 ORIGIN = "origin"
 """Object of a stage that names what the build is of, whatever its content: recipe and manifests."""
 

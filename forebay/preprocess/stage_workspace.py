@@ -105,7 +105,6 @@ class ShardPlace(Protocol):
 
 
 logger = logging.getLogger(__name__)
-
 _MADE_WITH = "made_with"
 
 

@@ -22,7 +22,6 @@ from forebay.store.layout import Array
 from forebay.terminal import first_of
 
 logger = logging.getLogger(__name__)
-
 FIRST_WAVE = 8
 """Tasks that are run at once, at first, where `max_samples` may make the rest of them needless."""
 

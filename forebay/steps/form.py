@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 Join = Literal["stack", "cat", "nest"]
 Side = Literal["right", "left"]
 PromiseKind = Literal["exact", "within", "alone"]
-
 DTYPES = ("float32", "int64", "int32", "int16", "int8", "uint8", "bool")
 """Of fields of a batch. float32 becomes the dtype that a loader is asked for."""
 _STORED_DTYPES = ("float16", "float32", "int64", "int32", "int16", "int8", "uint8", "uint16")

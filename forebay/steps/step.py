@@ -33,13 +33,11 @@ if TYPE_CHECKING:
 
 Batch: TypeAlias = "dict[str, torch.Tensor]"
 Dtype: TypeAlias = "torch.dtype"
-
 Fields = dict[str, Array]
 """What a step makes of one sample, by the name of the field."""
 
 PaddingSide = Literal["left", "right"]
 ClipDtype = Literal["float32", "int16"]
-
 _MAX_MAGNITUDE = 1e10
 """Above it, the power of a frame leaves float32. Full scale is 1."""
 

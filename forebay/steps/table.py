@@ -64,7 +64,6 @@ _FORMS = ChainMap(
 """What caches call the features that they hold: steps, and those whose batches the cache itself declares."""
 
 StepT = TypeVar("StepT", bound=Step)
-
 _TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 

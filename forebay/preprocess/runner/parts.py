@@ -100,7 +100,6 @@ _LEAST_S = 3.0
 _POINT_S = 15.0
 _FOLDER, _ENDING = "parts", ".run"
 _MESSAGE_CHARACTERS = 500
-
 State = Literal["running", "done", "failed", "interrupted", "lost"]
 
 

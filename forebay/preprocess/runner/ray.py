@@ -41,7 +41,6 @@ from forebay.task_map import WorkerDied
 from forebay.version import __version__
 
 logger = logging.getLogger(__name__)
-
 ANSWER_S = 5.0
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -144,7 +144,6 @@ def _submission(config: Config, recipe: Recipe) -> Mapping[str, Any] | None:
 
 BuildState = Literal["sealed", "not begun", "prepared", "building", "finished"]
 PartState = Literal["done", "running", "failed", "interrupted", "lost", "incomplete", "not started"]
-
 _SHOWN = 8
 """Parts of a state that are listed one by one."""
 _ORDER: tuple[PartState, ...] = ("done", "running", "failed", "interrupted", "lost", "incomplete", "not started")

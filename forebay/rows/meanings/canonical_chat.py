@@ -17,15 +17,10 @@ from forebay.rows.manifest import LISTS, Meaning, MeantRow, MediaPlace, Record, 
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
 
 Image = TypeVar("Image")
-
 _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
-
 _TAG = re.compile(r"\n?<image>\n?|<img>([^<>]+)</img>")
-
 MESSAGES = ("messages", "conversations")
-
 IMAGES = (LISTS["image"], "image")
-
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 TOOLS, REASONING, VIDEO, AUDIO = "has_tools", "has_reasoning", "has_video", "has_audio"
 BOXES, PREFERENCES, PIXEL_LIMITS = "has_boxes", "preference_data", "image_pixel_limits"

@@ -37,9 +37,7 @@ MAX_NUMBER = 1 << 31
 """Integers of classes are below it."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
 logger = logging.getLogger(__name__)
-
 _MANY = 1_000
 """Names that are classes rather than texts, even if no row shares one."""
 _INTEGER = re.compile(r"(0|[1-9][0-9]{0,9})(\.0+)?")

@@ -24,7 +24,6 @@ from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
 logger = logging.getLogger(__name__)
-
 _STARTS = ("start", "start_s", "start_time", "begin", "begin_s", "begin_time", "onset", "offset")
 _ENDS = ("end", "end_s", "end_time")
 BOUNDS = frozenset(form for name in _STARTS + _ENDS for form in (name, name.capitalize(), name.upper()))

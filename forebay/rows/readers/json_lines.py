@@ -145,7 +145,6 @@ def refuse_constant(name: str) -> Any:
 
 # `json.loads` would make a decoder a call, which costs as much as decoding a line.
 _flat = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=_object_of_pairs)
-
 _nested = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
 
 
@@ -270,9 +269,7 @@ _MAGICS = {
 }
 
 _TAR = _Form("a tar", 'set source.kind = "webdataset"')
-
 _ARRAY = _rewritten("a JSON array", "json.load(sys.stdin)")
-
 _OBJECT = _rewritten("one JSON object over several lines", "[json.load(sys.stdin)]")
 
 _TABLES = {

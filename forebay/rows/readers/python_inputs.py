@@ -33,7 +33,6 @@ from forebay.store.files import temporary_name
 from forebay.store.inputs import ASKER, SAMPLES, Inputs, inputs_of
 
 logger = logging.getLogger(__name__)
-
 _CHECKED = 16
 """Samples at the start that are asked for a second time."""
 

@@ -34,7 +34,6 @@ from forebay.rows.readers.json_lines import JsonError, LineWhere, array_members,
 from forebay.store.remote.raw.raw_sources import at_hand
 
 BLOCK_BYTES = 8 * 1024 * 1024
-
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
 

@@ -39,7 +39,6 @@ from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.header import RefusedHeader, TarIndex
 
 logger = logging.getLogger(__name__)
-
 _DURATIONS = ("duration", "duration_s")
 _TAKEN = frozenset({"id", "language", "prompt", *_DURATIONS})
 _POSITION_BITS = 32

@@ -44,7 +44,6 @@ from forebay.store.remote.raw.raw_sources import at_hand
 from forebay.store.source_files import SourceFile
 
 REQUIRED = ("tar_path", "tar_member_name", "transcript", "language", "duration_s")
-
 OPTIONAL = ("prompt", "sample_id")
 COLUMNS = ("shard path", "sample id", "language", "duration in seconds")
 

@@ -41,7 +41,6 @@ class AudioGroup(GroupRecipe):
 
     @classmethod
     def problems(cls, values: Mapping[str, Any]) -> list[str]:
-        """See `GroupRecipe`."""
         own, name = cls.own_names(), values.get("features", AudioConfig().features)
         rest = {setting: value for setting, value in values.items() if setting not in own}
         if not isinstance(name, str):  # the config itself refuses it
@@ -55,7 +54,6 @@ class AudioGroup(GroupRecipe):
 
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
-        """See `GroupRecipe`."""
         audio = config.audio
         if audio is None:
             return []
@@ -104,16 +102,13 @@ class AudioGroup(GroupRecipe):
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The decoding, then what is stored."""
         return (self.decode, *self.stored)
 
     @property
     def made_with(self) -> dict[str, str]:
-        """The packages of an installed step."""
         return self.features.made_with
 
     def document(self) -> dict[str, Any]:
-        """Returns the settings of the features, of the decoding, and of what stands beside."""
         return {
             **self.features.compared(),
             "features": self.features.name,

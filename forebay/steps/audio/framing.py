@@ -13,9 +13,7 @@ from forebay.steps.step import AudioStep
 from forebay.store.layout import Array
 
 FRAME_SAMPLES = 400
-
 HOP_SAMPLES = 160
-
 CENTRE_SAMPLES = FRAME_SAMPLES // 2
 """A centred frame i is centred on sample i * HOP_SAMPLES: its window begins this many samples earlier."""
 
@@ -73,10 +71,8 @@ def frames(signal: np.ndarray) -> np.ndarray:
 
 
 Count = TypeVar("Count", int, np.ndarray)
-
 Center = Literal[True, False, "hop"]
 PadMode = Literal["reflect", "constant"]
-
 CHUNK_ROWS = 8 * BLOCK_ROWS
 """Frames that are transformed together. Not in the bits."""
 

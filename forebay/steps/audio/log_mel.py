@@ -14,7 +14,6 @@ from forebay.steps.step import AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 
 MAX_FRAMES = 3000
-
 MAX_SAMPLES = MAX_FRAMES * HOP_SAMPLES
 
 
@@ -44,7 +43,6 @@ class LogMel(AudioStep):
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Bins of a frame."""
         return {"n_mels": self.n_mels}
 
     def num_frames(self, num_samples: Array) -> Array:
@@ -90,7 +88,6 @@ class LogMel(AudioStep):
 
 
 N_MELS = 128
-
 MIN_SAMPLES = 8000
 """Shorter clips are padded with zeros to this, and the padding counts as valid: the extractor's `min_length`."""
 

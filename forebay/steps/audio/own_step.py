@@ -114,7 +114,6 @@ class Own(Declared):
 
     @property
     def made_with(self) -> dict[str, str]:
-        """The distribution of an entry point and its version."""
         name, _, version = self.distribution.rpartition(" ")
         return {name: version} if name else {}
 

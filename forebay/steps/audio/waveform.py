@@ -13,7 +13,6 @@ from forebay.steps.step import AudioStep, ClipDtype, Fields, Step, Stored
 from forebay.store.layout import Array, FieldSpec
 
 _INT16_SCALE = np.float32(32768.0)
-
 _INT16_STEP = 2.0**-15
 
 
@@ -52,7 +51,6 @@ class Waveform(AudioStep):
         return (FieldSpec(name="waveform", dtype=self.dtype),)
 
     def num_frames(self, num_samples: Array) -> Array:
-        """Returns the samples themselves."""
         return num_samples
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:

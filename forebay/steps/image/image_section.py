@@ -50,7 +50,6 @@ class ImageGroup(GroupRecipe):
 
     @classmethod
     def problems(cls, values: Mapping[str, Any]) -> list[str]:
-        """See `GroupRecipe`: nothing is wrong that one of the steps takes."""
         own = cls.own_names()
         rest = {setting: value for setting, value in values.items() if setting not in own}
         tried = [problems(cls.name, name, rest, section=cls.section, key="", own=own) for name in STEPS[cls.name]]
@@ -74,7 +73,6 @@ class ImageGroup(GroupRecipe):
 
     @classmethod
     def of(cls, config: Config) -> Self | None:
-        """See `GroupRecipe`; reads the processor's files."""
         vision, step = config.vision, image_step_of(config)
         if vision is None or step is None:
             return None
@@ -89,7 +87,6 @@ class ImageGroup(GroupRecipe):
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The one that makes what is stored."""
         return (self.step,)
 
     @property
@@ -98,7 +95,6 @@ class ImageGroup(GroupRecipe):
         return {"transformers": version("transformers")} if self.step.is_of_transformers else {}
 
     def document(self) -> dict[str, Any]:
-        """Returns the settings of the step, and how images are stored."""
         return {"images": self.step.name, **self.step.compared()}
 
 

@@ -42,7 +42,6 @@ _CHECKED_PIXELS = 1 << 21
 """Up to this `max_pixels` an image above it is checked too; it would cost seconds where it is tens of millions."""
 
 Backend = Literal["pil", "torchvision"]
-
 _ENDINGS: dict[Backend, str] = {"pil": "Pil", "torchvision": ""}
 """Of the names of transformers' classes."""
 
@@ -79,7 +78,6 @@ class Patches(ImageStep):
 
     @classmethod
     def no_prompt(cls, prompt: str, prompts: Mapping[str, Any]) -> str:
-        """See `ItemStep`."""
         wanted = " or ".join(f'"{name}"' for name in prompts)
         return (
             f'text.prompt is "{prompt}", with patches of [vision] wanted {wanted}; or set vision.images = "processor"'

@@ -274,7 +274,6 @@ LIKELIER = 0.5
 """The confidence from which a language is likelier than all others together: below it nothing is said, by default."""
 
 _FEWEST_LETTERS = 2
-
 _BYTES = {"latin": 1, "greek": 2, "cyrillic": 2, "armenian": 2, "hebrew": 2, "arabic": 2, "thaana": 2}
 """Bytes of a letter by script, 3 of the others. So words in Latin letters (names, brands, commands), which stand in
 texts of all scripts, outweigh no sentence around them; and a Chinese character is more than a letter."""

@@ -114,7 +114,6 @@ def _without_region(language: str) -> str:
 
 
 T = TypeVar("T")
-
 _CONFIDENCE = struct.Struct("<d")
 
 

@@ -28,7 +28,6 @@ class Whisper(Transcript):
     batch_names: ClassVar[frozenset[str]] = frozenset({"decoder_input_ids", "labels"})
 
     def writer(self, vocabulary: Vocabulary) -> Prompt:
-        """Returns what writes the sequence."""
         return WhisperPrompt(vocabulary)
 
     @classmethod
@@ -43,7 +42,6 @@ class Whisper(Transcript):
 
     @classmethod
     def row_tokens(cls, num_tokens: Any, num_frames: Any) -> Any:  # noqa: ARG003
-        """Returns the tokens without the one that is fed or learnt alone."""
         return num_tokens - 1
 
 
@@ -75,7 +73,6 @@ class WhisperPrompt(Prompt):
         return TokenSequence(ids=ids, prefix_len=len(prefix), num_label_tokens=len(ids) - 1)
 
     def text_ids(self, ids: list[int]) -> list[int]:
-        """Returns what follows the prompt, which is text too."""
         return ids[ids.index(self._start_id) :] if self._start_id in ids else ids
 
     def _previous(self, utterance: Utterance) -> list[int]:
@@ -147,7 +144,6 @@ class Plain(Transcript):
         return {name: value for name, value in own.items() if name != "end_token" or not self.end_token}
 
     def writer(self, vocabulary: Vocabulary) -> Prompt:
-        """Returns what writes the ids."""
         return PlainPrompt(vocabulary, end_token=self.end_token)
 
     @classmethod
@@ -173,7 +169,6 @@ class PlainPrompt(Prompt):
         return {} if self._has_end else {"end_token": 0}
 
     def texts(self, utterance: Utterance) -> list[str]:
-        """Returns the text."""
         return [utterance.text]
 
     def build(self, utterance: Utterance) -> TokenSequence:
@@ -253,12 +248,10 @@ class GivenLabels(Transcript):
 
     @classmethod
     def batch(cls, stored: Stored) -> TextBatch:
-        """Returns the form of `whisper`."""
         return Whisper.batch(stored)
 
     @classmethod
     def row_tokens(cls, num_tokens: Any, num_frames: Any) -> Any:
-        """Returns the tokens of `whisper`."""
         return Whisper.row_tokens(num_tokens, num_frames)
 
 
@@ -286,7 +279,6 @@ class GivenPrompt(WhisperPrompt):
         return TokenSequence(ids=[self._start_id, *labels], prefix_len=1, num_label_tokens=len(labels))
 
     def row_text(self, text: str, ids: Array) -> str:  # noqa: ARG002
-        """Returns what the labels say, without control tokens."""
         return self._vocabulary.decode(ids.tolist())
 
     def _unpadded(self, labels: list[int]) -> list[int]:

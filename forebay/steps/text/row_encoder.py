@@ -82,7 +82,6 @@ class OneByOne(RowEncoder):
         """Returns the fields of a row. Raises SampleError for a row of no use."""
 
     def encode_rows(self, rows: EncodedRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:  # noqa: ARG002
-        """See `RowEncoder`."""
         for sample_id, text, told in zip(rows.ids, rows.texts, rows.told, strict=True):
             try:
                 if self.needs_items not in (None, len(told)):

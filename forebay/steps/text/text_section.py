@@ -55,7 +55,6 @@ class TextGroup(GroupRecipe):
 
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
-        """See `GroupRecipe`."""
         items, text = item_steps_of(config), config.text
         first = next(iter(items.values()), NoAudio)
         prompts = prompts_beside(_features(items))
@@ -72,7 +71,6 @@ class TextGroup(GroupRecipe):
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """See `GroupRecipe`; reads the files of the tokenizer and the processor."""
         text, vision = config.text, config.vision
         if text is None:
             return cls(step=NoText(), is_given=False)
@@ -92,11 +90,9 @@ class TextGroup(GroupRecipe):
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The prompt."""
         return (self.step,)
 
     def document(self) -> dict[str, Any]:
-        """Returns the settings of the prompt, and of what a text goes through before."""
         return {"prompt": self.step.name, **self.step.document()}
 
     def without_code(self) -> Self:
@@ -104,7 +100,6 @@ class TextGroup(GroupRecipe):
         return replace(self, step=self.step.without_code())
 
     def check(self, text: TextStep, kept: Collection[str]) -> None:  # noqa: ARG002
-        """See `TextLine.check`."""
         self.step.check()
 
 

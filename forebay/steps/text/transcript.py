@@ -109,7 +109,6 @@ class Transcript(TextStep):
 
     @classmethod
     def batch(cls, stored: Stored) -> TextBatch:
-        """Returns the form in which batches have the stored tokens."""
         raise NotImplementedError
 
     @classmethod
@@ -119,7 +118,6 @@ class Transcript(TextStep):
 
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
-        """Returns which columns are taken, or not kept, and which code a config does not allow."""
         source, settings = config.source, {} if config.text is None else config.text.settings
         mode = settings.get("language", "manifest")
         taken = {spec.name for spec in DETECTED_FIELDS}.intersection(source.keep_columns)
@@ -144,7 +142,6 @@ class Transcript(TextStep):
         return replace(self, line=self.text_line().without_code())
 
     def check(self) -> None:
-        """See `TextLine.check`."""
         self.text_line().check()
 
     def opened(self, folder: Path, *, merge_size: int | None = None) -> TextEncoder:  # noqa: ARG002
@@ -156,7 +153,6 @@ class Transcript(TextStep):
 
     @classmethod
     def row(cls, stored: Stored) -> RowText:
-        """Returns the row that the samples' own batches make one behind the other."""
         from forebay.steps.batch import BatchesOfOne
 
         return BatchesOfOne(cls.batch(stored), cls.row_tokens)

@@ -25,9 +25,7 @@ from forebay.store.layout import Array
 from forebay.visible import an
 
 Arrays = dict[str, Array]
-
 _log = logging.getLogger(__name__)
-
 _OURS = ("sampling_rate", "return_tensors", "device")
 """What forebay says itself when it calls an extractor."""
 
@@ -35,7 +33,6 @@ _FAILURES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError
 """What an extractor raises for a clip that it cannot take. What is no property of the clip comes through."""
 
 _KINDS = "fiub"
-
 _SUFFIX = "FeatureExtractor"
 """How the names of these classes end."""
 

@@ -108,7 +108,6 @@ def _image_kind(nested: Mapping[str, Any]) -> str:
 
 
 _log = logging.getLogger(__name__)
-
 Dtype = Literal["float16", "float32"]
 
 _NO_SETTINGS = frozenset(

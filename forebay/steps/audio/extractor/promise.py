@@ -175,7 +175,6 @@ def is_mask(arrays: Sequence[Array]) -> bool:
 
 
 Integers = npt.NDArray[np.int64]
-
 _MAX_RULES = 1 << 14
 _MAX_QUESTIONS = 24
 

@@ -75,7 +75,6 @@ class Processed(ImageStep):
 
     @classmethod
     def no_prompt(cls, prompt: str, prompts: Mapping[str, Any]) -> str:
-        """See `ItemStep`."""
         return f'text.prompt is "{prompt}", with images of a processor {unknown(prompts, prompt)}'
 
     @classmethod

@@ -75,13 +75,11 @@ class Chat(TextStep):
 
     @classmethod
     def row(cls, stored: Stored) -> RowText:  # noqa: ARG003
-        """Returns the row `input_ids`, `labels`."""
         from forebay.steps.batch import MarkedText
 
         return MarkedText()
 
     def opened(self, folder: Path, *, merge_size: int | None) -> ChatEncoder:
-        """Returns what writes conversations with the tokenizer of a local folder, see `ChatEncoder`."""
         if merge_size is None:
             raise ValueError("conversations are written for images as patches, which have a merge_size")
         return ChatEncoder(self, folder, merge_size=merge_size)
@@ -194,7 +192,6 @@ class ProcessorChat(TextStep):
         return self.fields_of(_opened(self, self.tokenizer_folder, self.processor_folder).form)
 
     def fields_of(self, form: BatchForm | None) -> tuple[FieldSpec, ...]:
-        """Returns the fields of the form, and the mask of targets."""
         specs = () if form is None else form.specs("text")
         return (*specs, FieldSpec(name=MASK, dtype="uint8", group="text"))
 

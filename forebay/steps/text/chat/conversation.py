@@ -189,7 +189,6 @@ def _part(part: Any, place: int, *, sample_id: str) -> dict[str, str]:
 
 
 _QUESTION, _ANSWER = "forebay-question", "forebay-answer"
-
 LINE_ENDS = ("\n", "\r")
 
 

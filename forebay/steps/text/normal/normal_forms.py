@@ -40,7 +40,6 @@ class Nfkc(NormalStep):
     is_quick: ClassVar[bool] = True
 
     def open(self) -> Runner:
-        """Returns what normalises texts."""
         return one_by_one(lambda text, _: " ".join(unicodedata.normalize("NFKC", text).split()))
 
 
@@ -52,7 +51,6 @@ class Lower(NormalStep):
     is_quick: ClassVar[bool] = True
 
     def open(self) -> Runner:
-        """Returns what writes texts in lower case."""
         return one_by_one(lambda text, _: text.lower())
 
 
@@ -86,7 +84,6 @@ class Indic(NormalStep):
     name: ClassVar[str] = "indic"
 
     def open(self) -> Runner:
-        """Returns what writes nuktas in one form."""
         return one_by_one(lambda text, _: _WITH_NUKTA.sub(_one_nukta, text.translate(_APART)))
 
 
@@ -106,7 +103,6 @@ _PERSIAN_LETTERS = str.maketrans(
 )
 
 _ZWNJ, _ZWJ = "\u200c", "\u200d"
-
 _UNJOINED = "\u0621\u0674\u06e5\u06e6"
 """Letters of joining type U, which join nothing: hamza and three signs."""
 
@@ -145,7 +141,6 @@ class Persian(NormalStep):
     reads_language: ClassVar[bool] = True
 
     def open(self) -> Runner:
-        """Returns what writes Persian in one form."""
         return one_by_one(_persian)
 
 

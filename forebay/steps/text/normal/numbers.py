@@ -165,9 +165,7 @@ def _number(separators: Separators, *, is_indian: bool) -> re.Pattern[str]:
 
 
 _DIGIT = re.compile(r"\d")
-
 _MAX_DIGITS = 15
-
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
 """What num2words raises for numbers that a language of it cannot write."""
 

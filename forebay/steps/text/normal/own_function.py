@@ -64,7 +64,6 @@ class Code(NormalStep):
 
     @property
     def label(self) -> str:
-        """The file's name and the function's."""
         return f"{self.path.name}:{self.function}"
 
     @classmethod

@@ -19,7 +19,6 @@ from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, W
 from forebay.steps.text.normal.written_phones import Clause, Words, Writing
 
 Readings = Literal["refuse", "first"]
-
 _NUMBERED = re.compile(r"(.+)\((\d+)\)")
 """A further reading of a word as the CMU dictionary writes it: `read(2)`."""
 _PARTS = re.compile(r"[-‐‑/]+")
@@ -186,7 +185,6 @@ class EspeakPhones(Phones):
         return Writing(**{each.name: getattr(self, each.name) for each in fields(Writing)})
 
     def found(self) -> Mapping[str, Any]:
-        """Returns the digest of the program and its data."""
         return {"espeak": Espeak().found()}
 
 
