@@ -148,150 +148,118 @@ class ItemGroup(Protocol):
     @property
     def name(self) -> Group:
         """The group's name, as the recipe has it."""
-        ...
 
     @property
     def unit(self) -> str:
         """The word for an item: clip, image."""
-        ...
 
     @property
     def lists(self) -> str | None:
         """The column of a listing whose rows list their items; None: each row is its own item."""
-        ...
 
     @property
     def column(self) -> str:
         """The column of an `hf` source that holds the items."""
-        ...
 
     @property
     def max_sample_bytes(self) -> int:
         """The most that one encoded item may have."""
-        ...
 
     @property
     def length_names(self) -> tuple[str, ...]:
         """The names of the numbers that `lengths` gives."""
-        ...
 
     @property
     def read_values(self) -> frozenset[str]:
         """Tensor fields whose values `lengths` reads; of others it reads how many each item has."""
-        ...
 
     @property
     def merge_size(self) -> int | None:
         """How many patches of an image make a token, by side; None of what is not cut into patches."""
-        ...
 
     def probe_told(self, place: int) -> Any:
         """Returns what prompts are told of a built-in item, 0 or 1."""
-        ...
 
     @property
     def codec(self) -> str | None:
         """How items are stored, where there are several ways of it."""
-        ...
 
     def table(self, manifest: Manifest) -> pa.Table:
         """Returns the table of a manifest in which its items stand."""
-        ...
 
     def checked(self, manifest: Manifest) -> Manifest:
         """Returns a manifest with what the group knows of its items, without rows whose items it refuses."""
-        ...
 
     def under(self, codec: Codec) -> Self:
         """Returns the group whose items are stored by a codec, where there are several."""
-        ...
 
     def measured(self, constants: Mapping[str, Any]) -> Self:
         """Returns the group that knows its constants: what a worker found need not be found again."""
-        ...
 
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns the fields of an item, those of the row table among them."""
-        ...
 
     def lengths(self, shard: Shard) -> Array:
         """Returns `length_names` of the items of a shard, int64 [names, items]; 0 of one that failed."""
-        ...
 
     def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:
         """Returns what the key of a shard says of its items: the bytes that they are made of, by content.
 
         hashes: of the source files.
         """
-        ...
 
     def task_rows(self, items: pa.Table, files: Sequence[SourceFile]) -> pa.Table:
         """Returns what a task needs to make these items, with `sample_id`, what to call one."""
-        ...
 
     def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
         """Yields the fields of every item in order; see `Values` for one that fails.
 
         An item's values depend on that item alone, whatever items are asked for with it.
         """
-        ...
 
     def told(self, items: pa.Table) -> list[Any]:
         """Returns what prompts are told of these items."""
-        ...
 
     def listed_lengths(self, items: pa.Table, files: Sequence[SourceFile]) -> dict[str, Array]:
         """Returns those of `length_names` that are known before an item is decoded, integers [items]."""
-        ...
 
     def check(self, values: Mapping[str, Any], row: pa.Table) -> None:
         """Raises SampleError where a build leaves a row out for what was made of its own item."""
-        ...
 
     def joined(self, sample: dict[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Returns a sample with what `samples` gave of its items."""
-        ...
 
     @property
     def known_columns(self) -> tuple[str, ...]:
         """Columns that `checked` adds to the table of items, or finds there: what is known by their headers."""
-        ...
 
     @property
     def decoded_name(self) -> str:
         """The name that a plain data set gives the decoded items."""
-        ...
 
     def decoded(self, data: bytes, *, sample_id: str) -> Any:
         """Returns an item as a plain data set has it: decoded, without features. Raises SampleError."""
-        ...
 
     def constants(self) -> dict[str, Any]:
         """Returns what collating needs and is equal for all samples: kinds, rates, tables."""
-        ...
 
     def probe(self) -> str:
         """Returns the xxh3-128 of what the steps give for small built-in inputs."""
-        ...
 
     def estimate_bytes(self, items: pa.Table) -> int:
         """Returns the expected size of these items in bytes, from what the listing knows."""
-        ...
 
     def refused(self, lengths: Mapping[str, Array], rows: pa.Table, why: Coder) -> Array:
         """Returns why rows are no samples for what was made of their items: numbers of `why`, 0 for samples.
 
         lengths: integers [rows] by name. rows: of the listing.
         """
-        ...
 
     def refusals(self, lengths: Mapping[str, Array], rows: pa.Table, codes: Array, why: Coder) -> tuple[Failure, ...]:
         """Returns the failures that `refused` found and that need words of their own. codes: of all rows in the end."""
-        ...
 
     def summary(self, lengths: Mapping[str, Array], rows: pa.Table, items: Items, keep: Array) -> dict[str, Any]:
         """Returns what metadata.json says of the items of the samples that are kept."""
-        ...
 
 
 def narrow(rows: pa.Table, files: Sequence[SourceFile]) -> tuple[tuple[SourceFile, ...], pa.Table]:

@@ -49,47 +49,36 @@ class Form(Protocol):
     @property
     def read_values(self) -> frozenset[str]:
         """See `ItemGroup`."""
-        ...
 
     def of_manifest(self, manifest: Manifest) -> Manifest:
         """Returns the manifest with `columns`, without rows whose images have no such."""
-        ...
 
     def told(self, values: Sequence[int]) -> Any:
         """Returns what prompts are told of an image with these values of `columns`."""
-        ...
 
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns the fields of an image."""
-        ...
 
     def make(self, row: Mapping[str, Any], data: bytes) -> Values:
         """Returns the fields of an image. Raises SampleError. row: `sample_id` and `columns`."""
-        ...
 
     def lengths(self, shard: Shard) -> Array:
         """See `ItemGroup`; of `length_names` behind `num_images`."""
-        ...
 
     def constants(self) -> dict[str, Any]:
         """See `ItemGroup`."""
-        ...
 
     def probed(self) -> Iterator[Mapping[str, Any]]:
         """Yields what is made of the built-in images, and what else decides values."""
-        ...
 
     def listed_lengths(self, images: pa.Table) -> dict[str, Array]:
         """Returns those of `length_names` that are known before an image is decoded, integers [images]."""
-        ...
 
     def raw_bytes(self, images: pa.Table) -> int:
         """Returns about what the values of images take."""
-        ...
 
     def stored(self) -> StoredItems:
         """Returns how a sample is made of them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

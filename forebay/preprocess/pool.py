@@ -34,7 +34,6 @@ class Runner(Protocol):
 
     def run(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
         """Yields every task with its result, as they are done. See `Pool.run`."""
-        ...
 
 
 PINNED = dict.fromkeys(

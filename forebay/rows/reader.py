@@ -181,11 +181,9 @@ class Sink(Protocol):
 
         where: it stands, in messages. stem: the id that its names give, if its fields give none. number: of its line.
         """
-        ...
 
     def reject(self, sample_id: str | None, reason: str, message: str, *, kind: Kind = "failed") -> None:
         """Takes a row that cannot be used."""
-        ...
 
 
 def one_a_file(path: Path) -> Iterator[tuple[int, int, int]]:  # noqa: ARG001

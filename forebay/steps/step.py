@@ -50,7 +50,6 @@ class Allocate(Protocol):
 
     def __call__(self, name: str, shape: tuple[int, ...], *, dtype: Dtype) -> torch.Tensor:
         """Returns a contiguous CPU tensor that shares memory with no other living tensor."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -397,11 +396,9 @@ class RowText(Protocol):
 
     def lengths(self, samples: Sequence[Sample]) -> list[int]:
         """Returns the tokens of each sample in the row."""
-        ...
 
     def __call__(self, samples: Sequence[Sample]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Returns the fields of the row, integers [tokens], and those of one number a sample."""
-        ...
 
 
 class TextBatch(Protocol):
@@ -409,7 +406,6 @@ class TextBatch(Protocol):
 
     def __call__(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
         """Returns the text fields of a batch, all int64. padding_side: of `input_ids`."""
-        ...
 
 
 def no_such_column(name: str, column: str | None, setting: str, value: object) -> str:
