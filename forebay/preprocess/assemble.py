@@ -28,10 +28,8 @@ from forebay.version import __version__
 
 EXCLUDING = frozenset({"empty_text", "label_too_long", "no_phones", NO_TEXT, "too_long", "too_short"})
 """Reasons that say that a good sample is not wanted; all others say that a sample is bad."""
-
 Rejection = tuple[str, str, str, str]
 """One row that is no sample: its id, whether it was filtered (`excluded`) or bad (`failed`), why, and in words."""
-
 _REJECTED = ("sample_id", "kind", "reason", "message")
 
 

@@ -40,10 +40,8 @@ logger = logging.getLogger(__name__)
 UNKNOWN = -1
 _HEADERS_A_PIECE = 512
 """Rows that a thread does at once."""
-
 _THREADS = 8
 """Most of them wait if the files lie on a network."""
-
 _NAMED = 5
 """Ids that a warning lists."""
 _BLOCK_SAMPLES = 16_000 * 300

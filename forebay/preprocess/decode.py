@@ -45,7 +45,6 @@ _UNKNOWN_FRAMES = 1 << 62
 _BLOCK_FRAMES = 1 << 18
 _LOOK_AHEAD = 8192
 """Samples at the lower of two rates, behind which the input's end moves no bit of soxr HQ (FFT blocks)."""
-
 _UNRECOGNISED, _MALLOC_FAILED, _SEEK_FAILED = 1, 17, 39
 _MAGICS = (b"fLaC", b"RIFF", b"RIFX", b"RF64", b"BW64", b"OggS", b"FORM", b"ID3")
 

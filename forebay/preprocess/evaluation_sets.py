@@ -140,10 +140,8 @@ RATE_HZ = 16_000
 INDEX, DOCUMENT = "index.json", "evaluation_manifest.json"
 _VERSION = 1
 """Moves when the same data gives other bytes, or the documents have another form."""
-
 _SPARE = 64
 """Candidates beyond those wanted that a task has at first, for bad ones."""
-
 _MEMBER_FIELDS = ("members", "messages")
 
 

@@ -66,10 +66,8 @@ class Coder:
 
 Values = dict[str, Any]
 """Fields of one item or row; of one that failed its table fields, `failure` and `message`."""
-
 Read = Callable[[int, int, int], bytes]
 """(index of the source file, offset, size) -> encoded bytes of one item."""
-
 Finished = Mapping[Group, Sequence[tuple[Path, ShardEntry]]]
 """File and entry of every shard, by group."""
 

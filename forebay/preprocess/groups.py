@@ -33,7 +33,6 @@ from forebay.store.source_files import SourceFile, StoredSource
 
 GROUPS: Mapping[Group, Callable[[Config, Any], ItemGroup]] = {"audio": AudioItems.of, "image": ImageItems.of}
 """What makes the items of a group, by the group's name in a recipe."""
-
 TEXT_SHARD_ROWS = 8
 """How many times `layout.rows_per_shard` a shard of texts without items holds; part of where shards begin."""
 

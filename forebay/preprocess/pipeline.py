@@ -63,7 +63,6 @@ from forebay.visible import from_here
 logger = logging.getLogger(__name__)
 _SHOWN = 5
 """Problems of a cache that a message lists."""
-
 _WRITTEN_FOLDERS = ("", PLANS, TAR_INDEX, INPUTS, BUILDING)
 """Folders of a cache root in which a run that was killed may have left something unfinished."""
 

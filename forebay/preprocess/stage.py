@@ -42,7 +42,6 @@ from forebay.store.source_files import SourceFile
 logger = logging.getLogger(__name__)
 ORIGIN = "origin"
 """Object of a stage that names what the build is of, whatever its content: recipe and manifests."""
-
 _OURS = re.compile(rf"{ORIGIN}|seal-[0-9a-f]{{16}}\.json|[a-z][a-z0-9_]{{0,31}}/[0-9a-f]{{64}}\.(?:tdz|json)")
 _SCRATCH = "stage"
 """Folder of a node below `remote.shard_dir` in which workers make shards before these are put."""

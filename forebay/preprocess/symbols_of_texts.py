@@ -33,7 +33,6 @@ from forebay.visible import from_here, json_text, printable
 
 COUNTS = "symbols.json"
 """The file that says how often each symbol was seen. No key knows it."""
-
 _BLOCK_TEXTS = 4096
 _RARE, _SHOWN = 5, 12
 

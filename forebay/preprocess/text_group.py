@@ -30,13 +30,10 @@ from forebay.task_map import is_second_try, mark
 
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 1024, 1 << 18
 """Texts that are worked on at once, and their characters: a token takes some 100 bytes while it is made."""
-
 TOKENS = "input_ids"
 """The field that samples are counted by."""
-
 TOLD, NAMES = "told", "item_names"
 """Columns of a task's rows: what prompts are told of the items of a row (JSON), and their names by column (JSON)."""
-
 _COLUMNS = ("sample_id", "text", "language", "prompt")
 _BYTES_PER_TOKEN = 5
 _TOKENS_PER_BYTE = 0.5

@@ -24,7 +24,6 @@ from forebay.terminal import first_of
 logger = logging.getLogger(__name__)
 FIRST_WAVE = 8
 """Tasks that are run at once, at first, where `max_samples` may make the rest of them needless."""
-
 _MAX_LANGUAGES = 20
 """That a warning lists."""
 

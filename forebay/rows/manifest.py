@@ -60,13 +60,10 @@ xxh3-128 of the encoded bytes as 32 hex digits, width and height in pixels as di
 
 LISTS: Mapping[Group, str] = {"image": "images"}
 """The columns of rows that list items, by group. Of a group that is not here a row is an item itself."""
-
 WHOLE_FILE = -1
 """`size` of a row whose media is a file of its own (offset 0), or a row of an `hf` file (offset: the row number)."""
-
 SPAN = "span:"
 """Before the names of columns that a listing has until it is finished, see `pieces`."""
-
 UNLOCATED = -2
 """`size` of a row of a tar whose member has not been looked up yet."""
 _UNKNOWN = {"explicit_id": False, "member": "", "offset": 0, "size": WHOLE_FILE, "duration_s": float("nan")}

@@ -41,10 +41,8 @@ from forebay.tar.index import has_index, load_index
 
 NAMELESS = frozenset(("bad_checksum", "bad_extended_header", "extended_header_too_large", "truncated", "no_name"))
 """Reasons after which a member's name cannot be believed: any of them may have been a clip."""
-
 MAX_SIDECAR_BYTES = 16 * 1024 * 1024
 """The largest member that may describe another one."""
-
 NOT_FOUND = -1
 _STEM = r"([^/])\.[^./]*$"
 IMAGE_EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp"))

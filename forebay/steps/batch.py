@@ -24,7 +24,6 @@ from forebay.store.source import Sample
 
 PIECE = 32_000
 """Elements; torch runs element-wise work of fewer than 32,768 in the calling thread."""
-
 IGNORED = -100
 """Label that torch's cross entropy passes over, as in transformers."""
 

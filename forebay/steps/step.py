@@ -35,12 +35,10 @@ Batch: TypeAlias = "dict[str, torch.Tensor]"
 Dtype: TypeAlias = "torch.dtype"
 Fields = dict[str, Array]
 """What a step makes of one sample, by the name of the field."""
-
 PaddingSide = Literal["left", "right"]
 ClipDtype = Literal["float32", "int16"]
 _MAX_MAGNITUDE = 1e10
 """Above it, the power of a frame leaves float32. Full scale is 1."""
-
 _GROUP_SAMPLES = 1 << 20
 """Samples that are laid out together, 4 MiB: enough to fill chunks, and freed memory of this size is used again."""
 

@@ -28,7 +28,6 @@ from forebay.store.locks import try_alone
 
 Point = tuple[float, int, int]
 """A time, and the shards and rows that a run had made until then."""
-
 WINDOW_S = 300.0
 """The last minutes, over which a rate is taken."""
 
@@ -94,7 +93,6 @@ HEARTBEAT_S = 20.0
 """A run that works says so at least this often."""
 LOST_S = 180.0
 """A run that has said nothing for this long is taken for lost."""
-
 _LEAST_S = 3.0
 """Between two writings: a store of many nodes is not to be asked for every shard."""
 _POINT_S = 15.0

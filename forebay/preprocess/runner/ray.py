@@ -53,7 +53,6 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 
 """What a client of gRPC says first: the words of HTTP/2, and a frame of no settings."""
 _FRAME_BYTES, _FRAME_TYPE, _SETTINGS = 9, 3, 4
 """The head of a frame, where its type stands in it, and the type of what a server of gRPC says first."""
-
 T = TypeVar("T")
 R = TypeVar("R")
 TASKS_PER_CPU = 2

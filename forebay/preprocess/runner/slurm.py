@@ -40,7 +40,6 @@ from forebay.visible import from_here, json_text
 
 DEFAULT_PARTS = 64
 """Parts of an array that nobody has said the size of; fewer where there are fewer shards."""
-
 _OURS = ("array", "chdir", "dependency", "error", "job-name", "kill-on-invalid-dep", "output", "parsable", "wrap")
 """Options of sbatch that this file sets, or that would break what it relies on."""
 

@@ -32,10 +32,8 @@ from forebay.visible import printable
 
 EXCLUDED = frozenset(("no_label", "no_text"))
 """Reasons of rows that lack what the config asks for: they are left out, and no failure."""
-
 MAX_NUMBER = 1 << 31
 """Integers of classes are below it."""
-
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 logger = logging.getLogger(__name__)
 _MANY = 1_000

@@ -26,7 +26,6 @@ from forebay.store.source_files import SourceFile
 
 DEFAULTS = SourceColumns()
 """A column that a config leaves at its default may be missing."""
-
 _PLACE_BITS = 40
 _MATRIX = 2
 _ARROW_FILE = b"ARROW1"

@@ -25,7 +25,6 @@ from forebay.visible import printable
 REPEATED = "repeated_field"
 BAD_ROW, BAD_TEXT = "bad_row", "bad_text"
 """Reasons of rows: of another form than the others, or with bytes that are no UTF-8."""
-
 BOM = b"\xef\xbb\xbf"
 # Of bytes as Latin-1, which leaves JSON's own marks as they are: it finds where a value ends.
 _scan = json.JSONDecoder(strict=False)

@@ -24,7 +24,6 @@ from forebay.store.remote.raw.raw_sources import at_hand, kept_path
 
 CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd"}
 """How names of compressed texts end, and the codec of pyarrow that reads them."""
-
 _LF, _CR = 10, 13
 _IS_SPACE = np.zeros(256, bool)
 _IS_SPACE[list(b" \t\n\r\x0b\x0c")] = True

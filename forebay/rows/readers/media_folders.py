@@ -34,7 +34,6 @@ from forebay.store.source_files import SourceFile
 IMAGES_PER_PART = 16_384
 MAX_TEXT_BYTES = 1 << 20
 """The most that the text beside an image may have."""
-
 HIDDEN, NO_IMAGE, NO_OWNER = "(hidden files)", "(files that are no images)", "(texts without an image)"
 _LISTS = ".trans.txt"
 """LibriSpeech's lists: a line for each recording of their folder, its name and its text."""

@@ -31,7 +31,6 @@ from forebay.tar.header import RefusedHeader, TarIndex
 
 MEMBERS_PER_RUN = 256
 """Members whose images one task looks at."""
-
 _BESIDE = (".json", ".cls", ".txt")
 _NO_OWNER = "(members without an image)"
 

@@ -41,7 +41,6 @@ from forebay.visible import did_you_mean
 
 PLAIN = ".txt"
 """How names of plain text end."""
-
 _STRINGS = {str, type(None)}
 
 _FOUND = {
@@ -49,7 +48,6 @@ _FOUND = {
 }
 _Said = tuple[tuple[str | None, ...], tuple[Any, ...]]
 """Id, language, prompt and text of a line, and the values of `source.keep_columns`."""
-
 _decoder = json.JSONDecoder(parse_constant=refuse_constant)
 logger = logging.getLogger(__name__)
 

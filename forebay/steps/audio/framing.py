@@ -16,7 +16,6 @@ FRAME_SAMPLES = 400
 HOP_SAMPLES = 160
 CENTRE_SAMPLES = FRAME_SAMPLES // 2
 """A centred frame i is centred on sample i * HOP_SAMPLES: its window begins this many samples earlier."""
-
 BLOCK_ROWS = 32
 """Rows of one matrix product, and the grid on which clips start. In the bits of every feature.
 

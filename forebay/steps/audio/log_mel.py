@@ -90,7 +90,6 @@ class LogMel(AudioStep):
 N_MELS = 128
 MIN_SAMPLES = 8000
 """Shorter clips are padded with zeros to this, and the padding counts as valid: the extractor's `min_length`."""
-
 CHUNK_FRAMES = 100
 """Frames of a chunk of the encoder, 2 * `n_window`."""
 

@@ -47,7 +47,6 @@ from forebay.store.layout import Array
 ASKER = Asker("audio.features", "FB128")
 _PROBE_S = 300
 """Seconds after which a step that does not end with the probe clips is refused."""
-
 Dtype = Literal["float16", "float32"]
 
 

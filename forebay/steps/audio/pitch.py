@@ -18,7 +18,6 @@ from forebay.store.layout import Array, FieldSpec
 
 _WINDOW_S = 0.025
 """Seconds over which a period is compared with the next, as in the paper; the longest period where that is more."""
-
 _SILENCE = 1e-10
 """The mean square of what a frame changes by, at some lag, below which it is silent: -100 dB of full scale."""
 

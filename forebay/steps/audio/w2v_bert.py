@@ -19,10 +19,8 @@ Count = TypeVar("Count", int, np.ndarray)
 N_MELS = 80
 MIN_SAMPLES = FRAME_SAMPLES + HOP_SAMPLES
 """Two frames: the extractor's variance of one frame is NaN, and of none an error."""
-
 FLOOR = 1.192092955078125e-07
 """Kaldi's epsilon, as the extractor writes it. A frame of silence is ln(FLOOR) = -15.942385 in every bin."""
-
 _PREEMPHASIS = 0.97
 _HALF_HOP = HOP_SAMPLES // 2
 _VARIANCE_FLOOR = 1e-7

@@ -34,13 +34,10 @@ if TYPE_CHECKING:
 
 Table = npt.NDArray[np.float32]
 """[3, 256]: the float32 value in `pixel_values` of a channel's uint8 value."""
-
 CODES, GRIDS = "patches", "image_grid_thw"
 """The fields of an image: its patches as they are stored, and how many they are."""
-
 _CHECKED_PIXELS = 1 << 21
 """Up to this `max_pixels` an image above it is checked too; it would cost seconds where it is tens of millions."""
-
 Backend = Literal["pil", "torchvision"]
 _ENDINGS: dict[Backend, str] = {"pil": "Pil", "torchvision": ""}
 """Of the names of transformers' classes."""

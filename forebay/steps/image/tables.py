@@ -20,7 +20,6 @@ from forebay.store.layout import Array
 
 Values = npt.NDArray[np.float32]
 """[channels, n]: the value of each code in each channel."""
-
 _PIECE = 1 << 15
 """Values at a time on the host: they stay in the cache."""
 _DEVICE_PIECE = 1 << 25

@@ -55,10 +55,8 @@ class Labels:
 
 LABELS_KEY = b"forebay.labels"
 """Where the schema of a listing's rows has the column of classes, as JSON."""
-
 _LONGEST = 12
 """More digits than any number of a class has."""
-
 _NOTHING = Labels(names=(), count=0)
 
 

@@ -62,7 +62,6 @@ def _digest(path: Path, _status: tuple[int, int, int]) -> str:
 
 Judge = Callable[[Sequence[str]], list[tuple[str, float]]]
 """Texts to their most likely languages and the probabilities of these; ("", 0.0) for one without any known n-gram."""
-
 _TEXTS_AT_ONCE = 512
 _FEWEST_AT_ONCE = 8
 _LONGEST_AT_ONCE = 1_024
@@ -266,13 +265,10 @@ def check_languages(named: Sequence[str]) -> None:
 
 Detect = Callable[[Sequence[str]], list[tuple[str, float]]]
 """Texts to (code, confidence) of each, in order; ("", confidence) where nothing can be said."""
-
 MOST_CHARACTERS = 4096
 """What is read of a text. A line of 10 MB is in the language that it begins in."""
-
 LIKELIER = 0.5
 """The confidence from which a language is likelier than all others together: below it nothing is said, by default."""
-
 _FEWEST_LETTERS = 2
 _BYTES = {"latin": 1, "greek": 2, "cyrillic": 2, "armenian": 2, "hebrew": 2, "arabic": 2, "thaana": 2}
 """Bytes of a letter by script, 3 of the others. So words in Latin letters (names, brands, commands), which stand in

@@ -1,7 +1,4 @@
-"""`plain`: text without a prompt.
-
-`given`: the labels that a data set holds already, as Whisper's sequence.
-"""
+"""`plain`: text without a prompt. `given`: the labels that a data set holds already, as Whisper's sequence."""
 
 from __future__ import annotations
 

@@ -156,7 +156,6 @@ _QWEN2_RULE = (
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False}
 _KEPT_BY = ({"type": "NFC"}, {"type": "NFKC"}, None)
 """Normalizers that change no printable ASCII."""
-
 _MOST = 1 << 16
 """Words in the table: a few MB."""
 

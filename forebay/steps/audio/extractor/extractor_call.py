@@ -28,14 +28,11 @@ Arrays = dict[str, Array]
 _log = logging.getLogger(__name__)
 _OURS = ("sampling_rate", "return_tensors", "device")
 """What forebay says itself when it calls an extractor."""
-
 _FAILURES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError, RuntimeError)
 """What an extractor raises for a clip that it cannot take. What is no property of the clip comes through."""
-
 _KINDS = "fiub"
 _SUFFIX = "FeatureExtractor"
 """How the names of these classes end."""
-
 _ONE_AT_A_TIME = threading.RLock()
 """Nobody promises that an extractor may be called by several threads, as those of an uncached loader."""
 

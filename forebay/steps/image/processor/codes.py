@@ -26,7 +26,6 @@ _MAX_PAIRED = 4
 """Channels whose values are looked up two at a time: what two codes stand for takes 512 KiB a channel."""
 _MAX_LINE = 1e30
 """Scales and shifts above it leave float32 on the way."""
-
 Floats = npt.NDArray[np.float32]
 
 

@@ -45,13 +45,11 @@ _QUIET = 2
 """So many arrays in a row bring nothing new before a table is believed."""
 _ROUNDS = 6
 """More arrays that are asked for where the first ones did not come to rest."""
-
 _RARE = (64, 256)
 """Where a channel has so many values, others that no image showed are looked for with flat ones: small outputs show few
 at once. Behind these a channel of pixels has all its values, one for padding among them, and the table is believed."""
 FLAT = 1000
 """Images from this number on are flat, sixteen values each."""
-
 Layout = tuple[int, int, int]
 """(axis, inner, channels)."""
 

@@ -16,7 +16,6 @@ from forebay.store.layout import Array
 
 _WITHIN = 1e-4
 """Up to this difference a batch is equal within it; above, it is another batch."""
-
 Answer = Mapping[str, Output] | str
 """A processor's outputs by name, or why it gave none."""
 

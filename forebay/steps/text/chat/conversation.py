@@ -21,7 +21,6 @@ to be learnt also `"loss": False`."""
 
 Render = Callable[..., str]
 """`render(messages, add_generation_prompt=False)`: what a chat template writes; ValueError where it refuses."""
-
 _ROLES = ("system", "user", "assistant")
 
 

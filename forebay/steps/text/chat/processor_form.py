@@ -20,7 +20,6 @@ IDS = "input_ids"
 MASK = "attention_mask"
 LABELS = "labels"
 """Left out: what is learnt is what the assistant says."""
-
 REFUSALS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError)
 """What processors raise of a conversation."""
 _SIZES: tuple[Size, ...] = ((64, 48), (48, 80), (150, 100))

@@ -56,10 +56,8 @@ class Lower(NormalStep):
 
 _INDIC = [chr(code) for code in range(0x0900, 0x0E00)]
 """Devanagari to Sinhala: the scripts of India in the basic plane."""
-
 _NUKTA_CLASS = 7
 """The canonical combining class of nuktas, in every script."""
-
 _NUKTAS = "".join(char for char in _INDIC if unicodedata.combining(char) == _NUKTA_CLASS)
 _INDIC_LETTERS = "".join(char for char in _INDIC if unicodedata.category(char) == "Lo")
 _INDIC_MARKS = "".join(char for char in _INDIC if unicodedata.category(char)[0] == "M" and char not in _NUKTAS)
@@ -115,14 +113,12 @@ _JOINED_ON_THE_RIGHT = (
 
 _PERSIAN_BLOCKS = [chr(code) for code in (*range(0x0600, 0x0700), *range(0x0750, 0x0780))]
 """Arabic and its supplement."""
-
 _ARABIC = frozenset(_PERSIAN_BLOCKS)
 _JOINING = frozenset(char for char in _PERSIAN_BLOCKS if unicodedata.category(char) in ("Lo", "Lm"))
 _JOINS_NEXT = _JOINING - frozenset(_JOINED_ON_THE_RIGHT + _UNJOINED)
 _JOINS_LAST = _JOINING - frozenset(_UNJOINED)
 _PERSIAN_MARKS = "".join(char for char in _PERSIAN_BLOCKS if unicodedata.category(char) == "Mn")
 """Vowel signs and their like, joining type T: the letters on both sides join as if no mark were there."""
-
 _STRETCH = re.compile(f"(?<![{_PERSIAN_MARKS}{_ZWNJ}])[{_PERSIAN_MARKS}]*+{_ZWNJ}[{_PERSIAN_MARKS}{_ZWNJ}]*+")
 """All ZWNJs that stand between two characters, with the marks there."""
 

@@ -122,7 +122,6 @@ NORMAL = {
 
 CODE = "forebay.steps.text.normal.own_function:Code"
 """The step of an entry `file.py:function`."""
-
 SIMPLE = {"nfkc": ("nfkc",), "none": ()}
 """What `text.normalize` as one word stands for."""
 
