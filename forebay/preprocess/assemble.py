@@ -143,8 +143,8 @@ def read_rows(listing: Listing, finished: Finished) -> Rows:
         failed = items.first(_column(shards, lambda shard: why.column(shard, "failure"), np.int32))
         # What a row is itself comes first, then its text, then what it lists.
         codes = np.where(codes, codes, failed) if items.is_listed else np.where(failed, failed, codes)
-        counts = [group.lengths(shard) for shard in shards]
-        for name, numbers in zip(group.length_names, _joined(counts, len(group.length_names)), strict=True):
+        counts = [np.zeros((len(group.length_names), 0), np.int64), *map(group.lengths, shards)]
+        for name, numbers in zip(group.length_names, np.concatenate(counts, axis=1), strict=True):
             lengths[name] = items.sums(numbers)
         if items.offsets is not None:
             slots[group.name] = ListedItems(items.offsets, _slots(shards)[items.places])
@@ -190,10 +190,6 @@ def _spoken(groups: Groups, lengths: Mapping[str, Array], rows: Rows, keep: Arra
 
 def _column(shards: Sequence[Shard], make: Callable[[Shard], Array], dtype: Any) -> Array:
     return np.concatenate([np.zeros(0, dtype), *map(make, shards)])
-
-
-def _joined(parts: Sequence[Array], count: int) -> Array:
-    return np.concatenate([np.zeros((count, 0), np.int64), *parts], axis=1)
 
 
 def _slots(shards: Sequence[Shard]) -> Array:

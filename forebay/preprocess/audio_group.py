@@ -151,11 +151,11 @@ class DurationLimits:
     def shorter(self, num_samples: Array, stated_s: Array) -> Array:
         """Returns which clips have less audio than was said, bool [rows]; of one that is clipped that is not seen."""
         seconds = num_samples / self.sample_rate_hz
-        return np.asarray(~self._is_cut(num_samples) & (seconds < stated_s - self._allowed_s(stated_s)))
+        return np.asarray(~self._is_cut(num_samples) & (seconds < stated_s - allowed_s(self.tolerance_s, stated_s)))
 
     def longer(self, num_samples: Array, stated_s: Array) -> Array:
         """Returns which clips have more audio than was said, bool [rows], as far as a clip is read."""
-        return np.asarray(num_samples / self.sample_rate_hz > stated_s + self._allowed_s(stated_s))
+        return np.asarray(num_samples / self.sample_rate_hz > stated_s + allowed_s(self.tolerance_s, stated_s))
 
     def message(self, sample_id: str, num_samples: int, stated_s: float) -> str:
         """Returns what there is to say of a `duration_mismatch`."""
@@ -169,9 +169,6 @@ class DurationLimits:
         if self.clip_s is None:
             return np.zeros(len(num_samples), bool)
         return np.asarray(num_samples >= round(self.clip_s * self.sample_rate_hz))
-
-    def _allowed_s(self, stated_s: Array) -> Array:
-        return allowed_s(self.tolerance_s, stated_s)
 
 
 @dataclass(frozen=True, slots=True)

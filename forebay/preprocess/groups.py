@@ -120,15 +120,13 @@ class Groups:
         found += with_group((*self.text.fields(), *self.kept), TEXT)
         names = [spec.name for spec in found]
         if twice := sorted({name for name in names if names.count(name) > 1}):
+            made_by = " beside ".join(type(step).__name__ for group in self.recipe.groups[:-1] for step in group.steps)
             raise ConfigError(
-                f"{self._made_by()} gives {twice[0]!r}, and the text or a kept column of the samples has that name "
+                f"{made_by} gives {twice[0]!r}, and the text or a kept column of the samples has that name "
                 "too; leave the column out of source.keep_columns, or choose another text.prompt",
                 code="FB125",
             )
         return tuple(found)
-
-    def _made_by(self) -> str:
-        return " beside ".join(type(step).__name__ for group in self.recipe.groups[:-1] for step in group.steps)
 
     def items_of(self, manifest: Manifest) -> dict[Group, Items]:
         """Returns the items of every group, as they are stored."""

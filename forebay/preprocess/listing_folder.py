@@ -65,8 +65,9 @@ def save_listing(
     aside.mkdir(exist_ok=True)  # nobody else has its name: what is there is ours
     try:
         for table_name, table in found.items():
-            _write_table(aside / f"{table_name}.arrow", table)
-        files = {path.name: _sums(path) for path in aside.iterdir()}
+            with write_aside(aside / f"{table_name}.arrow") as file, pa.ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table.combine_chunks())
+        files = {at.name: {"size_bytes": at.stat().st_size, "xxh3_128": hash_file(at)} for at in aside.iterdir()}
         whole = {
             **document,
             "absent": list(manifest.absent),
@@ -78,10 +79,6 @@ def save_listing(
         _publish(aside, folder, name, files)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sums(path: Path) -> dict[str, Any]:
-    return {"size_bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
 
 
 def _publish(aside: Path, folder: Path, name: str, files: Mapping[str, Any]) -> None:
@@ -152,8 +149,8 @@ def require_sound(folder: Path, document: Mapping[str, Any]) -> None:
         table.validate(full=True)
     rows, images = tables["rows.arrow"], tables.get("images.arrow", IMAGE_SCHEMA.empty_table())
     count = len(tables["files.arrow"])
-    _require_types(tables["files.arrow"], dict(zip(_FILES_SCHEMA.names, _FILES_SCHEMA.types, strict=True)))
-    _require_types(tables["rejected.arrow"], dict(zip(REJECTED_SCHEMA.names, REJECTED_SCHEMA.types, strict=True)))
+    _require_types(tables["files.arrow"], _types(_FILES_SCHEMA))
+    _require_types(tables["rejected.arrow"], _types(REJECTED_SCHEMA))
     named = [name for name in rows.column_names if not name.startswith(PREFIX)]
     _require_types(rows.select(named), {name: _ROW_TYPES.get(name, pa.null()) for name in {*named, "group", "text"}})
     if any(rows.schema.field(name).type not in STORED_TYPES for name in {*rows.column_names}.difference(named)):
@@ -234,11 +231,6 @@ def files_of(table: pa.Table) -> tuple[SourceFile, ...]:
         )
         for row in table.to_pylist()
     )
-
-
-def _write_table(path: Path, table: pa.Table) -> None:
-    with write_aside(path) as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
 
 
 def _files_table(files: Sequence[SourceFile]) -> pa.Table:

@@ -74,7 +74,9 @@ def put(folder: Path, contents: Contents, linked: Linked, *, caches: Sequence[Ca
     damaged shard, CacheMismatchError where something else stands at the folder.
     """
     key = contents.document["key"]
-    _require_outside(folder, caches)
+    for cache in caches:
+        if os.path.realpath(cache.folder) in map(str, Path(os.path.realpath(folder)).parents):
+            raise CacheMismatchError(f"--out {folder} lies in the cache {cache.place}; name a folder outside of it")
     is_there = _is_there(folder, key)
     problems = quick_problems(folder) if is_there else []
     if is_there and not problems:
@@ -85,13 +87,6 @@ def put(folder: Path, contents: Contents, linked: Linked, *, caches: Sequence[Ca
     _is_there(folder, key)  # hashing takes a while
     is_sealed_here = seal(folder, contents, scratch=folder.parent, replace=bool(problems))
     return not is_sealed_here and _is_there(folder, key)
-
-
-def _require_outside(folder: Path, caches: Sequence[Cache]) -> None:
-    """Raises CacheMismatchError for a folder inside of a cache."""
-    for cache in caches:
-        if os.path.realpath(cache.folder) in map(str, Path(os.path.realpath(folder)).parents):
-            raise CacheMismatchError(f"--out {folder} lies in the cache {cache.place}; name a folder outside of it")
 
 
 def _is_there(folder: Path, key: str) -> bool:

@@ -305,11 +305,8 @@ def _put(bucket: Bucket, folder: Path, *, create: bool = False) -> None:
     if document is None:
         return
     files: Mapping[str, Any] = document["files"]
-    for_each(
-        lambda name: bucket.put(_object(name, files[name]), folder / name),
-        files,
-        num_threads=bucket.settings.max_concurrent,
-    )
+    most = bucket.settings.max_concurrent
+    for_each(lambda name: bucket.put(_object(name, files[name]), folder / name), files, num_threads=most)
     bucket.put(DOCUMENT, (folder / DOCUMENT).read_bytes(), create=create)
 
 

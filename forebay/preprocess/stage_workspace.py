@@ -12,10 +12,9 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from forebay.config.tree import Config
 from forebay.config.url import Url, is_url, parse_url
@@ -41,63 +40,13 @@ from forebay.store.shard import ShardEntry, shard_fields, shard_name
 from forebay.task_map import Map
 from forebay.visible import human_bytes
 
-
-class ShardPlace(Protocol):
-    """Where the finished shards of a build stand until the cache is sealed: a folder, or a stage in a store."""
-
-    receipts: dict[str, Receipt]
-    """Of the shards that are known to be there, by key."""
-
-    @property
-    def folder(self) -> Path:
-        """A folder of this machine for what is being made."""
-
-    @property
-    def name(self) -> str:
-        """The name of the place, for messages."""
-
-    @property
-    def stage(self) -> Stage | None:
-        """Where workers put shards, if that is not `folder`."""
-
-    def absent(self, wanted: Sequence[Named]) -> list[Named]:
-        """Returns those of these shards that are not there; no byte of a shard is read."""
-
-    def load(self, wanted: Sequence[Named], map_: Map = map) -> list[Receipt | None]:
-        """Returns the receipt of every shard that is there and whole, else None. map_: for what takes long."""
-
-    def has_all(self, wanted: Sequence[Named], map_: Map = map) -> bool:
-        """Whether all of these shards are there now; their receipts are known then."""
-
-    def adopt(self, group: Group, key: str, donors: Donors) -> bool:
-        """Makes a shard of one that another cache or build has; says whether it did."""
-
-    def find_donors(self, root: Path, wanted: set[str], *, recipe_key: str) -> Donors:
-        """Returns where shards of these keys stand in other places."""
-
-    def occupied(self) -> AbstractContextManager[None]:
-        """Keeps others from removing the place as left over, as long as the block lasts."""
-
-    def finished(self, wanted: Mapping[Group, Sequence[str]]) -> Mapping[Group, Sequence[tuple[Path, ShardEntry]]]:
-        """Returns files of this machine from which the table fields of these shards, by key, can be read."""
-
-    def seal(self, target: Path, contents: Contents, *, replace: bool) -> tuple[str, TransferReport | None]:
-        """Makes the sealed cache; returns what to call it, and how it got there if it is in a store."""
-
-    def remove(self) -> None:
-        """Removes the place, whose cache is sealed now."""
-
-    def remove_superseded(self) -> None:
-        """Removes what earlier builds of the same manifests left, which stopped for sources that changed since."""
-
-
 logger = logging.getLogger(__name__)
 _MADE_WITH = "made_with"
 
 
 @dataclass
 class StagedWorkspace:
-    """The shards of one build in a stage: a `ShardPlace`.
+    """The shards of one build in a stage, used as a `Workspace`.
 
     local: a folder of this node for what the driver makes. root: where the cache is sealed. prepared: where
     the prepared build is. verify, progress: of the push.
@@ -215,11 +164,8 @@ class StagedWorkspace:
             (scratch / group).mkdir(parents=True)
         sizes: list[int] = []
         units = sorted({(group, key) for group, keys in wanted.items() for key in keys})
-        for_each(
-            lambda named: sizes.append(self._fetch(*named, scratch)),
-            units,
-            num_threads=self.stage.settings.max_concurrent,
-        )
+        most = self.stage.settings.max_concurrent
+        for_each(lambda named: sizes.append(self._fetch(*named, scratch)), units, num_threads=most)
         whole = sum(self.receipts[key].entry.size_bytes for _, key in units)
         logger.info("read %s of %d shards of %s for the seal", human_bytes(sum(sizes)), len(units), human_bytes(whole))
         return {
@@ -343,6 +289,10 @@ def _is_inside(one: Url, other: Url) -> bool:
 
 def _beside(root: Url) -> str:
     return "stage" if root.key.partition("/")[0] != "stage" else "staged"
+
+
+ShardPlace = Workspace | StagedWorkspace
+"""Where the finished shards of a build stand until the cache is sealed: a folder, or a stage in a store."""
 
 
 def shard_place(config: Config, options: Options, listing: Listing, *, folder: Path, origin: str) -> ShardPlace:

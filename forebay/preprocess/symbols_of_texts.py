@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -159,17 +160,13 @@ def _written(table: SymbolTable, out: Path, *, replace: bool) -> Literal["writte
     old = temporary_name(out) if out.exists() else None
     if old is not None:
         _require_replaceable(out, table, replace=replace)
-    with folder_aside(out, clear=None if old is None else functools.partial(_put_aside, out, old)) as aside:
+    with folder_aside(out, clear=None if old is None else functools.partial(os.rename, out, old)) as aside:
         for name, content in files.items():
             (aside / name).write_bytes(content)
         (aside / COUNTS).write_text(json_text({"split": table.split, "symbols": dict(table.counts)}) + "\n")
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
     return "written"
-
-
-def _put_aside(out: Path, old: Path) -> None:
-    out.rename(old)
 
 
 def _require_replaceable(out: Path, table: SymbolTable, *, replace: bool) -> None:

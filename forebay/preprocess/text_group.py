@@ -119,7 +119,10 @@ class TextItems:
         names: of the source files, by `file`.
         """
         columns = [self._column(rows, name) for name in _COLUMNS]
-        told = [[_tuple(item) for item in items] for items in _parsed(self._column(rows, TOLD), [])]
+        told = [
+            [tuple(item) if isinstance(item, list) else item for item in items]
+            for items in _parsed(self._column(rows, TOLD), [])
+        ]
         named = _parsed(self._column(rows, NAMES), {})
         kept, files = list(values_of(rows)), rows["file"].to_pylist()
         for start, stop in _blocks(columns[1], columns[3]):
@@ -206,10 +209,6 @@ def opened_text(step: TextStep, folder: str, merge_size: int | None) -> RowEncod
 def _files(rows: pa.Table) -> Array:
     """Returns which file each row is of: the one that holds its media, else the one that lists it."""
     return np.asarray(rows["file" if "file" in rows.column_names else "group"].to_numpy())
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _parsed(texts: Sequence[str | None], nothing: Any) -> list[Any]:

@@ -164,9 +164,8 @@ class PartLog:
             history=((now, 0, 0),),
             **facts,
         )
-        label = "all" if part is None else f"{part[0]}-of-{part[1]}"
+        self._label = label = "all" if part is None else f"{part[0]}-of-{part[1]}"
         self._folder = workspace / _FOLDER
-        self._label = label
         self._path = self._folder / f"{label}.{this_place()}-{os.getpid():x}{_ENDING}"
         self._is_written = True
         self._under_way: Callable[[], int] = lambda: 0

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,7 @@ def submit(config: Config, asked: Asked) -> Submission:
     file = submission_file(config, recipe_of(config))
     file.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(file, json_text({**document, "submitted": time.time()}).encode("ascii"))
-    return Submission(**{**{name: getattr(found, name) for name in found.__dataclass_fields__}, "ids": ids})
+    return replace(found, ids=ids)
 
 
 def _submitted(job: Job, ids: dict[str, str], found: Submission) -> str:

@@ -388,20 +388,9 @@ def _status(number: int | None, record: PartRecord, seen: SeenParts) -> PartStat
     state: PartState = record.state
     if state == "done" and number is not None and seen.prepared is not None:
         state = "incomplete"
-    return PartStatus(
-        part=number,
-        state=state,
-        runner=record.runner,
-        host=record.host,
-        pid=record.pid,
-        job=record.job,
-        heard_s=max(0.0, seen.now - record.last_sign),
-        to_make=record.to_make,
-        made=record.made,
-        under_way=record.under_way,
-        error=record.error,
-        log=record.log,
-    )
+    of_record = ("runner", "host", "pid", "job", "to_make", "made", "under_way", "error", "log")
+    said: dict[str, Any] = {name: getattr(record, name) for name in of_record}
+    return PartStatus(part=number, state=state, heard_s=max(0.0, seen.now - record.last_sign), **said)
 
 
 def _log_of_unstarted(seen: SeenParts, number: int) -> tuple[str | None, str | None]:
