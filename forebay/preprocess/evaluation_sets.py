@@ -62,7 +62,6 @@ RULE = (
 )
 
 _CHUNK_ROWS = 1 << 16
-_MAX_NAME_BYTES = 100
 _UNSAFE = re.compile(r"""[/\\:*?"<>|%#]""")
 
 
@@ -126,7 +125,7 @@ def _require_safe(language: str, count: int) -> None:
         and not _UNSAFE.search(language)
         and language == language.strip()
         and language[0] not in ".-"
-        and len(language.encode()) <= _MAX_NAME_BYTES
+        and len(language.encode()) <= 100
     )
     if not is_safe:
         raise ConfigError(
@@ -142,7 +141,6 @@ _VERSION = 1
 """Moves when the same data gives other bytes, or the documents have another form."""
 _SPARE = 64
 """Candidates beyond those wanted that a task has at first, for bad ones."""
-_MEMBER_FIELDS = ("members", "messages")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,7 +341,7 @@ def _seal(folder: Filling, config: Config, listing: Listing, draws: Sequence[Dra
 
 
 def _set(entry: Entry, eligible: int) -> Entry:
-    kept = {name: value for name, value in entry.items() if name not in _MEMBER_FIELDS}
+    kept = {name: value for name, value in entry.items() if name not in ("members", "messages")}
     return {"language": kept.pop("language"), "name": kept.pop("name"), "eligible": eligible, **kept}
 
 

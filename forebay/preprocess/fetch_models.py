@@ -27,7 +27,6 @@ from forebay.visible import human_bytes
 logger = logging.getLogger(__name__)
 _DATA = (".json", ".txt", ".jinja", ".model", ".spm")
 """Suffixes of a tokenizer's, a processor's and a model's documents; the last two are sentencepiece."""
-_SUBFOLDER = "additional_chat_templates"
 _WEIGHTS = ".safetensors"
 _ONE_OF_SEVERAL = re.compile(r"model-\d+-of-\d+\.safetensors")
 
@@ -147,7 +146,7 @@ def _wanted(info: Any, *, with_weights: bool) -> dict[str, int]:
     sizes = {each.rfilename: int(each.size or 0) for each in info.siblings or ()}
     names = [PurePosixPath(name) for name in sizes]
     top = [name for name in names if len(name.parts) == 1]
-    templates = [name for name in names if name.parts[:-1] == (_SUBFOLDER,)]
+    templates = [name for name in names if name.parts[:-1] == ("additional_chat_templates",)]
     wanted = [name for name in (*top, *templates) if name.suffix in _DATA]
     if with_weights:
         wanted += _weights([name for name in top if name.suffix == _WEIGHTS])

@@ -33,9 +33,6 @@ from forebay.store.layout import Array, FieldSpec
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 
-_ANY = 2**31
-"""A user's limit is on images of theirs."""
-
 
 @dataclass(frozen=True, slots=True)
 class PatchForm:
@@ -118,7 +115,7 @@ class PatchForm:
         """Yields what is made of the built-in images, and what else decides values."""
         steps = self._opened()
         for name, data in probe_images():
-            image = steps.make(data, sample_id=name, max_pixels=_ANY)
+            image = steps.make(data, sample_id=name, max_pixels=2**31)
             yield {PATCHES: image.patches, "grid": np.array(image.grid)}
         yield {"table": steps.table}
 

@@ -44,7 +44,6 @@ from forebay.store.sample_ids import read_ids
 from forebay.store.seal import Contents, check_shard, quick_problems, seal
 from forebay.store.where import parse_where
 
-_HASHING_THREADS = 4
 _OURS = (PLANS, TAR_INDEX, TEXTS, INPUTS)
 """Folders of a cache root that hold no cache."""
 
@@ -119,7 +118,7 @@ def _check(linked: Linked, *, progress: bool) -> None:
         bar.update(link.entry.size_bytes)
 
     with bar:
-        for_each(check, linked.links, num_threads=_HASHING_THREADS)
+        for_each(check, linked.links, num_threads=4)
 
 
 OnDuplicate = Literal["refuse", "keep-first"]
@@ -183,16 +182,13 @@ class _Again:
         return len(self.places)
 
 
-def _ids(cache: Cache) -> pa.ChunkedArray:
-    return cache.table(["sample_id"])["sample_id"]
-
-
 def _offsets(caches: Sequence[Cache]) -> Array:
     return np.cumsum([0, *map(len, caches)])
 
 
 def _again(caches: Sequence[Cache]) -> _Again:
-    ids = pa.chunked_array([chunk for cache in caches for chunk in _ids(cache).chunks], type=pa.large_string())
+    columns = [cache.table(["sample_id"])["sample_id"] for cache in caches]
+    ids = pa.chunked_array([chunk for column in columns for chunk in column.chunks], type=pa.large_string())
     codes = ids.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
     first = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]  # the last write stays: the first place of each id

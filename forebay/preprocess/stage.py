@@ -160,7 +160,8 @@ class Stage:
             elif len(foreign) <= _NAMED:
                 foreign.append(info.name)
         if foreign:
-            logger.warning("%s holds objects that are not of a build and are left alone: %s", self.url, _some(foreign))
+            named = ", ".join(foreign[:_NAMED]) + (", and more" if len(foreign) > _NAMED else "")
+            logger.warning("%s holds objects that are not of a build and are left alone: %s", self.url, named)
         return found
 
     def remove(self) -> None:
@@ -210,10 +211,6 @@ def receipt_of(name: str) -> str:
 @functools.lru_cache(maxsize=16)
 def _bucket(url: Url, settings: RemoteConfig, pid: int) -> Bucket:  # noqa: ARG001  a fork connects anew
     return Bucket(url, settings)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", and more" if len(names) > _NAMED else "")
 
 
 _BEGUN = "begun"

@@ -279,16 +279,13 @@ def check_stage(config: Config, text: str) -> None:
     if _is_inside(stage, root) or _is_inside(root, stage):
         raise ConfigError(
             f"--stage {stage} and the cache root {root} lie one in the other, and what is below a root are caches; "
-            f"run: {command} --stage {root.scheme}://{root.bucket}/{_beside(root)}"
+            f"run: {command} --stage {root.scheme}://{root.bucket}/"
+            + ("stage" if root.key.partition("/")[0] != "stage" else "staged")
         )
 
 
 def _is_inside(one: Url, other: Url) -> bool:
     return not other.key or f"{one.key}/".startswith(f"{other.key}/")
-
-
-def _beside(root: Url) -> str:
-    return "stage" if root.key.partition("/")[0] != "stage" else "staged"
 
 
 ShardPlace = Workspace | StagedWorkspace

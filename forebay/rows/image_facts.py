@@ -32,7 +32,6 @@ from forebay.store.source_files import SourceFile
 from forebay.task_map import Map, WorkerDied, mark
 
 IMAGES_PER_TASK = 512
-_MAX_OPEN = 4
 _FACTS = schema_of("offset:int64 size:int64 hash:string width:int32 height:int32 reason:string? message:large_string?")
 _PLACE = ("file", "member", "offset", "size")
 
@@ -129,7 +128,7 @@ def look_at(task: ImageTask) -> pa.Table:
     facts: list[tuple[Any, ...]] = []
     tars = NamedMembers(task.cache_root)
     look_up(_paths(task))
-    with MediaReader(task.files, max_open=_MAX_OPEN, max_bytes=task.max_bytes, column=task.column) as read:
+    with MediaReader(task.files, max_open=4, max_bytes=task.max_bytes, column=task.column) as read:
         places = zip(*(task.places[name].to_pylist() for name in _PLACE), strict=True)
         for position, (file, member, offset, size) in enumerate(places):
             mark(position)

@@ -51,7 +51,6 @@ R = TypeVar("R")
 
 ROWS_PER_TASK = 4096
 _TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "size", "duration_s", "language")
-_CHECKED_ROWS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -465,7 +464,7 @@ def check_pieces(config: Config) -> None:
     """Raises ManifestError where the table of a config says of one of its first rows that it is of a piece."""
     listing = RowListing(source=config.source, meaning=meaning_of(config), cache_root=str(config.cache_root))
     listed = read_manifest(config.source, listing.meaning)
-    is_one = np.cumsum(to_judge(listed.rows)) <= _CHECKED_ROWS
+    is_one = np.cumsum(to_judge(listed.rows)) <= 256
     judged = dataclasses.replace(listed, rows=listed.rows.filter(pa.array(is_one)))
     refuse_pieces(judged, listing)
 

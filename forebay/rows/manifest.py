@@ -70,7 +70,6 @@ _UNKNOWN = {"explicit_id": False, "member": "", "offset": 0, "size": WHOLE_FILE,
 """The value of a column that is left out, null of any other."""
 OTHERS = "(others)"
 _MAX_NAMES = 100
-_MAX_LENGTH = 60
 _SHOWN = 20
 
 
@@ -223,7 +222,7 @@ class Unused:
     def add(self, names: Iterable[str], *, rows: int = 1) -> None:
         """Counts rows that have these fields; sorted, because the names of a set come in another order every time."""
         for name in sorted(names):
-            self._count(storable(name[:_MAX_LENGTH]), rows)
+            self._count(storable(name[:60]), rows)
 
     def add_of(self, fields: Mapping[str, Any], taken: frozenset[str]) -> None:
         """Counts a row with these fields; null is no value."""

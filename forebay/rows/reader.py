@@ -44,7 +44,6 @@ NAMELESS = frozenset(("bad_checksum", "bad_extended_header", "extended_header_to
 MAX_SIDECAR_BYTES = 16 * 1024 * 1024
 """The largest member that may describe another one."""
 NOT_FOUND = -1
-_STEM = r"([^/])\.[^./]*$"
 IMAGE_EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp"))
 AUDIO = frozenset((".wav", ".flac", ".ogg", ".mp3", ".opus"))
 TEXT_FIELDS = ("transcription", "text", "transcript")
@@ -120,7 +119,7 @@ def read_sidecar(descriptor: int, index: TarIndex, row: int) -> bytes:
 
 def member_stems(names: Any) -> Any:
     """Returns member names without their extension; folders stay, so that ids are unique across them."""
-    return pc.replace_substring_regex(names, _STEM, r"\1")
+    return pc.replace_substring_regex(names, r"([^/])\.[^./]*$", r"\1")
 
 
 def split_name(name: str) -> tuple[str, str]:

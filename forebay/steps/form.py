@@ -29,7 +29,6 @@ DTYPES = ("float32", "int64", "int32", "int16", "int8", "uint8", "bool")
 _STORED_DTYPES = ("float16", "float32", "int64", "int32", "int16", "int8", "uint8", "uint16")
 _CODES = {"uint8": 256, "uint16": 65_536}
 """Values that a code can stand for."""
-_MAX_FIELDS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -384,7 +383,7 @@ class BatchForm:
         is_promise = isinstance(promise, dict) and set(promise) == {"kind", "limit", "why"}
         require(is_promise, "the promise of a form", promise)
         require(is_number(promise["limit"]), "the limit of a promise", promise["limit"])
-        require(isinstance(found, list) and 0 < len(found) <= _MAX_FIELDS, "the fields of a form", found)
+        require(isinstance(found, list) and 0 < len(found) <= 64, "the fields of a form", found)
         return cls(
             made_by=text(document["made_by"], "who made a form"),
             fields=tuple(map(FieldForm.from_json, found)),

@@ -17,16 +17,8 @@ LISTING_VERSION = 3
 """Bumped when the same sources and filters give other rows."""
 
 _FIELDS = (
-    "min_duration_s",
-    "max_duration_s",
-    "overlong",
-    "duration_tolerance",
-    "languages",
-    "max_samples",
-    "exclude",
-    "max_sample_bytes",
-    "max_pixels",
-    "rows",
+    *("min_duration_s", "max_duration_s", "overlong", "duration_tolerance", "languages", "max_samples", "exclude"),
+    *("max_sample_bytes", "max_pixels", "rows"),
 )
 
 

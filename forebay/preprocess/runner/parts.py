@@ -97,7 +97,6 @@ _LEAST_S = 3.0
 """Between two writings: a store of many nodes is not to be asked for every shard."""
 _POINT_S = 15.0
 _FOLDER, _ENDING = "parts", ".run"
-_MESSAGE_CHARACTERS = 500
 State = Literal["running", "done", "failed", "interrupted", "lost"]
 
 
@@ -190,7 +189,7 @@ class PartLog:
         if kind is not None:
             state = "failed" if issubclass(kind, Exception) else "interrupted"
         text = None if error is None else (str(error).strip() or kind.__name__ if kind else "").splitlines()[0]
-        self._set(state=state, error=None if text is None else text[:_MESSAGE_CHARACTERS])
+        self._set(state=state, error=None if text is None else text[:500])
         self._write()
 
     def begin(

@@ -147,7 +147,6 @@ PartState = Literal["done", "running", "failed", "interrupted", "lost", "incompl
 _SHOWN = 8
 """Parts of a state that are listed one by one."""
 _ORDER: tuple[PartState, ...] = ("done", "running", "failed", "interrupted", "lost", "incomplete", "not started")
-_TROUBLED = ("failed", "interrupted", "lost", "incomplete")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,7 +430,7 @@ def _next(
     if state == "finished":
         yield f"forebay preprocess {name} --seal"
     for part in parts:
-        if part.state in _TROUBLED and part.log:
+        if part.state in ("failed", "interrupted", "lost", "incomplete") and part.log:
             yield f"tail {shlex.quote(from_here(part.log))}"
             break
     if state != "finished" and (seen.submission is not None or any(part.runner == "slurm" for part in parts)):

@@ -335,7 +335,8 @@ def media_part(values: pa.Array, name: str) -> pa.Array | None:
 
 def holds_numbers(kind: pa.DataType) -> bool:
     """Says whether columns of an arrow type hold matrices of floats: lists of lists, of fixed size or not."""
-    depth, kind = 0, _storage(kind)
+    # `Array2D` of the datasets library, once that is imported.
+    depth, kind = 0, kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     while is_list(kind):
         depth, kind = depth + 1, kind.value_type
     return depth == _MATRIX and bool(pa.types.is_floating(kind))
@@ -344,11 +345,6 @@ def holds_numbers(kind: pa.DataType) -> bool:
 def is_list(kind: pa.DataType) -> bool:
     """Says whether an arrow type is one of lists."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _storage(kind: pa.DataType) -> pa.DataType:
-    # `Array2D` of the datasets library, once that is imported.
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def _npy_bytes(column: Any, row: int) -> bytes | None:

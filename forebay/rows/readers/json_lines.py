@@ -30,7 +30,6 @@ BOM = b"\xef\xbb\xbf"
 _scan = json.JSONDecoder(strict=False)
 _GAP = re.compile(r"[, \t\r\n]*")
 _HEAD_BYTES = 64 * 1024
-_TABLE_SUFFIXES = frozenset((".csv", ".tsv"))
 
 
 class JsonError(ValueError):
@@ -323,7 +322,7 @@ def not_text(
 
 def _form_of(path: Path, head: bytes) -> _Form | None:
     return _magic_form(head) or _text_form(
-        head.removeprefix(BOM).strip().decode("utf-8", "replace"), is_table=path.suffix in _TABLE_SUFFIXES
+        head.removeprefix(BOM).strip().decode("utf-8", "replace"), is_table=path.suffix in frozenset((".csv", ".tsv"))
     )
 
 

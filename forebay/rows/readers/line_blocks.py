@@ -38,7 +38,6 @@ ENDING = ".lines"
 LINES = 4096
 """Lines from one mark to the next."""
 _VERSION = 1
-_READ_BYTES = 1 << 20
 _MARK = np.dtype([("offset", "<i8"), ("line", "<i8"), ("rows", "<i8"), ("digest", "V16")])
 
 
@@ -301,7 +300,7 @@ def _chained(file: BinaryIO, before: bytes, start: int, stop: int) -> bytes | No
     state = xxhash.xxh3_128(before)
     file.seek(start)
     while start < stop:
-        part = file.read(min(_READ_BYTES, stop - start))
+        part = file.read(min(1 << 20, stop - start))
         if not part:
             return None
         state.update(part)

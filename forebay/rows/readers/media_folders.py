@@ -38,7 +38,6 @@ HIDDEN, NO_IMAGE, NO_OWNER = "(hidden files)", "(files that are no images)", "(t
 _LISTS = ".trans.txt"
 """LibriSpeech's lists: a line for each recording of their folder, its name and its text."""
 _BESIDE = (".txt", ".lab", ".normalized.txt")
-_NO_RECORDING = "(texts without a recording)"
 _NO_ROW = -1
 
 
@@ -122,7 +121,7 @@ def _texts(
             message = f"{found} is not UTF-8: {err}; save it as UTF-8"
             failures.add(row, path_stem(shown_name(files[number])), "bad_text", message)
             yield None
-    unused.merge({_NO_RECORDING: len(beside) - len(used) + len(listed)})
+    unused.merge({"(texts without a recording)": len(beside) - len(used) + len(listed)})
 
 
 def _text(path: Path) -> str:

@@ -32,7 +32,6 @@ from forebay.tar.header import RefusedHeader, TarIndex
 MEMBERS_PER_RUN = 256
 """Members whose images one task looks at."""
 _BESIDE = (".json", ".cls", ".txt")
-_NO_OWNER = "(members without an image)"
 
 
 def read_tar(piece: FilePiece, rows: Sink) -> None:
@@ -168,7 +167,7 @@ def _read_images(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
         rows.take(functools.partial(_image, tar, row, stem, piece.meaning.columns), where=where, stem=storable(stem))
     tar.reject_refused(rows, piece.name, stems)
     lonely = sum(stem not in stems and stem not in tar.refused for stem, _ in tar.beside)
-    rows.unused.merge({_NO_OWNER: lonely})
+    rows.unused.merge({"(members without an image)": lonely})
 
 
 def _image(tar: _Tar, row: int, stem: str, columns: Sequence[str]) -> Record:

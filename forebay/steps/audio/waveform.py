@@ -13,7 +13,6 @@ from forebay.steps.step import AudioStep, ClipDtype, Fields, Step, Stored
 from forebay.store.layout import Array, FieldSpec
 
 _INT16_SCALE = np.float32(32768.0)
-_INT16_STEP = 2.0**-15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +76,7 @@ class Waveform(AudioStep):
 def samples_form(name: str, stored: Stored, **more: Any) -> FieldForm:
     """Returns the form of the stored `waveform` as floats, int16 divided by 32768 (exact), followed by zeros."""
     spec = stored.fields["waveform"]
-    return FieldForm.frames(spec, name=name, scale=_INT16_STEP if spec.dtype == "int16" else None, **more)
+    return FieldForm.frames(spec, name=name, scale=2.0**-15 if spec.dtype == "int16" else None, **more)
 
 
 def _to_int16(waveform: np.ndarray) -> np.ndarray:

@@ -27,13 +27,8 @@ from forebay.store.layout import Group
 _OF_SOUND = ("min_duration_s", "max_duration_s", "overlong", "languages", "duration_tolerance")
 """Settings of `[source]`."""
 
-_VOCABULARIES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "vocab.json",
-)
+_VOCABULARIES = ("tokenizer", "tokenizer_config", "added_tokens", "special_tokens_map", "vocab")
+"""Files of JSON that may hold tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +125,7 @@ def _step_name(config: Config, vision: VisionConfig) -> str | None:
 def has_vision_tokens(folder: Path) -> bool:
     """Whether a tokenizer's files name the tokens of images; True where there is no file, so that it is missed."""
     wanted = {token.encode() for token in VISION_TOKENS}
-    paths = [path for name in _VOCABULARIES if (path := folder / name).is_file()]
+    paths = [path for name in _VOCABULARIES if (path := folder / f"{name}.json").is_file()]
     for path in paths:
         try:
             data = path.read_bytes()

@@ -63,7 +63,6 @@ def _digest(path: Path, _status: tuple[int, int, int]) -> str:
 Judge = Callable[[Sequence[str]], list[tuple[str, float]]]
 """Texts to their most likely languages and the probabilities of these; ("", 0.0) for one without any known n-gram."""
 _TEXTS_AT_ONCE = 512
-_FEWEST_AT_ONCE = 8
 _LONGEST_AT_ONCE = 1_024
 """Bytes: what is longer, or alone, goes through the automaton by itself."""
 
@@ -135,7 +134,7 @@ class LanguageModel:
         Many texts go through the automaton side by side, a byte at a time.
         """
         places = [i for i, each in enumerate(data) if 0 < len(each) <= _LONGEST_AT_ONCE]
-        if len(places) < _FEWEST_AT_ONCE:
+        if len(places) < 8:
             places = []
         found = self._side_by_side([data[i] for i in places])
         owners, seen = [np.array(places, np.int64)[found[0]]], [found[1]]
@@ -269,7 +268,6 @@ MOST_CHARACTERS = 4096
 """What is read of a text. A line of 10 MB is in the language that it begins in."""
 LIKELIER = 0.5
 """The confidence from which a language is likelier than all others together: below it nothing is said, by default."""
-_FEWEST_LETTERS = 2
 _BYTES = {"latin": 1, "greek": 2, "cyrillic": 2, "armenian": 2, "hebrew": 2, "arabic": 2, "thaana": 2}
 """Bytes of a letter by script, 3 of the others. So words in Latin letters (names, brands, commands), which stand in
 texts of all scripts, outweigh no sentence around them; and a Chinese character is more than a letter."""
@@ -360,7 +358,7 @@ class _Detection:
     def _by_its_script(text: str) -> tuple[str, float]:
         """Returns the script of a text and its share; of a text with too few letters "", 0."""
         letters = letters_of(text)
-        return main_script(letters) if letters.total() >= _FEWEST_LETTERS else ("", 0.0)
+        return main_script(letters) if letters.total() >= 2 else ("", 0.0)
 
     def _judge(self, script: str) -> Judge:
         if script not in self._judges:

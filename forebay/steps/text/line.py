@@ -16,8 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 import xxhash
 
 from forebay.steps.text.language_detector import LIKELIER, Detect, Detector
-from forebay.steps.text.normal.normal_step import NOWHERE, SIMPLE, NormalStep, Problem, Runner, Where, made_steps
-from forebay.steps.text.normal.own_function import Code
+from forebay.steps.text.normal.normal_step import NOWHERE, SIMPLE, Code, NormalStep, Problem, Runner, Where, made_steps
 from forebay.store.texts import TextStore, TextValues, digests_of
 
 _UNSEEN = re.compile(
@@ -55,37 +54,12 @@ def digit_share(text: str) -> float:
 _REGION = re.compile(r"([a-z]{2,3})[-_][a-z0-9_-]+")
 
 _QWEN3_ASR_NAMES = {
-    "ar": "Arabic",
-    "cs": "Czech",
-    "da": "Danish",
-    "de": "German",
-    "el": "Greek",
-    "en": "English",
-    "es": "Spanish",
-    "fa": "Persian",
-    "fi": "Finnish",
-    "fil": "Filipino",
-    "fr": "French",
-    "hi": "Hindi",
-    "hu": "Hungarian",
-    "id": "Indonesian",
-    "it": "Italian",
-    "ja": "Japanese",
-    "ko": "Korean",
-    "mk": "Macedonian",
-    "ms": "Malay",
-    "nl": "Dutch",
-    "pl": "Polish",
-    "pt": "Portuguese",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "sv": "Swedish",
-    "th": "Thai",
-    "tr": "Turkish",
-    "vi": "Vietnamese",
-    "yue": "Cantonese",
-    "zh": "Chinese",
-}
+    "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",
+    "fa": "Persian", "fi": "Finnish", "fil": "Filipino", "fr": "French", "hi": "Hindi", "hu": "Hungarian",
+    "id": "Indonesian", "it": "Italian", "ja": "Japanese", "ko": "Korean", "mk": "Macedonian", "ms": "Malay",
+    "nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sv": "Swedish",
+    "th": "Thai", "tr": "Turkish", "vi": "Vietnamese", "yue": "Cantonese", "zh": "Chinese",
+}  # fmt: skip
 """The 30 languages of the Qwen3-ASR model card; a test compares them with transformers' list."""
 
 

@@ -50,20 +50,10 @@ SCRIPTS: Mapping[str, str] = {
 """Scripts by the languages that are written in them: ISO 639-1 codes, else 639-3."""
 
 _SUBTAGS = {
-    "latn": "latin",
-    "cyrl": "cyrillic",
-    "arab": "arabic",
-    "deva": "devanagari",
-    "hans": "han",
-    "hant": "han",
-    "hani": "han",
-    "grek": "greek",
-    "hebr": "hebrew",
-    "beng": "bengali",
-    "guru": "gurmukhi",
-    "mong": "mongolian",
+    "latn": "latin", "cyrl": "cyrillic", "arab": "arabic", "deva": "devanagari", "hans": "han", "hant": "han",
+    "hani": "han", "grek": "greek", "hebr": "hebrew", "beng": "bengali", "guru": "gurmukhi", "mong": "mongolian",
     "tibt": "tibetan",
-}
+}  # fmt: skip
 """Scripts by the subtag of a language (`sr-Latn`), which says which of its scripts is meant."""
 
 _LONG = {

@@ -16,8 +16,7 @@ from forebay.steps.text.language_detector import Detect, Detector
 from forebay.steps.text.line import _PROBE, OpenLine, PreparedTexts, TextLine, bad_text, text_of_bytes, text_to_bytes
 from forebay.steps.text.normal import normal_step as table
 from forebay.steps.text.normal.normal_forms import Nfkc, WhisperBasic
-from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, Where
-from forebay.steps.text.normal.own_function import Code
+from forebay.steps.text.normal.normal_step import Code, NormalStep, Problem, Runner, Where
 from forebay.store.cache import open_cache
 from forebay.store.texts import TextStore
 from forebay.train.uncached.uncached_source import UncachedSource

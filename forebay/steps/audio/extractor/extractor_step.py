@@ -24,7 +24,6 @@ from forebay.steps.table import made
 from forebay.store.layout import Array
 
 _log = logging.getLogger(__name__)
-_MAX_FLOAT16 = 65_504.0
 _PROBES: dict[Extractor, Probed] = {}
 """What this process, or the one that sent a step here, has probed. A probe costs up to some seconds."""
 
@@ -166,7 +165,7 @@ class Extractor(Declared):
         return found
 
     def _stored(self, form: BatchForm, each: FieldForm, array: Array, waveform: Array) -> Fields:
-        if each.stored_dtype == "float16" and array.size and float(np.abs(array).max()) > _MAX_FLOAT16:
+        if each.stored_dtype == "float16" and array.size and float(np.abs(array).max()) > 65_504.0:
             raise DecodeError(
                 "not_finite",
                 f"{form.made_by} makes {float(np.abs(array).max()):g} in {each.name}, which float16 does not hold; "

@@ -175,8 +175,6 @@ def is_mask(arrays: Sequence[Array]) -> bool:
 
 
 Integers = npt.NDArray[np.int64]
-_MAX_RULES = 1 << 14
-_MAX_QUESTIONS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +202,7 @@ def length_rule(
     """
     rules = _possible(lengths)
     first, last = lengths[0][0], lengths[-1][0]
-    for _ in range(_MAX_QUESTIONS):
+    for _ in range(24):
         if len(rules) < 2:
             break
         asked = _splitting(rules, first, last)
@@ -245,7 +243,7 @@ def _possible(lengths: Sequence[tuple[int, int]]) -> Integers:
     found: list[Integers] = [np.zeros((0, 3), np.int64)]
     for hop in hops:
         low, high = int((units * hop - samples).max()), int((units * hop - samples).min()) + hop
-        if high - low + sum(map(len, found)) > _MAX_RULES:
+        if high - low + sum(map(len, found)) > (1 << 14):
             return found[0]
         shifts = np.arange(low, high)
         found.append(np.stack([np.full_like(shifts, step), shifts, np.full_like(shifts, hop)], axis=1))

@@ -109,12 +109,9 @@ def _sampled(array: Floats, layout: Layout) -> list[Floats]:
     axis, inner, channels = layout
     shape = (1, 1, array.size) if channels == 1 else blocks(array.shape, axis, channels=channels, inner=inner)
     parts = np.ascontiguousarray(array).reshape(shape)
-    return [different(parts[:, channel].reshape(-1)[:: _step(parts[:, channel])]) for channel in range(channels)]
-
-
-def _step(part: Array) -> int:
-    # Odd, so that no power of two of a shape makes it hit the same columns.
-    return part.size // _SAMPLE * 2 + 1
+    flat = [parts[:, channel].reshape(-1) for channel in range(channels)]
+    # An odd step, so that no power of two of a shape makes it hit the same columns.
+    return [different(part[:: part.size // _SAMPLE * 2 + 1]) for part in flat]
 
 
 def _learned(arrays: Sequence[Floats], layout: Layout, *, more: Callable[[int], Floats | None]) -> Table | None:

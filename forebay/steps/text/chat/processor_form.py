@@ -210,10 +210,6 @@ def _padding(writer: Writer, names: Sequence[str]) -> tuple[Side, dict[str, floa
     return side, pads
 
 
-_PAIR = ((1, 1), (1, 9))
-"""(images, words) of the conversations of a batch that is compared."""
-
-
 def _own_batch(writer: Writer) -> dict[str, Any]:
     talks, images = _pair()
     try:
@@ -223,7 +219,7 @@ def _own_batch(writer: Writer) -> dict[str, Any]:
 
 
 def _pair() -> tuple[list[list[Message]], list[list[Any]]]:
-    talks = [conversation_of(images, words=words) for images, words in _PAIR]
+    talks = [conversation_of(images, words=words) for images, words in ((1, 1), (1, 9))]
     return talks, [[_noise(_SIZES[0], 7)] for _ in talks]
 
 

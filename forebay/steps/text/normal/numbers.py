@@ -157,7 +157,6 @@ def _number(separators: Separators, *, is_indian: bool) -> re.Pattern[str]:
 
 
 _DIGIT = re.compile(r"\d")
-_MAX_DIGITS = 15
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
 """What num2words raises for numbers that a language of it cannot write."""
 
@@ -274,4 +273,4 @@ def _ascii(number: str) -> str | None:
 
 def _is_no_number(whole: str, fraction: str) -> bool:
     """Says whether digits are a code: they begin with a zero, or are more than anybody says as one number."""
-    return (len(whole) > 1 and whole[0] == "0") or len(whole) + len(fraction) > _MAX_DIGITS
+    return (len(whole) > 1 and whole[0] == "0") or len(whole) + len(fraction) > 15
