@@ -150,8 +150,7 @@ def read_rows(listing: Listing, finished: Finished) -> Rows:
             slots[group.name] = ListedItems(items.offsets, _slots(shards)[items.places])
     failures: list[Failure] = []
     for group in groups.items:
-        late = group.refused(lengths, listing.rows, why)
-        codes = np.where(codes, codes, late)
+        codes = np.where(codes, codes, group.refused(lengths, listing.rows, why))
         failures += group.refusals(lengths, listing.rows, codes, why)
     return Rows(
         slots=_slots(texts),

@@ -156,5 +156,4 @@ def _wanted(info: Any, *, with_weights: bool) -> dict[str, int]:
 def _weights(found: Sequence[PurePosixPath]) -> Sequence[PurePosixPath]:
     """Returns the weights that transformers reads; repositories hold others beside them, of other dtypes or tools."""
     whole = [name for name in found if name.name == "model.safetensors"]
-    parts = [name for name in found if _ONE_OF_SEVERAL.fullmatch(name.name)]
-    return whole or parts or found
+    return whole or [name for name in found if _ONE_OF_SEVERAL.fullmatch(name.name)] or found

@@ -207,8 +207,7 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     config = replace(config, loader=replace(config.loader, cache_dir=None))
     recipe = recipe_of(config)
     list_inputs(config, again=options.rebuild)
-    lookup = find_cache(config, recipe, memo=memo)
-    standing = _standing(config, lookup)
+    standing = _standing(config, find_cache(config, recipe, memo=memo))
     if standing is not None and _usable(config, standing, options):
         require_key(config, standing.key, options.key)
         if (failures := failures_of(config, standing)) is not None:

@@ -82,8 +82,7 @@ def make_shard(task: ShardTask) -> tuple[Receipt, bool]:
 
 def _make(task: ShardTask) -> Receipt:
     rows, failures = _rows_of_listed_bytes(task)
-    entry = write_columns(task.path, rows, key=task.key)
-    receipt = Receipt(entry=entry, failures=tuple(failures))
+    receipt = Receipt(entry=write_columns(task.path, rows, key=task.key), failures=tuple(failures))
     save_receipt(task.path, receipt)
     return receipt
 

@@ -58,8 +58,7 @@ class TextItems:
     @classmethod
     def of(cls, config: Config, steps: TextGroup, *, listed: Sequence[str], merge_size: int | None) -> Self:
         """Returns the group of a config."""
-        is_kept = isinstance(steps.step, Transcript)
-        store = TextStore(config.cache_root) if is_kept else None
+        store = TextStore(config.cache_root) if isinstance(steps.step, Transcript) else None
         return cls(steps, tuple(listed), merge_size, texts=store)
 
     @property

@@ -307,10 +307,8 @@ class ListedImages:
         borders = np.append(np.flatnonzero(np.any(np.diff(runs, axis=1) != 0, axis=0)) + 1, len(todo))
         start = 0
         while start < len(todo):
-            wanted = min(start + IMAGES_PER_TASK, len(todo))
-            stop = int(borders[np.searchsorted(borders, wanted)])
-            part = todo[start:stop]
-            used, inverse = np.unique(self.file[part], return_inverse=True)
+            stop = int(borders[np.searchsorted(borders, min(start + IMAGES_PER_TASK, len(todo)))])
+            used, inverse = np.unique(self.file[todo[start:stop]], return_inverse=True)
             files = [self.files.files[number] for number in used.tolist()]
             table = places.slice(start, stop - start).take(pa.array(np.arange(stop - start)))
             table = table.select(_PLACE[1:]).add_column(0, "file", pa.array(inverse.astype(np.int32)))

@@ -465,8 +465,7 @@ def check_pieces(config: Config) -> None:
     listing = RowListing(source=config.source, meaning=meaning_of(config), cache_root=str(config.cache_root))
     listed = read_manifest(config.source, listing.meaning)
     is_one = np.cumsum(to_judge(listed.rows)) <= 256
-    judged = dataclasses.replace(listed, rows=listed.rows.filter(pa.array(is_one)))
-    refuse_pieces(judged, listing)
+    refuse_pieces(dataclasses.replace(listed, rows=listed.rows.filter(pa.array(is_one))), listing)
 
 
 def tar_places(config: Config) -> pa.Table | None:

@@ -40,8 +40,7 @@ def raw(tensor: torch.Tensor) -> Array:
 
 def raw_values(values: Sequence[float], dtype: torch.dtype) -> list[float]:
     """Returns the values rounded to `dtype` as `raw` shows them."""
-    rounded = torch.tensor(values, dtype=dtype)
-    found: list[float] = raw(rounded).tolist()
+    found: list[float] = raw(torch.tensor(values, dtype=dtype)).tolist()
     return found
 
 

@@ -416,8 +416,7 @@ def _seconds_left(seen: SeenParts, rate: BuildRate, shards_left: int) -> float |
         left = sum(record.rows_to_make - record.rows - record.under_way for record in running)
         return seconds_left(left, rate.rows) if running and left else None
     group = next(iter(seen.keys))  # of items, if there are any: they take the time
-    rows = seen.prepared.num_rows(group)
-    left = int(rows[~seen.is_finished[group]].sum())
+    left = int(seen.prepared.num_rows(group)[~seen.is_finished[group]].sum())
     return seconds_left(left, rate.rows) if left else seconds_left(shards_left, rate.shards)
 
 

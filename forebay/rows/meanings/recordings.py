@@ -138,8 +138,7 @@ def _bounds(rows: pa.Table) -> tuple[Array, Array, Array]:
     A start and an end as far apart as the recording is long are those of a piece that was cut out already.
     """
     start, end, length = (_first_of(rows, kind) for kind in (_STARTS, _ENDS, DURATIONS))
-    stated = rows["stated_s"].to_numpy().astype(np.float64)
-    length = np.where(np.isnan(length), stated, length)
+    length = np.where(np.isnan(length), rows["stated_s"].to_numpy().astype(np.float64), length)
     several = np.asarray(pc.fill_null(rows[SEVERAL], fill_value=False)) if SEVERAL in rows.column_names else False
     by_length = np.where(np.isnan(start) & several, length, start + length)
     return start, np.where(np.isnan(end), by_length, end), ~np.isnan(start) & ~np.isnan(end)

@@ -355,8 +355,7 @@ def _npy_bytes(column: Any, row: int) -> bytes | None:
         return None
     shape: list[int] = []
     while is_list(part.type):
-        lengths = pc.list_value_length(part)
-        sizes = pc.unique(lengths).to_pylist()
+        sizes = pc.unique(pc.list_value_length(part)).to_pylist()
         if part.null_count or len(sizes) != 1:
             raise DecodeError("wrong_shape", f"its lists have lengths {sizes[:5]}, wanted one length for all of them")
         shape.append(sizes[0])

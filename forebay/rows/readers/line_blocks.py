@@ -116,8 +116,7 @@ def _unpacked(path: Path) -> Iterator[Any]:
     """Yields a file whose `read(n)` gives n bytes, fewer at the end only."""
     with contextlib.ExitStack() as held:
         try:
-            local = held.enter_context(at_hand(path))
-            file: Any = held.enter_context(open(local, "rb"))
+            file: Any = held.enter_context(open(held.enter_context(at_hand(path)), "rb"))
         except OSError as err:
             _refuse(path, err)
         codec = codec_of(path)

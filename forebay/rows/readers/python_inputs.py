@@ -57,8 +57,7 @@ def list_inputs(config: Config, *, again: bool = False) -> None:
     try:
         aside.mkdir(parents=True)
         logger.info("%s is run once, to list its samples; they are written to %s", inputs.label, inputs.folder)
-        found = _run(inputs, aside, most=inputs.most, seed="1")
-        _compare(inputs, found["first"])
+        _compare(inputs, _run(inputs, aside, most=inputs.most, seed="1")["first"])
         _put(inputs, aside)
     except OSError as err:
         raise ConfigError(

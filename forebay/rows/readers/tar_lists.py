@@ -209,8 +209,7 @@ def _read_list(manifest: SourceFile, files: NamedFiles) -> pa.Table:
                 parse_options=pc_csv.ParseOptions(delimiter="\t", quote_char=False, escape_char=False),
                 convert_options=pc_csv.ConvertOptions(column_types=kinds, strings_can_be_null=False),
             )
-        seconds = pc.if_else(pc.equal(table["d"], ""), "nan", table["d"])
-        durations = pc.cast(seconds, pa.float64())
+        durations = pc.cast(pc.if_else(pc.equal(table["d"], ""), "nan", table["d"]), pa.float64())
     except OSError as err:
         raise ManifestError(
             f"cannot read manifest {manifest.path}: {err}; check the path and its permissions", code="FB201"

@@ -74,8 +74,7 @@ class WantedRows:
 
     def next_from(self, row: int) -> int | None:
         """Returns the first row that is wanted from a row on, None where there is none."""
-        behind = max(0, -(-(row - self.start) // self.step))
-        found = self.start + behind * self.step
+        found = self.start + max(0, -(-(row - self.start) // self.step)) * self.step
         return None if self.stop is not None and found >= self.stop else found
 
     def among(self, first: int, count: int) -> Array:

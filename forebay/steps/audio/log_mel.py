@@ -62,8 +62,7 @@ class LogMel(AudioStep):
         """
         from forebay.steps.audio.spectrum import log10_mels, normalize, stored, write_centred
 
-        counts = self.num_frames(np.array([w.size for w in waveforms], np.int64)).tolist()
-        ragged = Ragged.zeros(counts)
+        ragged = Ragged.zeros(self.num_frames(np.array([w.size for w in waveforms], np.int64)).tolist())
         for index, waveform in enumerate(waveforms):
             write_centred(waveform[:MAX_SAMPLES], ragged.samples(index), reference_samples=MAX_SAMPLES)
         mels = log10_mels(ragged, n_mels=self.n_mels)
@@ -123,8 +122,7 @@ class Qwen3Asr(AudioStep):
         """
         from forebay.steps.audio.spectrum import log10_mels, normalize, stored, write_centred
 
-        sizes = [w.size for w in waveforms]
-        ragged = Ragged.zeros(self.num_frames(np.array(sizes, np.int64)).tolist())
+        ragged = Ragged.zeros(self.num_frames(np.array([w.size for w in waveforms], np.int64)).tolist())
         for index, waveform in enumerate(waveforms):
             write_centred(waveform, ragged.samples(index), reference_samples=max(waveform.size, MIN_SAMPLES))
         mels = log10_mels(ragged, n_mels=N_MELS)

@@ -36,8 +36,7 @@ def probed(question: dict[str, Any]) -> dict[str, Any]:
     try:
         own.opened_class()
         clips = probe_clips(own.rate_hz)
-        first = list(_answers(own, clips))
-        runs = [first, list(_answers(own, clips[::-1]))[::-1]]
+        runs = [list(_answers(own, clips)), list(_answers(own, clips[::-1]))[::-1]]
         return {"runs": runs, "unlisted": sorted(unlisted)}
     except ConfigError as err:
         return {"error": str(err), "unlisted": sorted(unlisted)}

@@ -101,8 +101,7 @@ def _periods(difference: Array, *, first: int, last: int, threshold: float) -> A
     is_dip = (here < threshold) & (here <= normalized[:, first : last + 1])
     if first > 1:
         is_dip &= here < normalized[:, first - 2 : last - 1]
-    found = is_dip.argmax(axis=1)
-    lag = found + first
+    lag = is_dip.argmax(axis=1) + first
     rows = np.arange(len(difference))
     before, at, behind = (difference[rows, lag + step] for step in (-1, 0, 1))
     curve = before + behind - 2 * at

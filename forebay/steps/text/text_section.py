@@ -74,8 +74,7 @@ class TextGroup(GroupRecipe):
         text, vision = config.text, config.vision
         if text is None:
             return cls(step=NoText(), is_given=False)
-        items = item_steps_of(config)
-        step = text_step(text.prompt, _features(items))
+        step = text_step(text.prompt, _features(item_steps_of(config)))
         assert step is not None
         given: dict[str, Any] = {"tokenizer_folder": text.tokenizer}
         if vision is not None and "processor" in step.given:

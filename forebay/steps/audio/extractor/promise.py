@@ -140,8 +140,7 @@ def _why(found: Sequence[_Compared]) -> str:
     said = []
     for name in dict.fromkeys(each.name for each in found):
         values = max(each.values for each in found if each.name == name)
-        padding = max(each.padding for each in found if each.name == name)
-        most = max(values, padding)
+        most = max(values, max(each.padding for each in found if each.name == name))
         if most > _WITHIN:
             by = "" if most == math.inf else f" (by up to {most:.2g})"
             said.append(f"{'other values' if values > _WITHIN else 'another padding'} in {name}{by}")

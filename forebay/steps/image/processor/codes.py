@@ -261,8 +261,7 @@ def even_first(values: Floats) -> Floats:
 
 def different(values: Floats) -> Floats:
     """Returns the values of an array that differ bit for bit, in their order as numbers."""
-    bits = np.unique(np.ascontiguousarray(values).view(np.uint32))
-    found = bits.view(np.float32)
+    found = np.unique(np.ascontiguousarray(values).view(np.uint32)).view(np.float32)
     return found[np.argsort(found, kind="stable")]
 
 

@@ -281,8 +281,7 @@ class ProcessorChatEncoder(OneByOne):
     def _check_turns(self) -> None:
         """Raises ConfigError where turns hide in an image's own tokens."""
         user, assistant = probe_turns()
-        written = self.writer.write([user, assistant], [(64, 48)])
-        if len(self.marks.spans(written.text)) != 1:
+        if len(self.marks.spans(self.writer.write([user, assistant], [(64, 48)]).text)) != 1:
             raise ConfigError(
                 f"vision.processor: {self.writer.name} writes the marks of an assistant's turn into its image tokens, "
                 "so turns cannot be found; use the model's own chat template",
