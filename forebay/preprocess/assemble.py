@@ -1,4 +1,4 @@
-"""The contents of a cache, made of finished shards: which rows are samples, their lengths, the counts and the lists."""
+"""The contents of a cache, made of the rows of finished shards: samples, their lengths, the counts and the lists."""
 
 from __future__ import annotations
 

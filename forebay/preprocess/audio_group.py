@@ -182,7 +182,6 @@ class AudioItems:
     unit: ClassVar[str] = "clip"
     lists: ClassVar[str | None] = None
     decoded_name: ClassVar[str] = "waveform"
-    known_columns: ClassVar[tuple[str, ...]] = ()
     codec: ClassVar[str | None] = None
     merge_size: ClassVar[int | None] = None
     length_names: ClassVar[tuple[str, ...]] = ("num_audio_samples", "num_frames")

@@ -1,4 +1,4 @@
-"""A group of items as a build sees it: what makes their values, and which items the rows of a listing have.
+"""A group of items as a build sees it: what makes their values, which items rows have, and where shards begin and end.
 
 A row has one item of a group, itself, or lists any number of them. What several rows list is stored once a source file.
 """
@@ -226,10 +226,6 @@ class ItemGroup(Protocol):
 
     def joined(self, sample: dict[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Returns a sample with what `samples` gave of its items."""
-
-    @property
-    def known_columns(self) -> tuple[str, ...]:
-        """Columns that `checked` adds to the table of items, or finds there: what is known by their headers."""
 
     @property
     def decoded_name(self) -> str:

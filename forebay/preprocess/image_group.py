@@ -49,10 +49,6 @@ class ImageItems:
         """Returns the group of a config. Raises ConfigError where the processor does not cut images as it is to."""
         return cls(steps, form_of(steps, steps.codec), config.source.columns.image)
 
-    @property
-    def known_columns(self) -> tuple[str, ...]:
-        return self.form.columns
-
     def under(self, codec: Codec) -> Self:
         return replace(self, form=replace(self.form, codec=codec))
 

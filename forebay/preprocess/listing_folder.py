@@ -1,7 +1,8 @@
 """A listing in a folder, whole or not at all: its tables, the files that it is of, and a document that names them.
 
 Prepared builds are such folders, and listings that training without a cache keeps. Tables are mapped, so many processes
-of a node share their memory. Nothing here imports a group or a step, so looking at one costs little.
+of a node share their memory. The outline of a prepared build has no rows: `forebay status` and the jobs of a cluster
+read it. Nothing here imports a group or a step, so looking at one costs little.
 """
 
 from __future__ import annotations

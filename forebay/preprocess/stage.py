@@ -1,7 +1,9 @@
 """The objects of a build's stage: what a worker on any node puts there, and what is known of it by few requests.
 
 A shard is `<stage>/<key>/<group>/<shard key>.tdz`. Its receipt is put beside it when the shard is there, so a receipt
-means a whole shard. The bytes of a shard are decided by its key: two workers that make one put the same.
+means a whole shard. The bytes of a shard are decided by its key: two workers that make one put the same. A prepared
+build lies in `<stage>/prepared-<id>/`: one node lists and hashes the raw data, and the parts of all nodes read that.
+Tables have their hash in their names, and `prepared.json` is put last, so of two nodes no mixture is read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The driver's side of a stage: which shards are there, what a seal reads of them, and the cache that the store copies.
+"""Where the shards of a build stand, and the driver's side of a stage: what a seal reads, and what the store copies.
 
-No shard passes here whole. A seal downloads what it reads of each (see `skeleton`); the store copies the shards.
-
-Where the shards of a build stand: in a folder, or in a stage, which must be one of the cache root's bucket.
+That is a folder, or a stage, which must be one of the cache root's bucket. No shard passes here whole. A seal downloads
+what it reads of each (see `skeleton`); the store copies the shards.
 """
 
 from __future__ import annotations

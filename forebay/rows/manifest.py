@@ -1,4 +1,8 @@
-"""The common form of every manifest: a table of candidate samples, what was left out and why, and what is unused."""
+"""The common form of every manifest: a table of candidate samples, what was left out and why, and what is unused.
+
+A record of a file becomes a row by a meaning: a class with a line in a table, `MEANINGS` of `forebay.config.data`. A
+reader gives records whatever they mean.
+"""
 
 from __future__ import annotations
 

@@ -194,17 +194,6 @@ class MediaFiles:
             while self._open:
                 self._evict_oldest()
 
-    def __enter__(self) -> MediaFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def num_open(self) -> int:
-        """Files kept open at the moment."""
-        return len(self._open)
-
     @contextmanager
     def _acquire(self, path: str, *, is_whole: bool) -> Iterator[_Open]:
         with self._lock:

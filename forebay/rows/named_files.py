@@ -1,6 +1,7 @@
-"""Files that a manifest names: their names in the key, their paths, their numbers.
+"""Files that a manifest names: their names in the key, paths and numbers, and whether they are what was listed.
 
-Each has the stat from before it is read: what is read later is of the same bytes as long as the stat is.
+Each has the stat from before it is read: what is read later is of the same bytes as long as the stat is. Where that
+moved, contents are compared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Readers of the files of a kind of source: pieces of files, and the records of each, whatever its rows mean.
 
 A reader gives every record to a `Sink`, which knows what rows mean: recordings, conversations, images with a class.
+Members of tars are found by name here, many at once.
 """
 
 from __future__ import annotations

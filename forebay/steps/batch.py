@@ -1,4 +1,4 @@
-"""Helpers that batch forms share: copies into rows of a batch that change the dtype in the same pass, and text rows.
+"""Items of samples to a batch by their declared form, and what batches share: rows of text, and copies that cast.
 
 numpy's float16 casts take about 20 times as long as torch's (one EPYC core, 240,000 values: 390 us against 17), so
 torch casts. It gets pieces below its parallel grain: a loader thread must not start an OpenMP team beside the training

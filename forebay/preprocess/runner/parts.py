@@ -1,8 +1,9 @@
-"""The record of each run of a build while it works: a small file below the workspace, read by `forebay status`.
+"""The record of each run of a build while it works, its rate, and the one driver of a build on a cluster.
 
-No run ever reads the record of another: a record decides nothing, and where it cannot be written the build goes on.
-
-How fast a build goes, and which numbers are left to do, written short. Pure: numbers in, numbers out.
+A record is a small file below the workspace, read by `forebay status`. No run ever reads the record of another: a
+record decides nothing, and where it cannot be written the build goes on. A second driver would be right, and do the
+same work twice on many nodes, so it is refused. A build by the processes of one machine may go on beside a driver: they
+share the work by the locks of the shards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far a build is, whoever runs it: shards, parts, rate, what is left, and the command to run next."""
+"""How far a build is, by what is on disk: shards, parts, rate, what is left, and the command to run next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Frames of a clip at any length and hop, and the power of their spectrum: what `mel`, `energy` and `pitch` share."""
+"""Frames of clips: of many end to end in one signal, and of one clip at any length and hop.
+
+The engine of `spectrum.py` transforms the first. `mel`, `energy` and `pitch` share the second.
+"""
 
 from __future__ import annotations
 

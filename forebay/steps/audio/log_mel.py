@@ -1,4 +1,8 @@
-"""`log_mel`: Whisper's features without the padding to 30 seconds, and the one number from which it is rebuilt."""
+"""Log-mels of 16 kHz clips: `log_mel`, Whisper's without the padding to 30 seconds, and `qwen3_asr`.
+
+`log_mel` keeps one number from which the padding is rebuilt. `qwen3_asr` is what `Qwen3ASRFeatureExtractor` makes of a
+clip alone. Both have valid frames only.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The text line: what happens to a text before it is tokenised. First its language is found, then it is normalised.
 
-Work on texts that is done once for each different text: in a call, and where there is a store, in all.
+That is done once for each different text: in a call, and where there is a store, in all. Beside it stand texts that say
+nothing, or are annotations (what a tool wrote, with its times: for `forebay lint` and `init`), and languages as
+manifests write them (en, EN, en-US, English).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`plain`: text without a prompt. `given`: the labels that a data set holds already, as Whisper's sequence."""
+"""`plain`: text without a prompt; `whisper`: Whisper's decoder sequence; `given`: such labels of a data set."""
 
 from __future__ import annotations
 

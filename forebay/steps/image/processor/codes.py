@@ -2,7 +2,8 @@
 
 A search in a sorted table costs more than the processor itself (50 ns a value). But the values of a channel lie evenly,
 or nearly so: a product, a sum and a cast give the place, or a cell of a small array that holds it. What was computed so
-is looked up in the table and compared bit for bit, so that no arithmetic is trusted.
+is looked up in the table and compared bit for bit, so that no arithmetic is trusted. For eyes, and for checks against
+eight-bit images, codes are shown as levels from 0 to 255.
 """
 
 from __future__ import annotations

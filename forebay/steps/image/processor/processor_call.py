@@ -1,7 +1,7 @@
-"""Image processors of transformers, made of a document that was read and checked, by their PIL classes.
+"""Image processors of transformers: made of a document that was read and checked, and their answers as arrays.
 
-Nothing is asked of the folder again: transformers would look into other files there (a config.json of timm, an
-`auto_map` that names code) for the class to take.
+They are the PIL classes. Nothing is asked of the folder again: transformers would look into other files there (a
+config.json of timm, an `auto_map` that names code) for the class to take.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Finds the form of what an image processor gives: by asking it, with images of several sizes, alone and together.
+"""Finds the form of what an image processor gives, and the tables of its fields, by asking it.
 
-No list of classes is kept: transformers changes them with each release, and a folder's settings change what a class
-gives. A form is what was seen, and the promise says how far our batches equal the processor's own.
+Images are of several sizes, alone and together. No list of classes is kept: transformers changes them with each
+release, and a folder's settings change what a class gives. A form is what was seen, and the promise says how far our
+batches equal the processor's own. A table says which few values each channel takes, and along which axis channels lie.
 """
 
 from __future__ import annotations

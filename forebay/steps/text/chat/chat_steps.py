@@ -1,6 +1,7 @@
-"""`chat` beside images that a processor makes: conversations as the model's own processor writes them.
+"""`chat`: conversations to tokens and which of them are targets, beside patches or beside images of a processor.
 
-The processor is called with blank images: how many tokens an image becomes follows from its size, which a probe proves.
+Beside patches the folder's chat template is rendered, and image tokens are repeated by grid. A processor writes itself:
+it is called with blank images, since how many tokens an image becomes follows from its size, which a probe proves.
 """
 
 from __future__ import annotations

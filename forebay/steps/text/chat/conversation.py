@@ -1,4 +1,8 @@
-"""A conversation as it is stored, which rows cannot be learnt from, and how long images and turns agree with a row."""
+"""A conversation as it is stored, which rows cannot be learnt from, and where the assistant speaks in its rendering.
+
+Turns are found once, by rendering, and then by the template's control tokens. These cannot come from a message, so no
+message can write such a mark.
+"""
 
 from __future__ import annotations
 

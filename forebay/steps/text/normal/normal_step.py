@@ -1,8 +1,8 @@
-"""The protocol of a step of `text.normalize`: its identity, and what makes texts of texts.
+"""The protocol of a step of `text.normalize`, the steps by their names, and a function of the user as one of them.
 
-The steps of `text.normalize` by their names, one line each.
+    def function(text: str, language: str) -> str: ...
 
-Languages as manifests write them, to the plain code and the region that a step of `text.normalize` asks about.
+It is named `file.py:function`. Nothing but `Code.open` and `Code.check` runs the file: what makes keys reads its bytes.
 """
 
 from __future__ import annotations
