@@ -20,7 +20,7 @@ from forebay.steps.audio.mel import Mel
 from forebay.steps.audio.own_step import Own, own_problems
 from forebay.steps.audio.pitch import Energy, Pitch
 from forebay.steps.audio.waveform import Decode, Waveform
-from forebay.steps.group_recipe import GroupRecipe
+from forebay.steps.sections import GroupRecipe
 from forebay.steps.step import AudioStep, Step, TextStep
 from forebay.steps.table import STEPS, audio_step, is_own, made, problems
 from forebay.store.layout import Group

@@ -16,7 +16,7 @@ from forebay.config.digest import processor_digest
 from forebay.config.step_sections import VisionConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.steps.group_recipe import GroupRecipe
+from forebay.steps.sections import GroupRecipe
 from forebay.steps.step import ImageStep, Step
 from forebay.steps.table import STEPS, made, problems, settings_of, steps_named
 from forebay.steps.text.chat.chat_steps import VISION_TOKENS

@@ -14,8 +14,8 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.audio.audio_section import audio_step_of
 from forebay.steps.audio.given import NoAudio
-from forebay.steps.group_recipe import GroupRecipe
 from forebay.steps.image.image_section import image_step_of
+from forebay.steps.sections import GroupRecipe
 from forebay.steps.step import ItemStep, Step, TextStep, no_such_column
 from forebay.steps.table import STEPS, made, problems, problems_of, prompts_beside, steps_named, text_step
 from forebay.steps.text.label import NoText
