@@ -33,11 +33,9 @@ import torch
 from transformers import SeamlessM4TFeatureExtractor, WhisperFeatureExtractor
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 
-from forebay.steps.audio.log_mel import LogMel
-from forebay.steps.audio.qwen3_asr_features import Qwen3Asr
+from forebay.steps.audio.log_mel import LogMel, Qwen3Asr
 from forebay.steps.audio.w2v_bert import W2vBert
-from forebay.steps.batch import fresh
-from forebay.steps.form_batch import collate
+from forebay.steps.batch import collate, fresh
 from forebay.steps.step import AudioStep, Stored
 
 MANIFEST = Path(__file__).parents[1] / "demo" / "speech" / "train.parquet"

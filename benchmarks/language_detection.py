@@ -26,8 +26,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import pyarrow.parquet as pq
 
 from benchmarks.report import machine, median, show, timed
-from forebay.steps.text.language.detector import LIKELIER, Detector
-from forebay.steps.text.language.language_model import LanguageModel, model_file
+from forebay.steps.text.language_detector import LIKELIER, Detector, LanguageModel, model_file
 
 DEMO = Path(__file__).resolve().parent.parent / "demo"
 SPACED = frozenset({"de", "en", "es", "fa", "fr", "mr", "pt", "ru", "uk"})

@@ -39,12 +39,11 @@ from benchmarks.scale import _BLOCK, _resident, _tar_blocks, _write_config, free
 from forebay import load_config
 from forebay.config.tree import Config
 from forebay.preprocess.build_report import Options
-from forebay.preprocess.cut import Cut
-from forebay.preprocess.listing_folder import _sums, _write_table
-from forebay.preprocess.outline import folder_of
+from forebay.preprocess.group import Cut
+from forebay.preprocess.listing_folder import folder_of
 from forebay.preprocess.pipeline import build, prepare
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.prepared import _CUTS_SCHEMA, _cuts_table
+from forebay.preprocess.prepared import _CUTS_SCHEMA
 from forebay.preprocess.runner.status import status_of
 from forebay.preprocess.workspace import ORIGIN, Receipt, Workspace, origin_of, save_receipt, workspace_folder
 from forebay.steps.recipe import recipe_of
@@ -237,10 +236,12 @@ def large_build(folder: Path, *, num_shards: int, num_parts: int) -> Config:
         for group, first in (("audio", 0), ("text", num_shards))
         for i in range(num_shards)
     ]
-    table = _cuts_table(cuts).cast(_CUTS_SCHEMA)
-    (prepared / "cuts.arrow").unlink()
-    _write_table(prepared / "cuts.arrow", table)
-    document["files"]["cuts.arrow"] = _sums(prepared / "cuts.arrow")
+    columns = {name: [getattr(cut, name) for cut in cuts] for name in _CUTS_SCHEMA.names}
+    path = prepared / "cuts.arrow"
+    path.unlink()
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _CUTS_SCHEMA) as writer:
+        writer.write_table(pa.table(columns, schema=_CUTS_SCHEMA))
+    document["files"]["cuts.arrow"] = {"size_bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
     (prepared / "prepared.json").write_text(json.dumps(document))
     workspace = workspace_folder(config, document["key"])
     for group in ("audio", "text"):

@@ -153,8 +153,7 @@ def difference(task: ShardTask) -> float:
     from transformers import WhisperFeatureExtractor
 
     from forebay.steps.audio.log_mel import LogMel
-    from forebay.steps.batch import fresh
-    from forebay.steps.form_batch import collate
+    from forebay.steps.batch import collate, fresh
     from forebay.steps.step import Stored
     from forebay.store.shard import Shard, shard_fields
 

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.data import BENCH_DATA, corpus, shard_tasks
 from benchmarks.report import Cost, arguments, machine, median, ratio, show, timed
 from forebay.preprocess.pool import Pool
-from forebay.preprocess.runner.driver import sole_driver
+from forebay.preprocess.runner.parts import sole_driver
 from forebay.preprocess.runner.ray import OnNode, Ray, imported
 from forebay.preprocess.shard_task import ShardTask, make_shard
 

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from benchmarks import report
 from forebay.config.data import SourceConfig
 from forebay.rows.list_rows import list_rows
+from forebay.rows.manifest import meaning_named
 from forebay.rows.readers.line_blocks import CODECS
-from forebay.rows.record import meaning_named
 
 FORMS = ("txt", "txt.gz", "txt.zst", "jsonl", "jsonl.zst", "parquet")
 MORE = 1000

@@ -35,7 +35,7 @@ MISSING = {
     "peft": ("lora", "forebay.train.models.lora:_peft", ()),
     "jiwer": ("train", "forebay.train.evaluation.rates:jiwer_module", ()),
     "accelerate": ("train", "forebay.train.loop.launch:process_state", ()),
-    "py3langid": ("text", "forebay.steps.text.language.language_model:model_file", ()),
+    "py3langid": ("text", "forebay.steps.text.language_detector:model_file", ()),
     "shtab": ("completion", "forebay.cli.program:_completion", (SimpleNamespace(), "bash")),
 }
 """What asks for a module and raises where it is missing."""

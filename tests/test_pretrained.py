@@ -85,7 +85,7 @@ from pathlib import Path
 from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ForebayError
 from forebay.inspect.sample import load_tokenizer
-from forebay.steps.text.chat.packed_chat import Chat
+from forebay.steps.text.chat.chat_steps import Chat
 from forebay.steps.image.qwen2_vl import load_processor
 from forebay.train.models.model_folder import load_model, model_facts
 from forebay.train.warm_start.tokenizer import check_loaded, read_tokenizer

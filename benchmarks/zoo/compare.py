@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.steps.batch import fresh
+from forebay.steps.batch import collate, fresh
 from forebay.steps.form import BatchForm, FieldForm
-from forebay.steps.form_batch import collate
 from forebay.store.layout import Array
 
 Outputs = Mapping[str, Any]

@@ -25,7 +25,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from forebay.config.pretrained_folder import processor_digest, tokenizer_digest
 from forebay.errors import ConfigError
 from forebay.steps.image.processor.whole import processor_class
-from forebay.steps.text.chat.chat_of_processor import ProcessorChat, ProcessorChatEncoder
+from forebay.steps.text.chat.chat_steps import ProcessorChat, ProcessorChatEncoder
 
 # A turn between control tokens, as Qwen's and InternVL's.
 TURNS = """\

@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 
 from benchmarks.report import ratio, timed
+from forebay.steps.batch import collate
 from forebay.steps.form import BatchForm
-from forebay.steps.form_batch import collate
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.shard import Shard, shard_fields, write_shard
 

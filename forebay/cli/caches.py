@@ -134,7 +134,7 @@ class MergeCommand(CacheCommand):
     )
 
     def run(self) -> int:
-        from forebay.preprocess.many.merge import merge
+        from forebay.preprocess.merge import merge
 
         places = [_sealed_place(self, text) for text in self.caches]
         how = {name: getattr(self, name) for name in ("on_duplicate", "cache_root", "progress")}
@@ -157,7 +157,7 @@ class SubsetCommand(CacheCommand):
     )
 
     def run(self) -> int:
-        from forebay.preprocess.many.merge import subset
+        from forebay.preprocess.merge import subset
 
         how = {name: getattr(self, name) for name in ("where", "ids", "missing", "cache_root", "progress")}
         return self.printed(subset(_sealed_place(self, self.cache), self.out, **how))

@@ -19,7 +19,7 @@ from forebay.steps.audio.extractor.extractor_call import OutputError
 from forebay.steps.audio.extractor.extractor_probe import noise
 from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.recipe import Recipe
-from forebay.steps.text.normalize import whisper_code
+from forebay.steps.text.line import whisper_code
 from forebay.visible import an, from_here
 
 _HEARD_S = 30.0

@@ -17,7 +17,7 @@ from forebay.init.image_sections import IMAGES
 from forebay.init.questions import Choice, Chooser, prompt_of
 from forebay.rows.readers.json_lines import BOM, JsonError, parse_object
 from forebay.rows.readers.line_blocks import codec_of, head_of, plain_name
-from forebay.steps.text.normalize import is_annotation
+from forebay.steps.text.line import is_annotation
 from forebay.terminal import counted
 from forebay.visible import from_here
 

@@ -38,8 +38,8 @@ from forebay.init.questions import Choice, Chooser, column_of, columns_beside, s
 from forebay.init.sample_tars import list_over_tars, manifest_over_tars
 from forebay.init.table_head import TableHead, read_table
 from forebay.rows.meanings.canonical_chat import IMAGES as IMAGE_FIELDS
+from forebay.rows.reader import IMAGE_EXTENSIONS
 from forebay.rows.readers.arrow_files import HfFile
-from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
 from forebay.store.source_files import hf_splits
 from forebay.terminal import counted
 from forebay.visible import from_here

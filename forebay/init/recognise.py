@@ -18,8 +18,8 @@ from forebay.init.media_tables import dataset_of, media_tables_of, tables_of
 from forebay.init.questions import Choice, Chooser
 from forebay.init.sample_tars import tars_of
 from forebay.init.table_head import read_table
+from forebay.rows.reader import IMAGE_EXTENSIONS
 from forebay.rows.readers.line_blocks import CODECS
-from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.terminal import counted
 from forebay.visible import from_here

@@ -18,9 +18,9 @@ from forebay.init.folder_files import SAMPLE, Clock, spread, text_head
 from forebay.init.image_sections import IMAGES
 from forebay.init.questions import Choice, Chooser, prompt_of
 from forebay.init.table_head import TableHead, read_table
+from forebay.rows.reader import AUDIO, IMAGE_EXTENSIONS, TEXT_FIELDS, split_name
 from forebay.rows.readers.json_lines import JsonError, parse_object
 from forebay.rows.readers.tar_lists import REQUIRED
-from forebay.rows.readers.tar_members import AUDIO, IMAGE_EXTENSIONS, TEXT_FIELDS, split_name
 from forebay.terminal import counted
 from forebay.visible import from_here
 

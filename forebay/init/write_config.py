@@ -23,7 +23,7 @@ from forebay.init.found_model import Model, read_model
 from forebay.init.questions import Choice, Chooser, Wish, written
 from forebay.init.recognise import recognise
 from forebay.steps.audio.extractor.extractor_call import OutputError
-from forebay.steps.image.processor.outputs import UnstorableError
+from forebay.steps.image.processor.processor_call import UnstorableError
 from forebay.steps.recipe import Recipe, contradictions, recipe_of, section_problems
 from forebay.terminal import wrapped
 from forebay.visible import from_here, printable

@@ -23,7 +23,7 @@ from forebay.inspect.plan_facts import pack_bytes, plans_of
 from forebay.inspect.sizes import duration_histogram
 from forebay.steps.form import promises
 from forebay.steps.table import axis_names
-from forebay.steps.text.language.script import code_of
+from forebay.steps.text.script import code_of
 from forebay.store.cache import Cache
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.metadata import check_description

@@ -20,7 +20,7 @@ from forebay.config.remote import is_url
 from forebay.config.tree import Config
 from forebay.errors import SampleError
 from forebay.steps.form import BatchForm, FieldForm
-from forebay.steps.image.levels import levels_of, scaled
+from forebay.steps.image.processor.codes import levels_of, scaled
 from forebay.store.image.codec import decode_image
 from forebay.store.image.stored_items import MAX_BYTES
 from forebay.store.layout import Array

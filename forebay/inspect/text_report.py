@@ -18,7 +18,7 @@ import xxhash
 
 from forebay.errors import SampleError, TextError
 from forebay.inspect.text_diff import KINDS, Count, around, changes, counted, marked, shortened, text_lines
-from forebay.preprocess.cut import NO_TEXT
+from forebay.preprocess.group import NO_TEXT
 from forebay.steps.text.line import Staged
 from forebay.steps.text.normal.normal_step import Problem, entries
 from forebay.steps.text.pace import Misfits, misfits

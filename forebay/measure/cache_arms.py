@@ -42,10 +42,8 @@ from forebay.measure.step_clock import StageClock, timed, within
 from forebay.plan.interface import Plan
 from forebay.plan.make import Samples, make_plan, plan_statistics, samples_of
 from forebay.plan.pack.pack_plan import PackPlan
-from forebay.preprocess.assemble import assemble
-from forebay.preprocess.cut import Cut
-from forebay.preprocess.finished_rows import read_rows
-from forebay.preprocess.group import ItemGroup
+from forebay.preprocess.assemble import assemble, read_rows
+from forebay.preprocess.group import Cut, ItemGroup
 from forebay.preprocess.groups import Listing
 from forebay.preprocess.shard_task import ShardTask, make_shard
 from forebay.preprocess.workspace import Receipt

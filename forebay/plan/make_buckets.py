@@ -1,7 +1,7 @@
 """Lengths become a plan of buckets: their edges, and how many samples of each form a micro-batch.
 
-Buckets end at the configured edges, or at `k` edges that leave the least padding. A micro-batch is as large as a budget,
-a count or a calibrated table says.
+Buckets end at the configured edges, or at `k` edges that leave the least padding. A micro-batch is as large as a
+budget, a count or a calibrated table says.
 """
 
 from __future__ import annotations

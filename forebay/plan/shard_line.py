@@ -19,8 +19,8 @@ from forebay.errors import ConfigError
 from forebay.plan.permutation import Permutations
 from forebay.store.cache import Cache
 from forebay.store.layout import Array, Ints
-from forebay.store.remote.remote_shards import RemoteShards, RunItems
 from forebay.store.remote.node.room import gb
+from forebay.store.remote.remote_shards import RemoteShards, RunItems
 from forebay.store.selection import origin
 from forebay.store.source import SampleSource, parts_of
 

@@ -16,10 +16,8 @@ import pyarrow as pa
 from forebay.config.data import SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError, ForebayError, SampleError
-from forebay.preprocess.coded import Coder
-from forebay.preprocess.cut import columns_digest
 from forebay.preprocess.decode import decode_audio
-from forebay.preprocess.group import Items, Read, Values, values_digest
+from forebay.preprocess.group import Coder, Items, Read, Values, columns_digest, values_digest
 from forebay.preprocess.probe_inputs import probe_features, probe_sounds
 from forebay.preprocess.workspace import Failure
 from forebay.progress import Progress
@@ -39,15 +37,11 @@ from forebay.store.source_files import SourceFile
 from forebay.task_map import mark
 
 logger = logging.getLogger(__name__)
-
 UNKNOWN = -1
-
 _HEADERS_A_PIECE = 512
 """Rows that a thread does at once."""
-
 _THREADS = 8
 """Most of them wait if the files lie on a network."""
-
 _NAMED = 5
 """Ids that a warning lists."""
 _BLOCK_SAMPLES = 16_000 * 300
@@ -157,11 +151,11 @@ class DurationLimits:
     def shorter(self, num_samples: Array, stated_s: Array) -> Array:
         """Returns which clips have less audio than was said, bool [rows]; of one that is clipped that is not seen."""
         seconds = num_samples / self.sample_rate_hz
-        return np.asarray(~self._is_cut(num_samples) & (seconds < stated_s - self._allowed_s(stated_s)))
+        return np.asarray(~self._is_cut(num_samples) & (seconds < stated_s - allowed_s(self.tolerance_s, stated_s)))
 
     def longer(self, num_samples: Array, stated_s: Array) -> Array:
         """Returns which clips have more audio than was said, bool [rows], as far as a clip is read."""
-        return np.asarray(num_samples / self.sample_rate_hz > stated_s + self._allowed_s(stated_s))
+        return np.asarray(num_samples / self.sample_rate_hz > stated_s + allowed_s(self.tolerance_s, stated_s))
 
     def message(self, sample_id: str, num_samples: int, stated_s: float) -> str:
         """Returns what there is to say of a `duration_mismatch`."""
@@ -176,9 +170,6 @@ class DurationLimits:
             return np.zeros(len(num_samples), bool)
         return np.asarray(num_samples >= round(self.clip_s * self.sample_rate_hz))
 
-    def _allowed_s(self, stated_s: Array) -> Array:
-        return allowed_s(self.tolerance_s, stated_s)
-
 
 @dataclass(frozen=True, slots=True)
 class AudioItems:
@@ -191,7 +182,6 @@ class AudioItems:
     unit: ClassVar[str] = "clip"
     lists: ClassVar[str | None] = None
     decoded_name: ClassVar[str] = "waveform"
-    known_columns: ClassVar[tuple[str, ...]] = ()
     codec: ClassVar[str | None] = None
     merge_size: ClassVar[int | None] = None
     length_names: ClassVar[tuple[str, ...]] = ("num_audio_samples", "num_frames")

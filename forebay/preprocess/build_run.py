@@ -15,21 +15,19 @@ from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
-from forebay.preprocess.assemble import EXCLUDING, assemble, messages_of
+from forebay.preprocess.assemble import EXCLUDING, assemble, messages_of, read_rows
 from forebay.preprocess.build_report import COUNTS, BuildReport, Options
-from forebay.preprocess.cut import Cut
-from forebay.preprocess.finished_rows import read_rows
+from forebay.preprocess.group import Cut
 from forebay.preprocess.pool import Pool, Runner
 from forebay.preprocess.prepared import Prepared
 from forebay.preprocess.prepared import remove as remove_prepared
-from forebay.preprocess.runner.driver import sole_driver
-from forebay.preprocess.runner.parts import PartLog
+from forebay.preprocess.runner.parts import PartLog, sole_driver
 from forebay.preprocess.runner.ray import OnNode, stores_of
 from forebay.preprocess.shard_task import BuildProgress, ShardTask, make_shard
 from forebay.preprocess.stage_workspace import shard_place
-from forebay.preprocess.unchanged import require_unchanged
 from forebay.preprocess.workspace import Donors, Failure, Named, Receipt, origin_of, workspace_folder
 from forebay.rows.manifest import described
+from forebay.rows.named_files import require_unchanged
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import differences, folder_name
 from forebay.store.layout import TEXT, Group

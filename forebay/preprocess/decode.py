@@ -39,18 +39,12 @@ if TYPE_CHECKING:
 
 
 Decoded = npt.NDArray[np.float32] | npt.NDArray[np.int16]
-
 _MIN_RATE_HZ, _MAX_RATE_HZ = 1_000, 384_000
-
 _UNKNOWN_FRAMES = 1 << 62
-
 _BLOCK_FRAMES = 1 << 18
-
 _LOOK_AHEAD = 8192
 """Samples at the lower of two rates, behind which the input's end moves no bit of soxr HQ (FFT blocks)."""
-
 _UNRECOGNISED, _MALLOC_FAILED, _SEEK_FAILED = 1, 17, 39
-
 _MAGICS = (b"fLaC", b"RIFF", b"RIFX", b"RF64", b"BW64", b"OggS", b"FORM", b"ID3")
 
 

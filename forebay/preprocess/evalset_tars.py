@@ -6,7 +6,6 @@ import json
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -17,13 +16,12 @@ import xxhash
 
 from forebay.errors import BuildError, SampleError
 from forebay.preprocess.audio_group import DurationLimits
-from forebay.preprocess.coded import Coder
 from forebay.preprocess.decode import decode_audio
+from forebay.preprocess.group import Coder
 from forebay.preprocess.text_group import TextItems
-from forebay.preprocess.unchanged import unchanged_stats
 from forebay.rows.manifest import reduced
 from forebay.rows.media_reader import MediaReader, sparse_files
-from forebay.rows.named_files import shown_name
+from forebay.rows.named_files import shown_name, unchanged_stats
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.store.by_hand import pcm16_wav
 from forebay.store.files import write_aside
@@ -112,7 +110,8 @@ def _take(task: TarTask, taken: _Taken) -> None:
         column=task.column,
         sparse=sparse_files(task.rows, task.files),
     ) as read:
-        for position, (row, text) in enumerate(zip(_rows(task.rows), texts, strict=True)):
+        rows = (row for batch in task.rows.to_batches(max_chunksize=1024) for row in batch.to_pylist())
+        for position, (row, text) in enumerate(zip(rows, texts, strict=True)):
             mark(position)
             try:
                 _require_text(row, text)
@@ -123,11 +122,6 @@ def _take(task: TarTask, taken: _Taken) -> None:
             _add(task, taken, row, samples)
             if len(taken.samples) == task.wanted:
                 return
-
-
-def _rows(rows: pa.Table) -> Iterator[dict[str, Any]]:
-    for batch in rows.to_batches(max_chunksize=1024):
-        yield from batch.to_pylist()
 
 
 def _require_text(row: dict[str, Any], text: dict[str, Any]) -> None:

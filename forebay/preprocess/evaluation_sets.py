@@ -39,8 +39,8 @@ from forebay.preprocess.groups import Listing
 from forebay.preprocess.listing import resolve
 from forebay.preprocess.pool import Pool
 from forebay.preprocess.prepared import load as load_prepared
-from forebay.preprocess.unchanged import require_unchanged
 from forebay.progress import Progress
+from forebay.rows.named_files import require_unchanged
 from forebay.rows.readers.python_inputs import list_inputs
 from forebay.steps.audio.waveform import Decode
 from forebay.steps.recipe import Recipe, recipe_of
@@ -62,7 +62,6 @@ RULE = (
 )
 
 _CHUNK_ROWS = 1 << 16
-_MAX_NAME_BYTES = 100
 _UNSAFE = re.compile(r"""[/\\:*?"<>|%#]""")
 
 
@@ -126,7 +125,7 @@ def _require_safe(language: str, count: int) -> None:
         and not _UNSAFE.search(language)
         and language == language.strip()
         and language[0] not in ".-"
-        and len(language.encode()) <= _MAX_NAME_BYTES
+        and len(language.encode()) <= 100
     )
     if not is_safe:
         raise ConfigError(
@@ -136,17 +135,12 @@ def _require_safe(language: str, count: int) -> None:
 
 
 logger = logging.getLogger(__name__)
-
 RATE_HZ = 16_000
 INDEX, DOCUMENT = "index.json", "evaluation_manifest.json"
-
 _VERSION = 1
 """Moves when the same data gives other bytes, or the documents have another form."""
-
 _SPARE = 64
 """Candidates beyond those wanted that a task has at first, for bad ones."""
-
-_MEMBER_FIELDS = ("members", "messages")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,7 +341,7 @@ def _seal(folder: Filling, config: Config, listing: Listing, draws: Sequence[Dra
 
 
 def _set(entry: Entry, eligible: int) -> Entry:
-    kept = {name: value for name, value in entry.items() if name not in _MEMBER_FIELDS}
+    kept = {name: value for name, value in entry.items() if name not in ("members", "messages")}
     return {"language": kept.pop("language"), "name": kept.pop("name"), "eligible": eligible, **kept}
 
 

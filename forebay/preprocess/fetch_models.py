@@ -25,10 +25,8 @@ from forebay.terminal import CommandReport
 from forebay.visible import human_bytes
 
 logger = logging.getLogger(__name__)
-
 _DATA = (".json", ".txt", ".jinja", ".model", ".spm")
 """Suffixes of a tokenizer's, a processor's and a model's documents; the last two are sentencepiece."""
-_SUBFOLDER = "additional_chat_templates"
 _WEIGHTS = ".safetensors"
 _ONE_OF_SEVERAL = re.compile(r"model-\d+-of-\d+\.safetensors")
 
@@ -148,7 +146,7 @@ def _wanted(info: Any, *, with_weights: bool) -> dict[str, int]:
     sizes = {each.rfilename: int(each.size or 0) for each in info.siblings or ()}
     names = [PurePosixPath(name) for name in sizes]
     top = [name for name in names if len(name.parts) == 1]
-    templates = [name for name in names if name.parts[:-1] == (_SUBFOLDER,)]
+    templates = [name for name in names if name.parts[:-1] == ("additional_chat_templates",)]
     wanted = [name for name in (*top, *templates) if name.suffix in _DATA]
     if with_weights:
         wanted += _weights([name for name in top if name.suffix == _WEIGHTS])
@@ -158,5 +156,4 @@ def _wanted(info: Any, *, with_weights: bool) -> dict[str, int]:
 def _weights(found: Sequence[PurePosixPath]) -> Sequence[PurePosixPath]:
     """Returns the weights that transformers reads; repositories hold others beside them, of other dtypes or tools."""
     whole = [name for name in found if name.name == "model.safetensors"]
-    parts = [name for name in found if _ONE_OF_SEVERAL.fullmatch(name.name)]
-    return whole or parts or found
+    return whole or [name for name in found if _ONE_OF_SEVERAL.fullmatch(name.name)] or found

@@ -1,4 +1,4 @@
-"""A group of items as a build sees it: what makes their values, and which items the rows of a listing have.
+"""A group of items as a build sees it: what makes their values, which items rows have, and where shards begin and end.
 
 A row has one item of a group, itself, or lists any number of them. What several rows list is stored once a source file.
 """
@@ -14,21 +14,60 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from forebay.preprocess.coded import Coder
 from forebay.preprocess.workspace import Failure
 from forebay.rows.image_facts import flattened
+from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest
 from forebay.store.image.codec import Codec
 from forebay.store.layout import Array, FieldSpec, Group, Ints
 from forebay.store.shard import Shard, ShardEntry
 from forebay.store.source_files import SourceFile
 
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A column of strings: `names[codes[i]]` is that of row i, `names[0]` is empty. codes: int32 [rows]."""
+
+    names: tuple[str, ...]
+    codes: Array
+
+    def counts(self, chosen: Array | None = None, weights: Array | None = None) -> Array:
+        """Returns how many rows have each name, or the sum of their weights. chosen: bool [rows], those that count."""
+        rows = slice(None) if chosen is None else chosen
+        return np.bincount(self.codes[rows], None if weights is None else weights[rows], len(self.names))
+
+
+@dataclass(slots=True)
+class Coder:
+    """Numbers for strings, in order of first appearance in all shards that it is asked about; 0 is the empty string."""
+
+    _numbers: dict[str, int] = field(default_factory=lambda: {"": 0})
+
+    def number(self, name: str) -> int:
+        """Returns the number of a string."""
+        return self._numbers.setdefault(name, len(self._numbers))
+
+    def column(self, shard: Shard, name: str) -> Array:
+        """Returns the numbers of a shard's string field, int32 [rows], after checking its CRC-32."""
+        values, offsets = shard.column(name)
+        rows = len(offsets) - 1
+        if not len(values):
+            return np.zeros(rows, np.int32)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
+        encoded = pa.Array.from_buffers(pa.large_binary(), rows, buffers).dictionary_encode()
+        texts = (data.decode("utf-8", "surrogateescape") for data in encoded.dictionary.to_pylist())
+        numbers: Array = np.array([self.number(text) for text in texts], np.int32)
+        return np.asarray(numbers[encoded.indices.to_numpy()])
+
+    def coded(self, codes: Array) -> Coded:
+        """Returns a column of numbers that were given here."""
+        return Coded(tuple(self._numbers), codes)
+
+
 Values = dict[str, Any]
 """Fields of one item or row; of one that failed its table fields, `failure` and `message`."""
-
 Read = Callable[[int, int, int], bytes]
 """(index of the source file, offset, size) -> encoded bytes of one item."""
-
 Finished = Mapping[Group, Sequence[tuple[Path, ShardEntry]]]
 """File and entry of every shard, by group."""
 
@@ -107,150 +146,114 @@ class ItemGroup(Protocol):
     @property
     def name(self) -> Group:
         """The group's name, as the recipe has it."""
-        ...
 
     @property
     def unit(self) -> str:
         """The word for an item: clip, image."""
-        ...
 
     @property
     def lists(self) -> str | None:
         """The column of a listing whose rows list their items; None: each row is its own item."""
-        ...
 
     @property
     def column(self) -> str:
         """The column of an `hf` source that holds the items."""
-        ...
 
     @property
     def max_sample_bytes(self) -> int:
         """The most that one encoded item may have."""
-        ...
 
     @property
     def length_names(self) -> tuple[str, ...]:
         """The names of the numbers that `lengths` gives."""
-        ...
 
     @property
     def read_values(self) -> frozenset[str]:
         """Tensor fields whose values `lengths` reads; of others it reads how many each item has."""
-        ...
 
     @property
     def merge_size(self) -> int | None:
         """How many patches of an image make a token, by side; None of what is not cut into patches."""
-        ...
 
     def probe_told(self, place: int) -> Any:
         """Returns what prompts are told of a built-in item, 0 or 1."""
-        ...
 
     @property
     def codec(self) -> str | None:
         """How items are stored, where there are several ways of it."""
-        ...
 
     def table(self, manifest: Manifest) -> pa.Table:
         """Returns the table of a manifest in which its items stand."""
-        ...
 
     def checked(self, manifest: Manifest) -> Manifest:
         """Returns a manifest with what the group knows of its items, without rows whose items it refuses."""
-        ...
 
     def under(self, codec: Codec) -> Self:
         """Returns the group whose items are stored by a codec, where there are several."""
-        ...
 
     def measured(self, constants: Mapping[str, Any]) -> Self:
         """Returns the group that knows its constants: what a worker found need not be found again."""
-        ...
 
     def fields(self) -> tuple[FieldSpec, ...]:
         """Returns the fields of an item, those of the row table among them."""
-        ...
 
     def lengths(self, shard: Shard) -> Array:
         """Returns `length_names` of the items of a shard, int64 [names, items]; 0 of one that failed."""
-        ...
 
     def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:
         """Returns what the key of a shard says of its items: the bytes that they are made of, by content.
 
         hashes: of the source files.
         """
-        ...
 
     def task_rows(self, items: pa.Table, files: Sequence[SourceFile]) -> pa.Table:
         """Returns what a task needs to make these items, with `sample_id`, what to call one."""
-        ...
 
     def samples(self, rows: pa.Table, read: Read) -> Iterator[Values]:
         """Yields the fields of every item in order; see `Values` for one that fails.
 
         An item's values depend on that item alone, whatever items are asked for with it.
         """
-        ...
 
     def told(self, items: pa.Table) -> list[Any]:
         """Returns what prompts are told of these items."""
-        ...
 
     def listed_lengths(self, items: pa.Table, files: Sequence[SourceFile]) -> dict[str, Array]:
         """Returns those of `length_names` that are known before an item is decoded, integers [items]."""
-        ...
 
     def check(self, values: Mapping[str, Any], row: pa.Table) -> None:
         """Raises SampleError where a build leaves a row out for what was made of its own item."""
-        ...
 
     def joined(self, sample: dict[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Returns a sample with what `samples` gave of its items."""
-        ...
-
-    @property
-    def known_columns(self) -> tuple[str, ...]:
-        """Columns that `checked` adds to the table of items, or finds there: what is known by their headers."""
-        ...
 
     @property
     def decoded_name(self) -> str:
         """The name that a plain data set gives the decoded items."""
-        ...
 
     def decoded(self, data: bytes, *, sample_id: str) -> Any:
         """Returns an item as a plain data set has it: decoded, without features. Raises SampleError."""
-        ...
 
     def constants(self) -> dict[str, Any]:
         """Returns what collating needs and is equal for all samples: kinds, rates, tables."""
-        ...
 
     def probe(self) -> str:
         """Returns the xxh3-128 of what the steps give for small built-in inputs."""
-        ...
 
     def estimate_bytes(self, items: pa.Table) -> int:
         """Returns the expected size of these items in bytes, from what the listing knows."""
-        ...
 
     def refused(self, lengths: Mapping[str, Array], rows: pa.Table, why: Coder) -> Array:
         """Returns why rows are no samples for what was made of their items: numbers of `why`, 0 for samples.
 
         lengths: integers [rows] by name. rows: of the listing.
         """
-        ...
 
     def refusals(self, lengths: Mapping[str, Array], rows: pa.Table, codes: Array, why: Coder) -> tuple[Failure, ...]:
         """Returns the failures that `refused` found and that need words of their own. codes: of all rows in the end."""
-        ...
 
     def summary(self, lengths: Mapping[str, Array], rows: pa.Table, items: Items, keep: Array) -> dict[str, Any]:
         """Returns what metadata.json says of the items of the samples that are kept."""
-        ...
 
 
 def narrow(rows: pa.Table, files: Sequence[SourceFile]) -> tuple[tuple[SourceFile, ...], pa.Table]:
@@ -278,4 +281,64 @@ def values_digest(samples: Iterable[Mapping[str, Any]]) -> str:
             if name != "message":
                 state.update(f"{name}\0".encode())
                 state.update(value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes())
+    return state.hexdigest()
+
+
+NO_TEXT = "no_text"
+"""Why a row without a text is left out, where its kind of source needs one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """One shard of one group: its items, or rows of the listing, [start, stop), and its key. The unit of work."""
+
+    group: Group
+    index: int
+    start: int
+    stop: int
+    key: str
+
+    @property
+    def rows(self) -> int:
+        """Rows of the shard."""
+        return self.stop - self.start
+
+
+def cut_rows(groups: Array, *, rows_per_shard: int) -> Iterator[tuple[int, int]]:
+    """Yields [start, stop) of every shard: up to `rows_per_shard` consecutive rows of one source file.
+
+    groups: int [rows], the file that each row is cut by (its tar; the manifest, where media are files of their own).
+    """
+    borders = (np.flatnonzero(np.diff(groups)) + 1).tolist()
+    for start, stop in zip([0, *borders], [*borders, len(groups)], strict=True):
+        yield from ((a, min(a + rows_per_shard, stop)) for a in range(start, stop, rows_per_shard))
+
+
+def kept_document(rows: pa.Table) -> dict[str, Any]:
+    """Returns what the key of a text shard says of the kept columns of its rows; nothing where there is none."""
+    if not (kept := fields_of(rows)):
+        return {}
+    values = pa.table({field.name: column_of(rows, field.name) for field in kept})
+    return {"columns": [[field.name, field.dtype] for field in kept], "column_values": columns_digest(values)}
+
+
+def columns_digest(rows: pa.Table, files: Array | None = None) -> str:
+    """Returns the xxh3-128 of the values alone: arrow's own bytes depend on slicing and chunking."""
+    state = xxhash.xxh3_128(np.ascontiguousarray([] if files is None else files, np.int64).tobytes())
+    for name in rows.column_names:
+        column = rows[name].combine_chunks()
+        state.update(f"{name}:{len(column)}\0".encode())
+        state.update(np.packbits(column.is_null().to_numpy(zero_copy_only=False)).tobytes())
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            kind = np.int64 if pa.types.is_integer(column.type) else np.float64
+            column = column.fill_null(0) if column.null_count else column
+            state.update(np.ascontiguousarray(column.to_numpy(), kind).tobytes())
+            continue
+        # Neither call is free for a column that needs it not, and there are six columns a shard.
+        binary = column if column.type == pa.large_string() else column.cast(pa.large_string())
+        binary = binary.fill_null("") if binary.null_count else binary
+        offsets = np.frombuffer(binary.buffers()[1], np.int64)[binary.offset : binary.offset + len(binary) + 1]
+        state.update(np.diff(offsets).tobytes())
+        data = binary.buffers()[2]
+        state.update(memoryview(data)[offsets[0] : offsets[-1]] if data is not None else b"")
     return state.hexdigest()

@@ -17,8 +17,7 @@ import pyarrow as pa
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.preprocess.audio_group import AudioItems
-from forebay.preprocess.cut import Cut, cut_rows
-from forebay.preprocess.group import ItemGroup, Items, Read, Values, narrow, with_group
+from forebay.preprocess.group import Cut, ItemGroup, Items, Read, Values, cut_rows, narrow, with_group
 from forebay.preprocess.image_group import ImageItems
 from forebay.preprocess.text_group import NAMES, TOLD, TextItems
 from forebay.rows.kept_columns import column_of, fields_of
@@ -33,7 +32,6 @@ from forebay.store.source_files import SourceFile, StoredSource
 
 GROUPS: Mapping[Group, Callable[[Config, Any], ItemGroup]] = {"audio": AudioItems.of, "image": ImageItems.of}
 """What makes the items of a group, by the group's name in a recipe."""
-
 TEXT_SHARD_ROWS = 8
 """How many times `layout.rows_per_shard` a shard of texts without items holds; part of where shards begin."""
 
@@ -121,15 +119,13 @@ class Groups:
         found += with_group((*self.text.fields(), *self.kept), TEXT)
         names = [spec.name for spec in found]
         if twice := sorted({name for name in names if names.count(name) > 1}):
+            made_by = " beside ".join(type(step).__name__ for group in self.recipe.groups[:-1] for step in group.steps)
             raise ConfigError(
-                f"{self._made_by()} gives {twice[0]!r}, and the text or a kept column of the samples has that name "
+                f"{made_by} gives {twice[0]!r}, and the text or a kept column of the samples has that name "
                 "too; leave the column out of source.keep_columns, or choose another text.prompt",
                 code="FB125",
             )
         return tuple(found)
-
-    def _made_by(self) -> str:
-        return " beside ".join(type(step).__name__ for group in self.recipe.groups[:-1] for step in group.steps)
 
     def items_of(self, manifest: Manifest) -> dict[Group, Items]:
         """Returns the items of every group, as they are stored."""

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,9 @@ import pyarrow as pa
 from forebay.errors import BuildError, SampleError
 from forebay.preprocess.group import Values
 from forebay.preprocess.probe_inputs import probe_images
-from forebay.preprocess.unchanged import require_processor
 from forebay.rows.image_facts import flattened, image_name
 from forebay.rows.manifest import Manifest, rejections
+from forebay.rows.named_files import require_processor
 from forebay.spans import FEATURES, span
 from forebay.steps.form import BatchForm
 from forebay.steps.image.image_section import ImageGroup
@@ -27,74 +27,16 @@ from forebay.steps.image.qwen2_vl import Patches, PixelSteps
 from forebay.store.image.codec import PATCHES, Codec, StoredImages, encode
 from forebay.store.image.image_settings import ImageSettings, grid_thw, image_settings
 from forebay.store.image.stored_items import FEATURES as ARRAYS
-from forebay.store.image.stored_items import ArrayField, StoredArrays, StoredItems, shape_name
+from forebay.store.image.stored_items import ArrayField, StoredArrays, shape_name
 from forebay.store.key import digest
 from forebay.store.layout import Array, FieldSpec
 from forebay.store.shard import Shard
 from forebay.store.source_files import SourceFile
 
-_ANY = 2**31
-"""A user's limit is on images of theirs."""
-
-
-class Form(Protocol):
-    """A form in which images are stored."""
-
-    length_names: tuple[str, ...]
-    merge_size: int | None
-    probe_values: tuple[tuple[int, int], ...]
-    columns: tuple[str, ...]
-    """What is known of an image by its header, in the columns of a listing: what prompts are told, and `make` wants."""
-
-    @property
-    def read_values(self) -> frozenset[str]:
-        """See `ItemGroup`."""
-        ...
-
-    def of_manifest(self, manifest: Manifest) -> Manifest:
-        """Returns the manifest with `columns`, without rows whose images have no such."""
-        ...
-
-    def told(self, values: Sequence[int]) -> Any:
-        """Returns what prompts are told of an image with these values of `columns`."""
-        ...
-
-    def fields(self) -> tuple[FieldSpec, ...]:
-        """Returns the fields of an image."""
-        ...
-
-    def make(self, row: Mapping[str, Any], data: bytes) -> Values:
-        """Returns the fields of an image. Raises SampleError. row: `sample_id` and `columns`."""
-        ...
-
-    def lengths(self, shard: Shard) -> Array:
-        """See `ItemGroup`; of `length_names` behind `num_images`."""
-        ...
-
-    def constants(self) -> dict[str, Any]:
-        """See `ItemGroup`."""
-        ...
-
-    def probed(self) -> Iterator[Mapping[str, Any]]:
-        """Yields what is made of the built-in images, and what else decides values."""
-        ...
-
-    def listed_lengths(self, images: pa.Table) -> dict[str, Array]:
-        """Returns those of `length_names` that are known before an image is decoded, integers [images]."""
-        ...
-
-    def raw_bytes(self, images: pa.Table) -> int:
-        """Returns about what the values of images take."""
-        ...
-
-    def stored(self) -> StoredItems:
-        """Returns how a sample is made of them."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class PatchForm:
-    """Patches of the Qwen2-VL family."""
+    """Patches of the Qwen2-VL family. This and `ArrayForm` are the forms in which images are stored."""
 
     step: Patches
     folder: str
@@ -102,6 +44,7 @@ class PatchForm:
     settings: ImageSettings
     length_names: ClassVar[tuple[str, ...]] = ("num_patches",)
     columns: ClassVar[tuple[str, ...]] = ("grid_h", "grid_w")
+    """What is known of an image by its header, in the columns of a listing: what prompts are told, and `make` wants."""
     read_values: ClassVar[frozenset[str]] = frozenset({"image_grid_thw"})
     probe_values: ClassVar[tuple[tuple[int, int], ...]] = ((4, 6), (8, 4))
 
@@ -110,6 +53,7 @@ class PatchForm:
         return self.settings.merge_size
 
     def of_manifest(self, manifest: Manifest) -> Manifest:
+        """Returns the manifest with `columns`, without rows whose images have no such."""
         images = images_of(manifest)
         sizes = np.stack([images["width"].to_numpy(), images["height"].to_numpy()], axis=1).astype(np.int64)
         unique, inverse = np.unique(sizes, axis=0, return_inverse=True)
@@ -127,12 +71,14 @@ class PatchForm:
         return _without(manifest, {i: refused[n] for i, n in enumerate(inverse.tolist()) if n in refused})
 
     def told(self, values: Sequence[int]) -> tuple[int, int, int]:
+        """Returns what prompts are told of an image with these values of `columns`."""
         return (1, values[0], values[1])
 
     def fields(self) -> tuple[FieldSpec, ...]:
         return self.step.fields(self.codec, patch_bytes=self.settings.patch_bytes)
 
     def make(self, row: Mapping[str, Any], data: bytes) -> Values:
+        """Returns the fields of an image. Raises SampleError. row: `sample_id` and `columns`."""
         with span(FEATURES):
             image = self._opened().make(data, sample_id=row["sample_id"])
         if image.grid != (1, row["grid_h"], row["grid_w"]):
@@ -145,6 +91,7 @@ class PatchForm:
         return {name: stored, "image_grid_thw": np.array([image.grid], np.int32)}
 
     def lengths(self, shard: Shard) -> Array:
+        """See `ItemGroup`; of `length_names` behind `num_images`."""
         grids, offsets = shard.column("image_grid_thw")
         patches = np.zeros(shard.entry.rows, np.int64)
         present = np.diff(offsets) > 0
@@ -165,21 +112,25 @@ class PatchForm:
         }
 
     def probed(self) -> Iterator[Mapping[str, Any]]:
+        """Yields what is made of the built-in images, and what else decides values."""
         steps = self._opened()
         for name, data in probe_images():
-            image = steps.make(data, sample_id=name, max_pixels=_ANY)
+            image = steps.make(data, sample_id=name, max_pixels=2**31)
             yield {PATCHES: image.patches, "grid": np.array(image.grid)}
         yield {"table": steps.table}
 
     def listed_lengths(self, images: pa.Table) -> dict[str, Array]:
+        """Returns those of `length_names` that are known before an image is decoded, integers [images]."""
         height, width = (images[name].to_numpy().astype(np.int64) for name in self.columns)
         return {"num_patches": height * width}
 
     def raw_bytes(self, images: pa.Table) -> int:
+        """Returns about what the values of images take."""
         sides = (images[name].to_numpy().astype(np.int64) for name in self.columns)
         return int(np.prod(np.stack(list(sides)), axis=0).sum()) * self.settings.patch_bytes
 
     def stored(self) -> StoredImages:
+        """Returns how a sample is made of them."""
         return StoredImages(self.codec, self.settings, self.step.max_pixels, self.step.alpha)
 
     def _opened(self) -> PixelSteps:

@@ -13,9 +13,7 @@ import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
-from forebay.preprocess.coded import Coder
-from forebay.preprocess.cut import columns_digest
-from forebay.preprocess.group import Items, Read, Values, values_digest
+from forebay.preprocess.group import Coder, Items, Read, Values, columns_digest, values_digest
 from forebay.preprocess.image_form import ArrayForm, PatchForm, form_of, image_names, images_of
 from forebay.preprocess.workspace import Failure
 from forebay.rows.manifest import Manifest
@@ -28,9 +26,7 @@ from forebay.store.source_files import SourceFile
 from forebay.task_map import mark
 
 logger = logging.getLogger(__name__)
-
 IMAGE_HASH = FieldSpec(name="image_hash", dtype="str", role="table")
-
 _STORED_SHARE: Mapping[Codec, float] = {"raw": 1.0, "zstd": 0.6, "webp": 0.3, "source": 0.1}
 """Bytes of a stored photo over its raw values, about."""
 
@@ -51,10 +47,6 @@ class ImageItems:
     def of(cls, config: Config, steps: ImageGroup) -> Self:
         """Returns the group of a config. Raises ConfigError where the processor does not cut images as it is to."""
         return cls(steps, form_of(steps, steps.codec), config.source.columns.image)
-
-    @property
-    def known_columns(self) -> tuple[str, ...]:
-        return self.form.columns
 
     def under(self, codec: Codec) -> Self:
         return replace(self, form=replace(self.form, codec=codec))

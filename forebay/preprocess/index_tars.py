@@ -198,12 +198,7 @@ def _parquet_names(path: Path) -> list[str]:
     try:
         with at_hand(path) as local:
             column = pq.read_table(local, columns=["tar_path"]).column("tar_path")
-    except (
-        OSError,
-        UnicodeDecodeError,
-        pa.ArrowException,
-        KeyError,
-    ) as err:  # UnicodeDecodeError: of a damaged column name
+    except (OSError, UnicodeDecodeError, pa.ArrowException, KeyError) as err:  # the second: of a column's name
         raise ManifestError(f"cannot read column tar_path of manifest {path}: {err}; correct the manifest") from err
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         raise ManifestError(f"{path}: column tar_path holds {column.type}, wanted string; correct the manifest")

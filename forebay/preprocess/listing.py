@@ -32,9 +32,7 @@ from forebay.task_map import Map
 from forebay.visible import printable
 
 R = TypeVar("R")
-
 logger = logging.getLogger(__name__)
-
 _LISTINGS = 3
 """Times that sources are listed where they change meanwhile."""
 

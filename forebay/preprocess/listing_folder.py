@@ -1,7 +1,8 @@
 """A listing in a folder, whole or not at all: its tables, the files that it is of, and a document that names them.
 
 Prepared builds are such folders, and listings that training without a cache keeps. Tables are mapped, so many processes
-of a node share their memory. Nothing here imports a group or a step, so looking at one costs little.
+of a node share their memory. The outline of a prepared build has no rows: `forebay status` and the jobs of a cluster
+read it. Nothing here imports a group or a step, so looking at one costs little.
 """
 
 from __future__ import annotations
@@ -12,17 +13,23 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.config.remote import parse_url
+from forebay.config.remote import is_url, parse_url
 from forebay.config.tree import Config
 from forebay.rows.kept_columns import PREFIX, STORED_TYPES
 from forebay.rows.manifest import CONVERSATION_SCHEMA, IMAGE_SCHEMA, LISTS, REJECTED_SCHEMA, ROW_SCHEMA, Manifest
+from forebay.steps.recipe import Recipe
 from forebay.store.files import hash_file, remove_aside, temporary_name, write_aside, write_bytes
+from forebay.store.key import SHORT, digest
+from forebay.store.layout import BUILDING, Array, Group
 from forebay.store.memo import SIZE, Stat, is_same, is_young, stat_now
 from forebay.store.remote.raw.arriving import mirrors_in, rebased
 from forebay.store.remote.raw.raw_sources import localized, look_up
@@ -59,8 +66,9 @@ def save_listing(
     aside.mkdir(exist_ok=True)  # nobody else has its name: what is there is ours
     try:
         for table_name, table in found.items():
-            _write_table(aside / f"{table_name}.arrow", table)
-        files = {path.name: _sums(path) for path in aside.iterdir()}
+            with write_aside(aside / f"{table_name}.arrow") as file, pa.ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table.combine_chunks())
+        files = {at.name: {"size_bytes": at.stat().st_size, "xxh3_128": hash_file(at)} for at in aside.iterdir()}
         whole = {
             **document,
             "absent": list(manifest.absent),
@@ -72,10 +80,6 @@ def save_listing(
         _publish(aside, folder, name, files)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sums(path: Path) -> dict[str, Any]:
-    return {"size_bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
 
 
 def _publish(aside: Path, folder: Path, name: str, files: Mapping[str, Any]) -> None:
@@ -146,8 +150,8 @@ def require_sound(folder: Path, document: Mapping[str, Any]) -> None:
         table.validate(full=True)
     rows, images = tables["rows.arrow"], tables.get("images.arrow", IMAGE_SCHEMA.empty_table())
     count = len(tables["files.arrow"])
-    _require_types(tables["files.arrow"], dict(zip(_FILES_SCHEMA.names, _FILES_SCHEMA.types, strict=True)))
-    _require_types(tables["rejected.arrow"], dict(zip(REJECTED_SCHEMA.names, REJECTED_SCHEMA.types, strict=True)))
+    _require_types(tables["files.arrow"], _types(_FILES_SCHEMA))
+    _require_types(tables["rejected.arrow"], _types(REJECTED_SCHEMA))
     named = [name for name in rows.column_names if not name.startswith(PREFIX)]
     _require_types(rows.select(named), {name: _ROW_TYPES.get(name, pa.null()) for name in {*named, "group", "text"}})
     if any(rows.schema.field(name).type not in STORED_TYPES for name in {*rows.column_names}.difference(named)):
@@ -230,11 +234,6 @@ def files_of(table: pa.Table) -> tuple[SourceFile, ...]:
     )
 
 
-def _write_table(path: Path, table: pa.Table) -> None:
-    with write_aside(path) as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
-
-
 def _files_table(files: Sequence[SourceFile]) -> pa.Table:
     columns = {
         "name": [os.fsencode(file.name) for file in files],
@@ -245,3 +244,77 @@ def _files_table(files: Sequence[SourceFile]) -> pa.Table:
         "xxh3_128": [file.xxh3_128 for file in files],
     }
     return pa.table(columns, schema=_FILES_SCHEMA)
+
+
+FORMAT = 3
+DOCUMENT = "prepared.json"
+_FOLDERS = ("audio_dir", "image_dir", "texts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """A prepared build without its rows. moved: a source file that is not what it was then; None: none."""
+
+    key: str
+    host: str
+    num_samples: int
+    cuts: pa.Table
+    moved: str | None
+
+    @cached_property
+    def by_group(self) -> dict[Group, pa.Table]:
+        """The shards of each group, text last; those of a group stand together."""
+        groups = self.cuts["group"].to_pylist()
+        return {group: self.cuts.slice(groups.index(group), groups.count(group)) for group in dict.fromkeys(groups)}
+
+    def num_rows(self, group: Group) -> Array:
+        """Returns the rows of every shard of a group."""
+        rows: Array = _numbers(self.by_group[group]["stop"]) - _numbers(self.by_group[group]["start"])
+        return rows
+
+
+def _numbers(column: pa.ChunkedArray) -> Array:
+    # Arrow's own conversion loads pandas.
+    whole = column.combine_chunks()
+    return np.frombuffer(whole.buffers()[1], np.int64, len(whole), 8 * whole.offset)
+
+
+def outline(config: Config, recipe: Recipe) -> Outline | None:
+    """Returns the outline of a config's prepared build, also where its sources have changed; None if there is none."""
+    folder = folder_of(config, recipe)
+    if (document := prepared_document(folder)) is None:
+        return None
+    return Outline(
+        key=document["key"],
+        host=document["host"],
+        num_samples=len(table_of(folder, "rows")),
+        cuts=table_of(folder, "cuts"),
+        moved=files_now(config, folder, document)[1],
+    )
+
+
+def folder_of(config: Config, recipe: Recipe) -> Path:
+    """Returns where the prepared build of a config is, or would be: named by all but the sources' content."""
+    manifests = [name if is_url(name) else os.path.abspath(name) for name in config.source.manifests]
+    named = {
+        "format": FORMAT,
+        "recipe": recipe.key,
+        "manifests": manifests,
+        "confined": config.source.confined,
+        "remote_identity": config.source.remote_identity,
+        "rows_per_shard": config.layout.rows_per_shard,
+        "codec": config.codec,
+        **{name: place for name in _FOLDERS if (place := getattr(config.source, name)) is not None},
+    }
+    return config.cache_root / BUILDING / f"prepared-{digest(named)[:SHORT]}"
+
+
+def submission_file(config: Config, recipe: Recipe) -> Path:
+    """Returns the file that says which jobs of a cluster were last started for a config's build."""
+    return folder_of(config, recipe).with_suffix(".submitted.json")
+
+
+def prepared_document(folder: Path) -> dict[str, Any] | None:
+    """Returns what a prepared build says of itself; None where it is not whole."""
+    document = read_document(folder, DOCUMENT)
+    return None if document is None or document.get("format") != FORMAT else document

@@ -27,13 +27,13 @@ from forebay.preprocess.build_run import Run
 from forebay.preprocess.fetch_models import fetch_models
 from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.listing import resolve
-from forebay.preprocess.outline import folder_of
+from forebay.preprocess.listing_folder import folder_of
 from forebay.preprocess.pool import Pool, Runner
 from forebay.preprocess.prepared import Prepared, PrepareReport, prepared, require_key, require_numerics, require_parts
 from forebay.preprocess.prepared import load as load_prepared
 from forebay.preprocess.prepared import remove as remove_prepared
 from forebay.preprocess.runner.ray import Ray
-from forebay.preprocess.stage_prepared import staged_prepared
+from forebay.preprocess.stage import staged_prepared
 from forebay.preprocess.stage_workspace import check_stage, remove_stage
 from forebay.preprocess.workspace import Workspace, workspace_folder
 from forebay.rows.named_files import manifest_files
@@ -60,10 +60,8 @@ from forebay.store.source import SampleSource
 from forebay.visible import from_here
 
 logger = logging.getLogger(__name__)
-
 _SHOWN = 5
 """Problems of a cache that a message lists."""
-
 _WRITTEN_FOLDERS = ("", PLANS, TAR_INDEX, INPUTS, BUILDING)
 """Folders of a cache root in which a run that was killed may have left something unfinished."""
 
@@ -208,8 +206,7 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
     config = replace(config, loader=replace(config.loader, cache_dir=None))
     recipe = recipe_of(config)
     list_inputs(config, again=options.rebuild)
-    lookup = find_cache(config, recipe, memo=memo)
-    standing = _standing(config, lookup)
+    standing = _standing(config, find_cache(config, recipe, memo=memo))
     if standing is not None and _usable(config, standing, options):
         require_key(config, standing.key, options.key)
         if (failures := failures_of(config, standing)) is not None:

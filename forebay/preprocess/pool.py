@@ -34,20 +34,10 @@ class Runner(Protocol):
 
     def run(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
         """Yields every task with its result, as they are done. See `Pool.run`."""
-        ...
 
 
-PINNED = dict.fromkeys(
-    (
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-        "NUMEXPR_NUM_THREADS",
-        "VECLIB_MAXIMUM_THREADS",
-        "RAYON_NUM_THREADS",
-    ),
-    "1",
-) | {"TOKENIZERS_PARALLELISM": "false"}
+_THREADS = "OMP_NUM MKL_NUM OPENBLAS_NUM NUMEXPR_NUM VECLIB_MAXIMUM RAYON_NUM"
+PINNED = {f"{name}_THREADS": "1" for name in _THREADS.split()} | {"TOKENIZERS_PARALLELISM": "false"}
 """Environment of a worker: one thread each, so that workers do not fight for the cores."""
 
 
@@ -173,14 +163,8 @@ class Pool:
             file.write(bytes(8))
             file.flush()
             marks = mmap.mmap(file.fileno(), 8)
-            command = [
-                sys.executable,
-                "-m",
-                "forebay.preprocess.worker",
-                str(theirs.fileno()),
-                str(file.fileno()),
-                str(os.getpid()),
-            ]
+            numbers = map(str, (theirs.fileno(), file.fileno(), os.getpid()))
+            command = [sys.executable, "-m", "forebay.preprocess.worker", *numbers]
             path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
             process = subprocess.Popen(
                 command,

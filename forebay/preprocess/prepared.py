@@ -21,10 +21,20 @@ import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
-from forebay.preprocess.cut import Cut
+from forebay.preprocess.group import Cut
 from forebay.preprocess.groups import Groups, Listing
-from forebay.preprocess.listing_folder import files_now, manifest_in, put_away, save_listing, table_of
-from forebay.preprocess.outline import DOCUMENT, FORMAT, folder_of, prepared_document, submission_file
+from forebay.preprocess.listing_folder import (
+    DOCUMENT,
+    FORMAT,
+    files_now,
+    folder_of,
+    manifest_in,
+    prepared_document,
+    put_away,
+    save_listing,
+    submission_file,
+    table_of,
+)
 from forebay.steps.recipe import Recipe
 from forebay.store.key import SHORT
 from forebay.store.layout import Constants, Group
@@ -36,13 +46,7 @@ from forebay.visible import from_here
 logger = logging.getLogger(__name__)
 
 _CUTS_SCHEMA = pa.schema(
-    [
-        pa.field("group", pa.string()),
-        pa.field("index", pa.int64()),
-        pa.field("start", pa.int64()),
-        pa.field("stop", pa.int64()),
-        pa.field("key", pa.string()),
-    ]
+    {"group": pa.string(), "index": pa.int64(), "start": pa.int64(), "stop": pa.int64(), "key": pa.string()}
 )
 
 
@@ -135,7 +139,7 @@ def load(config: Config, recipe: Recipe) -> Prepared | None:
     listing = Listing(groups=groups, manifest=manifest, key=document["key"])
     return Prepared(
         listing=listing,
-        cuts=_cuts(table_of(folder, "cuts")),
+        cuts=[Cut(**row) for row in table_of(folder, "cuts").to_pylist()],
         probe=document["probe"],
         constants=constants,
         host=document["host"],
@@ -199,24 +203,20 @@ def save(folder: Path, made: Prepared) -> None:
         "probe": dict(made.probe),
         "constants": made.constants.to_json(),
     }
-    save_listing(folder, DOCUMENT, made.listing.manifest, tables={"cuts": _cuts_table(made.cuts)}, document=document)
-
-
-def _cuts_table(cuts: Sequence[Cut]) -> pa.Table:
-    names = _CUTS_SCHEMA.names
-    return pa.table({name: [getattr(cut, name) for cut in cuts] for name in names}, schema=_CUTS_SCHEMA)
-
-
-def _cuts(table: pa.Table) -> list[Cut]:
-    return [Cut(**row) for row in table.to_pylist()]
+    columns = {name: [getattr(cut, name) for cut in made.cuts] for name in _CUTS_SCHEMA.names}
+    tables = {"cuts": pa.table(columns, schema=_CUTS_SCHEMA)}
+    save_listing(folder, DOCUMENT, made.listing.manifest, tables=tables, document=document)
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Lets one process of this machine after the other into the block, where the file system has locks."""
+def locked(path: Path, *, patience_s: float | None = None) -> Iterator[None]:
+    """Lets one process after the other into the block; where a file system has no locks, all do the same work.
+
+    patience_s: see `lock_for_work`.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        lock_for_work(descriptor, path)  # a file system without locks: each makes the same
+        lock_for_work(descriptor, path, patience_s=patience_s)
         yield
     finally:
         os.close(descriptor)

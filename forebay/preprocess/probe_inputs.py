@@ -66,16 +66,12 @@ def probe_images() -> list[tuple[str, bytes]]:
 def probe_conversations() -> list[str]:
     """Returns built-in conversations with no image, one and two, in several turns and scripts."""
     image, texts = {"type": "image"}, ["Hello, world! 12.5 %", "¿Dónde está el niño?", "今日は晴れです", "नमस्ते दुनिया"]
-    turns = [[_text(text)] for text in texts]
+    turns = [[{"type": "text", "text": text}] for text in texts]
     return [
         _conversation(turns[0], turns[1]),
         _conversation([image, *turns[1]], turns[2]),
         _conversation([image, image, *turns[2]], turns[3], turns[0], turns[1]),
     ]
-
-
-def _text(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
 
 
 def _conversation(*turns: list[dict[str, str]]) -> str:

@@ -7,7 +7,6 @@ not say. A shard is written aside, fsynced and renamed. Its receipt comes after 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,15 +18,15 @@ import pyarrow as pa
 from forebay.errors import BuildError
 from forebay.preprocess.group import ItemGroup, Read
 from forebay.preprocess.groups import Groups
+from forebay.preprocess.prepared import locked
 from forebay.preprocess.stage import Stage
-from forebay.preprocess.unchanged import unchanged_stats
 from forebay.preprocess.workspace import Failure, Receipt, load_receipt, save_receipt
 from forebay.progress import Progress
 from forebay.rows.manifest import reduced
 from forebay.rows.media_reader import MediaReader
+from forebay.rows.named_files import unchanged_stats
 from forebay.store.layout import TEXT, Group
 from forebay.store.shard import Columns, shard_fields, write_columns
-from forebay.store.shared_disk import lock_for_work
 from forebay.store.source_files import SourceFile
 
 Made = tuple[Columns, list[Failure]]
@@ -73,7 +72,8 @@ def make_shard(task: ShardTask) -> tuple[Receipt, bool]:
             task.key,
             lambda folder: _make(replace(task, folder=folder, files=stage.here(task.files), stage=None)),
         )
-    with _lock(task.path.with_suffix(".lock")):
+    task.path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(task.path.with_suffix(".lock"), patience_s=_PATIENCE_S):
         receipt = load_receipt(task.path, task.key)
         if receipt is not None:
             return receipt, False
@@ -82,8 +82,7 @@ def make_shard(task: ShardTask) -> tuple[Receipt, bool]:
 
 def _make(task: ShardTask) -> Receipt:
     rows, failures = _rows_of_listed_bytes(task)
-    entry = write_columns(task.path, rows, key=task.key)
-    receipt = Receipt(entry=entry, failures=tuple(failures))
+    receipt = Receipt(entry=write_columns(task.path, rows, key=task.key), failures=tuple(failures))
     save_receipt(task.path, receipt)
     return receipt
 
@@ -131,18 +130,6 @@ def _samples(task: ShardTask) -> Iterator[dict[str, Any]]:
             return stack.enter_context(reader)
 
         yield from task.groups.samples(task.group, task.rows, task.files, read)
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        # Where the file system has no locks, two builders do the same work; nothing else changes.
-        lock_for_work(descriptor, path, patience_s=_PATIENCE_S)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 class BuildProgress:

@@ -1,8 +1,7 @@
-"""The driver's side of a stage: which shards are there, what a seal reads of them, and the cache that the store copies.
+"""Where the shards of a build stand, and the driver's side of a stage: what a seal reads, and what the store copies.
 
-No shard passes here whole. A seal downloads what it reads of each (see `skeleton`); the store copies the shards.
-
-Where the shards of a build stand: in a folder, or in a stage, which must be one of the cache root's bucket.
+That is a folder, or a stage, which must be one of the cache root's bucket. No shard passes here whole. A seal downloads
+what it reads of each (see `skeleton`); the store copies the shards.
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError, RemoteError, RemoteExistsError, RemoteMissingError
 from forebay.preprocess.build_report import Options
 from forebay.preprocess.groups import Groups, Listing
-from forebay.preprocess.outline import folder_of
+from forebay.preprocess.listing_folder import folder_of
 from forebay.preprocess.prepared import remove
-from forebay.preprocess.shard_place import ShardPlace
-from forebay.preprocess.stage import ORIGIN, Stage, StagedShard, receipt_of, shard_object
-from forebay.preprocess.stage_prepared import remove_staged
+from forebay.preprocess.stage import ORIGIN, Stage, StagedShard, receipt_of, remove_staged, shard_object
 from forebay.preprocess.workspace import Donors, Named, Receipt, Workspace, first_whole
 from forebay.steps.recipe import Recipe
 from forebay.store.files import temporary_name
@@ -43,13 +40,12 @@ from forebay.task_map import Map
 from forebay.visible import human_bytes
 
 logger = logging.getLogger(__name__)
-
 _MADE_WITH = "made_with"
 
 
 @dataclass
 class StagedWorkspace:
-    """The shards of one build in a stage: a `ShardPlace`.
+    """The shards of one build in a stage, used as a `Workspace`.
 
     local: a folder of this node for what the driver makes. root: where the cache is sealed. prepared: where
     the prepared build is. verify, progress: of the push.
@@ -167,11 +163,8 @@ class StagedWorkspace:
             (scratch / group).mkdir(parents=True)
         sizes: list[int] = []
         units = sorted({(group, key) for group, keys in wanted.items() for key in keys})
-        for_each(
-            lambda named: sizes.append(self._fetch(*named, scratch)),
-            units,
-            num_threads=self.stage.settings.max_concurrent,
-        )
+        most = self.stage.settings.max_concurrent
+        for_each(lambda named: sizes.append(self._fetch(*named, scratch)), units, num_threads=most)
         whole = sum(self.receipts[key].entry.size_bytes for _, key in units)
         logger.info("read %s of %d shards of %s for the seal", human_bytes(sum(sizes)), len(units), human_bytes(whole))
         return {
@@ -285,7 +278,8 @@ def check_stage(config: Config, text: str) -> None:
     if _is_inside(stage, root) or _is_inside(root, stage):
         raise ConfigError(
             f"--stage {stage} and the cache root {root} lie one in the other, and what is below a root are caches; "
-            f"run: {command} --stage {root.scheme}://{root.bucket}/{_beside(root)}"
+            f"run: {command} --stage {root.scheme}://{root.bucket}/"
+            + ("stage" if root.key.partition("/")[0] != "stage" else "staged")
         )
 
 
@@ -293,8 +287,8 @@ def _is_inside(one: Url, other: Url) -> bool:
     return not other.key or f"{one.key}/".startswith(f"{other.key}/")
 
 
-def _beside(root: Url) -> str:
-    return "stage" if root.key.partition("/")[0] != "stage" else "staged"
+ShardPlace = Workspace | StagedWorkspace
+"""Where the finished shards of a build stand until the cache is sealed: a folder, or a stage in a store."""
 
 
 def shard_place(config: Config, options: Options, listing: Listing, *, folder: Path, origin: str) -> ShardPlace:

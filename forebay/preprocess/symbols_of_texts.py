@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,14 +14,14 @@ from typing import Literal
 
 from forebay.config.tree import Config, TextConfig
 from forebay.errors import ConfigError
-from forebay.preprocess.cut import NO_TEXT
+from forebay.preprocess.group import NO_TEXT
 from forebay.progress import Progress
 from forebay.rows.list_rows import list_rows
 from forebay.rows.meanings.own import meaning_of
 from forebay.steps.table import text_step
 from forebay.steps.text.line import TextLine
 from forebay.steps.text.normal.normal_step import Problem
-from forebay.steps.text.normal.phones.phones import Phones
+from forebay.steps.text.normal.phones import Phones
 from forebay.steps.text.symbols import Special, Split, SymbolTable, is_symbol_table
 from forebay.steps.text.text_section import item_steps_of, text_line
 from forebay.steps.text.transcript import Transcript
@@ -32,7 +33,6 @@ from forebay.visible import from_here, json_text, printable
 
 COUNTS = "symbols.json"
 """The file that says how often each symbol was seen. No key knows it."""
-
 _BLOCK_TEXTS = 4096
 _RARE, _SHOWN = 5, 12
 
@@ -159,17 +159,13 @@ def _written(table: SymbolTable, out: Path, *, replace: bool) -> Literal["writte
     old = temporary_name(out) if out.exists() else None
     if old is not None:
         _require_replaceable(out, table, replace=replace)
-    with folder_aside(out, clear=None if old is None else functools.partial(_put_aside, out, old)) as aside:
+    with folder_aside(out, clear=None if old is None else functools.partial(os.rename, out, old)) as aside:
         for name, content in files.items():
             (aside / name).write_bytes(content)
         (aside / COUNTS).write_text(json_text({"split": table.split, "symbols": dict(table.counts)}) + "\n")
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
     return "written"
-
-
-def _put_aside(out: Path, old: Path) -> None:
-    out.rename(old)
 
 
 def _require_replaceable(out: Path, table: SymbolTable, *, replace: bool) -> None:

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from forebay.config.tree import Config
 from forebay.errors import SampleError
-from forebay.preprocess.cut import NO_TEXT, columns_digest, kept_document
-from forebay.preprocess.group import Values, values_digest
+from forebay.preprocess.group import NO_TEXT, Values, columns_digest, kept_document, values_digest
 from forebay.preprocess.probe_inputs import PROBE_LABELS, PROBE_TEXTS, probe_conversations
 from forebay.rows.kept_columns import PREFIX, values_of
 from forebay.steps.form import BatchForm
@@ -31,13 +30,10 @@ from forebay.task_map import is_second_try, mark
 
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 1024, 1 << 18
 """Texts that are worked on at once, and their characters: a token takes some 100 bytes while it is made."""
-
 TOKENS = "input_ids"
 """The field that samples are counted by."""
-
 TOLD, NAMES = "told", "item_names"
 """Columns of a task's rows: what prompts are told of the items of a row (JSON), and their names by column (JSON)."""
-
 _COLUMNS = ("sample_id", "text", "language", "prompt")
 _BYTES_PER_TOKEN = 5
 _TOKENS_PER_BYTE = 0.5
@@ -62,8 +58,7 @@ class TextItems:
     @classmethod
     def of(cls, config: Config, steps: TextGroup, *, listed: Sequence[str], merge_size: int | None) -> Self:
         """Returns the group of a config."""
-        is_kept = isinstance(steps.step, Transcript)
-        store = TextStore(config.cache_root) if is_kept else None
+        store = TextStore(config.cache_root) if isinstance(steps.step, Transcript) else None
         return cls(steps, tuple(listed), merge_size, texts=store)
 
     @property
@@ -123,7 +118,10 @@ class TextItems:
         names: of the source files, by `file`.
         """
         columns = [self._column(rows, name) for name in _COLUMNS]
-        told = [[_tuple(item) for item in items] for items in _parsed(self._column(rows, TOLD), [])]
+        told = [
+            [tuple(item) if isinstance(item, list) else item for item in items]
+            for items in _parsed(self._column(rows, TOLD), [])
+        ]
         named = _parsed(self._column(rows, NAMES), {})
         kept, files = list(values_of(rows)), rows["file"].to_pylist()
         for start, stop in _blocks(columns[1], columns[3]):
@@ -210,10 +208,6 @@ def opened_text(step: TextStep, folder: str, merge_size: int | None) -> RowEncod
 def _files(rows: pa.Table) -> Array:
     """Returns which file each row is of: the one that holds its media, else the one that lists it."""
     return np.asarray(rows["file" if "file" in rows.column_names else "group"].to_numpy())
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _parsed(texts: Sequence[str | None], nothing: Any) -> list[Any]:

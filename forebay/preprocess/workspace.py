@@ -34,10 +34,8 @@ from forebay.task_map import Map
 
 Donors = dict[str, list[tuple[Path, ShardEntry]]]
 """Where the shards of these keys stand, in sealed caches and in folders of builds."""
-
 logger = logging.getLogger(__name__)
 
-"""Folder below a cache root in which builds stand until they are sealed."""
 ORIGIN = "origin"
 """File in the folder of a build that says what it is of, see `origin_of`."""
 _LOCK = "lock"

@@ -14,8 +14,7 @@ import pyarrow as pa
 from forebay.errors import DecodeError, SampleError
 from forebay.rows.manifest import UNLOCATED, WHOLE_FILE, rejections
 from forebay.rows.media_reader import is_gone, opened
-from forebay.rows.reader import Failures, Located, LocateTask
-from forebay.rows.readers.tar_members import UnreadableTar, missing_reason, tar_index
+from forebay.rows.reader import Failures, Located, LocateTask, UnreadableTar, missing_reason, tar_index
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import look_up, place_of, shown, source_stat
 from forebay.store.sound_containers import MAX_WHOLE_BYTES, header_info, one_stream, parsed_header, unread

@@ -22,10 +22,8 @@ from forebay.store.layout import Array
 from forebay.terminal import first_of
 
 logger = logging.getLogger(__name__)
-
 FIRST_WAVE = 8
 """Tasks that are run at once, at first, where `max_samples` may make the rest of them needless."""
-
 _MAX_LANGUAGES = 20
 """That a warning lists."""
 
@@ -105,8 +103,7 @@ def take_first(
     if max_samples is None or len(manifest.rows) < max_samples + is_all:
         return manifest
     rows = manifest.rows.take(pa.array(np.arange(max_samples)))  # a slice would keep all of them in memory
-    last = rows["row"][-1]
-    rejected = manifest.rejected.filter(pc.less(manifest.rejected["row"], last))
+    rejected = manifest.rejected.filter(pc.less(manifest.rejected["row"], rows["row"][-1]))
     used = 1 + max(pc.max(rows["file"]).as_py(), pc.max(rows["group"]).as_py())
     used = max([used, *(number + 1 for number, file in enumerate(manifest.files) if file.listed)])
     absent = tuple(number for number in manifest.absent if number < used)
@@ -203,5 +200,4 @@ def _first_rows(ids: pa.Array) -> Array:
         return np.arange(len(ids))
     codes = encoded.indices.to_numpy()
     # Codes are given in the order in which values first appear: each new maximum is a first row.
-    first = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
-    return np.asarray(first[codes])
+    return np.asarray(np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))[codes])

@@ -32,7 +32,6 @@ from forebay.store.source_files import SourceFile
 from forebay.task_map import Map, WorkerDied, mark
 
 IMAGES_PER_TASK = 512
-_MAX_OPEN = 4
 _FACTS = schema_of("offset:int64 size:int64 hash:string width:int32 height:int32 reason:string? message:large_string?")
 _PLACE = ("file", "member", "offset", "size")
 
@@ -129,7 +128,7 @@ def look_at(task: ImageTask) -> pa.Table:
     facts: list[tuple[Any, ...]] = []
     tars = NamedMembers(task.cache_root)
     look_up(_paths(task))
-    with MediaReader(task.files, max_open=_MAX_OPEN, max_bytes=task.max_bytes, column=task.column) as read:
+    with MediaReader(task.files, max_open=4, max_bytes=task.max_bytes, column=task.column) as read:
         places = zip(*(task.places[name].to_pylist() for name in _PLACE), strict=True)
         for position, (file, member, offset, size) in enumerate(places):
             mark(position)
@@ -308,10 +307,8 @@ class ListedImages:
         borders = np.append(np.flatnonzero(np.any(np.diff(runs, axis=1) != 0, axis=0)) + 1, len(todo))
         start = 0
         while start < len(todo):
-            wanted = min(start + IMAGES_PER_TASK, len(todo))
-            stop = int(borders[np.searchsorted(borders, wanted)])
-            part = todo[start:stop]
-            used, inverse = np.unique(self.file[part], return_inverse=True)
+            stop = int(borders[np.searchsorted(borders, min(start + IMAGES_PER_TASK, len(todo)))])
+            used, inverse = np.unique(self.file[todo[start:stop]], return_inverse=True)
             files = [self.files.files[number] for number in used.tolist()]
             table = places.slice(start, stop - start).take(pa.array(np.arange(stop - start)))
             table = table.select(_PLACE[1:]).add_column(0, "file", pa.array(inverse.astype(np.int32)))

@@ -20,17 +20,13 @@ from forebay.store.layout import FieldSpec
 from forebay.visible import did_you_mean
 
 logger = logging.getLogger(__name__)
-
 PREFIX = "kept:"
 """Before the name of a kept column among the rows of a listing, where forebay's own columns stand too."""
-
 UNTYPED = pa.large_binary()
 TEXT, INTEGER, NUMBER, NOTHING = pa.large_string(), pa.int64(), pa.float64(), pa.null()
 PART_TYPES = (UNTYPED, TEXT, INTEGER, NUMBER, NOTHING)
 """What a part of a column may be: `UNTYPED` is the text of a CSV, of which nobody has said what it stands for."""
-
 STORED_TYPES = (TEXT, INTEGER, NUMBER)
-
 _DTYPES = {TEXT: "str", INTEGER: "int64", NUMBER: "float64"}
 _EXACT = (1 << 53) - 1
 """Integers up to here are floats too, and no float stands for two of them."""

@@ -34,12 +34,11 @@ from forebay.rows.eligible import (
 )
 from forebay.rows.image_facts import ListedImages, with_images
 from forebay.rows.kept_columns import column_of, concatenated, names_of, require_values, with_kept
-from forebay.rows.manifest import CONVERSATION_SCHEMA, ROW_SCHEMA, SPAN, Manifest, merged, require_rows
+from forebay.rows.manifest import CONVERSATION_SCHEMA, ROW_SCHEMA, SPAN, Manifest, Meaning, merged, require_rows
 from forebay.rows.meanings.own import meaning_of
 from forebay.rows.meanings.recordings import refuse_differing, refuse_uncovered, to_judge
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder, shown_name, stamped
 from forebay.rows.reader import FilePiece, Located, LocateTask, RecordingLister, RowReader, reader_of
-from forebay.rows.record import Meaning
 from forebay.rows.row_pieces import TEXT_AT, RowPart, candidate_rows, first_places, gathered, listed_rows, read_piece
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large
 from forebay.store.remote.raw.raw_sources import localized, shown
@@ -52,7 +51,6 @@ R = TypeVar("R")
 
 ROWS_PER_TASK = 4096
 _TASK_COLUMNS = ("row", "sample_id", "file", "member", "offset", "size", "duration_s", "language")
-_CHECKED_ROWS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -466,9 +464,8 @@ def check_pieces(config: Config) -> None:
     """Raises ManifestError where the table of a config says of one of its first rows that it is of a piece."""
     listing = RowListing(source=config.source, meaning=meaning_of(config), cache_root=str(config.cache_root))
     listed = read_manifest(config.source, listing.meaning)
-    is_one = np.cumsum(to_judge(listed.rows)) <= _CHECKED_ROWS
-    judged = dataclasses.replace(listed, rows=listed.rows.filter(pa.array(is_one)))
-    refuse_pieces(judged, listing)
+    is_one = np.cumsum(to_judge(listed.rows)) <= 256
+    refuse_pieces(dataclasses.replace(listed, rows=listed.rows.filter(pa.array(is_one))), listing)
 
 
 def tar_places(config: Config) -> pa.Table | None:

@@ -194,20 +194,12 @@ class MediaFiles:
             while self._open:
                 self._evict_oldest()
 
-    def __enter__(self) -> MediaFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def num_open(self) -> int:
-        """Files kept open at the moment."""
-        return len(self._open)
-
     @contextmanager
     def _acquire(self, path: str, *, is_whole: bool) -> Iterator[_Open]:
-        file = self._taken(path)
+        with self._lock:
+            if (file := self._open.get(path)) is not None:
+                self._open.move_to_end(path)
+                file.num_readers += 1
         if file is None:
             # Without the lock: an object of a store is downloaded first, and other threads go on meanwhile.
             file = self._added(path, _open_regular(path, is_whole=is_whole))
@@ -217,14 +209,6 @@ class MediaFiles:
             with self._lock:
                 file.num_readers -= 1
                 _close_if_unused(file)
-
-    def _taken(self, path: str) -> _Open | None:
-        with self._lock:
-            file = self._open.get(path)
-            if file is not None:
-                self._open.move_to_end(path)
-                file.num_readers += 1
-            return file
 
     def _added(self, path: str, opened: _Open) -> _Open:
         if (place := place_of(path)) is not None:

@@ -22,7 +22,11 @@ from forebay.rows.manifest import (
     SPAN,
     Kind,
     Manifest,
+    Meaning,
+    MediaPlace,
+    Record,
     Unused,
+    file_place,
     joined,
     row_table,
     schema_of,
@@ -34,7 +38,6 @@ from forebay.rows.meanings.recordings import span_columns
 from forebay.rows.named_files import path_stem, shown_name
 from forebay.rows.reader import FilePiece, Sink
 from forebay.rows.readers.json_lines import JsonError
-from forebay.rows.record import Meaning, MediaPlace, Record, file_place
 from forebay.store.files import sweep, temporary_name
 from forebay.store.layout import BUILDING, Array, Group
 from forebay.store.source_files import SourceFile

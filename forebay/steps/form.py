@@ -1,7 +1,7 @@
 """How what is stored of samples becomes a batch, declared: a cache says it in its metadata, and no code is needed.
 
 A form says of each field how the arrays of a clip or an image lie on disk, which of their axes grow, what stands behind
-(or before) the shorter ones in a batch, and which values a code stands for. `collate` is in `forebay.steps.form_batch`.
+(or before) the shorter ones in a batch, and which values a code stands for. `collate` is in `forebay.steps.batch`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 Join = Literal["stack", "cat", "nest"]
 Side = Literal["right", "left"]
 PromiseKind = Literal["exact", "within", "alone"]
-
 DTYPES = ("float32", "int64", "int32", "int16", "int8", "uint8", "bool")
 """Of fields of a batch. float32 becomes the dtype that a loader is asked for."""
 _STORED_DTYPES = ("float16", "float32", "int64", "int32", "int16", "int8", "uint8", "uint16")
 _CODES = {"uint8": 256, "uint16": 65_536}
 """Values that a code can stand for."""
-_MAX_FIELDS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -385,7 +383,7 @@ class BatchForm:
         is_promise = isinstance(promise, dict) and set(promise) == {"kind", "limit", "why"}
         require(is_promise, "the promise of a form", promise)
         require(is_number(promise["limit"]), "the limit of a promise", promise["limit"])
-        require(isinstance(found, list) and 0 < len(found) <= _MAX_FIELDS, "the fields of a form", found)
+        require(isinstance(found, list) and 0 < len(found) <= 64, "the fields of a form", found)
         return cls(
             made_by=text(document["made_by"], "who made a form"),
             fields=tuple(map(FieldForm.from_json, found)),

@@ -69,15 +69,12 @@ class Finish(Protocol):
 
     def shape(self, rows: int, inner: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of the values that are made of so many rows of this shape."""
-        ...
 
     def marked(self, rows: int) -> int:
         """Returns how many of the values a mask marks."""
-        ...
 
     def write(self, values: Array, out: Array) -> None:
         """Makes `out`, C-contiguous float32 of that shape, the values of float32 rows."""
-        ...
 
 
 @cache

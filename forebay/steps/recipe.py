@@ -19,9 +19,8 @@ from forebay.errors import ConfigError
 from forebay.extras import require_major
 from forebay.steps.audio.audio_section import AudioGroup
 from forebay.steps.audio.given import NoAudio
-from forebay.steps.group_recipe import GroupRecipe
 from forebay.steps.image.image_section import ImageGroup
-from forebay.steps.source_section import source_document, source_problems
+from forebay.steps.sections import GroupRecipe, source_document, source_problems
 from forebay.steps.text.text_section import TextGroup, item_steps_of
 from forebay.store.key import recipe_key
 from forebay.store.layout import TEXT, Group

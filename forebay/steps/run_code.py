@@ -18,9 +18,7 @@ from typing import Any, Literal
 
 Answer = tuple[Literal["text", "type", "raised"], str]
 """What a call gave: a text, the name of a wrong type, or an exception as one line."""
-
 Function = Callable[[str, str], object]
-
 _MODULE = "forebay_code_"
 """How names of modules of users begin."""
 

@@ -32,16 +32,12 @@ if TYPE_CHECKING:
 
 Batch: TypeAlias = "dict[str, torch.Tensor]"
 Dtype: TypeAlias = "torch.dtype"
-
 Fields = dict[str, Array]
 """What a step makes of one sample, by the name of the field."""
-
 PaddingSide = Literal["left", "right"]
 ClipDtype = Literal["float32", "int16"]
-
 _MAX_MAGNITUDE = 1e10
 """Above it, the power of a frame leaves float32. Full scale is 1."""
-
 _GROUP_SAMPLES = 1 << 20
 """Samples that are laid out together, 4 MiB: enough to fill chunks, and freed memory of this size is used again."""
 
@@ -51,7 +47,6 @@ class Allocate(Protocol):
 
     def __call__(self, name: str, shape: tuple[int, ...], *, dtype: Dtype) -> torch.Tensor:
         """Returns a contiguous CPU tensor that shares memory with no other living tensor."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -398,11 +393,9 @@ class RowText(Protocol):
 
     def lengths(self, samples: Sequence[Sample]) -> list[int]:
         """Returns the tokens of each sample in the row."""
-        ...
 
     def __call__(self, samples: Sequence[Sample]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Returns the fields of the row, integers [tokens], and those of one number a sample."""
-        ...
 
 
 class TextBatch(Protocol):
@@ -410,7 +403,6 @@ class TextBatch(Protocol):
 
     def __call__(self, samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:
         """Returns the text fields of a batch, all int64. padding_side: of `input_ids`."""
-        ...
 
 
 def no_such_column(name: str, column: str | None, setting: str, value: object) -> str:

@@ -12,7 +12,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from forebay.errors import ConfigError
-from forebay.steps.audio.own.own_class import entry_named
+from forebay.steps.audio.own_class import entry_named
 from forebay.steps.step import AudioStep, ItemStep, Step, Stored, TextStep
 from forebay.store.layout import TEXT, Constants, Group
 
@@ -27,7 +27,7 @@ _AUDIO, _IMAGE, _TEXT = (f"forebay.steps.{group}" for group in ("audio", "image"
 STEPS: dict[Group, Table] = {
     "audio": {
         "log_mel": f"{_AUDIO}.log_mel:LogMel",
-        "qwen3_asr": f"{_AUDIO}.qwen3_asr_features:Qwen3Asr",
+        "qwen3_asr": f"{_AUDIO}.log_mel:Qwen3Asr",
         "w2v_bert": f"{_AUDIO}.w2v_bert:W2vBert",
         "waveform": f"{_AUDIO}.waveform:Waveform",
         "mel": f"{_AUDIO}.mel:Mel",
@@ -38,18 +38,18 @@ STEPS: dict[Group, Table] = {
     "image": {"patches": f"{_IMAGE}.qwen2_vl:Patches", "processor": f"{_IMAGE}.processor.processor_step:Processed"},
     TEXT: {
         "plain": f"{_TEXT}.plain:Plain {_TEXT}.caption:Caption",
-        "whisper": f"{_TEXT}.whisper_prompt:Whisper",
+        "whisper": f"{_TEXT}.plain:Whisper",
         "qwen3_asr": f"{_TEXT}.qwen3_asr_prompt:Qwen3AsrChat",
         "given": f"{_TEXT}.plain:GivenLabels",
         "tts": f"{_TEXT}.tts:Tts",
-        "chat": f"{_TEXT}.chat.packed_chat:Chat {_TEXT}.chat.chat_of_processor:ProcessorChat",
+        "chat": f"{_TEXT}.chat.chat_steps:Chat {_TEXT}.chat.chat_steps:ProcessorChat",
         "none": f"{_TEXT}.label:NoText",
         "label": f"{_TEXT}.label:Label",
     },
 }
 """By group: what `audio.features`, `vision.images` and `text.prompt` name."""
 
-_OWN = f"{_AUDIO}.own.own_step:Own"
+_OWN = f"{_AUDIO}.own_step:Own"
 """The step of code of the user."""
 
 _FORMS = ChainMap(
@@ -63,7 +63,6 @@ _FORMS = ChainMap(
 """What caches call the features that they hold: steps, and those whose batches the cache itself declares."""
 
 StepT = TypeVar("StepT", bound=Step)
-
 _TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 

@@ -2,7 +2,7 @@
 
 - recipe key: filters of `[source]`, steps with their versions, tokenizer and processor files by content.
 - key: the recipe key, and the sources by relative name and content.
-- shard key (`forebay.preprocess.cut`): steps of the group, probe, content of the rows, format version.
+- shard key (`forebay.preprocess.groups`): steps of the group, probe, content of the rows, format version.
 - plan key and state key: see `forebay.plan.names`.
 """
 

@@ -25,7 +25,7 @@ from forebay.errors import ConfigError, DecodeError
 from forebay.pretrained import from_folder
 from forebay.steps.audio.extractor.extractor_call import OpenExtractor, load_extractor
 from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder
-from forebay.steps.image.processor.outputs import ask
+from forebay.steps.image.processor.processor_call import ask
 from forebay.steps.image.processor.processor_probe import picture
 from forebay.steps.image.processor.whole import image_processor_of, whole_processor
 from tests.faults.row import Row

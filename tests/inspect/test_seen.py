@@ -13,7 +13,7 @@ from forebay import load_config
 from forebay.inspect.listed_groups import SeenItem
 from forebay.inspect.pixels_seen import View, view_of
 from forebay.steps.form import BatchForm, FieldForm, Promise, Table
-from forebay.steps.image.levels import is_padding, levels_of
+from forebay.steps.image.processor.codes import is_padding, levels_of
 from forebay.store.files import hash_file
 from forebay.store.layout import Array
 

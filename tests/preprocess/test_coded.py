@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.preprocess.coded import Coded, Coder
+from forebay.preprocess.group import Coded, Coder
 from forebay.store.layout import FieldSpec
 from forebay.store.shard import Shard, write_shard
 

@@ -13,7 +13,7 @@ import pytest
 from forebay.config import Config
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.listing import listed
-from forebay.preprocess.many.merge import merge, subset
+from forebay.preprocess.merge import merge, subset
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import ROW_BITS

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.here_pool import HerePool
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.build_report import Options
-from forebay.preprocess.outline import folder_of
+from forebay.preprocess.listing_folder import folder_of
 from forebay.preprocess.pipeline import prepare
 from forebay.preprocess.prepared import load
 from forebay.steps.recipe import recipe_of

@@ -14,10 +14,10 @@ import pytest
 from forebay.config import Config
 from forebay.errors import BuildError, ConfigError, ManifestError
 from forebay.preprocess import build_run as run
-from forebay.preprocess import listing, pipeline, shard_task, unchanged
-from forebay.preprocess.unchanged import require_unchanged, unchanged_stats
+from forebay.preprocess import listing, pipeline, shard_task
+from forebay.rows import named_files
 from forebay.rows.media_reader import MediaReader
-from forebay.rows.named_files import stamped
+from forebay.rows.named_files import require_unchanged, stamped, unchanged_stats
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.files import hash_file
@@ -168,8 +168,8 @@ def test_files_that_rest_cost_a_stat_and_no_reading(tmp_path: Path, monkeypatch:
     def refuse(path: Path) -> None:
         raise AssertionError(f"{path} was read")
 
-    monkeypatch.setattr(unchanged, "stat_now", noted)
-    monkeypatch.setattr(unchanged, "hash_now", refuse)
+    monkeypatch.setattr(named_files, "stat_now", noted)
+    monkeypatch.setattr(named_files, "hash_now", refuse)
     require_unchanged(files, memo=Memo(tmp_path / "root"), map_=map)
     assert unchanged_stats(files) == [file.stat for file in files]
     assert looked == 2 * [file.path for file in files]
@@ -179,7 +179,7 @@ def test_a_file_that_was_touched_is_hashed_once_for_all_shards(tmp_path: Path, m
     (file,) = sources(tmp_path, b"a" * 1000)
     touch(file.path)
     read: list[Path] = []
-    before(monkeypatch, unchanged, "hash_now", lambda: read.append(file.path))
+    before(monkeypatch, named_files, "hash_now", lambda: read.append(file.path))
     assert unchanged_stats([file]) == unchanged_stats([file]) == [stat_now(file.path)]
     assert len(read) == 1
     require_unchanged([file], memo=Memo(tmp_path / "root"), map_=map)

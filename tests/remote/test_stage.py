@@ -142,7 +142,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append(path.name)
         return real(path)
 
-    for module in ("forebay.store.memo", "forebay.preprocess.unchanged"):
+    for module in ("forebay.store.memo", "forebay.rows.named_files"):
         monkeypatch.setattr(f"{module}.hash_now", counting)
     monkeypatch.setattr("forebay.preprocess.pipeline.Pool", HerePool)
     return seen

@@ -27,7 +27,7 @@ from forebay.errors import (
 from forebay.preprocess import pipeline
 from forebay.preprocess.build_report import BuildReport
 from forebay.preprocess.listing import explain
-from forebay.preprocess.many.merge import subset
+from forebay.preprocess.merge import subset
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.files import TEMPORARY_MARK

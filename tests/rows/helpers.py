@@ -16,8 +16,7 @@ import soundfile as sf
 
 from forebay.config import SourceConfig
 from forebay.rows import list_rows as listing
-from forebay.rows.manifest import Manifest
-from forebay.rows.record import Meaning, meaning_named
+from forebay.rows.manifest import Manifest, Meaning, meaning_named
 
 RATE_HZ = 16_000
 SPEECH = Path(__file__).parents[2] / "demo" / "speech"

@@ -13,9 +13,8 @@ from PIL import Image, ImageOps
 
 from forebay.config import SourceConfig
 from forebay.rows.list_rows import list_rows
-from forebay.rows.manifest import Manifest
+from forebay.rows.manifest import Manifest, meaning_named
 from forebay.rows.media_reader import MediaReader
-from forebay.rows.record import meaning_named
 
 
 def picture(number: int = 0, *, width: int = 8, height: int = 6, kind: str = "PNG", **options: Any) -> bytes:

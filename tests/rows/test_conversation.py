@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import TextError
+from forebay.rows.manifest import meaning_named
 from forebay.rows.meanings.canonical_chat import canonical, image_names
-from forebay.rows.record import meaning_named
 from tests.strategies import transcripts
 
 IMAGE = {"type": "image"}

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from forebay.config.data import MEANINGS
 from forebay.errors import ManifestError, TextError
+from forebay.rows.manifest import MediaPlace, Record, meaning_named
 from forebay.rows.meanings.image_class import EXCLUDED, OneImage, Untyped, labels_of, with_labels, written_label
-from forebay.rows.record import MediaPlace, Record, meaning_named
 from forebay.rows.row_pieces import RowSink
 from forebay.steps.text.label import Label, Labels
 

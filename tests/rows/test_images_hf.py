@@ -12,10 +12,10 @@ import pytest
 
 from forebay.config import SourceColumns
 from forebay.errors import ManifestError, MissingExtraError
+from forebay.rows.manifest import meaning_named
 from forebay.rows.reader import FilePiece
 from forebay.rows.readers import arrow_files as hf_file
 from forebay.rows.readers import table_records
-from forebay.rows.record import meaning_named
 from tests.rows.helpers import ids, rejected
 from tests.rows.pictures import converse, images_of, picture, source_of, write_picture
 

@@ -16,8 +16,8 @@ from forebay.cli import BAD_CONFIG, main
 from forebay.config import Config
 from forebay.config.data import MEANINGS, SOURCE_KINDS, MeaningFacts, SourceColumns, SourceKind
 from forebay.errors import ConfigError
+from forebay.rows.manifest import meaning_named
 from forebay.rows.reader import RowReader
-from forebay.rows.record import meaning_named
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.source_files import listed_files

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import tracemalloc
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ def num_descriptors(folder: Path) -> int:
     max_open=st.integers(1, 5),
 )
 def test_gives_the_bytes_of_the_file(folder: Path, reads: list[tuple[int, int, int]], max_open: int) -> None:
-    with MediaFiles(max_open) as media:
+    with closing(MediaFiles(max_open)) as media:
         for number, offset, size in reads:
             path = folder / f"{number}.bin"
             data = path.read_bytes()
@@ -46,8 +47,8 @@ def test_gives_the_bytes_of_the_file(folder: Path, reads: list[tuple[int, int, i
                     media.read(path, offset, size)
             else:
                 assert media.read(str(path), offset, size) == data[offset : offset + size if size >= 0 else None]
-            assert media.num_open <= max_open
-            assert num_descriptors(folder) == media.num_open
+            assert len(media._open) <= max_open
+            assert num_descriptors(folder) == len(media._open)
     assert num_descriptors(folder) == 0
 
 
@@ -61,14 +62,14 @@ def test_threads_read_right_bytes_while_files_are_closed_under_them(folder: Path
             if media.read(folder / f"{number}.bin", 100, 4_000) != wanted[number][100:4_100]:
                 wrong.append(number)
 
-    with MediaFiles(max_open=2) as media:
+    with closing(MediaFiles(max_open=2)) as media:
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert wrong == []
-        assert media.num_open == 2
+        assert len(media._open) == 2
     assert num_descriptors(folder) == 0
 
 
@@ -87,14 +88,14 @@ def test_a_file_closed_during_a_read_stays_open_until_it_ends(folder: Path, monk
 def test_reads_in_parts_give_the_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = os.pread
     monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: read(descriptor, min(size, 999), offset))
-    with MediaFiles() as media:
+    with closing(MediaFiles()) as media:
         assert media.read(folder / "3.bin") == (folder / "3.bin").read_bytes()
 
 
 def test_a_file_that_shrinks_after_it_was_opened_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(b"x" * 2_000)
-    with MediaFiles() as media:
+    with closing(MediaFiles()) as media:
         assert media.read(path, 500, 1_000) == b"x" * 1_000
         os.truncate(path, 600)
         with pytest.raises(TarError, match=r"a\.tar: wanted 1000 bytes at offset 500, got 100; .*forebay index"):
@@ -103,7 +104,7 @@ def test_a_file_that_shrinks_after_it_was_opened_is_named(tmp_path: Path) -> Non
 
 def test_what_is_not_there_costs_the_sample_or_names_the_tar(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with MediaFiles() as media:
+    with closing(MediaFiles()) as media:
         for name in ["missing.wav", "", "pipe", "missing/deep.wav", "a\0b", "\ud800"]:
             path = str(tmp_path / name)
             with pytest.raises(SampleError, match=r"cannot read .*correct the manifest") as caught:
@@ -119,7 +120,7 @@ def test_what_is_too_large_is_refused_before_it_is_allocated(tmp_path: Path) -> 
     with open(path, "wb") as file:
         file.truncate(10 * 1024**3)
     tracemalloc.start()
-    with MediaFiles() as media:
+    with closing(MediaFiles()) as media:
         with pytest.raises(SampleError, match=r"a\.wav: 10737418240 bytes at offset 0, allowed are 1000;") as caught:
             media.read(path, max_bytes=1000)
         with pytest.raises(TarError, match="wanted 1099511627776 bytes"):
@@ -137,7 +138,7 @@ def test_errors_of_the_machine_come_through(folder: Path, monkeypatch: pytest.Mo
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "pread", fail)
-    with MediaFiles() as media, pytest.raises(OSError, match=os.strerror(code)):
+    with closing(MediaFiles()) as media, pytest.raises(OSError, match=os.strerror(code)):
         media.read(folder / "1.bin")
     assert num_descriptors(folder) == 0
 

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from forebay import load_config
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError, TarError
+from forebay.rows import reader as members_module
 from forebay.rows.list_rows import RowListing, locate_tasks
 from forebay.rows.media_reader import MediaReader
-from forebay.rows.readers import tar_members as members_module
 from forebay.rows.readers.tar_lists import locate_tar
 from forebay.store.cache import open_cache
 from forebay.train.select import select

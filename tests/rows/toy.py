@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from forebay.rows.manifest import MeantRow, Record
 from forebay.rows.meanings.recordings import Recorded
 from forebay.rows.reader import FilePiece, RowReader, Sink
 from forebay.rows.readers.json_lines import manifest_lines
-from forebay.rows.record import MeantRow, Record
 
 
 def read(piece: FilePiece, rows: Sink) -> None:

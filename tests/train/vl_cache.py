@@ -14,7 +14,7 @@ from forebay.plan.names import plan_folder
 from forebay.preprocess.group import with_group
 from forebay.preprocess.image_group import IMAGE_HASH
 from forebay.steps.image.qwen2_vl import Patches
-from forebay.steps.text.chat.packed_chat import Chat
+from forebay.steps.text.chat.chat_steps import Chat
 from forebay.store.image.codec import Codec, encode, unpatchify
 from forebay.store.image.image_settings import ImageSettings
 from forebay.store.key import digest

@@ -42,7 +42,7 @@ USED = {
     "ray": "from forebay.preprocess.runner.ray import imported; imported()",
     "zarr": "from forebay.store.cold.arrays import zarr; zarr()",
     "text": "import num2words\n"
-    "from forebay.steps.text.language.language_model import loaded, model_digest, model_file; "
+    "from forebay.steps.text.language_detector import loaded, model_digest, model_file; "
     "loaded(model_file(), model_digest())",
     "completion": "import shtab",
 }

@@ -14,8 +14,8 @@ from forebay.inspect.checks.limits import BY_NAME, Limits, Severity
 from forebay.inspect.checks.measured import Finding, ImageFacts, Measured
 from forebay.inspect.checks.text_letters import signed
 from forebay.preprocess.assemble import EXCLUDING
-from forebay.steps.text.language.script import scripts_of
 from forebay.steps.text.pace import misfits
+from forebay.steps.text.script import scripts_of
 from forebay.store.layout import Array, Ints
 from forebay.visible import printable
 

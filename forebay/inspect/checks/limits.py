@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from forebay.errors import ConfigError
-from forebay.steps.text.normalize import MAX_DIGIT_SHARE
+from forebay.steps.text.line import MAX_DIGIT_SHARE
 from forebay.steps.text.pace import PACE, Pace
 from forebay.visible import did_you_mean
 

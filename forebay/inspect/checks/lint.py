@@ -26,7 +26,7 @@ from forebay.inspect.checks.measured import Finding, Measured
 from forebay.inspect.checks.raw_data import measure_raw
 from forebay.inspect.checks.sealed_cache import measure_cache
 from forebay.steps.recipe import load_config, recipe_of
-from forebay.steps.text.language.script import scripts_of
+from forebay.steps.text.script import scripts_of
 from forebay.store.by_hand import read_ids
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import write_bytes

@@ -33,10 +33,8 @@ from forebay.inspect.checks.measured import (
 )
 from forebay.inspect.checks.text_letters import classes_in, kind_of, said_of, signed
 from forebay.preprocess.audio_group import AudioItems
-from forebay.preprocess.coded import Coder
-from forebay.preprocess.cut import Cut
 from forebay.preprocess.decode import decode_audio
-from forebay.preprocess.group import ItemGroup, Items, Read
+from forebay.preprocess.group import Coder, Cut, ItemGroup, Items, Read
 from forebay.preprocess.groups import Groups, Listing
 from forebay.preprocess.listing import listed
 from forebay.rows.manifest import Manifest, reduced

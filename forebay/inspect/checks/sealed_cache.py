@@ -31,7 +31,7 @@ from forebay.inspect.checks.raw_data import coded, sound_hash
 from forebay.inspect.checks.text_letters import classes_in, kind_of, said_of
 from forebay.rows.manifest import reduced
 from forebay.steps.form import BatchForm
-from forebay.steps.image.levels import is_padding, levels_of
+from forebay.steps.image.processor.codes import is_padding, levels_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS
 from forebay.store.image.stored_items import StoredArrays, stored_items

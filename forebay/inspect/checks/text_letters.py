@@ -16,8 +16,8 @@ import xxhash
 
 from forebay.inspect.checks.measured import MeasuredPart
 from forebay.steps.table import STEPS
-from forebay.steps.text.language.script import letters_of, script_of, scripts_of
-from forebay.steps.text.normalize import digit_share
+from forebay.steps.text.line import digit_share
+from forebay.steps.text.script import letters_of, script_of, scripts_of
 
 _TOGETHER = (frozenset({"han", "kana"}), frozenset({"han", "hangul"}), frozenset({"han", "bopomofo"}))
 """Scripts that one text is written in."""

@@ -29,7 +29,7 @@ from forebay.config.remote import RemoteConfig, parse_url
 from forebay.errors import BuildError, ConfigError, MissingExtraError
 from forebay.extras import install_line
 from forebay.preprocess.groups import Groups
-from forebay.preprocess.runner.driver import token_in
+from forebay.preprocess.runner.parts import token_in
 from forebay.preprocess.shard_task import ShardTask
 from forebay.store.layout import TEXT, Group
 from forebay.store.remote.mirror import Mirror
@@ -40,7 +40,6 @@ from forebay.task_map import WorkerDied
 from forebay.version import __version__
 
 logger = logging.getLogger(__name__)
-
 ANSWER_S = 5.0
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -53,7 +52,6 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 
 """What a client of gRPC says first: the words of HTTP/2, and a frame of no settings."""
 _FRAME_BYTES, _FRAME_TYPE, _SETTINGS = 9, 3, 4
 """The head of a frame, where its type stands in it, and the type of what a server of gRPC says first."""
-
 T = TypeVar("T")
 R = TypeVar("R")
 TASKS_PER_CPU = 2

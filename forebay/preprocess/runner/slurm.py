@@ -16,18 +16,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.fetch_models import fetch_models
-from forebay.preprocess.outline import folder_of, submission_file
+from forebay.preprocess.listing_folder import folder_of, submission_file
 from forebay.preprocess.pool import PINNED, Pool
 from forebay.preprocess.prepared import require_parts
 from forebay.preprocess.runner.parts import compressed
-from forebay.preprocess.runner.seen import SeenParts, seen_of
+from forebay.preprocess.runner.status import SeenParts, seen_of
 from forebay.preprocess.stage_workspace import check_stage
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.files import require_writable, write_bytes
@@ -40,7 +40,6 @@ from forebay.visible import from_here, json_text
 
 DEFAULT_PARTS = 64
 """Parts of an array that nobody has said the size of; fewer where there are fewer shards."""
-
 _OURS = ("array", "chdir", "dependency", "error", "job-name", "kill-on-invalid-dep", "output", "parsable", "wrap")
 """Options of sbatch that this file sets, or that would break what it relies on."""
 
@@ -194,7 +193,7 @@ def submit(config: Config, asked: Asked) -> Submission:
     file = submission_file(config, recipe_of(config))
     file.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(file, json_text({**document, "submitted": time.time()}).encode("ascii"))
-    return Submission(**{**{name: getattr(found, name) for name in found.__dataclass_fields__}, "ids": ids})
+    return replace(found, ids=ids)
 
 
 def _submitted(job: Job, ids: dict[str, str], found: Submission) -> str:

@@ -13,20 +13,14 @@ from typing import Any, ClassVar, TypeVar
 
 from forebay.config.data import SourceColumns
 from forebay.errors import SampleError, TextError
-from forebay.rows.manifest import LISTS
+from forebay.rows.manifest import LISTS, Meaning, MeantRow, MediaPlace, Record, file_place
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_nested, string_of
-from forebay.rows.record import Meaning, MeantRow, MediaPlace, Record, file_place
 
 Image = TypeVar("Image")
-
 _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
-
 _TAG = re.compile(r"\n?<image>\n?|<img>([^<>]+)</img>")
-
 MESSAGES = ("messages", "conversations")
-
 IMAGES = (LISTS["image"], "image")
-
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 TOOLS, REASONING, VIDEO, AUDIO = "has_tools", "has_reasoning", "has_video", "has_audio"
 BOXES, PREFERENCES, PIXEL_LIMITS = "has_boxes", "preference_data", "image_pixel_limits"

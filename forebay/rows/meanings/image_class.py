@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 from forebay.config.data import PICTURES, SourceColumns, SourceConfig
 from forebay.config.remote import is_url
 from forebay.errors import ManifestError, TextError
+from forebay.rows.manifest import MeantRow, Record
 from forebay.rows.meanings.canonical_chat import IDS, IMAGES, ListsImages, with_images
 from forebay.rows.readers.arrow_files import class_names
 from forebay.rows.readers.json_lines import JsonError, is_storable, parse_nested
-from forebay.rows.record import MeantRow, Record
 from forebay.steps.text.label import LABELS_KEY, Labels
 from forebay.store.remote.raw.raw_sources import walk
 from forebay.terminal import first_of
@@ -32,14 +32,10 @@ from forebay.visible import printable
 
 EXCLUDED = frozenset(("no_label", "no_text"))
 """Reasons of rows that lack what the config asks for: they are left out, and no failure."""
-
 MAX_NUMBER = 1 << 31
 """Integers of classes are below it."""
-
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
 logger = logging.getLogger(__name__)
-
 _MANY = 1_000
 """Names that are classes rather than texts, even if no row shares one."""
 _INTEGER = re.compile(r"(0|[1-9][0-9]{0,9})(\.0+)?")

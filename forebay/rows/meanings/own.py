@@ -19,11 +19,10 @@ from typing import Any, ClassVar
 from forebay.config.code import ASKER, own_meaning, same_source
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, SampleError
-from forebay.rows.manifest import LISTS, UNLOCATED, storable
+from forebay.rows.manifest import LISTS, UNLOCATED, Meaning, MeantRow, MediaPlace, Record, meaning_named, storable
 from forebay.rows.meanings.canonical_chat import decoded_fields
 from forebay.rows.named_files import path_stem
 from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
-from forebay.rows.record import Meaning, MeantRow, MediaPlace, Record, meaning_named
 from forebay.steps.run_code import CodeError, described, loaded
 from forebay.store.layout import Group
 from forebay.visible import an

@@ -16,16 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import ManifestError
-from forebay.rows.manifest import SPAN, WHOLE_FILE
+from forebay.rows.manifest import SPAN, WHOLE_FILE, Meaning, MeantRow, MediaPlace, Record
 from forebay.rows.named_files import path_stem, usable_name
 from forebay.rows.reader import DURATIONS, IDS
 from forebay.rows.readers.json_lines import JsonError, seconds_of, string_of
-from forebay.rows.record import Meaning, MeantRow, MediaPlace, Record
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
 logger = logging.getLogger(__name__)
-
 _STARTS = ("start", "start_s", "start_time", "begin", "begin_s", "begin_time", "onset", "offset")
 _ENDS = ("end", "end_s", "end_time")
 BOUNDS = frozenset(form for name in _STARTS + _ENDS for form in (name, name.capitalize(), name.upper()))
@@ -140,8 +138,7 @@ def _bounds(rows: pa.Table) -> tuple[Array, Array, Array]:
     A start and an end as far apart as the recording is long are those of a piece that was cut out already.
     """
     start, end, length = (_first_of(rows, kind) for kind in (_STARTS, _ENDS, DURATIONS))
-    stated = rows["stated_s"].to_numpy().astype(np.float64)
-    length = np.where(np.isnan(length), stated, length)
+    length = np.where(np.isnan(length), rows["stated_s"].to_numpy().astype(np.float64), length)
     several = np.asarray(pc.fill_null(rows[SEVERAL], fill_value=False)) if SEVERAL in rows.column_names else False
     by_length = np.where(np.isnan(start) & several, length, start + length)
     return start, np.where(np.isnan(end), by_length, end), ~np.isnan(start) & ~np.isnan(end)

@@ -26,7 +26,6 @@ from forebay.store.source_files import SourceFile
 
 DEFAULTS = SourceColumns()
 """A column that a config leaves at its default may be missing."""
-
 _PLACE_BITS = 40
 _MATRIX = 2
 _ARROW_FILE = b"ARROW1"
@@ -336,7 +335,8 @@ def media_part(values: pa.Array, name: str) -> pa.Array | None:
 
 def holds_numbers(kind: pa.DataType) -> bool:
     """Says whether columns of an arrow type hold matrices of floats: lists of lists, of fixed size or not."""
-    depth, kind = 0, _storage(kind)
+    # `Array2D` of the datasets library, once that is imported.
+    depth, kind = 0, kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     while is_list(kind):
         depth, kind = depth + 1, kind.value_type
     return depth == _MATRIX and bool(pa.types.is_floating(kind))
@@ -347,11 +347,6 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def _storage(kind: pa.DataType) -> pa.DataType:
-    # `Array2D` of the datasets library, once that is imported.
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-
-
 def _npy_bytes(column: Any, row: int) -> bytes | None:
     part = column.slice(row, 1)
     part = part.chunk(0) if isinstance(part, pa.ChunkedArray) else part
@@ -360,8 +355,7 @@ def _npy_bytes(column: Any, row: int) -> bytes | None:
         return None
     shape: list[int] = []
     while is_list(part.type):
-        lengths = pc.list_value_length(part)
-        sizes = pc.unique(lengths).to_pylist()
+        sizes = pc.unique(pc.list_value_length(part)).to_pylist()
         if part.null_count or len(sizes) != 1:
             raise DecodeError("wrong_shape", f"its lists have lengths {sizes[:5]}, wanted one length for all of them")
         shape.append(sizes[0])

@@ -33,7 +33,6 @@ from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import at_hand
 
 logger = logging.getLogger(__name__)
-
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _HEAD_BYTES = 1024 * 1024
 _BLOCK_BYTES = 16 * 1024 * 1024

@@ -25,13 +25,11 @@ from forebay.visible import printable
 REPEATED = "repeated_field"
 BAD_ROW, BAD_TEXT = "bad_row", "bad_text"
 """Reasons of rows: of another form than the others, or with bytes that are no UTF-8."""
-
 BOM = b"\xef\xbb\xbf"
 # Of bytes as Latin-1, which leaves JSON's own marks as they are: it finds where a value ends.
 _scan = json.JSONDecoder(strict=False)
 _GAP = re.compile(r"[, \t\r\n]*")
 _HEAD_BYTES = 64 * 1024
-_TABLE_SUFFIXES = frozenset((".csv", ".tsv"))
 
 
 class JsonError(ValueError):
@@ -145,7 +143,6 @@ def refuse_constant(name: str) -> Any:
 
 # `json.loads` would make a decoder a call, which costs as much as decoding a line.
 _flat = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=_object_of_pairs)
-
 _nested = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
 
 
@@ -270,9 +267,7 @@ _MAGICS = {
 }
 
 _TAR = _Form("a tar", 'set source.kind = "webdataset"')
-
 _ARRAY = _rewritten("a JSON array", "json.load(sys.stdin)")
-
 _OBJECT = _rewritten("one JSON object over several lines", "[json.load(sys.stdin)]")
 
 _TABLES = {
@@ -327,7 +322,7 @@ def not_text(
 
 def _form_of(path: Path, head: bytes) -> _Form | None:
     return _magic_form(head) or _text_form(
-        head.removeprefix(BOM).strip().decode("utf-8", "replace"), is_table=path.suffix in _TABLE_SUFFIXES
+        head.removeprefix(BOM).strip().decode("utf-8", "replace"), is_table=path.suffix in frozenset((".csv", ".tsv"))
     )
 
 

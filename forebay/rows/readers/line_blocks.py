@@ -24,7 +24,6 @@ from forebay.store.remote.raw.raw_sources import at_hand, kept_path
 
 CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd"}
 """How names of compressed texts end, and the codec of pyarrow that reads them."""
-
 _LF, _CR = 10, 13
 _IS_SPACE = np.zeros(256, bool)
 _IS_SPACE[list(b" \t\n\r\x0b\x0c")] = True
@@ -39,7 +38,6 @@ ENDING = ".lines"
 LINES = 4096
 """Lines from one mark to the next."""
 _VERSION = 1
-_READ_BYTES = 1 << 20
 _MARK = np.dtype([("offset", "<i8"), ("line", "<i8"), ("rows", "<i8"), ("digest", "V16")])
 
 
@@ -118,8 +116,7 @@ def _unpacked(path: Path) -> Iterator[Any]:
     """Yields a file whose `read(n)` gives n bytes, fewer at the end only."""
     with contextlib.ExitStack() as held:
         try:
-            local = held.enter_context(at_hand(path))
-            file: Any = held.enter_context(open(local, "rb"))
+            file: Any = held.enter_context(open(held.enter_context(at_hand(path)), "rb"))
         except OSError as err:
             _refuse(path, err)
         codec = codec_of(path)
@@ -302,7 +299,7 @@ def _chained(file: BinaryIO, before: bytes, start: int, stop: int) -> bytes | No
     state = xxhash.xxh3_128(before)
     file.seek(start)
     while start < stop:
-        part = file.read(min(_READ_BYTES, stop - start))
+        part = file.read(min(1 << 20, stop - start))
         if not part:
             return None
         state.update(part)

@@ -20,13 +20,12 @@ import pyarrow.compute as pc
 from forebay.config.data import RECORDINGS, TEXT_OF_IMAGE, UNREAD, SourceConfig
 from forebay.errors import ManifestError, SampleError
 from forebay.rows.audio_facts import locate_files
-from forebay.rows.manifest import SPAN, Manifest, Unused, require_rows, row_table
+from forebay.rows.manifest import SPAN, Manifest, MediaPlace, Record, Unused, require_rows, row_table
 from forebay.rows.meanings.recordings import SEVERAL, refuse_differing
 from forebay.rows.named_files import is_picture, manifest_files, path_stem, shown_name
 from forebay.rows.reader import Failures, FilePiece, RecordingLister, RowReader, Sink
 from forebay.rows.readers.json_lines import manifest_lines
 from forebay.rows.readers.table_files import open_rows
-from forebay.rows.record import MediaPlace, Record
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.raw_sources import at_hand, files_below, is_folder, place_of, walk
@@ -35,12 +34,10 @@ from forebay.store.source_files import SourceFile
 IMAGES_PER_PART = 16_384
 MAX_TEXT_BYTES = 1 << 20
 """The most that the text beside an image may have."""
-
 HIDDEN, NO_IMAGE, NO_OWNER = "(hidden files)", "(files that are no images)", "(texts without an image)"
 _LISTS = ".trans.txt"
 """LibriSpeech's lists: a line for each recording of their folder, its name and its text."""
 _BESIDE = (".txt", ".lab", ".normalized.txt")
-_NO_RECORDING = "(texts without a recording)"
 _NO_ROW = -1
 
 
@@ -124,7 +121,7 @@ def _texts(
             message = f"{found} is not UTF-8: {err}; save it as UTF-8"
             failures.add(row, path_stem(shown_name(files[number])), "bad_text", message)
             yield None
-    unused.merge({_NO_RECORDING: len(beside) - len(used) + len(listed)})
+    unused.merge({"(texts without a recording)": len(beside) - len(used) + len(listed)})
 
 
 def _text(path: Path) -> str:

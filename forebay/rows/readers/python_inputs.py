@@ -24,16 +24,15 @@ from forebay.config.tree import Config
 from forebay.errors import ConfigError, ManifestError, SampleError
 from forebay.rows.audio_facts import fill_durations, header_duration_s, located
 from forebay.rows.kept_columns import values_in
+from forebay.rows.manifest import MediaPlace, Record
 from forebay.rows.media_reader import opened
 from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, RecordingLister, RowReader, Sink
 from forebay.rows.readers.json_lines import JsonError, parse_object, string_of
 from forebay.rows.readers.table_records import line_runs, piece_lines, read_lines
-from forebay.rows.record import MediaPlace, Record
 from forebay.store.files import temporary_name
 from forebay.store.inputs import ASKER, SAMPLES, Inputs, inputs_of
 
 logger = logging.getLogger(__name__)
-
 _CHECKED = 16
 """Samples at the start that are asked for a second time."""
 
@@ -58,8 +57,7 @@ def list_inputs(config: Config, *, again: bool = False) -> None:
     try:
         aside.mkdir(parents=True)
         logger.info("%s is run once, to list its samples; they are written to %s", inputs.label, inputs.folder)
-        found = _run(inputs, aside, most=inputs.most, seed="1")
-        _compare(inputs, found["first"])
+        _compare(inputs, _run(inputs, aside, most=inputs.most, seed="1")["first"])
         _put(inputs, aside)
     except OSError as err:
         raise ConfigError(

@@ -16,7 +16,7 @@ from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.audio_facts import duration_of, fill_durations, locate_files, located
 from forebay.rows.kept_columns import concatenated, no_column, require_columns
-from forebay.rows.manifest import Manifest, Unused, joined, require_rows, row_table
+from forebay.rows.manifest import Manifest, Record, Unused, joined, require_rows, row_table
 from forebay.rows.meanings.recordings import SPANS, spans_of
 from forebay.rows.named_files import NamedFiles, manifest_files, path_stem, require_folder, usable_name
 from forebay.rows.reader import (
@@ -29,6 +29,7 @@ from forebay.rows.reader import (
     RowReader,
     Sink,
     id_names,
+    member_stems,
 )
 from forebay.rows.readers.arrow_files import (
     DEFAULTS,
@@ -52,8 +53,6 @@ from forebay.rows.readers.table_records import (
     read_typed,
     table_runs,
 )
-from forebay.rows.readers.tar_members import member_stems
-from forebay.rows.record import Record
 from forebay.steps.audio.given import HOP_S, matrix_of, num_valid
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import folders_in, names_in, place_of

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from forebay.config.data import TABLE_FILES, SourceColumns
 from forebay.errors import ManifestError
 from forebay.rows.kept_columns import require_columns
-from forebay.rows.manifest import WHOLE_FILE
+from forebay.rows.manifest import WHOLE_FILE, Meaning, MediaPlace, Record
 from forebay.rows.meanings.canonical_chat import LEARNT_OF_ROW, MESSAGES, text_error
 from forebay.rows.meanings.image_class import declared_classes, named_labels, written_label
 from forebay.rows.reader import IDS, FilePiece, RowReader, Sink, one_a_file
@@ -31,11 +31,9 @@ from forebay.rows.readers.arrow_files import (
 )
 from forebay.rows.readers.csv_tables import WantedColumns, read_csv
 from forebay.rows.readers.json_lines import JsonError, LineWhere, array_members, is_array, not_lines, reading
-from forebay.rows.record import Meaning, MediaPlace, Record
 from forebay.store.remote.raw.raw_sources import at_hand
 
 BLOCK_BYTES = 8 * 1024 * 1024
-
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
 

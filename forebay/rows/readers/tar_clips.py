@@ -20,16 +20,25 @@ from forebay.rows.kept_columns import parts_of_rows, values_in, with_kept
 from forebay.rows.manifest import ROW_SCHEMA, Manifest, Unused, columns_of, storable, table_of
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import manifest_files
-from forebay.rows.reader import Failures, Located, LocateTask
-from forebay.rows.readers import tar_members
+from forebay.rows.reader import (
+    AUDIO,
+    NAMELESS,
+    TEXT_FIELDS,
+    Failures,
+    Located,
+    LocateTask,
+    UnreadableTar,
+    missing_reason,
+    read_sidecar,
+    refusal,
+    split_name,
+)
 from forebay.rows.readers.json_lines import JsonError, id_of, parse_object, seconds_of, string_of
-from forebay.rows.readers.tar_members import AUDIO, TEXT_FIELDS, UnreadableTar, split_name
 from forebay.store.remote.raw.raw_sources import files_in, is_folder, shown
 from forebay.store.source_files import COMPRESSED_TARS
 from forebay.tar.header import RefusedHeader, TarIndex
 
 logger = logging.getLogger(__name__)
-
 _DURATIONS = ("duration", "duration_s")
 _TAKEN = frozenset({"id", "language", "prompt", *_DURATIONS})
 _POSITION_BITS = 32
@@ -160,7 +169,7 @@ class _Clips:
         for name in (stem + extension for stem in dict.fromkeys(stems) for extension in (".json", ".txt")):
             if (row := self.members.beside.get(name)) is not None:
                 try:
-                    data = tar_members.read_sidecar(self.descriptor, self.index, row)
+                    data = read_sidecar(self.descriptor, self.index, row)
                     is_json = name.endswith(".json")
                     return _json_sidecar(data, self.task.keep) if is_json else Sidecar(text=_plain_text(data))
                 except JsonError as err:
@@ -272,11 +281,11 @@ def _add_left_out(clips: _Clips) -> None:
             failures.add(_row(task, row), stem, "no_audio", message, kind="excluded")
     for refused in index.refused:
         stem, extension = split_name(refused.name)
-        if extension not in AUDIO and (extension in {".json", ".txt"} or refused.reason not in tar_members.NAMELESS):
+        if extension not in AUDIO and (extension in {".json", ".txt"} or refused.reason not in NAMELESS):
             continue
         sample_id = stem if extension in AUDIO else f"{task.name}@{refused.offset}"
         row = int(np.searchsorted(index.offsets, refused.offset))
-        failures.add(_row(task, row), sample_id, refused.reason, tar_members.refusal(refused, task.name))
+        failures.add(_row(task, row), sample_id, refused.reason, refusal(refused, task.name))
 
 
 def _row(task: LocateTask, position: int) -> int:
@@ -329,5 +338,5 @@ class _Finder:
 def _missing(index: TarIndex, written: str, tar_name: str) -> tuple[str, str]:
     for refused in index.refused:
         if refused.name.rpartition(".")[0] == written:
-            return tar_members.missing_reason(index, refused.name, tar_name)
+            return missing_reason(index, refused.name, tar_name)
     return "missing_member", f"{tar_name} has no audio member {written}.*; correct the manifest or the tar"

@@ -19,22 +19,31 @@ from forebay.config.data import SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.audio_facts import all_failed, fill_durations, header_duration_s, located
 from forebay.rows.kept_columns import concatenated, part_of, require_columns
-from forebay.rows.manifest import UNLOCATED, Manifest, Unused, constant, grouped, require_rows, row_table
+from forebay.rows.manifest import UNLOCATED, Manifest, MediaPlace, Unused, constant, grouped, require_rows, row_table
 from forebay.rows.meanings.recordings import BOUNDS, spans_of
 from forebay.rows.media_reader import opened
 from forebay.rows.named_files import NamedFiles, manifest_files, usable_name
-from forebay.rows.reader import Failures, FilePiece, Located, LocateTask, RecordingLister, RowReader
+from forebay.rows.reader import (
+    NOT_FOUND,
+    Failures,
+    FilePiece,
+    Located,
+    LocateTask,
+    RecordingLister,
+    RowReader,
+    UnreadableTar,
+    find_rows,
+    member_stems,
+    missing_reason,
+)
 from forebay.rows.readers.arrow_files import HfFile, TypedColumns, first
 from forebay.rows.readers.json_lines import decoded
 from forebay.rows.readers.table_records import ImageColumn, file_runs, read_typed
 from forebay.rows.readers.tar_clips import locate_filelist
-from forebay.rows.readers.tar_members import NOT_FOUND, UnreadableTar, find_rows, member_stems, missing_reason
-from forebay.rows.record import MediaPlace
 from forebay.store.remote.raw.raw_sources import at_hand
 from forebay.store.source_files import SourceFile
 
 REQUIRED = ("tar_path", "tar_member_name", "transcript", "language", "duration_s")
-
 OPTIONAL = ("prompt", "sample_id")
 COLUMNS = ("shard path", "sample id", "language", "duration in seconds")
 
@@ -200,8 +209,7 @@ def _read_list(manifest: SourceFile, files: NamedFiles) -> pa.Table:
                 parse_options=pc_csv.ParseOptions(delimiter="\t", quote_char=False, escape_char=False),
                 convert_options=pc_csv.ConvertOptions(column_types=kinds, strings_can_be_null=False),
             )
-        seconds = pc.if_else(pc.equal(table["d"], ""), "nan", table["d"])
-        durations = pc.cast(seconds, pa.float64())
+        durations = pc.cast(pc.if_else(pc.equal(table["d"], ""), "nan", table["d"]), pa.float64())
     except OSError as err:
         raise ManifestError(
             f"cannot read manifest {manifest.path}: {err}; check the path and its permissions", code="FB201"

@@ -8,23 +8,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.errors import SampleError, TextError
-from forebay.rows.manifest import storable
+from forebay.rows.manifest import MediaPlace, Record, storable
 from forebay.rows.meanings.canonical_chat import IMAGES, image_names, text_error
 from forebay.rows.meanings.image_class import Untyped
 from forebay.rows.media_reader import opened
-from forebay.rows.reader import FilePiece, RecordingLister, RowReader, Sink
-from forebay.rows.readers import tar_members
+from forebay.rows.reader import (
+    IMAGE_EXTENSIONS,
+    NAMELESS,
+    FilePiece,
+    RecordingLister,
+    RowReader,
+    Sink,
+    UnreadableTar,
+    read_sidecar,
+    refusal,
+    split_name,
+    tar_index,
+)
 from forebay.rows.readers.json_lines import JsonError, parse_object
 from forebay.rows.readers.tar_clips import first_dot, list_webdataset, locate_webdataset
-from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS, UnreadableTar, split_name
-from forebay.rows.record import MediaPlace, Record
 from forebay.tar.header import RefusedHeader, TarIndex
 
 MEMBERS_PER_RUN = 256
 """Members whose images one task looks at."""
-
 _BESIDE = (".json", ".cls", ".txt")
-_NO_OWNER = "(members without an image)"
 
 
 def read_tar(piece: FilePiece, rows: Sink) -> None:
@@ -32,7 +39,7 @@ def read_tar(piece: FilePiece, rows: Sink) -> None:
 
     Rows that cannot be used beside those of their meaning: `image_count_mismatch`, what the tar's index refuses.
     """
-    index = tar_members.tar_index(piece.path, cache_root=piece.cache_root)
+    index = tar_index(piece.path, cache_root=piece.cache_root)
     if isinstance(index, UnreadableTar):
         rows.reject(piece.name, index.reason, index.message)
         rows.is_absent = index.absent
@@ -67,7 +74,7 @@ class _Tar:
                 self.beside[stem, extension] = row
         for refused in self.index.refused:
             stem, extension = split_name(refused.name)
-            if extension in {*IMAGE_EXTENSIONS, *self.extensions} or refused.reason in tar_members.NAMELESS:
+            if extension in {*IMAGE_EXTENSIONS, *self.extensions} or refused.reason in NAMELESS:
                 is_owned = extension in IMAGE_EXTENSIONS and len(self.extensions) == 1
                 self.refused[(self.owner(stem) or stem) if is_owned else stem] = refused
 
@@ -91,7 +98,7 @@ class _Tar:
     def read_row(self, row: int) -> bytes:
         """Returns the bytes of a member that describes another one."""
         try:
-            return tar_members.read_sidecar(self.descriptor, self.index, row)
+            return read_sidecar(self.descriptor, self.index, row)
         except JsonError as err:
             raise text_error(err) from err
 
@@ -104,9 +111,7 @@ class _Tar:
         """Rejects refused members that are of no row: of which nothing else is left, or which have no name."""
         for stem, refused in self.refused.items():
             if stem not in stems:
-                rows.reject(
-                    storable(stem) or f"{name}@{refused.offset}", refused.reason, tar_members.refusal(refused, name)
-                )
+                rows.reject(storable(stem) or f"{name}@{refused.offset}", refused.reason, refusal(refused, name))
 
 
 def _read_conversations(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
@@ -162,7 +167,7 @@ def _read_images(tar: _Tar, piece: FilePiece, rows: Sink) -> None:
         rows.take(functools.partial(_image, tar, row, stem, piece.meaning.columns), where=where, stem=storable(stem))
     tar.reject_refused(rows, piece.name, stems)
     lonely = sum(stem not in stems and stem not in tar.refused for stem, _ in tar.beside)
-    rows.unused.merge({_NO_OWNER: lonely})
+    rows.unused.merge({"(members without an image)": lonely})
 
 
 def _image(tar: _Tar, row: int, stem: str, columns: Sequence[str]) -> Record:

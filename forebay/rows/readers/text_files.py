@@ -31,15 +31,7 @@ from forebay.rows.readers.json_lines import (
     parse_object,
     refuse_constant,
 )
-from forebay.rows.readers.line_blocks import (
-    LINES,
-    LineBlock,
-    codec_of,
-    head_of,
-    line_blocks,
-    line_index,
-    plain_name,
-)
+from forebay.rows.readers.line_blocks import LINES, LineBlock, codec_of, head_of, line_blocks, line_index, plain_name
 from forebay.rows.readers.text_rows import LineFile, TextRows, WantedRows, good_texts, list_parquet, problem_of
 from forebay.store.layout import Array
 from forebay.store.remote.raw.raw_sources import files_in, is_folder
@@ -49,7 +41,6 @@ from forebay.visible import did_you_mean
 
 PLAIN = ".txt"
 """How names of plain text end."""
-
 _STRINGS = {str, type(None)}
 
 _FOUND = {
@@ -57,7 +48,6 @@ _FOUND = {
 }
 _Said = tuple[tuple[str | None, ...], tuple[Any, ...]]
 """Id, language, prompt and text of a line, and the values of `source.keep_columns`."""
-
 _decoder = json.JSONDecoder(parse_constant=refuse_constant)
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,6 @@ from forebay.rows.readers.json_lines import BAD_TEXT
 from forebay.store.layout import Array
 from forebay.store.source_files import SourceFile
 
-_BATCH_ROWS = 4096
-
 
 def problem_of(data: bytes, max_bytes: int) -> tuple[str, str] | None:
     """Returns reason and message of what costs a sample: too many bytes, or none that are UTF-8; None for a text."""
@@ -76,8 +74,7 @@ class WantedRows:
 
     def next_from(self, row: int) -> int | None:
         """Returns the first row that is wanted from a row on, None where there is none."""
-        behind = max(0, -(-(row - self.start) // self.step))
-        found = self.start + behind * self.step
+        found = self.start + max(0, -(-(row - self.start) // self.step)) * self.step
         return None if self.stop is not None and found >= self.stop else found
 
     def among(self, first: int, count: int) -> Array:
@@ -192,7 +189,7 @@ def list_parquet(file: LineFile, wanted: WantedRows) -> None:
         for part, (start, stop) in enumerate(itertools.pairwise(starts)):
             rows.count = base + start
             if len(wanted.among(rows.count, stop - start)):
-                for batch in table.batches(range(part, part + 1), columns, batch_rows=_BATCH_ROWS):
+                for batch in table.batches(range(part, part + 1), columns, batch_rows=4096):
                     chosen = wanted.among(rows.count, len(batch))
                     rows.unused.add(unused, rows=len(chosen))
                     if len(chosen):

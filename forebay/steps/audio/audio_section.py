@@ -16,10 +16,10 @@ from forebay.errors import ConfigError
 from forebay.steps.audio.declared import Declared
 from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.audio.mel import Mel
-from forebay.steps.audio.own.own_step import Own, own_problems
+from forebay.steps.audio.own_step import Own, own_problems
 from forebay.steps.audio.pitch import Energy, Pitch
 from forebay.steps.audio.waveform import Decode, Waveform
-from forebay.steps.group_recipe import GroupRecipe
+from forebay.steps.sections import GroupRecipe
 from forebay.steps.step import AudioStep, Step, TextStep
 from forebay.steps.table import STEPS, audio_step, is_own, made, problems
 from forebay.store.layout import Group
@@ -40,7 +40,6 @@ class AudioGroup(GroupRecipe):
 
     @classmethod
     def problems(cls, values: Mapping[str, Any]) -> list[str]:
-        """See `GroupRecipe`."""
         own, name = cls.own_names(), values.get("features", AudioConfig().features)
         rest = {setting: value for setting, value in values.items() if setting not in own}
         if not isinstance(name, str):  # the config itself refuses it
@@ -54,7 +53,6 @@ class AudioGroup(GroupRecipe):
 
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
-        """See `GroupRecipe`."""
         audio = config.audio
         if audio is None:
             return []
@@ -103,16 +101,13 @@ class AudioGroup(GroupRecipe):
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The decoding, then what is stored."""
         return (self.decode, *self.stored)
 
     @property
     def made_with(self) -> dict[str, str]:
-        """The packages of an installed step."""
         return self.features.made_with
 
     def document(self) -> dict[str, Any]:
-        """Returns the settings of the features, of the decoding, and of what stands beside."""
         return {
             **self.features.compared(),
             "features": self.features.name,

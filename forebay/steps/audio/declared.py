@@ -38,7 +38,6 @@ class Declared(AudioStep):
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The form."""
         return {"n_mels": None, "form": self.batch_form().to_json()}
 
     @classmethod

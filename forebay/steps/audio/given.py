@@ -14,8 +14,8 @@ import numpy as np
 
 from forebay.config.tree import AudioConfig, Config
 from forebay.errors import DecodeError
+from forebay.steps.audio.framing import HOP_SAMPLES
 from forebay.steps.audio.log_mel import MAX_FRAMES, LogMel
-from forebay.steps.audio.ragged import HOP_SAMPLES
 from forebay.steps.form import BatchForm
 from forebay.steps.step import AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
@@ -44,12 +44,10 @@ class Given(AudioStep):
     version: int = 1
 
     def fields(self) -> tuple[FieldSpec, ...]:
-        """Returns the fields of `log_mel`."""
         return LogMel(n_mels=self.n_mels, dtype=self.dtype).fields()
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Bins of a frame."""
         return {"n_mels": self.n_mels}
 
     def num_frames(self, num_samples: Array) -> Array:
@@ -110,7 +108,6 @@ class Given(AudioStep):
 
     @classmethod
     def batch(cls, stored: Stored) -> BatchForm:
-        """Returns the form of `log_mel`."""
         return LogMel.batch(stored)
 
 
@@ -145,20 +142,16 @@ class NoAudio(AudioStep):
     version: int = 1
 
     def fields(self) -> tuple[FieldSpec, ...]:
-        """Returns no field."""
         return ()
 
     def num_frames(self, num_samples: Array) -> Array:
-        """Returns no frames."""
         return np.zeros_like(num_samples)
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
-        """Returns no values."""
         return [{} for _ in waveforms]
 
     @classmethod
     def no_prompt(cls, prompt: str | None, prompts: Mapping[str, Any]) -> str:
-        """See `ItemStep`."""
         given = "no [text] section" if prompt is None else f'text.prompt is "{prompt}"'
         return (
             f'{given} and audio.features is "{cls.name}"; text alone is tokenised: give text.tokenizer and prompt = '
@@ -167,7 +160,6 @@ class NoAudio(AudioStep):
 
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
-        """Returns which settings are of sound."""
         source, found = config.source, []
         for setting in ("sample_rate_hz", "keep_waveform", "energy", "pitch"):
             if (value := getattr(config.audio, setting)) != getattr(AudioConfig(), setting):
@@ -183,5 +175,4 @@ class NoAudio(AudioStep):
 
     @classmethod
     def batch(cls, stored: Stored) -> BatchForm:  # noqa: ARG003
-        """Returns the form without a field."""
         return BatchForm.exact(cls.name)

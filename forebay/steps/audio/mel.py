@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from forebay.errors import DecodeError
-from forebay.steps.audio.stft import Center, Framing, PadMode
+from forebay.steps.audio.framing import Center, Framing, PadMode
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.step import AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
@@ -19,19 +19,9 @@ PRESET_RATE_HZ = 22_050
 """The rate at which the presets are defined."""
 
 _COMMON = {
-    "n_fft": 1024,
-    "hop_length": 256,
-    "win_length": 1024,
-    "n_mels": 80,
-    "f_min": 0.0,
-    "f_max": 8000.0,
-    "power": 1,
-    "pad_mode": "reflect",
-    "mel_scale": "slaney",
-    "norm": "slaney",
-    "log": "ln",
-    "floor": 1e-5,
-}
+    "n_fft": 1024, "hop_length": 256, "win_length": 1024, "n_mels": 80, "f_min": 0.0, "f_max": 8000.0, "power": 1,
+    "pad_mode": "reflect", "mel_scale": "slaney", "norm": "slaney", "log": "ln", "floor": 1e-5,
+}  # fmt: skip
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "hifigan": {**_COMMON, "center": "hop", "epsilon": 1e-9},
     "tacotron2": {**_COMMON, "center": True, "epsilon": 0.0},

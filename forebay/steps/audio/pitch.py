@@ -12,13 +12,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from forebay.steps.audio.stft import CHUNK_ROWS, AtFrames
+from forebay.steps.audio.framing import CHUNK_ROWS, AtFrames
 from forebay.steps.step import Fields
 from forebay.store.layout import Array, FieldSpec
 
 _WINDOW_S = 0.025
 """Seconds over which a period is compared with the next, as in the paper; the longest period where that is more."""
-
 _SILENCE = 1e-10
 """The mean square of what a frame changes by, at some lag, below which it is silent: -100 dB of full scale."""
 
@@ -102,8 +101,7 @@ def _periods(difference: Array, *, first: int, last: int, threshold: float) -> A
     is_dip = (here < threshold) & (here <= normalized[:, first : last + 1])
     if first > 1:
         is_dip &= here < normalized[:, first - 2 : last - 1]
-    found = is_dip.argmax(axis=1)
-    lag = found + first
+    lag = is_dip.argmax(axis=1) + first
     rows = np.arange(len(difference))
     before, at, behind = (difference[rows, lag + step] for step in (-1, 0, 1))
     curve = before + behind - 2 * at

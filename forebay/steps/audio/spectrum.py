@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from forebay.steps.audio.ragged import BLOCK_ROWS, CENTRE_SAMPLES, FRAME_SAMPLES, Ragged, frames
+from forebay.steps.audio.framing import BLOCK_ROWS, CENTRE_SAMPLES, FRAME_SAMPLES, Ragged, frames
 from forebay.store.layout import Array
 
 CHUNK_ROWS = 16 * BLOCK_ROWS
@@ -82,21 +82,15 @@ def stored(rows: np.ndarray, dtype: str) -> np.ndarray:
 
 
 _NYQUIST_HZ = 8000
-
 _BAND_MELS = 16
 """Filters of one product. Triangles are narrow: 16 neighbours see a quarter of the bins or less, so most of a dense
 product is zeros (its time falls to 0.31 for 128 mels, to 0.44 for 80). In the bits."""
 
 _SLANEY_BREAK_HZ = 1000.0
-
 _SLANEY_BREAK_MEL = 15.0
-
 _SLANEY_LOG_STEP = float(np.log(6.4)) / 27.0
-
 _SLANEY_HZ_A_MEL = 200.0 / 3.0
-
 _log = logging.getLogger(__name__)
-
 MelScale = Literal["slaney", "htk"]
 
 

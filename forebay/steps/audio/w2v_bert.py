@@ -9,27 +9,20 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from forebay.steps.audio.ragged import BLOCK_ROWS, FRAME_SAMPLES, HOP_SAMPLES, Ragged, frames
+from forebay.steps.audio.framing import BLOCK_ROWS, FRAME_SAMPLES, HOP_SAMPLES, Ragged, frames
 from forebay.steps.audio.waveform import samples_form
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.step import AudioStep, Fields, Stored
 from forebay.store.layout import Array, FieldSpec
 
 Count = TypeVar("Count", int, np.ndarray)
-
 N_MELS = 80
-
 MIN_SAMPLES = FRAME_SAMPLES + HOP_SAMPLES
 """Two frames: the extractor's variance of one frame is NaN, and of none an error."""
-
 FLOOR = 1.192092955078125e-07
 """Kaldi's epsilon, as the extractor writes it. A frame of silence is ln(FLOOR) = -15.942385 in every bin."""
-
 _PREEMPHASIS = 0.97
-
 _HALF_HOP = HOP_SAMPLES // 2
-
-_VARIANCE_FLOOR = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,7 +173,7 @@ def w2v_bert_input(fbanks: np.ndarray, out: np.ndarray, mask_out: np.ndarray) ->
     # silence, whose equal addends all round to the same side, as much of the deviation.
     np.subtract(fbanks, fbanks.mean(axis=0, dtype=np.float64).astype(np.float32), out=values, dtype=np.float32)
     variance = np.einsum("ij,ij->j", values, values, dtype=np.float64) / (num_frames - 1)
-    np.divide(values, np.sqrt(variance + _VARIANCE_FLOOR).astype(np.float32), out=values)
+    np.divide(values, np.sqrt(variance + 1e-7).astype(np.float32), out=values)
     flat[num_frames:] = 0.0
     mask_out[: num_frames // 2] = 1
     mask_out[num_frames // 2 :] = 0

@@ -14,8 +14,6 @@ from forebay.store.layout import Array, FieldSpec
 
 _INT16_SCALE = np.float32(32768.0)
 
-_INT16_STEP = 2.0**-15
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decode(Step):
@@ -52,7 +50,6 @@ class Waveform(AudioStep):
         return (FieldSpec(name="waveform", dtype=self.dtype),)
 
     def num_frames(self, num_samples: Array) -> Array:
-        """Returns the samples themselves."""
         return num_samples
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
@@ -79,7 +76,7 @@ class Waveform(AudioStep):
 def samples_form(name: str, stored: Stored, **more: Any) -> FieldForm:
     """Returns the form of the stored `waveform` as floats, int16 divided by 32768 (exact), followed by zeros."""
     spec = stored.fields["waveform"]
-    return FieldForm.frames(spec, name=name, scale=_INT16_STEP if spec.dtype == "int16" else None, **more)
+    return FieldForm.frames(spec, name=name, scale=2.0**-15 if spec.dtype == "int16" else None, **more)
 
 
 def _to_int16(waveform: np.ndarray) -> np.ndarray:

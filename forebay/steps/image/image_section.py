@@ -15,10 +15,10 @@ from forebay.config.data import SourceConfig
 from forebay.config.pretrained_folder import processor_digest
 from forebay.config.tree import Config, VisionConfig
 from forebay.errors import ConfigError
-from forebay.steps.group_recipe import GroupRecipe
+from forebay.steps.sections import GroupRecipe
 from forebay.steps.step import ImageStep, Step
 from forebay.steps.table import STEPS, made, problems, settings_of, steps_named
-from forebay.steps.text.chat.packed_chat import VISION_TOKENS
+from forebay.steps.text.chat.chat_steps import VISION_TOKENS
 from forebay.store.image.codec import Codec
 from forebay.store.image.image_settings import is_native, processor_document
 from forebay.store.layout import Group
@@ -26,13 +26,8 @@ from forebay.store.layout import Group
 _OF_SOUND = ("min_duration_s", "max_duration_s", "overlong", "languages", "duration_tolerance")
 """Settings of `[source]`."""
 
-_VOCABULARIES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "vocab.json",
-)
+_VOCABULARIES = ("tokenizer", "tokenizer_config", "added_tokens", "special_tokens_map", "vocab")
+"""Files of JSON that may hold tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +44,6 @@ class ImageGroup(GroupRecipe):
 
     @classmethod
     def problems(cls, values: Mapping[str, Any]) -> list[str]:
-        """See `GroupRecipe`: nothing is wrong that one of the steps takes."""
         own = cls.own_names()
         rest = {setting: value for setting, value in values.items() if setting not in own}
         tried = [problems(cls.name, name, rest, section=cls.section, key="", own=own) for name in STEPS[cls.name]]
@@ -73,7 +67,6 @@ class ImageGroup(GroupRecipe):
 
     @classmethod
     def of(cls, config: Config) -> Self | None:
-        """See `GroupRecipe`; reads the processor's files."""
         vision, step = config.vision, image_step_of(config)
         if vision is None or step is None:
             return None
@@ -88,7 +81,6 @@ class ImageGroup(GroupRecipe):
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The one that makes what is stored."""
         return (self.step,)
 
     @property
@@ -97,7 +89,6 @@ class ImageGroup(GroupRecipe):
         return {"transformers": version("transformers")} if self.step.is_of_transformers else {}
 
     def document(self) -> dict[str, Any]:
-        """Returns the settings of the step, and how images are stored."""
         return {"images": self.step.name, **self.step.compared()}
 
 
@@ -133,7 +124,7 @@ def _step_name(config: Config, vision: VisionConfig) -> str | None:
 def has_vision_tokens(folder: Path) -> bool:
     """Whether a tokenizer's files name the tokens of images; True where there is no file, so that it is missed."""
     wanted = {token.encode() for token in VISION_TOKENS}
-    paths = [path for name in _VOCABULARIES if (path := folder / name).is_file()]
+    paths = [path for name in _VOCABULARIES if (path := folder / f"{name}.json").is_file()]
     for path in paths:
         try:
             data = path.read_bytes()

@@ -20,7 +20,7 @@ from forebay.errors import ConfigError
 from forebay.spans import DECODE, PATCHES, RESIZE, span
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.form import Table as FormTable
-from forebay.steps.image.processor.loading import hide_torchvision, torchvision_problem
+from forebay.steps.image.processor.processor_call import hide_torchvision, torchvision_problem
 from forebay.steps.step import ImageStep, Stored
 from forebay.store.image.codec import FIELDS, Codec, Pixels, decode_image, patchify, resized, unpatchify
 from forebay.store.image.codec import Patches as PatchArray
@@ -33,15 +33,11 @@ if TYPE_CHECKING:
 
 Table = npt.NDArray[np.float32]
 """[3, 256]: the float32 value in `pixel_values` of a channel's uint8 value."""
-
 CODES, GRIDS = "patches", "image_grid_thw"
 """The fields of an image: its patches as they are stored, and how many they are."""
-
 _CHECKED_PIXELS = 1 << 21
 """Up to this `max_pixels` an image above it is checked too; it would cost seconds where it is tens of millions."""
-
 Backend = Literal["pil", "torchvision"]
-
 _ENDINGS: dict[Backend, str] = {"pil": "Pil", "torchvision": ""}
 """Of the names of transformers' classes."""
 
@@ -78,7 +74,6 @@ class Patches(ImageStep):
 
     @classmethod
     def no_prompt(cls, prompt: str, prompts: Mapping[str, Any]) -> str:
-        """See `ItemStep`."""
         wanted = " or ".join(f'"{name}"' for name in prompts)
         return (
             f'text.prompt is "{prompt}", with patches of [vision] wanted {wanted}; or set vision.images = "processor"'

@@ -20,7 +20,6 @@ from forebay.store.layout import Array
 
 Values = npt.NDArray[np.float32]
 """[channels, n]: the value of each code in each channel."""
-
 _PIECE = 1 << 15
 """Values at a time on the host: they stay in the cache."""
 _DEVICE_PIECE = 1 << 25
@@ -47,7 +46,7 @@ def expand(codes: Array, table: Values, axis: int, out: torch.Tensor, *, inner: 
         shape = blocks(codes.shape, axis, channels=len(values), inner=inner)
         _expand_copies(codes.reshape(shape), values, raw(out.view(*shape[:2], copies, shape[2])))
         return
-    order = memory_order(codes)
+    order = sorted(range(codes.ndim), key=lambda axis: -abs(codes.strides[axis]))  # the largest stride first
     codes, target = codes.transpose(order), raw(out).transpose(order)
     axis = order.index(axis % len(order)) if order else 0
     if len(values) == 1:
@@ -88,11 +87,6 @@ def expand_on_device(
         found = values.view(-1).index_select(0, index.view(-1)).view(index.shape)
         targets[(*place[:2], slice(None), *place[2:])] = found[:, :, None]
     return out
-
-
-def memory_order(array: Array) -> list[int]:
-    """Returns the axes as they lie in memory, the one of the largest stride first."""
-    return sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
 
 
 def _device_pieces(shape: tuple[int, int, int]) -> Iterator[tuple[slice, ...]]:

@@ -55,10 +55,8 @@ class Labels:
 
 LABELS_KEY = b"forebay.labels"
 """Where the schema of a listing's rows has the column of classes, as JSON."""
-
 _LONGEST = 12
 """More digits than any number of a class has."""
-
 _NOTHING = Labels(names=(), count=0)
 
 
@@ -106,7 +104,6 @@ class Label(TextStep):
         }
 
     def of_rows(self, rows: pa.Table, different: Callable[[str], list[str]]) -> Self:  # noqa: ARG002
-        """Returns the step that knows the classes of a listing."""
         found = (rows.schema.metadata or {}).get(LABELS_KEY)
         return replace(self, found=None if found is None else Labels.from_json(json.loads(found)))
 
@@ -115,7 +112,6 @@ class Label(TextStep):
         return (self.found or _NOTHING).count if self.classes is None else len(self.classes)
 
     def form(self) -> BatchForm:  # type: ignore[override]
-        """Returns how batches have the numbers."""
         if (self.found or _NOTHING).is_multi:
             # 0 and 1 are exact in half the bytes.
             field = FieldForm(name="labels", dtype="float32", shape=(self._width,), stored_dtype="float16")
@@ -124,11 +120,9 @@ class Label(TextStep):
         return BatchForm(made_by=type(self).__name__, fields=(field,), promise=Promise(kind="exact"))
 
     def fields(self) -> tuple[FieldSpec, ...]:
-        """Returns `labels`."""
         return self.form().specs("text")
 
     def opened(self, folder: Path, *, merge_size: int | None) -> LabelEncoder:  # noqa: ARG002
-        """Returns what numbers classes."""
         return LabelEncoder(self)
 
 
@@ -210,11 +204,9 @@ class NoText(TextStep):
     version: int = 1
 
     def fields(self) -> tuple[FieldSpec, ...]:
-        """Returns no field."""
         return ()
 
     def opened(self, folder: Path, *, merge_size: int | None) -> _Nothing:  # noqa: ARG002
-        """Returns what writes no field."""
         return _Nothing()
 
 

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from forebay.errors import ConfigError, TextError
-from forebay.steps.audio.qwen3_asr_features import CHUNK_FRAMES
+from forebay.steps.audio.log_mel import CHUNK_FRAMES
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
-from forebay.steps.text.normalize import qwen3_asr_name
+from forebay.steps.text.line import qwen3_asr_name
 from forebay.steps.text.plain import causal_text
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary, joined, render_chat
@@ -21,15 +21,10 @@ from forebay.store.layout import Array, FieldSpec
 from forebay.store.source import Sample
 
 Count = TypeVar("Count", int, np.ndarray)
-
 AUDIO_TOKEN = "<|audio_pad|>"
-
 TEXT_TOKEN = "<asr_text>"
-
 _CARRIED = re.compile(r"\s*language (?P<name>[^<>\s][^<>\n]*)<asr_text>(?P<text>.*)", re.DOTALL)
-
 _MARK = "forebay-prompt-goes-here"
-
 _CHUNK_TOKENS = 13
 
 
@@ -42,11 +37,9 @@ class Qwen3AsrChat(Transcript):
     audio_features: ClassVar[str | None] = "qwen3_asr"
 
     def fields(self) -> tuple[FieldSpec, ...]:
-        """Returns the fields of every transcript and the place of the one audio placeholder."""
         return (*Transcript.fields(self), FieldSpec(name="audio_index", dtype="int32", group="text"))
 
     def writer(self, vocabulary: Vocabulary) -> Prompt:
-        """Returns what writes the chat."""
         return Qwen3AsrPrompt(vocabulary, self)
 
     @classmethod
@@ -56,7 +49,6 @@ class Qwen3AsrChat(Transcript):
 
     @classmethod
     def row_tokens(cls, num_tokens: Any, num_frames: Any) -> Any:
-        """Returns the tokens with those of the audio in place of their placeholder."""
         return num_tokens - 1 + num_audio_tokens(num_frames)
 
 
@@ -86,7 +78,6 @@ class Qwen3AsrPrompt(Prompt):
 
     @property
     def constants(self) -> dict[str, int]:
-        """The id that is repeated."""
         return {"audio_token_id": self._audio_id}
 
     def split(self, text: str) -> tuple[str | None, str]:

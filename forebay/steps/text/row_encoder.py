@@ -58,11 +58,9 @@ class RowEncoder(Protocol):
     @property
     def constants(self) -> dict[str, Any]:
         """Facts that a cache states of all samples."""
-        ...
 
     def encode_rows(self, rows: EncodedRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:
         """Yields what becomes of each row, in their order; one does not depend on another. store: of kept texts."""
-        ...
 
     def found(self, rows: EncodedRows) -> dict[str, Any]:  # noqa: ARG002
         """Returns what the step finds on this machine that no key names; empty for most steps."""
@@ -82,7 +80,6 @@ class OneByOne(RowEncoder):
         """Returns the fields of a row. Raises SampleError for a row of no use."""
 
     def encode_rows(self, rows: EncodedRows, *, store: TextStore | None = None) -> Iterator[EncodedRow]:  # noqa: ARG002
-        """See `RowEncoder`."""
         for sample_id, text, told in zip(rows.ids, rows.texts, rows.told, strict=True):
             try:
                 if self.needs_items not in (None, len(told)):

@@ -27,7 +27,6 @@ from typing import Any, Literal
 from forebay.errors import ConfigError
 
 Split = Literal["spaces", "characters"]
-
 MARK = "forebay_symbols"
 """The field of tokenizer_config.json by which a symbol table is known; its value is the version of the form."""
 _VERSION = 1
@@ -146,9 +145,7 @@ def _json(document: Mapping[str, Any]) -> bytes:
 
 
 _LETTERS, _OTHERS = "[A-Za-z]", " ?[^ A-Za-z0-9]+| +(?![^ ])| +"
-
 _GPT2 = re.compile(rf"'(?:[stmd]|re|ve|ll)| ?{_LETTERS}+| ?[0-9]+|{_OTHERS}")
-
 _QWEN2 = re.compile(rf"'(?:[stmd]|re|ve|ll|[STMD]|R[eE]|rE|V[eE]|vE|L[lL]|lL)|[^A-Za-z0-9]?{_LETTERS}+|[0-9]|{_OTHERS}")
 
 _QWEN2_RULE = (
@@ -157,10 +154,8 @@ _QWEN2_RULE = (
 """As tokenizer.json of Qwen2, Qwen2-VL and Qwen3 has it."""
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False}
-
 _KEPT_BY = ({"type": "NFC"}, {"type": "NFKC"}, None)
 """Normalizers that change no printable ASCII."""
-
 _MOST = 1 << 16
 """Words in the table: a few MB."""
 

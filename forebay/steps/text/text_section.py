@@ -13,8 +13,8 @@ from forebay.config.tree import Config, TextConfig
 from forebay.errors import ConfigError
 from forebay.steps.audio.audio_section import audio_step_of
 from forebay.steps.audio.given import NoAudio
-from forebay.steps.group_recipe import GroupRecipe
 from forebay.steps.image.image_section import image_step_of
+from forebay.steps.sections import GroupRecipe
 from forebay.steps.step import ItemStep, Step, TextStep, no_such_column
 from forebay.steps.table import STEPS, made, problems, problems_of, prompts_beside, steps_named, text_step
 from forebay.steps.text.label import NoText
@@ -54,7 +54,6 @@ class TextGroup(GroupRecipe):
 
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
-        """See `GroupRecipe`."""
         items, text = item_steps_of(config), config.text
         first = next(iter(items.values()), NoAudio)
         prompts = prompts_beside(_features(items))
@@ -71,12 +70,10 @@ class TextGroup(GroupRecipe):
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """See `GroupRecipe`; reads the files of the tokenizer and the processor."""
         text, vision = config.text, config.vision
         if text is None:
             return cls(step=NoText(), is_given=False)
-        items = item_steps_of(config)
-        step = text_step(text.prompt, _features(items))
+        step = text_step(text.prompt, _features(item_steps_of(config)))
         assert step is not None
         given: dict[str, Any] = {"tokenizer_folder": text.tokenizer}
         if vision is not None and "processor" in step.given:
@@ -91,11 +88,9 @@ class TextGroup(GroupRecipe):
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The prompt."""
         return (self.step,)
 
     def document(self) -> dict[str, Any]:
-        """Returns the settings of the prompt, and of what a text goes through before."""
         return {"prompt": self.step.name, **self.step.document()}
 
     def without_code(self) -> Self:
@@ -103,7 +98,6 @@ class TextGroup(GroupRecipe):
         return replace(self, step=self.step.without_code())
 
     def check(self, text: TextStep, kept: Collection[str]) -> None:  # noqa: ARG002
-        """See `TextLine.check`."""
         self.step.check()
 
 

@@ -16,9 +16,8 @@ from forebay.config.tree import Config
 from forebay.errors import SampleError, TextError
 from forebay.spans import TOKENS, span
 from forebay.steps.step import Fields, RowText, Stored, TextBatch, TextStep, no_such_column
-from forebay.steps.text.line import OpenLine, PreparedTexts, Staged, TextLine
+from forebay.steps.text.line import OpenLine, PreparedTexts, Staged, TextLine, is_unseen
 from forebay.steps.text.normal.normal_step import NOWHERE, SIMPLE, Problem, code_in, made_steps
-from forebay.steps.text.normalize import is_unseen
 from forebay.steps.text.row_encoder import EncodedRow, EncodedRows
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Array, FieldSpec, Group
@@ -110,7 +109,6 @@ class Transcript(TextStep):
 
     @classmethod
     def batch(cls, stored: Stored) -> TextBatch:
-        """Returns the form in which batches have the stored tokens."""
         raise NotImplementedError
 
     @classmethod
@@ -120,7 +118,6 @@ class Transcript(TextStep):
 
     @classmethod
     def contradictions(cls, config: Config) -> list[str]:
-        """Returns which columns are taken, or not kept, and which code a config does not allow."""
         source, settings = config.source, {} if config.text is None else config.text.settings
         mode = settings.get("language", "manifest")
         taken = {spec.name for spec in DETECTED_FIELDS}.intersection(source.keep_columns)
@@ -145,7 +142,6 @@ class Transcript(TextStep):
         return replace(self, line=self.text_line().without_code())
 
     def check(self) -> None:
-        """See `TextLine.check`."""
         self.text_line().check()
 
     def opened(self, folder: Path, *, merge_size: int | None = None) -> TextEncoder:  # noqa: ARG002
@@ -157,7 +153,6 @@ class Transcript(TextStep):
 
     @classmethod
     def row(cls, stored: Stored) -> RowText:
-        """Returns the row that the samples' own batches make one behind the other."""
         from forebay.steps.batch import BatchesOfOne
 
         return BatchesOfOne(cls.batch(stored), cls.row_tokens)

@@ -64,14 +64,12 @@ class Tts(Transcript):
             raise ValueError('language_codes need a language, and language_tag_mode is "none"; leave it out')
 
     def fields(self) -> tuple[FieldSpec, ...]:
-        """Returns the fields of every transcript, and the ids of speaker and language that the settings ask for."""
         ids = [("speaker_id", self.speaker_column), ("language_id", self.language_codes)]
         more = tuple(FieldSpec(name=name, dtype="int32", group="text") for name, wanted in ids if wanted)
         return (*Transcript.fields(self), *more)
 
     @classmethod
     def columns_read(cls, settings: Mapping[str, Any]) -> dict[str, str]:
-        """Returns the column of the speaker."""
         column = settings.get("speaker_column")
         return {"speaker_column": column} if column else {}
 
@@ -88,7 +86,6 @@ class Tts(Transcript):
         )
 
     def writer(self, vocabulary: Vocabulary) -> Prompt:
-        """Returns what writes the ids."""
         return TtsPrompt(vocabulary, self)
 
     @classmethod
@@ -118,11 +115,9 @@ class TtsPrompt(Prompt):
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """The codes that are listed."""
         return self._step.language_codes
 
     def texts(self, utterance: Utterance) -> list[str]:
-        """Returns the text."""
         return [utterance.text]
 
     def build(self, utterance: Utterance) -> TokenSequence:
@@ -153,7 +148,6 @@ class TtsPrompt(Prompt):
         return {"speaker_id": [number]}
 
     def text_ids(self, ids: list[int]) -> list[int]:
-        """Returns the ids without blanks."""
         return [token for token in ids if token != self._blank]
 
     def _language_id(self, utterance: Utterance) -> int:

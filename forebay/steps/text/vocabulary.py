@@ -15,9 +15,7 @@ from forebay.pretrained import from_folder, without_dropout
 from forebay.steps.text.symbols import CLASS, Words, fast_letters, is_symbol_table
 
 _TIME = re.compile(r"<(?:timestamp|\|\d+\.\d+\|)>")
-
 _UNSTEADY = re.compile(r"strftime_now|\|\s*random\b")
-
 _MARK = re.compile(r"[^\w\s].*[^\w\s]", re.DOTALL)
 
 

@@ -18,9 +18,8 @@ import torch
 from forebay.errors import ConfigError
 from forebay.plan.permutation import derive_key
 from forebay.steps.audio.audio_section import crop_samples
-from forebay.steps.batch import fresh
+from forebay.steps.batch import collate, fresh
 from forebay.steps.form import BatchForm
-from forebay.steps.form_batch import collate
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored
 from forebay.steps.table import audio_step
 from forebay.store.layout import Array

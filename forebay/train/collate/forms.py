@@ -11,9 +11,8 @@ import torch
 
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import form_of
-from forebay.steps.batch import IGNORED
+from forebay.steps.batch import IGNORED, collate, count
 from forebay.steps.form import BatchForm
-from forebay.steps.form_batch import collate, count
 from forebay.steps.step import Allocate, Batch, Dtype, PaddingSide, Stored, TextBatch
 from forebay.steps.table import form_step, forms_of, prompts_beside, text_step_of, unknown
 from forebay.steps.text.transcript import Transcript

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from forebay.errors import CacheMismatchError, ConfigError, PlanError
-from forebay.steps.batch import IGNORED, fresh
+from forebay.steps.batch import IGNORED, collate, fresh
 from forebay.steps.form import BatchForm
-from forebay.steps.form_batch import collate
 from forebay.steps.image.qwen2_vl import GRIDS
 from forebay.steps.step import Allocate, Stored
 from forebay.steps.table import text_step_of

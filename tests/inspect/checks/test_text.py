@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.inspect.checks.text_letters import conversation_facts, foreign_share, text_facts
-from forebay.steps.text.language.script import letters_of, script_of, scripts_of
+from forebay.steps.text.script import letters_of, script_of, scripts_of
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import CacheCorruptError, CacheMismatchError, ConfigError
-from forebay.preprocess.many.combine import ManyReport
-from forebay.preprocess.many.merge import merge, subset
+from forebay.preprocess.combine import ManyReport
+from forebay.preprocess.merge import merge, subset
 from forebay.store.cache import Cache, open_cache
 from forebay.store.files import hash_file
 from forebay.store.metadata import read_metadata, write_metadata

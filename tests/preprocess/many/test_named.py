@@ -13,7 +13,7 @@ from forebay import cli
 from forebay.config import Config
 from forebay.errors import CacheMismatchError, CacheNotFoundError
 from forebay.plan.make import plan_of
-from forebay.preprocess.many.merge import merge, subset
+from forebay.preprocess.merge import merge, subset
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.lookup import Lookup, find_cache

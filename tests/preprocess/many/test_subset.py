@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from forebay.errors import CacheCorruptError, CacheMismatchError, CacheNotFoundError, ConfigError
 from forebay.inspect.facts import cache_facts
 from forebay.inspect.inspect_lines import report_lines
-from forebay.preprocess.many.combine import ManyReport
-from forebay.preprocess.many.merge import subset
+from forebay.preprocess.combine import ManyReport
+from forebay.preprocess.merge import subset
 from forebay.store.by_hand import read_ids
 from forebay.store.cache import Cache, open_cache
 from forebay.store.image.codec import FIELDS

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from forebay.errors import BuildError
-from forebay.preprocess.runner import driver
-from forebay.preprocess.runner.driver import sole_driver, token_in
+from forebay.preprocess.runner import parts
+from forebay.preprocess.runner.parts import sole_driver, token_in
 from tests.faults.shim import without_locks
 
 TWO = r"has a driver already \(process {pid} on {host}, since 20..-..-.. ..:..:.. UTC\).*--runner ray"
@@ -38,7 +38,7 @@ def test_a_driver_says_who_it_is_while_it_drives(tmp_path: Path) -> None:
 
 def test_a_second_one_is_refused_and_a_killed_one_is_not(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom forebay.preprocess.runner.driver import sole_driver\n"
+        "import sys, time\nfrom pathlib import Path\nfrom forebay.preprocess.runner.parts import sole_driver\n"
         "with sole_driver(Path(sys.argv[1]), config='a.toml'): print(1, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE) as process:
@@ -64,7 +64,7 @@ def test_one_of_another_machine_is_known_by_its_time_where_locks_are_of_one_mach
     with pytest.raises(BuildError, match=TWO.format(pid=12, host="node7")), sole_driver(tmp_path, config="a.toml"):
         pass
     assert token_in(tmp_path) == "t", "the record of the other one stays"
-    before_s = time.time() - driver._DEAD_S - 5
+    before_s = time.time() - parts._DEAD_S - 5
     os.utime(record, (before_s, before_s))
     with sole_driver(tmp_path, config="a.toml") as token:
         assert token_in(tmp_path) == token
@@ -80,7 +80,7 @@ def test_a_file_system_without_locks_has_drivers(tmp_path: Path, monkeypatch: py
 
 
 def test_a_driver_is_heard_of_as_long_as_it_drives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_BEAT_S", 0.01)
+    monkeypatch.setattr(parts, "_BEAT_S", 0.01)
     with sole_driver(tmp_path, config="a.toml"):
         record = tmp_path / "driver.json"
         os.utime(record, (0, 0))

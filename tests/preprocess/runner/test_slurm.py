@@ -12,7 +12,7 @@ import pytest
 
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.build_report import Options
-from forebay.preprocess.outline import folder_of, submission_file
+from forebay.preprocess.listing_folder import folder_of, submission_file
 from forebay.preprocess.pipeline import prepare
 from forebay.preprocess.runner.slurm import Asked, planned, quoted, submit
 from forebay.preprocess.runner.status import StatusReport, status_of
@@ -325,7 +325,7 @@ def test_a_stage_is_handed_on(corpus: Corpus) -> None:
     with pytest.raises(ConfigError, match="in another bucket"):
         planned(config, asked(corpus, stage="s3://other/stage"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forebay.preprocess.runner.seen.find_cache", lambda *_, **__: Lookup(recipe=recipe_of(config)))
+        patch.setattr("forebay.preprocess.runner.status.find_cache", lambda *_, **__: Lookup(recipe=recipe_of(config)))
         found = planned(config, asked(corpus, stage=stage, options=[f"--stage={stage}"], num_parts=3))
     assert [job.name for job in found.jobs] == ["prepare", "parts", "seal"]
     assert all(f"--stage={stage}" in job.script for job in found.jobs)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from forebay import cli, load_config
 from forebay.errors import BuildError, ConfigError
 from forebay.preprocess.audio_group import DurationLimits
-from forebay.preprocess.coded import Coder
+from forebay.preprocess.group import Coder
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.train.uncached.uncached_source import UncachedSource

@@ -11,7 +11,7 @@ from benchmarks.here_pool import HerePool
 from forebay.preprocess.groups import Groups
 from forebay.preprocess.text_group import opened_text
 from forebay.steps.recipe import load_config, recipe_of
-from forebay.steps.text.normal.phones import espeak
+from forebay.steps.text.normal import espeak
 from forebay.steps.text.transcript import TextEncoder
 from forebay.store.cache import open_cache
 from tests.commands import run, run_json

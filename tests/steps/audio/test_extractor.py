@@ -25,8 +25,7 @@ from forebay.steps.audio.extractor.extractor_folder import ExtractorFolder, nati
 from forebay.steps.audio.extractor.extractor_probe import Dtype, noise, probed
 from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.audio.extractor.promise import LengthRule, collated, length_rule
-from forebay.steps.audio.log_mel import LogMel
-from forebay.steps.audio.qwen3_asr_features import Qwen3Asr
+from forebay.steps.audio.log_mel import LogMel, Qwen3Asr
 from forebay.steps.audio.w2v_bert import W2vBert
 from forebay.steps.form import BatchForm, Promise
 from forebay.steps.recipe import recipe_of

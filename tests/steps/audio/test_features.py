@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from forebay.errors import DecodeError
 from forebay.steps import step as step_module
 from forebay.steps.audio import spectrum
-from forebay.steps.audio.log_mel import LogMel
+from forebay.steps.audio.log_mel import LogMel, Qwen3Asr
 from forebay.steps.audio.mel import Mel
-from forebay.steps.audio.qwen3_asr_features import Qwen3Asr
 from forebay.steps.audio.w2v_bert import W2vBert
 from forebay.steps.audio.waveform import Waveform
 from forebay.steps.step import AudioStep

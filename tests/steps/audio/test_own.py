@@ -22,7 +22,7 @@ from forebay.config import Config
 from forebay.errors import BuildError, ConfigError, DecodeError
 from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
-from forebay.steps.audio.own.own_step import Own, _written
+from forebay.steps.audio.own_step import Own, _written
 from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.cache import open_cache
 from forebay.train import make_loader

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 
-from forebay.steps.audio.qwen3_asr_features import Qwen3Asr
+from forebay.steps.audio.log_mel import Qwen3Asr
 from tests.steps.audio.clips import recordings, waveforms
 
 

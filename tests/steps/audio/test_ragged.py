@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.steps.audio.ragged import BLOCK_ROWS, FRAME_SAMPLES, HOP_SAMPLES, Ragged, frames
+from forebay.steps.audio.framing import BLOCK_ROWS, FRAME_SAMPLES, HOP_SAMPLES, Ragged, frames
 
 
 @given(st.lists(st.integers(1, 150), min_size=1, max_size=8))

@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from forebay.errors import ConfigError, SampleError
-from forebay.steps.batch import fresh
+from forebay.steps.batch import collate, fresh
 from forebay.steps.form import BatchForm
-from forebay.steps.form_batch import collate
-from forebay.steps.image.processor.outputs import as_array, outputs_of
+from forebay.steps.image.processor.processor_call import as_array, outputs_of
 from forebay.steps.image.processor.processor_probe import probe, quiet
 from forebay.steps.image.processor.processor_step import OpenProcessor, Processed
 from forebay.steps.image.processor.whole import image_processor_of

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from forebay.errors import ConfigError
-from forebay.steps.image.processor.loading import pil_processor
+from forebay.steps.image.processor.processor_call import pil_processor
 from forebay.steps.image.qwen2_vl import check_processor, expand, make_processor, patch_table
 from forebay.store.image.codec import patchify, resized
 from forebay.store.image.image_settings import ImageSettings, grid_thw, is_native, settings_in

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forebay.steps.form import Table
 from forebay.steps.image.processor.codes import Encoder, NotInTable, blocks, different
-from forebay.steps.image.processor.learn import table_of
+from forebay.steps.image.processor.processor_probe import table_of
 from forebay.steps.image.tables import expand, expand_on_device
 from forebay.store.layout import Array
 

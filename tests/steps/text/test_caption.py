@@ -26,8 +26,8 @@ from transformers import (
 
 from forebay.config.pretrained_folder import processor_digest, tokenizer_digest
 from forebay.errors import ConfigError, TextError
+from forebay.steps.batch import collate
 from forebay.steps.form import BatchForm
-from forebay.steps.form_batch import collate
 from forebay.steps.text.caption import Caption, CaptionEncoder
 
 WORDS = ("a", "photo", "of", "the", "dog", "cat")

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder
-from forebay.steps.text.chat.packed_chat import Chat, ChatEncoder
+from forebay.steps.text.chat.chat_steps import Chat, ChatEncoder
 from tests.strategies import conversations
 
 MODEL = Path(__file__).resolve().parents[3] / "demo" / "vision" / "model"

@@ -26,7 +26,7 @@ from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder
 from forebay.steps.table import made, steps_named
-from forebay.steps.text.normalize import is_unseen, qwen3_asr_name, whisper_code
+from forebay.steps.text.line import is_unseen, qwen3_asr_name, whisper_code
 from forebay.steps.text.qwen3_asr_prompt import num_audio_tokens
 from forebay.steps.text.transcript import TextEncoder, Transcript
 from tests.strategies import transcripts

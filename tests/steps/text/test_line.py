@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
 from forebay.steps.recipe import load_config
-from forebay.steps.text.language.detector import Detect, Detector
+from forebay.steps.text.language_detector import Detect, Detector
 from forebay.steps.text.line import PreparedTexts, TextLine
+from forebay.steps.text.normal.normal_forms import Lower, Nfkc
 from forebay.steps.text.normal.normal_step import NORMAL, NormalStep, Problem, Runner, normal_step
-from forebay.steps.text.normal.scripts import Lower, Nfkc
 from tests.strategies import transcripts
 
 CALLS: list[tuple[str, str]] = []

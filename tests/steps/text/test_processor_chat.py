@@ -15,10 +15,10 @@ from hypothesis import event, given
 
 from forebay.config.pretrained_folder import processor_digest, tokenizer_digest
 from forebay.errors import ConfigError, TextError
+from forebay.steps.batch import collate
 from forebay.steps.form import BatchForm
-from forebay.steps.form_batch import collate
 from forebay.steps.image.processor.whole import image_options
-from forebay.steps.text.chat.chat_of_processor import ProcessorChat, ProcessorChatEncoder
+from forebay.steps.text.chat.chat_steps import ProcessorChat, ProcessorChatEncoder
 from tests.strategies import conversations
 from tests.vlm_families import ANSWERS, FAMILIES, LLAVA, NAMES, model_folder, picture, random_model, talk
 

@@ -12,13 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.steps.text.language.detector import Detect, Detector
+from forebay.steps.text.language_detector import Detect, Detector
 from forebay.steps.text.line import _PROBE, OpenLine, PreparedTexts, TextLine, bad_text, text_of_bytes, text_to_bytes
 from forebay.steps.text.normal import normal_step as table
-from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, Where
-from forebay.steps.text.normal.own_function import Code
-from forebay.steps.text.normal.scripts import Nfkc
-from forebay.steps.text.normal.whisper_english import WhisperBasic
+from forebay.steps.text.normal.normal_forms import Nfkc, WhisperBasic
+from forebay.steps.text.normal.normal_step import Code, NormalStep, Problem, Runner, Where
 from forebay.store.cache import open_cache
 from forebay.store.texts import TextStore
 from forebay.train.uncached.uncached_source import UncachedSource

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.steps.batch import fresh
+from forebay.steps.batch import collate, fresh
 from forebay.steps.form import BatchForm, FieldForm, Join, Promise, Side, Table
-from forebay.steps.form_batch import collate
 from forebay.store.layout import Array
 from forebay.train.collate.patches import DeviceExpansion, as_codes
 

@@ -22,7 +22,7 @@ from forebay.errors import CacheCorruptError, ConfigError
 from forebay.plan.make import Planned
 from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.names import plan_key
-from forebay.steps.audio.ragged import BLOCK_ROWS, HOP_SAMPLES
+from forebay.steps.audio.framing import BLOCK_ROWS, HOP_SAMPLES
 from forebay.steps.audio.w2v_bert import W2vBert, output_frames, w2v_bert_input
 from forebay.steps.step import Batch
 from forebay.store.cache import Cache, open_cache

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.steps.batch import fresh
-from forebay.steps.form_batch import collate
+from forebay.steps.batch import collate, fresh
 from forebay.steps.image.qwen2_vl import patch_form
 from forebay.steps.image.tables import expand, expand_on_device
 from forebay.train.collate.patches import to_model_inputs

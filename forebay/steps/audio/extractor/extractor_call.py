@@ -25,20 +25,14 @@ from forebay.store.layout import Array
 from forebay.visible import an
 
 Arrays = dict[str, Array]
-
 _log = logging.getLogger(__name__)
-
 _OURS = ("sampling_rate", "return_tensors", "device")
 """What forebay says itself when it calls an extractor."""
-
 _FAILURES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError, RuntimeError)
 """What an extractor raises for a clip that it cannot take. What is no property of the clip comes through."""
-
 _KINDS = "fiub"
-
 _SUFFIX = "FeatureExtractor"
 """How the names of these classes end."""
-
 _ONE_AT_A_TIME = threading.RLock()
 """Nobody promises that an extractor may be called by several threads, as those of an uncached loader."""
 
@@ -328,14 +322,9 @@ def _options_of(extractor: Any, processor_class: str) -> dict[str, Any]:
     The processor's class is the one that the folder names, else the one that is called like the extractor.
     """
     name = processor_class or type(extractor).__name__.replace("FeatureExtractor", "Processor")
-    said = _audio_kwargs(name)
+    try:
+        said = getattr(getattr(importlib.import_module("transformers"), name, None), "audio_kwargs", None)
+    except ImportError:  # of a class whose package is not installed
+        said = None
     taken = set(inspect.signature(type(extractor).__call__).parameters).difference(_OURS)
     return {option: value for option, value in said.items() if option in taken} if isinstance(said, dict) else {}
-
-
-def _audio_kwargs(processor: str) -> Any:
-    """Returns what a processor of transformers calls its extractor with; None where it cannot be asked."""
-    try:
-        return getattr(getattr(importlib.import_module("transformers"), processor, None), "audio_kwargs", None)
-    except ImportError:  # of a class whose package is not installed
-        return None

@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from forebay.config.pretrained_folder import extractor_digest
 from forebay.errors import ConfigError
-from forebay.steps.audio.log_mel import LogMel
-from forebay.steps.audio.qwen3_asr_features import Qwen3Asr
+from forebay.steps.audio.log_mel import LogMel, Qwen3Asr
 from forebay.steps.audio.w2v_bert import W2vBert
 from forebay.steps.step import AudioStep
 from forebay.visible import an
@@ -109,7 +108,6 @@ def _image_kind(nested: Mapping[str, Any]) -> str:
 
 
 _log = logging.getLogger(__name__)
-
 Dtype = Literal["float16", "float32"]
 
 _NO_SETTINGS = frozenset(

@@ -75,7 +75,8 @@ def probed(opened: OpenExtractor, *, dtype: Dtype) -> Probed:
     form = replace(form, promise=promise_of(form, batches, odd=_odd_batches(opened)))
     pairs = sorted(zip(map(len, clips), alone, strict=True), key=lambda pair: pair[0])
     lengths = tuple((samples, _frames(form, each)) for samples, each in pairs)
-    sizes = tuple((samples, _size_bytes(form, each)) for samples, each in pairs)
+    item_bytes = {field.name: np.dtype(field.stored_dtype).itemsize for field in form.stored}
+    sizes = tuple((samples, sum(each[name].size * n for name, n in item_bytes.items())) for samples, each in pairs)
     return Probed(form, opened.call, lengths, sizes, _rule(form, lengths, opened))
 
 
@@ -270,11 +271,6 @@ def _frames(form: BatchForm, alone: Arrays) -> int:
     """Returns how many frames are stored of a clip: the length on disk of the field that frames are counted by."""
     main = form.main
     return len(main.stored(np.zeros(alone[main.name].shape, main.stored_dtype))[main.name])
-
-
-def _size_bytes(form: BatchForm, alone: Arrays) -> int:
-    """Returns the bytes that are stored of a clip."""
-    return sum(alone[field.name].size * np.dtype(field.stored_dtype).itemsize for field in form.stored)
 
 
 def _rule(form: BatchForm, lengths: Sequence[tuple[int, int]], opened: OpenExtractor) -> LengthRule | None:

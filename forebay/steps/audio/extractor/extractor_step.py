@@ -24,9 +24,6 @@ from forebay.steps.table import made
 from forebay.store.layout import Array
 
 _log = logging.getLogger(__name__)
-
-_MAX_FLOAT16 = 65_504.0
-
 _PROBES: dict[Extractor, Probed] = {}
 """What this process, or the one that sent a step here, has probed. A probe costs up to some seconds."""
 
@@ -90,7 +87,6 @@ class Extractor(Declared):
 
     @property
     def made_with(self) -> dict[str, str]:
-        """transformers, and its version."""
         return {"transformers": version("transformers")}
 
     def check_code(self) -> None:
@@ -106,7 +102,6 @@ class Extractor(Declared):
 
     @classmethod
     def completed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings with `leave_out` in one order."""
         return {**settings, **({"leave_out": tuple(sorted(settings["leave_out"]))} if "leave_out" in settings else {})}
 
     def probe(self) -> Probed:
@@ -124,7 +119,6 @@ class Extractor(Declared):
         return _PROBES[self]
 
     def batch_form(self) -> BatchForm:
-        """Returns the form that the probe found."""
         return self.probe().form
 
     def num_frames(self, num_samples: Array) -> Array:
@@ -132,7 +126,6 @@ class Extractor(Declared):
         return self.probe().frames(num_samples)
 
     def size_bytes(self, num_samples: Array) -> int:
-        """Returns about how much is stored of clips of these lengths, all fields together."""
         return self.probe().size_bytes(num_samples)
 
     def make(self, waveforms: Sequence[Array]) -> list[Fields]:
@@ -172,7 +165,7 @@ class Extractor(Declared):
         return found
 
     def _stored(self, form: BatchForm, each: FieldForm, array: Array, waveform: Array) -> Fields:
-        if each.stored_dtype == "float16" and array.size and float(np.abs(array).max()) > _MAX_FLOAT16:
+        if each.stored_dtype == "float16" and array.size and float(np.abs(array).max()) > 65_504.0:
             raise DecodeError(
                 "not_finite",
                 f"{form.made_by} makes {float(np.abs(array).max()):g} in {each.name}, which float16 does not hold; "

@@ -140,8 +140,7 @@ def _why(found: Sequence[_Compared]) -> str:
     said = []
     for name in dict.fromkeys(each.name for each in found):
         values = max(each.values for each in found if each.name == name)
-        padding = max(each.padding for each in found if each.name == name)
-        most = max(values, padding)
+        most = max(values, max(each.padding for each in found if each.name == name))
         if most > _WITHIN:
             by = "" if most == math.inf else f" (by up to {most:.2g})"
             said.append(f"{'other values' if values > _WITHIN else 'another padding'} in {name}{by}")
@@ -152,8 +151,7 @@ def collated(form: BatchForm, alone: Sequence[Arrays]) -> Arrays:
     """Returns the batch that a form makes of clips, its floats in float32: not yet rounded to what is stored."""
     import torch
 
-    from forebay.steps.batch import fresh
-    from forebay.steps.form_batch import collate
+    from forebay.steps.batch import collate, fresh
 
     whole = replace(
         form, fields=tuple(replace(f, stored_dtype="float32") if f.dtype == "float32" else f for f in form.fields)
@@ -176,9 +174,6 @@ def is_mask(arrays: Sequence[Array]) -> bool:
 
 
 Integers = npt.NDArray[np.int64]
-
-_MAX_RULES = 1 << 14
-_MAX_QUESTIONS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +201,7 @@ def length_rule(
     """
     rules = _possible(lengths)
     first, last = lengths[0][0], lengths[-1][0]
-    for _ in range(_MAX_QUESTIONS):
+    for _ in range(24):
         if len(rules) < 2:
             break
         asked = _splitting(rules, first, last)
@@ -247,7 +242,7 @@ def _possible(lengths: Sequence[tuple[int, int]]) -> Integers:
     found: list[Integers] = [np.zeros((0, 3), np.int64)]
     for hop in hops:
         low, high = int((units * hop - samples).max()), int((units * hop - samples).min()) + hop
-        if high - low + sum(map(len, found)) > _MAX_RULES:
+        if high - low + sum(map(len, found)) > (1 << 14):
             return found[0]
         shifts = np.arange(low, high)
         found.append(np.stack([np.full_like(shifts, step), shifts, np.full_like(shifts, hop)], axis=1))

@@ -2,7 +2,8 @@
 
 A search in a sorted table costs more than the processor itself (50 ns a value). But the values of a channel lie evenly,
 or nearly so: a product, a sum and a cast give the place, or a cell of a small array that holds it. What was computed so
-is looked up in the table and compared bit for bit, so that no arithmetic is trusted.
+is looked up in the table and compared bit for bit, so that no arithmetic is trusted. For eyes, and for checks against
+eight-bit images, codes are shown as levels from 0 to 255.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forebay.steps.form import Table
+from forebay.steps.form import FieldForm, Table
 from forebay.store.layout import Array
 
 _PIECE = 1 << 15
@@ -26,7 +27,6 @@ _MAX_PAIRED = 4
 """Channels whose values are looked up two at a time: what two codes stand for takes 512 KiB a channel."""
 _MAX_LINE = 1e30
 """Scales and shifts above it leave float32 on the way."""
-
 Floats = npt.NDArray[np.float32]
 
 
@@ -262,8 +262,7 @@ def even_first(values: Floats) -> Floats:
 
 def different(values: Floats) -> Floats:
     """Returns the values of an array that differ bit for bit, in their order as numbers."""
-    bits = np.unique(np.ascontiguousarray(values).view(np.uint32))
-    found = bits.view(np.float32)
+    found = np.unique(np.ascontiguousarray(values).view(np.uint32)).view(np.float32)
     return found[np.argsort(found, kind="stable")]
 
 
@@ -271,3 +270,38 @@ def _num_repeated(values: Floats) -> int:
     """Returns how many values at the end repeat the one before them: channels have tables of one length."""
     bits = values.view(np.uint32)
     return int(np.argmin(np.append(bits[:0:-1] == bits[-2::-1], False)))
+
+
+def levels_of(field: FieldForm, array: Array) -> Array:
+    """Returns values as uint8 of the same shape, 0 for the least that a channel can have and 255 for the greatest.
+
+    Bytes without a table are as they are. Floats without one are between the least and the greatest of this image.
+    """
+    if field.table is None:
+        return array if array.dtype == np.uint8 else scaled(array, array.min(), array.max())
+    values, axis, inner = field.table.values, field.table.axis, field.table.inner
+    shown = np.stack([scaled(row, row.min(), row.max()) for row in values])
+    codes = np.minimum(array, values.shape[1] - 1)
+    if len(shown) == 1:
+        return np.asarray(shown[0][codes])
+    along = [1] * array.ndim
+    along[axis] = array.shape[axis]
+    channels = (np.arange(array.shape[axis]) // inner % len(shown)).reshape(along)
+    return np.asarray(shown[channels, codes])
+
+
+def is_padding(field: FieldForm, array: Array) -> Array:
+    """Returns which codes are the value that a processor pads with, where that is none of an image: zero, the last."""
+    values = None if field.table is None else field.table.values
+    if values is None or values.shape[1] < 2 or values[:, -1].any() or not (values[:, :-1] != 0).all():
+        return np.zeros(array.shape, bool)
+    return np.asarray(array == values.shape[1] - 1)
+
+
+def scaled(values: Array, low: float, high: float) -> Array:
+    """Returns values as uint8, 0 for `low` and 255 for `high`; all 0 where there is no span between them."""
+    span = float(high) - float(low)
+    if not math.isfinite(span) or span <= 0:
+        return np.zeros(values.shape, np.uint8)
+    share = (values.astype(np.float64) - float(low)) / span
+    return np.asarray(np.clip(np.rint(share * 255), 0, 255).astype(np.uint8))

@@ -16,7 +16,7 @@ from forebay.spans import DECODE, PATCHES, span
 from forebay.steps.audio.declared import form_of
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.image.processor.codes import Encoder, NotInTable
-from forebay.steps.image.processor.outputs import NoArrayError, Output, array_of, ask
+from forebay.steps.image.processor.processor_call import NoArrayError, Output, array_of, ask
 from forebay.steps.image.processor.whole import image_processor_of
 from forebay.steps.step import ImageStep, Stored
 from forebay.steps.table import unknown
@@ -74,7 +74,6 @@ class Processed(ImageStep):
 
     @classmethod
     def no_prompt(cls, prompt: str, prompts: Mapping[str, Any]) -> str:
-        """See `ItemStep`."""
         return f'text.prompt is "{prompt}", with images of a processor {unknown(prompts, prompt)}'
 
     @classmethod

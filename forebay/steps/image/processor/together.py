@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.steps.batch import fresh
+from forebay.steps.batch import collate, fresh
 from forebay.steps.form import BatchForm, FieldForm, Promise
-from forebay.steps.form_batch import collate
-from forebay.steps.image.processor.outputs import Output, RaggedOutput, array_of
+from forebay.steps.image.processor.processor_call import Output, RaggedOutput, array_of
 from forebay.store.layout import Array
 
 _WITHIN = 1e-4
 """Up to this difference a batch is equal within it; above, it is another batch."""
-
 Answer = Mapping[str, Output] | str
 """A processor's outputs by name, or why it gave none."""
 

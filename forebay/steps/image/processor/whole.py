@@ -18,7 +18,7 @@ from typing import Any
 
 from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
-from forebay.steps.image.processor.loading import pil_processor
+from forebay.steps.image.processor.processor_call import pil_processor
 from forebay.store.image.image_settings import processor_document
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
@@ -46,7 +46,7 @@ def image_options(folder: Path) -> dict[str, Any]:
         return {}
     if cls is None or "image_processor" not in cls.get_attributes():
         return {}
-    processor = _bare(cls)
+    processor: Any = object.__new__(cls)  # it was never given its parts
     found = _Told()
     vars(processor).update(_settings(cls, folder), image_processor=found, image_token=None)
     told = dict(processor._merge_kwargs()["images_kwargs"])
@@ -111,11 +111,6 @@ def _refuse_audio_tokenizer(folder: Path) -> None:
             "conversations over images have no sound: take audio_tokenizer out of a copy of the folder",
             code="FB126",
         )
-
-
-def _bare(cls: Any) -> Any:
-    """Returns an object of the class that was never given its parts."""
-    return cls.__new__(cls)
 
 
 def _without_video(cls: type[Any], parts: Mapping[str, Any]) -> Any:

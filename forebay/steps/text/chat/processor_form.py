@@ -11,9 +11,8 @@ import numpy as np
 
 from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm, FieldForm, Promise, Side
-from forebay.steps.text.chat.conversation import Message
+from forebay.steps.text.chat.conversation import Message, probe_turns
 from forebay.steps.text.chat.processor_ids import Writer, WrittenIds
-from forebay.steps.text.chat.turn_marks import probe_turns
 from forebay.steps.text.row_encoder import Size
 from forebay.store.layout import Array
 
@@ -21,7 +20,6 @@ IDS = "input_ids"
 MASK = "attention_mask"
 LABELS = "labels"
 """Left out: what is learnt is what the assistant says."""
-
 REFUSALS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError)
 """What processors raise of a conversation."""
 _SIZES: tuple[Size, ...] = ((64, 48), (48, 80), (150, 100))
@@ -212,10 +210,6 @@ def _padding(writer: Writer, names: Sequence[str]) -> tuple[Side, dict[str, floa
     return side, pads
 
 
-_PAIR = ((1, 1), (1, 9))
-"""(images, words) of the conversations of a batch that is compared."""
-
-
 def _own_batch(writer: Writer) -> dict[str, Any]:
     talks, images = _pair()
     try:
@@ -225,7 +219,7 @@ def _own_batch(writer: Writer) -> dict[str, Any]:
 
 
 def _pair() -> tuple[list[list[Message]], list[list[Any]]]:
-    talks = [conversation_of(images, words=words) for images, words in _PAIR]
+    talks = [conversation_of(images, words=words) for images, words in ((1, 1), (1, 9))]
     return talks, [[_noise(_SIZES[0], 7)] for _ in talks]
 
 
@@ -233,7 +227,7 @@ def _compare(writer: Writer, form: BatchForm) -> None:
     """Raises ConfigError where our batch of what is stored is not the processor's own batch."""
     import torch
 
-    from forebay.steps.form_batch import collate
+    from forebay.steps.batch import collate
 
     own = _own_batch(writer)
     talks, images = _pair()

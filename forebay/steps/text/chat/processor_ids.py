@@ -27,8 +27,6 @@ from forebay.steps.text.row_encoder import Size
 from forebay.steps.text.vocabulary import Vocabulary, render_chat
 from forebay.store.layout import Array
 
-_REMEMBERED = 4096
-"""Sizes of images."""
 _LARGE = 1024
 """Values of an array above which its shape alone is remembered."""
 _NO_WAY = (TypeError, ValueError, IndexError, AttributeError, KeyError, RuntimeError)
@@ -86,7 +84,7 @@ class BlankImages:
         if found is None:
             made = self._processor(_blanks(sizes), *args, **options)
             found = self._made[key] = {name: _thin(value) for name, value in made.items()}
-            if len(self._made) > _REMEMBERED:
+            if len(self._made) > 4096:
                 self._made.popitem(last=False)
         self._made.move_to_end(key)
         return found
@@ -168,14 +166,6 @@ def _lists(parts: Sequence[Any]) -> Any:
     return list(chain.from_iterable(parts))
 
 
-def _inner_lists(parts: Sequence[Any]) -> Any:
-    return [_lists([part[0] for part in parts])]
-
-
-def _inner_arrays(parts: Sequence[Any]) -> Any:
-    return [_along(0, [part[0] for part in parts])]
-
-
 def _along(axis: int, parts: Sequence[Any]) -> Any:
     """Returns arrays or tensors one behind the other along an axis, thin if they are."""
     shapes = [list(part.shape) for part in parts]
@@ -193,7 +183,12 @@ def _along(axis: int, parts: Sequence[Any]) -> Any:
     return torch.cat(list(parts), axis)
 
 
-_PUTS: list[Put] = [_lists, _inner_lists, _inner_arrays, *(functools.partial(_along, axis) for axis in range(5))]
+_PUTS: list[Put] = [
+    _lists,
+    lambda parts: [_lists([part[0] for part in parts])],
+    lambda parts: [_along(0, [part[0] for part in parts])],
+    *(functools.partial(_along, axis) for axis in range(5)),
+]
 """The ways in which processors put outputs of images together."""
 
 

@@ -54,28 +54,20 @@ _REGIONS: Mapping[tuple[str, str], Separators] = {
 
 _WITH_REGION = ["en_IN", "en_NG", "es_CO", "es_CR", "es_GT", "es_NI", "es_VE", "fr_BE", "fr_CH", "fr_DZ", "pt_BR"]
 """Languages of a region that num2words has."""
-
 _OWN_CODES = {"kk": "kz"}
 """Where num2words calls a language otherwise than ISO 639-1."""
-
 _WHOLE_FRACTIONS = frozenset(["az", "be", "cs", "hu", "kz", "lt", "lv", "pl", "ru", "sk", "sr", "uk"])
 """Languages in which num2words says a fraction as one number: three point fourteen."""
-
 _POINT_WORDS = {"it": "virgola", "id": "koma", "ja": "点"}
 """Where num2words has no one `pointword`."""
-
 _NO_FRACTIONS = frozenset(["ar", "bn", "ce", "cy", "fa", "tet", "tr", "vi"])
 """Languages in which num2words 0.5.14 says decimals wrong (0.05 as 0.5, no fraction at all)."""
-
 _UNSPACED = frozenset(["ja", "th"])
 """Languages without spaces between words, in which a number's words stand right beside letters."""
-
 _INDIAN = frozenset(["en", "en_IN", "bn", "te", "kn"])
 """Languages that group lakhs, 12,34,567, or may."""
-
 _CYRILLIC = re.compile("[\u0400-\u04ff]")
 """Serbian has two scripts, and num2words writes one of them, the Latin."""
-
 _DOTTED = frozenset(["cs", "da", "de", "fi", "hu", "is", "lv", "no", "pl", "sk", "sl", "sr", "tr"])
 """Languages that write ordinals as `3.`, so that a point inside of a sentence ends none for sure."""
 
@@ -165,9 +157,6 @@ def _number(separators: Separators, *, is_indian: bool) -> re.Pattern[str]:
 
 
 _DIGIT = re.compile(r"\d")
-
-_MAX_DIGITS = 15
-
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
 """What num2words raises for numbers that a language of it cannot write."""
 
@@ -284,4 +273,4 @@ def _ascii(number: str) -> str | None:
 
 def _is_no_number(whole: str, fraction: str) -> bool:
     """Says whether digits are a code: they begin with a zero, or are more than anybody says as one number."""
-    return (len(whole) > 1 and whole[0] == "0") or len(whole) + len(fraction) > _MAX_DIGITS
+    return (len(whole) > 1 and whole[0] == "0") or len(whole) + len(fraction) > 15

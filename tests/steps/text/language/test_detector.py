@@ -16,12 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError, MissingExtraError
-from forebay.steps.text.language import language_model as model
-from forebay.steps.text.language.detector import MODEL_LANGUAGES, MOST_CHARACTERS, Detector, candidates, main_script
-from forebay.steps.text.language.language_model import loaded, model_digest, model_file
-from forebay.steps.text.language.script import letters_of
+from forebay.steps.text import language_detector as model
+from forebay.steps.text.language_detector import (
+    MODEL_LANGUAGES,
+    MOST_CHARACTERS,
+    Detector,
+    candidates,
+    loaded,
+    main_script,
+    model_digest,
+    model_file,
+)
 from forebay.steps.text.line import TextLine
 from forebay.steps.text.normal.normal_step import NOWHERE
+from forebay.steps.text.script import letters_of
 from tests.processes import ROOT
 from tests.strategies import transcripts
 
@@ -52,7 +60,7 @@ def sentences() -> list[tuple[str, str]]:
 )
 def test_a_script_of_one_language_decides_at_once(text: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = detector().open()
-    monkeypatch.setattr("forebay.steps.text.language.detector.loaded", None)  # calling it would raise
+    monkeypatch.setattr("forebay.steps.text.language_detector.loaded", None)  # calling it would raise
     assert opened([text]) == [(code, 1.0)]
 
 

@@ -7,8 +7,8 @@ import unicodedata
 import pytest
 import regex
 
-from forebay.steps.text.language.detector import ALONE, MODEL_LANGUAGES, candidates
-from forebay.steps.text.language.script import SCRIPTS, code_of, languages_of, script_of
+from forebay.steps.text.language_detector import ALONE, MODEL_LANGUAGES, candidates
+from forebay.steps.text.script import SCRIPTS, code_of, languages_of, script_of
 
 _PROPERTIES = {
     "kana": "[\\p{Script=Hiragana}\\p{Script=Katakana}]",

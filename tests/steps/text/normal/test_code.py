@@ -14,8 +14,7 @@ from forebay.errors import ConfigError
 from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
 from forebay.steps.recipe import Recipe, load_config, recipe_of
-from forebay.steps.text.normal.normal_step import Problem, Where
-from forebay.steps.text.normal.own_function import Code
+from forebay.steps.text.normal.normal_step import Code, Problem, Where
 from forebay.store.cache import open_cache
 from tests.commands import run
 from tests.preprocess.here_pool import build_here

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.steps.text.normal.scripts import Indic
+from forebay.steps.text.normal.normal_forms import Indic
 from tests.steps.text.normal.references import reference_pairs
 from tests.strategies import transcripts
 

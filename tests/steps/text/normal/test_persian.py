@@ -9,8 +9,8 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.steps.text.normal import scripts as persian
-from forebay.steps.text.normal.scripts import Persian
+from forebay.steps.text.normal import normal_forms as persian
+from forebay.steps.text.normal.normal_forms import Persian
 from tests.steps.text.normal.references import reference_pairs
 from tests.strategies import transcripts
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
 
 from forebay.errors import ConfigError
+from forebay.steps.text.normal.normal_forms import WhisperBasic, WhisperEnglish
 from forebay.steps.text.normal.normal_step import NormalStep, Problem, Where
-from forebay.steps.text.normal.whisper_english import WhisperBasic, WhisperEnglish
 from tests.strategies import transcripts
 
 SPELLINGS = {"colour": "color", "realise": "realize"}

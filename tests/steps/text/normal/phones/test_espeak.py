@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import BuildError, ConfigError
+from forebay.steps.text.normal import espeak
+from forebay.steps.text.normal.espeak import Espeak, between_markers, fitting, installed_voices
 from forebay.steps.text.normal.normal_step import Problem, Runner
-from forebay.steps.text.normal.phones import espeak
-from forebay.steps.text.normal.phones.espeak import Espeak, between_markers, fitting, installed_voices
-from forebay.steps.text.normal.phones.phones import EspeakPhones, LexiconPhones
+from forebay.steps.text.normal.phones import EspeakPhones, LexiconPhones
 from tests.steps.text.normal.phones.program import VOICES, fake
 
 REAL = shutil.which("espeak-ng")

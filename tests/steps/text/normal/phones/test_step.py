@@ -9,7 +9,7 @@ import pytest
 
 from forebay.errors import ConfigError
 from forebay.steps.recipe import load_config, recipe_of
-from forebay.steps.text.normal.phones.written import problems
+from forebay.steps.text.normal.written_phones import problems
 from tests.store.sealed import DEMO_MODEL
 
 

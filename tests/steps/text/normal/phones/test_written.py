@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.steps.text.normal.phones.written import Clause, Writing, split, tied
+from forebay.steps.text.normal.written_phones import Clause, Writing, split, tied
 
 SPACED = Writing(separator=" ", word_separator=" | ", stress=True, punctuation="keep")
 PLAIN = Writing(separator="", word_separator=" ", stress=True, punctuation="keep")

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from forebay.errors import ConfigError
+from forebay.steps.text.normal.espeak import Espeak, Voices, all_words
 from forebay.steps.text.normal.normal_step import NormalStep, Problem, Runner, Where
-from forebay.steps.text.normal.phones.espeak import Espeak, Voices, all_words
-from forebay.steps.text.normal.phones.written import Clause, Words, Writing
+from forebay.steps.text.normal.written_phones import Clause, Words, Writing
 
 Readings = Literal["refuse", "first"]
-
 _NUMBERED = re.compile(r"(.+)\((\d+)\)")
 """A further reading of a word as the CMU dictionary writes it: `read(2)`."""
 _PARTS = re.compile(r"[-‐‑/]+")
@@ -177,8 +176,7 @@ class EspeakPhones(Phones):
     def open(self) -> Runner:
         """Returns what asks the program. Raises ConfigError where it is not there, or lacks a voice."""
         program = Espeak()
-        speak = spoken_by(program, program.voices(dict(self.voices), self.voice))
-        return _runner(self.writing, speak)
+        return _runner(self.writing, spoken_by(program, program.voices(dict(self.voices), self.voice)))
 
     @property
     def writing(self) -> Writing:
@@ -186,7 +184,6 @@ class EspeakPhones(Phones):
         return Writing(**{each.name: getattr(self, each.name) for each in fields(Writing)})
 
     def found(self) -> Mapping[str, Any]:
-        """Returns the digest of the program and its data."""
         return {"espeak": Espeak().found()}
 
 
@@ -215,8 +212,7 @@ class LexiconPhones(EspeakPhones):
         lexicon = read_lexicon(self.path, digest=self.lexicon, readings=self.readings)
         program = Espeak() if self.fallback == "espeak" else None
         asked = None if program is None else spoken_by(program, program.voices(dict(self.voices), self.voice))
-        speak = _looked_up(lexicon, keep=self.fallback == "keep", others=asked)
-        return _runner(self.writing, speak)
+        return _runner(self.writing, _looked_up(lexicon, keep=self.fallback == "keep", others=asked))
 
     def found(self) -> Mapping[str, Any]:
         """Returns the digest of the program, where words are left to it."""
@@ -290,8 +286,7 @@ def _written(text: str, writing: Writing, clauses: Sequence[Clause], found: Sequ
     words = [part for part in found if not isinstance(part, Problem)]
     if len(words) < len(found):
         return next(part for part in found if isinstance(part, Problem))
-    made = writing.text(clauses, words)
-    return made or Problem("no_phones", f"nothing of {text[:80]!r} is spoken")
+    return writing.text(clauses, words) or Problem("no_phones", f"nothing of {text[:80]!r} is spoken")
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:

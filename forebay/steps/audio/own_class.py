@@ -173,10 +173,6 @@ def _member(instance: Any, name: str, label: str) -> Any:
         return getattr(instance, name, None)
 
 
-_OF_PADDING = ("length", "multiple")
-"""Settings of the axis that grows."""
-
-
 def _forms(declared: Any, dtype: str) -> tuple[FieldForm, ...]:
     if not isinstance(declared, Mapping) or not declared:
         raise ValueError(f"wanted a dict of names and what each is, got {declared!r:.80}")
@@ -200,7 +196,7 @@ def _form(name: Any, given: Any, dtype: str) -> FieldForm:
         raise ValueError(f"{name!r:.80}: {err}") from err
     if len(form.grows) > 1:
         raise ValueError(f"{name} has {len(form.grows)} axes that grow, wanted one")
-    if not form.grows and (padded := [key for key in _OF_PADDING if key in given]):
+    if not form.grows and (padded := [key for key in ("length", "multiple") if key in given]):
         raise ValueError(
             f"{name} has the shape {shown_shape(form.shape)} and {padded[0]} = {given[padded[0]]!r:.80}: that is of an "
             "axis that grows, written as None"

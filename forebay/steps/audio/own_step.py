@@ -37,9 +37,9 @@ import numpy as np
 from forebay.config.code import Asker, ask, digest_of, not_allowed, same_source, source_of, spec_problem, written
 from forebay.errors import BuildError, ConfigError
 from forebay.steps import run_code
+from forebay.steps.audio import own_class
 from forebay.steps.audio.declared import Declared
-from forebay.steps.audio.own import own_class
-from forebay.steps.audio.own.own_class import Opened
+from forebay.steps.audio.own_class import Opened
 from forebay.steps.form import BatchForm
 from forebay.steps.step import Fields
 from forebay.store.layout import Array
@@ -47,7 +47,6 @@ from forebay.store.layout import Array
 ASKER = Asker("audio.features", "FB128")
 _PROBE_S = 300
 """Seconds after which a step that does not end with the probe clips is refused."""
-
 Dtype = Literal["float16", "float32"]
 
 
@@ -114,7 +113,6 @@ class Own(Declared):
 
     @property
     def made_with(self) -> dict[str, str]:
-        """The distribution of an entry point and its version."""
         name, _, version = self.distribution.rpartition(" ")
         return {name: version} if name else {}
 
@@ -176,7 +174,7 @@ class Own(Declared):
 
     def _probed(self, seed: str) -> list[list[tuple[str, str]]]:
         found = ask(
-            ["-m", "forebay.steps.audio.own.own_probe"],
+            ["-m", "forebay.steps.audio.own_probe"],
             self.question(),
             seed=seed,
             timeout_s=_PROBE_S,

@@ -1,4 +1,4 @@
-"""Runs a step of the user over the probe clips, as a program: `python -P -m forebay.steps.audio.own.own_probe`.
+"""Runs a step of the user over the probe clips, as a program: `python -P -m forebay.steps.audio.own_probe`.
 
 The question is `Own.question`, the answer `runs`: what the step gave for each clip, and once more in reverse; and
 `unlisted`: the files beside the config that the step read and does not list.
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from forebay.errors import BuildError, ConfigError, DecodeError
-from forebay.steps.audio.own.own_step import Own
+from forebay.steps.audio.own_step import Own
 from forebay.steps.run_code import serve
 from forebay.store.layout import Array
 
@@ -36,8 +36,7 @@ def probed(question: dict[str, Any]) -> dict[str, Any]:
     try:
         own.opened_class()
         clips = probe_clips(own.rate_hz)
-        first = list(_answers(own, clips))
-        runs = [first, list(_answers(own, clips[::-1]))[::-1]]
+        runs = [list(_answers(own, clips)), list(_answers(own, clips[::-1]))[::-1]]
         return {"runs": runs, "unlisted": sorted(unlisted)}
     except ConfigError as err:
         return {"error": str(err), "unlisted": sorted(unlisted)}

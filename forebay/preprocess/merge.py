@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from forebay.config.remote import is_url, url_or_path
 from forebay.errors import CacheError, CacheMismatchError, ConfigError
-from forebay.preprocess.many.combine import (
+from forebay.preprocess.combine import (
     Link,
     Linked,
     ManyReport,
@@ -44,7 +44,6 @@ from forebay.store.seal import Contents, check_shard, quick_problems, seal
 from forebay.store.source_files import MERGED, SUBSET
 from forebay.store.where import parse_where
 
-_HASHING_THREADS = 4
 _OURS = (PLANS, TAR_INDEX, TEXTS, INPUTS)
 """Folders of a cache root that hold no cache."""
 
@@ -74,7 +73,9 @@ def put(folder: Path, contents: Contents, linked: Linked, *, caches: Sequence[Ca
     damaged shard, CacheMismatchError where something else stands at the folder.
     """
     key = contents.document["key"]
-    _require_outside(folder, caches)
+    for cache in caches:
+        if os.path.realpath(cache.folder) in map(str, Path(os.path.realpath(folder)).parents):
+            raise CacheMismatchError(f"--out {folder} lies in the cache {cache.place}; name a folder outside of it")
     is_there = _is_there(folder, key)
     problems = quick_problems(folder) if is_there else []
     if is_there and not problems:
@@ -85,13 +86,6 @@ def put(folder: Path, contents: Contents, linked: Linked, *, caches: Sequence[Ca
     _is_there(folder, key)  # hashing takes a while
     is_sealed_here = seal(folder, contents, scratch=folder.parent, replace=bool(problems))
     return not is_sealed_here and _is_there(folder, key)
-
-
-def _require_outside(folder: Path, caches: Sequence[Cache]) -> None:
-    """Raises CacheMismatchError for a folder inside of a cache."""
-    for cache in caches:
-        if os.path.realpath(cache.folder) in map(str, Path(os.path.realpath(folder)).parents):
-            raise CacheMismatchError(f"--out {folder} lies in the cache {cache.place}; name a folder outside of it")
 
 
 def _is_there(folder: Path, key: str) -> bool:
@@ -124,11 +118,10 @@ def _check(linked: Linked, *, progress: bool) -> None:
         bar.update(link.entry.size_bytes)
 
     with bar:
-        for_each(check, linked.links, num_threads=_HASHING_THREADS)
+        for_each(check, linked.links, num_threads=4)
 
 
 OnDuplicate = Literal["refuse", "keep-first"]
-
 _SHOWN = 5
 """Ids that a message lists."""
 
@@ -189,16 +182,13 @@ class _Again:
         return len(self.places)
 
 
-def _ids(cache: Cache) -> pa.ChunkedArray:
-    return cache.table(["sample_id"])["sample_id"]
-
-
 def _offsets(caches: Sequence[Cache]) -> Array:
     return np.cumsum([0, *map(len, caches)])
 
 
 def _again(caches: Sequence[Cache]) -> _Again:
-    ids = pa.chunked_array([chunk for cache in caches for chunk in _ids(cache).chunks], type=pa.large_string())
+    columns = [cache.table(["sample_id"])["sample_id"] for cache in caches]
+    ids = pa.chunked_array([chunk for column in columns for chunk in column.chunks], type=pa.large_string())
     codes = ids.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
     first = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]  # the last write stays: the first place of each id

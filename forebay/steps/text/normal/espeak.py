@@ -21,10 +21,9 @@ import xxhash
 
 from forebay.errors import BuildError, ConfigError
 from forebay.steps.text.normal.normal_step import Problem
-from forebay.steps.text.normal.phones.written import Words
+from forebay.steps.text.normal.written_phones import Words
 
 PROGRAM = "espeak-ng"
-
 _BETWEEN = "\ue000"
 """What the program writes between phones: a character of nobody's."""
 _MARKER = "[[t]]"

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 Words = Sequence[Sequence[str]]
 """The phones of every word."""
-
 _ANYWHERE = "¿¡…—⸺‥。．、，！？；：।॥؟،؛۔՜՝՞։፡።፣፤፥፦፧၊။។៕"
 _AT_THE_END = ",.;:!?"
 _CLOSING = "\"'”’»›)\\]}」』）"
@@ -23,7 +22,6 @@ _MARKS = re.compile(rf"(?:[{_ANYWHERE}]|[{_AT_THE_END}]+(?=[{_AT_THE_END}{_ANYWH
 """Marks that end a clause. Those of ASCII stand inside of words and numbers too: `3.14`, `10:30`, `a.b`."""
 _ENDS_WORD = re.compile(rf"[{_CLOSING}]*\s")
 """What stands behind marks that end a word too: white space, maybe behind quotes and brackets that are closed."""
-
 _STRESS = re.compile(r"[ˈˌ]")
 _ARPABET_STRESS = re.compile(r"(?<=[A-Z])[0-2]$")
 _TIE = "\u0361"

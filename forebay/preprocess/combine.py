@@ -41,10 +41,7 @@ Rejection = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A sealed cache and what is taken of it.
-
-    kept: int64, the indices of the samples that are taken, ascending.
-    """
+    """A sealed cache and what is taken of it. kept: int64, the indices of the samples that are taken, ascending."""
 
     cache: Cache
     kept: Ints

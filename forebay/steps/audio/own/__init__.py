@@ -1,1 +1,0 @@
-"""Features that code of the user makes: a class of a file beside the config, or of an installed package."""

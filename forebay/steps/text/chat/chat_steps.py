@@ -1,0 +1,296 @@
+"""`chat`: conversations to tokens and which of them are targets, beside patches or beside images of a processor.
+
+Beside patches the folder's chat template is rendered, and image tokens are repeated by grid. A processor writes itself:
+it is called with blank images, since how many tokens an image becomes follows from its size, which a probe proves.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from forebay.config.pretrained_folder import processor_digest
+from forebay.errors import ConfigError, TextError
+from forebay.steps.form import BatchForm
+from forebay.steps.step import RowText, Stored, TextBatch, TextStep
+from forebay.steps.text.chat.conversation import (
+    Message,
+    check_conversation,
+    find_turn_marks,
+    learnt_spans,
+    named_tokens,
+    parse_conversation,
+    probe_turns,
+    rendered_text,
+)
+from forebay.steps.text.chat.processor_form import REFUSALS, TextForm, find_text_form
+from forebay.steps.text.chat.processor_ids import Writer, WrittenIds
+from forebay.steps.text.row_encoder import TURN, OneByOne, Size
+from forebay.steps.text.vocabulary import Vocabulary, render_chat, require_digest, tokens_pattern
+from forebay.store.layout import Array, FieldSpec
+
+VISION_START, IMAGE_PAD, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+VISION_TOKENS = (VISION_START, IMAGE_PAD, VISION_END)
+"""Without which no image can stand in a conversation."""
+
+# A model counts all of these, whoever wrote them. Some are in no template.
+_ALL_VISION_TOKENS = (*VISION_TOKENS, "<|vision_pad|>", "<|video_pad|>")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chat(TextStep):
+    """`input_ids` int32 [tokens] and `label_mask` uint8 [tokens] of a conversation under the tokenizer's chat template.
+
+    Image tokens are expanded; the mask is 1 where a token is a target: in what the assistant says, and in what ends its
+    turn. Batches of conversations are packs.
+    """
+
+    name: ClassVar[str] = "chat"
+    beside: ClassVar[frozenset[str]] = frozenset({"patches"})
+    can_pack: ClassVar[bool] = True
+    axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "label_mask": "tokens"}
+    given: ClassVar[frozenset[str]] = frozenset({"tokenizer"})
+    tokenizer: str
+    learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
+    """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
+    version: int = 2
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns the fields of the text group: `input_ids` and `label_mask`, [num_tokens] both."""
+        return (
+            FieldSpec(name="input_ids", dtype="int32", group="text"),
+            FieldSpec(name="label_mask", dtype="uint8", group="text"),
+        )
+
+    @classmethod
+    def batch(cls, stored: Stored) -> TextBatch:
+        """Raises ConfigError: conversations stand in packs."""
+        raise ConfigError(
+            f'{stored.name}: no batch form for prompt {cls.name!r}; conversations stand in packs: plan.kind = "pack"'
+        )
+
+    @classmethod
+    def row(cls, stored: Stored) -> RowText:  # noqa: ARG003
+        from forebay.steps.batch import MarkedText
+
+        return MarkedText()
+
+    def opened(self, folder: Path, *, merge_size: int | None) -> ChatEncoder:
+        if merge_size is None:
+            raise ValueError("conversations are written for images as patches, which have a merge_size")
+        return ChatEncoder(self, folder, merge_size=merge_size)
+
+
+class ChatEncoder(OneByOne):
+    """Writes conversations as the chat template of a local folder does, with `<|image_pad|>` repeated by grid.
+
+    The ids are those of the tokenizer for the rendered and expanded string. A target is what the assistant says and the
+    control token that closes its turn; with `step.learn_through = "newline"` also the token of line ends behind that,
+    where one stands. A token that reaches out of the turn (the header's line end together with line ends that an answer
+    begins with) is none. Turns whose message has `"loss": false` have no target.
+    """
+
+    def __init__(self, step: Chat, folder: Path, *, merge_size: int) -> None:
+        """Loads the tokenizer (and with it transformers).
+
+        merge_size: of the image processor; `merge_size`^2 patches become one token. Raises ConfigError where the
+        folder's files are not those of `step.tokenizer`, lack what images need, or where the template's turns cannot be
+        found or have no newline behind them that `step.learn_through` could mean.
+        """
+        self._vocabulary = Vocabulary(folder, digest=step.tokenizer)
+        self._vocabulary.renders(self._vocabulary.tokenizer)
+        self._ids = {token: self._vocabulary.require(token, prompt="chat") for token in VISION_TOKENS}
+        self._render = functools.partial(render_chat, self._vocabulary.tokenizer)
+        shown = f"{VISION_START}{IMAGE_PAD}{VISION_END}"
+        self._marks = find_turn_marks(
+            self._vocabulary, self._render, image=shown, placeholder=IMAGE_PAD, learn_through=step.learn_through
+        )
+        # Messages may write other control tokens, such as `<think>`.
+        self._reserved = tokens_pattern({*named_tokens(self._vocabulary, self._marks), *_ALL_VISION_TOKENS})
+        self._merge_size = merge_size
+        self._backend = self._vocabulary.tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Facts that a collator must know: `prompt`, ids of the image's tokens, `pad_token_id`."""
+        pad = self._vocabulary.pad_token_id
+        if pad is None:
+            raise ConfigError(
+                f"text.tokenizer: the tokenizer in {self._vocabulary.folder} names no pad_token and no eos_token; "
+                "use the model's own tokenizer",
+                code="FB106",
+            )
+        return {
+            "prompt": "chat",
+            "image_token_id": self._ids[IMAGE_PAD],
+            "vision_start_token_id": self._ids[VISION_START],
+            "vision_end_token_id": self._ids[VISION_END],
+            "pad_token_id": pad,
+        }
+
+    def encode(self, text: str, told: Sequence[tuple[int, int, int]], *, sample_id: str) -> dict[str, np.ndarray]:
+        """Returns `input_ids` int32 [tokens] and `label_mask` uint8 [tokens], 1 where a token is a target.
+
+        text: a conversation in canonical form, JSON. told: (t, h, w) in patches of its images, in order.
+        Raises TextError: `bad_conversation`, `no_assistant_turn`, `nothing_to_learn`, `empty_text`,
+        `special_token_in_text`, `image_count_mismatch`, `bad_text`.
+        """
+        conversation = parse_conversation(text, sample_id=sample_id)
+        turns = check_conversation(conversation, self._reserved, num_images=len(told), sample_id=sample_id)
+        rendered = rendered_text(self._render, conversation, self._vocabulary.folder, sample_id=sample_id)
+        spans = self._marks.spans(rendered)
+        learnt = learnt_spans(spans, turns, num_shown=rendered.count(IMAGE_PAD), sample_id=sample_id)
+        return self._tokenize(rendered, learnt, told)
+
+    def decode(self, input_ids: Sequence[int] | np.ndarray) -> str:
+        """Returns the text in the ids of a sample, roles with it; control and image tokens are left out."""
+        return self._vocabulary.decode([int(i) for i in input_ids])
+
+    def _tokenize(
+        self, rendered: str, spans: list[tuple[int, int]], grids: Sequence[tuple[int, int, int]]
+    ) -> dict[str, np.ndarray]:
+        encoding = self._backend.encode(rendered, add_special_tokens=False)
+        ids = np.array(encoding.ids, dtype=np.int32)
+        mask = self._marks.targets(rendered, spans, encoding.offsets)
+        # Ids are repeated, not the string: the tokenizer would take 4 times as long and give the same.
+        repeats = np.ones(len(ids), dtype=np.int64)
+        repeats[ids == self._ids[IMAGE_PAD]] = [t * h * w // self._merge_size**2 for t, h, w in grids]
+        return {"input_ids": np.repeat(ids, repeats), "label_mask": np.repeat(mask, repeats)}
+
+
+MASK = "label_mask"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessorChat(TextStep):
+    """`input_ids`, what the processor gives beside them for each token, and `label_mask` of a conversation.
+
+    Ids are those of the processor's own `apply_chat_template`, image tokens included. The mask is 1 where a token is a
+    target: in what the assistant says, and in what ends its turn.
+    """
+
+    name: ClassVar[str] = "chat"
+    axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", MASK: "tokens"}
+    given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "processor", "tokenizer_folder", "processor_folder"})
+
+    tokenizer: str
+    processor: str
+    tokenizer_folder: str = field(default="", compare=False)
+    processor_folder: str = field(default="", compare=False)
+    learn_through: Literal["end_of_turn", "newline"] = "end_of_turn"
+    """Where what is learnt of a turn ends: with the token that ends it, or with the newline behind that."""
+    version: int = 2
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Returns the fields of the text group, [num_tokens] each."""
+        return self.fields_of(_opened(self, self.tokenizer_folder, self.processor_folder).form)
+
+    def fields_of(self, form: BatchForm | None) -> tuple[FieldSpec, ...]:
+        specs = () if form is None else form.specs("text")
+        return (*specs, FieldSpec(name=MASK, dtype="uint8", group="text"))
+
+    def opened(self, folder: Path, *, merge_size: int | None) -> ProcessorChatEncoder:  # noqa: ARG002
+        """Returns what writes conversations; a process keeps the last ones."""
+        return _opened(self, self.tokenizer_folder, self.processor_folder)
+
+
+class ProcessorChatEncoder(OneByOne):
+    """Writes conversations as the processor of a folder does.
+
+    A target is what the assistant says and the control token that closes its turn; with `learn_through = "newline"`
+    also the token of line ends behind that, where one stands. A token that reaches out of the turn is none. Turns whose
+    message has `"loss": false` have no target.
+    """
+
+    name, turn = ProcessorChat.name, TURN
+
+    def __init__(self, step: ProcessorChat) -> None:
+        """Loads tokenizer and processor, and probes what they write.
+
+        Raises ConfigError where a folder's files are not those of the key, where the processor cannot be built, where
+        what it writes depends on more than the sizes of images, or where turns cannot be found.
+        """
+        self.step = step
+        self._folder = Path(step.processor_folder)
+        require_digest("vision.processor", self._folder, processor_digest(self._folder), step.processor)
+        self._vocabulary = Vocabulary(Path(step.tokenizer_folder), digest=step.tokenizer)
+        self.writer = Writer(self._vocabulary, self._folder)
+        shown = self.writer.placeholder
+        self.marks = find_turn_marks(
+            self._vocabulary, self.writer.render, image=shown, placeholder=shown, learn_through=step.learn_through
+        )
+        self.text_form: TextForm = find_text_form(self.writer)
+        self._reserved = tokens_pattern(self.writer.control_tokens | named_tokens(self._vocabulary, self.marks))
+        self._check_turns()
+
+    @property
+    def form(self) -> BatchForm:
+        """How the fields become those of a batch."""
+        return self.text_form.batch
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Facts that a cache states of all samples.
+
+        The prompt, the form of its fields, and which outputs of images a batch has: an image processor gives more than
+        a model takes (numbers of tiles, for example).
+        """
+        return {
+            "prompt": ProcessorChat.name,
+            "text_form": self.form.to_json(),
+            "image_outputs": list(self.text_form.images),
+        }
+
+    def encode(self, text: str, told: Sequence[Size], *, sample_id: str) -> dict[str, Array]:
+        """Returns the fields of a conversation, see `ProcessorChat`.
+
+        text: the conversation in canonical form, JSON. told: (width, height) of its images, in order.
+        Raises TextError: `bad_conversation`, `no_assistant_turn`, `nothing_to_learn`, `empty_text`,
+        `special_token_in_text`, `image_count_mismatch`, `bad_text`, `images_together`.
+        """
+        conversation = parse_conversation(text, sample_id=sample_id)
+        turns = check_conversation(conversation, self._reserved, num_images=len(told), sample_id=sample_id)
+        self.text_form.check_images(len(told), sample_id=sample_id)
+        rendered = rendered_text(self.writer.render, conversation, self._vocabulary.folder, sample_id=sample_id)
+        written = self._written(conversation, told, sample_id=sample_id)
+        spans = self.marks.spans(written.text)
+        shown = rendered.count(self.writer.placeholder)
+        learnt = learnt_spans(spans, turns, num_shown=shown, sample_id=sample_id)
+        mask = self.marks.targets(written.text, learnt, written.offsets)
+        return {**self.text_form.stored(written, sample_id=sample_id), MASK: mask}
+
+    def decode(self, input_ids: Sequence[int] | np.ndarray) -> str:
+        """Returns the text in the ids of a sample, roles with it; control and image tokens are left out."""
+        return self._vocabulary.decode([int(i) for i in input_ids])
+
+    def _written(self, conversation: list[Message], sizes: Sequence[Size], *, sample_id: str) -> WrittenIds:
+        try:
+            return self.writer.write(conversation, sizes)
+        except REFUSALS as err:
+            raise TextError(
+                "bad_conversation",
+                f"{sample_id}: {self.writer.name} refuses the conversation: {err!r:.300}; correct the manifest",
+            ) from err
+
+    def _check_turns(self) -> None:
+        """Raises ConfigError where turns hide in an image's own tokens."""
+        user, assistant = probe_turns()
+        if len(self.marks.spans(self.writer.write([user, assistant], [(64, 48)]).text)) != 1:
+            raise ConfigError(
+                f"vision.processor: {self.writer.name} writes the marks of an assistant's turn into its image tokens, "
+                "so turns cannot be found; use the model's own chat template",
+                code="FB126",
+            )
+
+
+@functools.lru_cache(maxsize=2)
+def _opened(step: ProcessorChat, tokenizer_folder: str, processor_folder: str) -> ProcessorChatEncoder:  # noqa: ARG001
+    # Folders are no part of a step's equality, but of what is opened.
+    return ProcessorChatEncoder(step)
