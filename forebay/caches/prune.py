@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from forebay.caches.cache_list import Wanted
 from forebay.caches.guard import Guard, Processes, in_use, is_mount_within, locked, opened, strangers
 from forebay.caches.kinds import KINDS, option_names
 from forebay.caches.root_items import (
@@ -35,7 +36,6 @@ from forebay.caches.root_items import (
     sizes_of,
 )
 from forebay.caches.survey import remove_stored
-from forebay.caches.wanted import Wanted
 from forebay.errors import ConfigError
 from forebay.progress import Progress
 from forebay.store.files import temporary_name

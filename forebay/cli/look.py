@@ -51,7 +51,7 @@ class InspectCommand(ConfigCommand):
 
     def run(self) -> int:
         from forebay.inspect import command
-        from forebay.inspect.usage_report import run_usage
+        from forebay.inspect.command import run_usage
         from forebay.preprocess.decode import Heard
 
         is_page = self._is_page()

@@ -114,8 +114,7 @@ class CompareCommand(ConfigCommand):
     out: Path | None = option("default: compare/ in the run's folder", "DIR")
 
     def run(self) -> int:
-        from forebay.measure.compare import compare
-        from forebay.measure.compare_runs import compare_runs
+        from forebay.measure.compare import compare, compare_runs
         from forebay.measure.compared_ways import PARTS
 
         _tell(self)
@@ -150,7 +149,7 @@ class EvalCommand(ConfigCommand):
     checkpoint: Path | None = option("default: the run's best one, else its last one, else train.model", "DIR")
 
     def run(self) -> int:
-        from forebay.train.evaluation.alone import evaluate_alone
+        from forebay.train.evaluation.evaluations import evaluate_alone
 
         report = evaluate_alone(self.loaded(), checkpoint=self.checkpoint)
         if report is None:
@@ -173,7 +172,7 @@ class WarmStartCommand(Command):
     seed: int = option("of the new rows; default: 0", "N", default=0)
 
     def run(self) -> int:
-        from forebay.train.warm_start.new_vocabulary import warm_start
+        from forebay.train.warm_start import warm_start
 
         return self.printed(warm_start(self.model, tokenizer=self.tokenizer, out=self.out, seed=self.seed))
 

@@ -19,12 +19,11 @@ from forebay.config.data import SOURCE_KINDS
 from forebay.config.hub import model_of
 from forebay.config.tree import Config
 from forebay.errors import SampleError
-from forebay.init.column_roles import classes_of, languages_of, words_of
 from forebay.init.config_text import Section
 from forebay.init.folder_files import Clock, extension_of
 from forebay.init.found_model import Model
 from forebay.init.questions import BESIDE, Chooser
-from forebay.init.table_head import Row, TableHead
+from forebay.init.table_head import Row, TableHead, classes_of, languages_of, words_of
 from forebay.rows.meanings.canonical_chat import WITH_MESSAGES, WITH_QUESTION
 from forebay.rows.reader import DURATIONS, IDS
 from forebay.steps.form import BatchForm

@@ -20,23 +20,23 @@ from forebay.config.data import RECORDINGS as RECORDING_FILES
 from forebay.errors import ConfigError
 from forebay.extras import install_line
 from forebay.init.candidate import Candidate, Headers, Pictures, RowMeaning, Sounds, unlike_usual
-from forebay.init.column_roles import (
+from forebay.init.config_sections import IMAGES, RECORDINGS, TEXTS
+from forebay.init.folder_files import AUDIO_DIRS, MAX_HEADS, Tree, extension_of, split_of, spread, walk
+from forebay.init.questions import Choice, Chooser, column_of, columns_beside, speech_columns
+from forebay.init.sample_files import list_over_tars, manifest_over_tars
+from forebay.init.table_head import (
     LikelyColumn,
+    TableHead,
     images_of_row,
     is_language,
     languages_of,
     likely_columns,
     name_columns,
     path_columns,
+    read_table,
     words_of,
     written_paths,
 )
-from forebay.init.config_sections import RECORDINGS, TEXTS
-from forebay.init.folder_files import AUDIO_DIRS, MAX_HEADS, Tree, extension_of, split_of, spread, walk
-from forebay.init.image_sections import IMAGES
-from forebay.init.questions import Choice, Chooser, column_of, columns_beside, speech_columns
-from forebay.init.sample_tars import list_over_tars, manifest_over_tars
-from forebay.init.table_head import TableHead, read_table
 from forebay.rows.meanings.canonical_chat import IMAGES as IMAGE_FIELDS
 from forebay.rows.readers.arrow_files import HfFile
 from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS

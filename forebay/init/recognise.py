@@ -13,10 +13,9 @@ from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.init.candidate import Candidate
 from forebay.init.folder_files import MAX_TABLES, TABLES, TRANSCRIPTS, Tree, extension_of, spread, text_head, walk
-from forebay.init.loose_files import is_text_lines, pictures_of, recordings_of, text_lines
 from forebay.init.media_tables import dataset_of, media_tables_of, tables_of
 from forebay.init.questions import Choice, Chooser
-from forebay.init.sample_tars import tars_of
+from forebay.init.sample_files import is_text_lines, pictures_of, recordings_of, tars_of, text_lines
 from forebay.init.table_head import read_table
 from forebay.rows.readers.line_blocks import CODECS
 from forebay.rows.readers.tar_members import IMAGE_EXTENSIONS

@@ -20,7 +20,7 @@ import numpy as np
 from forebay.errors import CacheError
 from forebay.inspect.listed_groups import listed_groups
 from forebay.inspect.plan_facts import pack_bytes, plans_of
-from forebay.inspect.sizes import duration_histogram
+from forebay.inspect.seen_images import duration_histogram
 from forebay.steps.form import promises
 from forebay.steps.table import axis_names
 from forebay.steps.text.language.script import code_of

@@ -25,7 +25,7 @@ from forebay.inspect.plan_facts import (
     unplaced_text,
 )
 from forebay.inspect.sample import Sample, spoken, summary
-from forebay.inspect.sizes import range_text
+from forebay.inspect.seen_images import range_text
 from forebay.store.layout import Array
 from forebay.terminal import (
     LABEL,

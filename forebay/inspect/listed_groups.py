@@ -14,8 +14,7 @@ import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import CacheError
-from forebay.inspect.pixels_seen import Picture, View, matrix, original_of, view_of
-from forebay.inspect.sizes import count_histogram, size_facts
+from forebay.inspect.seen_images import Picture, View, count_histogram, matrix, original_of, size_facts, view_of
 from forebay.steps.form import BatchForm
 from forebay.store.cache import Cache
 from forebay.store.image.codec import FIELDS, StoredImages

@@ -14,9 +14,9 @@ import numpy as np
 
 from forebay.errors import MissingExtraError
 from forebay.extras import install_line
-from forebay.inspect.pixels_seen import Picture
 from forebay.inspect.plan_facts import Pack
 from forebay.inspect.sample import Sample, spoken
+from forebay.inspect.seen_images import Picture
 from forebay.store.files import write_bytes
 from forebay.store.layout import Array
 from forebay.visible import printable

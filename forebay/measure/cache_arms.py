@@ -26,6 +26,7 @@ from forebay.config.plan import CLASSIC_EDGES_S, BucketConfig, PackConfig, PlanC
 from forebay.errors import PlanError
 from forebay.measure.doctor_bench import SAMPLE, Bench, dropped
 from forebay.measure.loader_arms import collated, makers, touch
+from forebay.measure.machine import StageClock, timed, within
 from forebay.measure.predict import (
     Codecs,
     Listed,
@@ -38,7 +39,6 @@ from forebay.measure.predict import (
     Skip,
     StageCost,
 )
-from forebay.measure.step_clock import StageClock, timed, within
 from forebay.plan.interface import Plan
 from forebay.plan.make import Samples, make_plan, plan_statistics, samples_of
 from forebay.plan.pack.pack_plan import PackPlan

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.measure.doctor_bench import Bench, dropped
+from forebay.measure.machine import timed, within
 from forebay.measure.predict import Pieces, Rate, Rates, Skip, StageCost, Timed, costs
-from forebay.measure.step_clock import timed, within
 from forebay.plan.make import Planned, plan_of
 from forebay.steps.batch import fresh
 from forebay.store.cache import Cache, open_cache

@@ -32,8 +32,7 @@ from transformers import (
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.measure.compared_ways import ArmTask, Setup, places_in
-from forebay.measure.machine import device_name, release_memory
-from forebay.measure.step_clock import ArmTurn, BlockClock, Shapes, finish, timed
+from forebay.measure.machine import ArmTurn, BlockClock, Shapes, device_name, finish, release_memory, timed
 from forebay.pretrained import from_folder
 from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.batch import IGNORED, fresh
@@ -51,7 +50,7 @@ from forebay.train.loop.trainable import adamw, set_learning_rate, set_passes, s
 from forebay.train.models.model_folder import model_facts
 from forebay.train.models.trainee import new_model
 from forebay.train.select import make_loader
-from forebay.train.uncached.plain_dataset import PlainSamples
+from forebay.train.uncached.uncached_source import PlainSamples
 
 _COMPARED = 8
 """Micro-batches of which the cache's and the processor's are compared."""

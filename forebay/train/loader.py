@@ -26,9 +26,8 @@ from forebay.train.collate.collator import BatchMaker, Collator
 from forebay.train.collate.crop import CropDraws
 from forebay.train.collate.patches import as_filler
 from forebay.train.device import Ahead, side_stream
-from forebay.train.prefetch import Prefetch, ReadAhead
+from forebay.train.prefetch import BufferRing, Prefetch, ReadAhead
 from forebay.train.ranks import resolve_ranks
-from forebay.train.ring import BufferRing
 from forebay.train.row_columns import BatchColumns
 
 

@@ -20,11 +20,10 @@ import soundfile
 
 from forebay.config.tree import Config
 from forebay.errors import CacheError
-from forebay.inspect.page.markup import data_url, url_size
 from forebay.inspect.page.page_samples import Chosen, PageColumns, clipped_share
-from forebay.inspect.page.words import TokenPiece, learnt_mask, pieces_of, repeated_ids, shortened
-from forebay.inspect.pixels_seen import Picture
+from forebay.inspect.page.words import TokenPiece, data_url, learnt_mask, pieces_of, repeated_ids, shortened, url_size
 from forebay.inspect.sample import read_sample, spoken
+from forebay.inspect.seen_images import Picture
 from forebay.store.layout import Array
 
 _SIDES = (640, 448, 320, 224, 128, 64)

@@ -16,7 +16,7 @@ from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, PlanError
 from forebay.inspect.page.page_samples import PageColumns
 from forebay.inspect.plan_facts import bucket_range, plans_of
-from forebay.inspect.sizes import pixel_padding
+from forebay.inspect.seen_images import pixel_padding
 from forebay.plan.disk import planned_samples, read_metadata
 from forebay.plan.make import make_plan, plan_statistics, samples_of
 from forebay.plan.names import plan_key
@@ -67,7 +67,7 @@ class PlanView:
     """A plan as `plans_of` describes it. is_wanted: it is that of the config. drawn: some of it, to scale.
 
     padding: float64 [num_samples], the share of a sample's row that its bucket's longest sample pads; None: no buckets.
-    fills: float64 [num_packs]; None: no packs. pixel_padding: see `forebay.inspect.sizes`; None: images of one size.
+    fills: float64 [num_packs]; None: no packs. pixel_padding: see `seen_images`; None: images of one size.
     """
 
     facts: Mapping[str, Any]

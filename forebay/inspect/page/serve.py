@@ -28,9 +28,9 @@ import pyarrow.compute as pc
 
 from forebay.errors import CacheError, ConfigError
 from forebay.inspect.page.cards import SERVED_COLUMNS, SERVED_SIDE, Card, CardReading, linked, wav_head, webp
-from forebay.inspect.page.markup import page, policy
 from forebay.inspect.page.overview import Overview, PageRows
 from forebay.inspect.page.page_samples import Chosen
+from forebay.inspect.page.words import page, policy
 from forebay.inspect.page.write_pages import cache_page
 from forebay.store.layout import Array
 from forebay.store.metadata import foreign_values

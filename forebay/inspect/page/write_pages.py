@@ -13,10 +13,9 @@ import numpy as np
 
 from forebay.inspect.listed_groups import form_rows
 from forebay.inspect.page.cards import Card, embedded
-from forebay.inspect.page.markup import page
 from forebay.inspect.page.overview import MAX_ROWS, Overview
 from forebay.inspect.page.page_samples import LABEL, NEAR_S, SHOWN
-from forebay.inspect.page.words import recipe_lines
+from forebay.inspect.page.words import page, recipe_lines
 from forebay.inspect.plan_facts import (
     bucket_range,
     has_lengths,
@@ -25,7 +24,7 @@ from forebay.inspect.plan_facts import (
     shown_settings,
     unplaced_text,
 )
-from forebay.inspect.sizes import count_histogram
+from forebay.inspect.seen_images import count_histogram
 from forebay.progress import Progress
 from forebay.steps.text.pace import PACE
 from forebay.store.files import write_bytes

@@ -28,10 +28,10 @@ from forebay.train.evaluation.evaluate import EvalResult
 from forebay.train.evaluation.evaluations import Evaluations
 from forebay.train.loader import Loader
 from forebay.train.loop.checkpoint import TrainState, run_folder
+from forebay.train.loop.launch import Trackers
 from forebay.train.loop.learner import Learner, Outcome
 from forebay.train.loop.meter import Meter, StepLog, StepsLog
-from forebay.train.loop.micro_batches import BatchLoader, Group, SumOverRanks, host_sum
-from forebay.train.loop.trackers import Trackers
+from forebay.train.loop.schedule import BatchLoader, Group, SumOverRanks, host_sum
 from forebay.train.loop.usage_log import NodeTraffic, Traffic, UsageLog
 
 _logger = logging.getLogger(__name__)

@@ -11,9 +11,10 @@ from typing import Any
 
 from forebay.config.train import TrainConfig
 from forebay.store.files import sweep, write_bytes
-from forebay.train.loop.best import Best, BestRecord
 from forebay.train.loop.checkpoint import (
     POINTER,
+    Best,
+    BestRecord,
     TrainState,
     cannot_write,
     change_state,

@@ -26,8 +26,7 @@ from forebay.train.loop import launch
 from forebay.train.loop.checkpoint import TrainState, load_optimizer, load_state, run_folder
 from forebay.train.loop.kept import Checkpoints
 from forebay.train.loop.meter import Meter, Phases
-from forebay.train.loop.micro_batches import BatchLoader, Group, host_sum, micro_batch_groups
-from forebay.train.loop.schedule import Schedule, run_steps
+from forebay.train.loop.schedule import BatchLoader, Group, Schedule, host_sum, micro_batch_groups, run_steps
 from forebay.train.loop.trainable import SkippedSteps, set_learning_rate, set_passes, set_trainable
 from forebay.train.models import ctc
 from forebay.train.models.families import ModelFacts

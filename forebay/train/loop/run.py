@@ -29,12 +29,11 @@ from forebay.train.evaluation.evaluations import Evaluations, failed_line
 from forebay.train.loader import Loader
 from forebay.train.loop.after_step import AfterStep, Board, drawn_by
 from forebay.train.loop.checkpoint import find_checkpoint, run_folder
-from forebay.train.loop.launch import make_accelerator, process_state, require_extras
+from forebay.train.loop.launch import check_trackers, make_accelerator, process_state, require_extras
 from forebay.train.loop.learner import Learner
 from forebay.train.loop.meter import Meter, Phases, StepLog, waiting_line
-from forebay.train.loop.micro_batches import BatchLoader
 from forebay.train.loop.recorder import Recorder
-from forebay.train.loop.trackers import check_trackers
+from forebay.train.loop.schedule import BatchLoader
 from forebay.train.loop.trainable import num_compilations
 from forebay.train.loop.usage_log import Traffic
 from forebay.train.models.families import FAMILIES, ModelFacts

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError, ForebayError
+from forebay.measure.doctor import apply, check_target, edited, settings_of, toml
 from forebay.measure.doctor_report import Advice
-from forebay.measure.tuned_config import apply, check_target, edited, settings_of, toml
 from forebay.steps.recipe import load_config, recipe_of
 
 TEXT = """# mine
