@@ -66,7 +66,7 @@ class TrainCommand(ConfigCommand):
         return FAILED if getattr(report, "evaluations_failed", 0) and not report.evaluations else code
 
     def _dry_run(self) -> int:
-        from forebay.train.loop.dry_run import dry_run
+        from forebay.train.loop.run import dry_run
 
         if self.profile is not None:
             raise ConfigError("--profile does not go with --dry-run: without a model there are no steps to look at")

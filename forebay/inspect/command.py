@@ -27,7 +27,7 @@ from forebay.errors import (
     RemoteError,
 )
 from forebay.inspect.bucket_manifests import CONFIG_NAME, Places, bucket_manifests, write_table, write_wav
-from forebay.inspect.facts import cache_facts, unreadable_facts
+from forebay.inspect.facts import Pack, cache_facts, pack_bytes, read_pack, read_plan, unreadable_facts
 from forebay.inspect.inspect_lines import (
     pack_lines,
     plan_report_lines,
@@ -36,7 +36,6 @@ from forebay.inspect.inspect_lines import (
     usage_lines,
     verify_lines,
 )
-from forebay.inspect.plan_facts import Pack, pack_bytes, read_pack, read_plan
 from forebay.inspect.sample import Sample, Sounds, read_sample, sample_index
 from forebay.plan.disk import is_plan
 from forebay.plan.plan_usage import FILE_NAME, add_counts, unpack_ids, walk_usage

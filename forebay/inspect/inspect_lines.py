@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forebay.inspect.facts import class_lines
-from forebay.inspect.listed_groups import SeenItem, beside_float32, form_rows
-from forebay.inspect.plan_facts import (
+from forebay.inspect.facts import (
     Pack,
     bucket_range,
+    class_lines,
     has_lengths,
     held_rows,
     is_without_sound,
@@ -24,6 +23,7 @@ from forebay.inspect.plan_facts import (
     shown_settings,
     unplaced_text,
 )
+from forebay.inspect.listed_groups import SeenItem, beside_float32, form_rows
 from forebay.inspect.sample import Sample, spoken, summary
 from forebay.inspect.seen_images import range_text
 from forebay.store.layout import Array

@@ -14,7 +14,7 @@ import numpy as np
 
 from forebay.errors import MissingExtraError
 from forebay.extras import install_line
-from forebay.inspect.plan_facts import Pack
+from forebay.inspect.facts import Pack
 from forebay.inspect.sample import Sample, spoken
 from forebay.inspect.seen_images import Picture
 from forebay.store.files import write_bytes

@@ -68,7 +68,8 @@ from forebay.visible import from_here, printable
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_STEPS = 200
+_RATES = {"wer": "WER", "cer": "CER", "accuracy": "accuracy", "f1": "F1", "loss": "loss"}
+"""The figures of evaluations that are compared."""
 
 
 def compare(config: Config, *, against: str, steps: int | None = None, out: Path | None = None) -> ArmComparison:
@@ -79,7 +80,7 @@ def compare(config: Config, *, against: str, steps: int | None = None, out: Path
     Raises ConfigError for what cannot be compared, CacheNotFoundError where the config's cache is not sealed,
     ForebayError where an arm died.
     """
-    steps = _DEFAULT_STEPS if steps is None else steps
+    steps = 200 if steps is None else steps
     if steps < 1:
         raise ConfigError(f"--steps is {steps}, wanted 1 or more")
     arms = arms_of(against, config)
@@ -180,8 +181,11 @@ def _run(tasks: Sequence[ArmTask], *, logs: Path) -> list[ArmFigures]:
     with contextlib.ExitStack() as stack:
         children = []
         for task in tasks:
-            children.append(_started(task, logs=logs))
-            stack.callback(children[-1].kill)
+            name = task.arm.name
+            work = "forebay.measure.plain_loop:work" if task.arm.is_plain else "forebay.measure.compared_ways:work"
+            child = Child(f"the arm {name}", work, log=logs / f"{name}.log", advice="leave it out of --against")
+            stack.callback(child.kill)
+            children.append(child)
         for child in children:
             child.receive()  # it has imported what it needs
         setups: list[Setup] = []
@@ -202,12 +206,6 @@ def _run(tasks: Sequence[ArmTask], *, logs: Path) -> list[ArmFigures]:
         return figures
 
 
-def _started(task: ArmTask, *, logs: Path) -> Child:
-    work = "forebay.measure.plain_loop:work" if task.arm.is_plain else "forebay.measure.compared_ways:work"
-    log = logs / f"{task.arm.name}.log"
-    return Child(f"the arm {task.arm.name}", work, log=log, advice="leave it out of --against")
-
-
 def _tell_block(tasks: Sequence[ArmTask], turns: Sequence[ArmTurn], *, number: int) -> None:
     """Logs how fast the arms were in a block. Raises ForebayError where they did not train on the same samples."""
     rates = []
@@ -219,14 +217,6 @@ def _tell_block(tasks: Sequence[ArmTask], turns: Sequence[ArmTurn], *, number: i
             )
         rates.append(f"{task.arm.name} {len(turn.ids) / turn.seconds:.1f}")
     logger.info("block %d of %d: %s samples/s", number + 1, len(tasks[0].blocks), ", ".join(rates))
-
-
-_logger = logging.getLogger(__name__)
-
-_EVALUATIONS = "eval.jsonl"
-_MAX_LISTED = 8
-_RATES = {"wer": "WER", "cer": "CER", "accuracy": "accuracy", "f1": "F1", "loss": "loss"}
-"""The figures of evaluations that are compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,7 +235,7 @@ class RunLog:
             raise ConfigError(f"{folder}: no such folder; name a run's, which is <train.output_dir>/<name>")
         path = folder / "logs" / FILE_NAME
         if not path.is_file():
-            found = ", ".join(sorted(repr(each.name) for each in folder.iterdir())[:_MAX_LISTED]) or "nothing"
+            found = ", ".join(sorted(repr(each.name) for each in folder.iterdir())[:8]) or "nothing"
             raise ConfigError(
                 f"{folder} is no folder of a run: it lacks logs/{FILE_NAME} and holds {found}; name a folder that "
                 "forebay train has written, <train.output_dir>/<name>"
@@ -261,19 +251,18 @@ class RunLog:
             folder=folder,
             settings=head["settings"],
             steps=steps,
-            evaluations=[line for line in read_lines(folder / _EVALUATIONS) if "step" in line and "name" in line],
+            evaluations=[line for line in read_lines(folder / "eval.jsonl") if "step" in line and "name" in line],
         )
 
     @property
     def final(self) -> dict[str, Any]:
         """Returns what the run came to: figures of the last line, medians over the lines of what is per line."""
         first, last = self.steps[0], self.steps[-1]
-        middle = {name: _median(self.steps, name) for name in ("samples_per_s", "data_wait_share")}
         return {
             "steps": last["step"],
             "loss_first": first["loss"],
             "loss_last": last["loss"],
-            **middle,
+            **{name: _median(self.steps, name) for name in ("samples_per_s", "data_wait_share")},
             "padding": last.get("padding"),
             "skipped_steps": last.get("skipped_steps"),
             "evaluations": {name: self._evaluation(name) for name in (str(line["name"]) for line in self.evaluations)},
@@ -308,15 +297,13 @@ class RunComparison:
     def to_json(self) -> dict[str, Any]:
         """Returns the document; its fields are an interface."""
         first, other = self.runs
-        losses = [[[line["step"], line["loss"]] for line in run.steps] for run in self.runs]
+        losses = [[(line["step"], line["loss"]) for line in run.steps] for run in self.runs]
         return {
             "version": 1,
             "runs": [str(run.folder) for run in self.runs],
             "final": [run.final for run in self.runs],
-            "losses": losses,
-            "loss_difference": largest_difference(
-                *({line["step"]: line["loss"] for line in run.steps} for run in self.runs)
-            ),
+            "losses": [list(map(list, own)) for own in losses],
+            "loss_difference": largest_difference(*map(dict, losses)),
             "settings": settings_that_differ(first.settings, other.settings),
         }
 
@@ -332,7 +319,7 @@ class RunComparison:
             return
         document = self.to_json()
         draw, lines = partial(draw_runs, document), _markdown(document)
-        write_report(out, "compare", document, draw, log=_logger.warning, lines=lines)
+        write_report(out, "compare", document, draw, log=logger.warning, lines=lines)
 
 
 def compare_runs(first: Path, other: Path, *, out: Path | None = None) -> RunComparison:
@@ -374,17 +361,10 @@ def _markdown(document: dict[str, Any]) -> Iterator[str]:
             f"\nThe largest difference between the losses at {found['equal_steps']} equal steps is "
             f"{found['difference']:.3g}, at step {found['step']}."
         )
-    yield from _settings(document["settings"], names)
-
-
-def _settings(found: dict[str, list[Any]], names: Sequence[str]) -> Iterator[str]:
-    if not found:
-        yield "\nTheir settings are the same."
-        return
-    yield "\nSettings that differ:\n"
-    yield from markdown_table(
-        ["", *names], [[name, *(_short(value) for value in pair)] for name, pair in found.items()]
-    )
+    differing = [[name, *map(_short, pair)] for name, pair in document["settings"].items()]
+    yield "\nSettings that differ:\n" if differing else "\nTheir settings are the same."
+    if differing:
+        yield from markdown_table(["", *names], differing)
 
 
 def _evaluation(found: dict[str, Any] | None, what: str) -> str:

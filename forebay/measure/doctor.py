@@ -25,6 +25,7 @@ from forebay.config.plan import PackConfig
 from forebay.config.tree import Config
 from forebay.config.url import is_url
 from forebay.errors import ConfigError, ForebayError
+from forebay.init.config_text import value_of
 from forebay.measure.cache_arms import codecs, find, listing, made, plans, reads
 from forebay.measure.child_process import Child
 from forebay.measure.diagnosis import MeasuredArms
@@ -231,12 +232,14 @@ def doctor(config: Config, options: DoctorOptions | None = None) -> DoctorReport
 
 def _measured(session: DoctorSession, config: Config, options: DoctorOptions, *, cores: int) -> MeasuredArms:
     missing: dict[str, str] = {}
+    given: dict[str, Any] = {"bucket": 0, "samples": 1, "room": 1, "seconds": options.step_s, "cpu_s": 0.0, "steps": 0}
     found = MeasuredArms(
         cores=cores,
         prefetch=config.loader.prefetch,
         num_threads=config.loader.num_threads,
         num_workers=config.run.num_workers or 0,
-        steps=None if options.step_s is None else given_step(options.step_s),
+        # A step that takes what the user says, whatever its batch, needs none of this machine's cores.
+        steps=None if options.step_s is None else StepTimes(device="given", times=(StepTime(**given),)),
         not_measured=missing,
     )
     needless = {"step": options.step_s is not None, "codecs": not isinstance(config.plan, PackConfig)}
@@ -292,11 +295,6 @@ def _require_data(found: MeasuredArms, config: Config) -> None:
         )
     if config.mixture.source:
         raise ConfigError(f"{config.path}: {missing.get('find', missing['listing'])}")
-
-
-def given_step(step_s: float) -> StepTimes:
-    """Returns steps that take what the user says, whatever their batch; they need none of this machine's cores."""
-    return StepTimes(device="given", times=(StepTime(bucket=0, samples=1, room=1, seconds=step_s, cpu_s=0.0, steps=0),))
 
 
 _HEADER = re.compile(r"""\s*\[\s*(?P<name>[^\[\]#]+?)\s*\]\s*(?:#.*)?$""")
@@ -361,7 +359,7 @@ def _require_tuning(config: Config, file: Path, settings: Mapping[str, Any]) -> 
 
 
 def _by_hand(config: Config, settings: Mapping[str, Any]) -> str:
-    lines = ", ".join(f"{name} = {toml(value)}" for name, value in settings.items() if value is not None)
+    lines = ", ".join(f"{name} = {value_of(value)}" for name, value in settings.items() if value is not None)
     return f"{config.path} cannot be edited here; set {lines} by hand"
 
 
@@ -385,7 +383,7 @@ def edited(text: str, settings: Mapping[str, Any]) -> str:
 def _with_setting(lines: list[str], section: str, key: str, value: Any) -> list[str]:
     heads = ((number, _HEADER.match(line)) for number, line in enumerate(lines))
     start = next((number for number, head in heads if head and head["name"].strip("\"'") == section), None)
-    own = None if value is None else f"{key} = {toml(value)}"
+    own = None if value is None else f"{key} = {value_of(value)}"
     if start is None:
         return lines if own is None else [*lines, "", f"[{section}]", f"{own}  {_MARK}"]
     end = next((n for n in range(start + 1, len(lines)) if lines[n].lstrip().startswith("[")), len(lines))
@@ -393,20 +391,14 @@ def _with_setting(lines: list[str], section: str, key: str, value: Any) -> list[
         found = _KEY.match(lines[place])
         if found is None or found["key"] != key:
             continue
-        last = _last_line(lines, place)
+        # A value may be an array over several lines.
+        ends = (n for n in range(place, len(lines)) if _parses("\n".join(lines[place : n + 1])))
+        last = next(ends, place)
         was, comment = _split("\n".join(lines[place : last + 1]))
         old = [f"{_MARK}: was {' '.join(was.split())}"]
         new = [] if own is None else [f"{own}{f'  {comment}' if comment else ''}"]
         return [*lines[:place], *old, *new, *lines[last + 1 :]]
     return lines if own is None else [*lines[: start + 1], f"{own}  {_MARK}", *lines[start + 1 :]]
-
-
-def _last_line(lines: Sequence[str], first: int) -> int:
-    """Returns the last line of a value that may be an array over several."""
-    for last in range(first, len(lines)):
-        if _parses("\n".join(lines[first : last + 1])):
-            return last
-    return first
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -422,11 +414,3 @@ def _parses(text: str) -> bool:
         return bool(tomllib.loads(text))
     except ValueError:
         return False
-
-
-def toml(value: Any) -> str:
-    """Returns a value of a setting as TOML writes it."""
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -53,8 +53,6 @@ _PEAKS: tuple[tuple[str, float, float], ...] = (
 )
 """By a part of a device's name, the first that fits: dense TFLOP/s of its data sheet, half precision and float32."""
 
-_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-
 
 def peak_flops(device: str, *, precision: str) -> float | None:
     """Returns the peak FLOP/s of a device by its name, None where it is in no table.
@@ -97,7 +95,7 @@ def cpu_seconds() -> float:
     """Returns the CPU seconds of this process and its children, those that ended and those that live."""
     own, ended = os.times(), resource.getrusage(resource.RUSAGE_CHILDREN)
     fields = (_told(pid, "stat").rpartition(")")[2].split() for pid in _descendants(os.getpid()))
-    living = sum(int(ticks) for found in fields for ticks in found[11:13]) / _TICKS_A_SECOND
+    living = sum(int(ticks) for found in fields for ticks in found[11:13]) / os.sysconf("SC_CLK_TCK")
     return own.user + own.system + ended.ru_utime + ended.ru_stime + living
 
 

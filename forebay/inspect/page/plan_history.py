@@ -14,8 +14,8 @@ import numpy as np
 from forebay.config.plan import PlanConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, PlanError
+from forebay.inspect.facts import bucket_range, plans_of
 from forebay.inspect.page.page_samples import PageColumns
-from forebay.inspect.plan_facts import bucket_range, plans_of
 from forebay.inspect.seen_images import pixel_padding
 from forebay.plan.disk import planned_samples, read_metadata
 from forebay.plan.make import make_plan, plan_statistics, samples_of
