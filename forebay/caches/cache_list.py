@@ -16,17 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.caches.kinds import KINDS
-from forebay.caches.root_items import (
-    RootItem,
-    Sizes,
-    Survey,
-    Told,
-    ago,
-    contents_of,
-    entered,
-    moment,
-    sizes_of,
-)
+from forebay.caches.root_items import RootItem, Sizes, Survey, Told, ago, contents_of, entered, moment, sizes_of
 from forebay.config.digest import tokenizer_digest
 from forebay.config.loader_sections import MixtureSource
 from forebay.config.remote import RemoteConfig
@@ -247,8 +237,7 @@ def _add(wanted: Wanted, file: str, config: Config, survey: Survey, *, depth: in
     if config.text is not None:
         wanted.tokenizers.setdefault(tokenizer_digest(Path(config.text.tokenizer)), config.text.tokenizer)
     others: list[MixtureSource | EvalConfig] = [*config.mixture.source, *config.train.eval]
-    named = [config.loader.cache_dir, *(other.cache for other in others)]
-    for place in named:
+    for place in (config.loader.cache_dir, *(other.cache for other in others)):
         if place is not None and (name := _name_of(place, survey)) is not None:
             wanted.found[file].append(name)
     if config.loader.cache_dir is None:

@@ -30,8 +30,7 @@ class InspectCommand(ConfigCommand):
     config: str = argument("CONFIG", "a TOML file", completes=True, nargs="?")
     usage: str | None = option("a run's logs/data_usage.jsonl: used against expected, never used", "FILE")
     sample: str | None = option(
-        "one sample by its index, or its id where it is no index; of a plan: a pack by its number or a sample's id",
-        "I",
+        "one sample by its index, or its id where it is no index; of a plan: a pack by its number or a sample's id", "I"
     )
     wav: Path | None = option("with --sample: write its audio, where the cache keeps it", "FILE")
     png: Path | None = option("with --sample: draw its features, or its images", "FILE")

@@ -38,7 +38,6 @@ Setting = tuple[str, Any, str]
 SECONDS = 1.2
 """Headers are read for so long; MP3 and Ogg take all of their bytes."""
 _MAX_BYTES = 64 * 1024 * 1024
-_MAX_PIXELS = 89_478_485
 _LANGUAGES = 8
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
@@ -165,7 +164,7 @@ class Pictures(Headers):
 
     def read(self, file: BinaryIO) -> None:
         """See `Headers`."""
-        self.sizes.append(image_size(file, max_pixels=_MAX_PIXELS, sample_id="image"))
+        self.sizes.append(image_size(file, max_pixels=89_478_485, sample_id="image"))
 
     def facts(self) -> list[str]:
         """Returns how large the images are."""

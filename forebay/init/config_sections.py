@@ -38,7 +38,6 @@ _MOST_BUCKETS, _SAMPLES_A_BUCKET = 32, 16
 _LEAST_SECONDS, _MOST_SECONDS = 20, 240
 BATCH_SIZE = 8
 BATCH_TOKENS = 4096
-_MOST_NAMES = 100
 _FOR_WHISPER = (
     "Features for Whisper; also: qwen3_asr, w2v_bert, waveform. With forebay init --model DIR they are the model's, "
     "and texts become tokens."
@@ -268,7 +267,7 @@ def _source(made: Draft) -> list[Section]:
 def _kept(found: Candidate) -> list[tuple[str, list[str]]]:
     """Returns the setting that keeps columns which nothing takes, as many as a line has room for."""
     names = [name for name in found.others if name.isidentifier() and name.isascii() and name not in OWN_COLUMNS]
-    while len(value_of(names)) > _MOST_NAMES:
+    while len(value_of(names)) > 100:
         names.pop()
     return [("keep_columns", names)] if names and found.meaning.name in SOURCE_KINDS[found.kind].keeps else []
 
@@ -303,11 +302,9 @@ def mix(whole: Draft, parts: Sequence[Draft]) -> None:
 
 _IMAGES = 32
 _LEAST_TOKENS, _MOST_TOKENS = 1024, 16_384
-_CHARS_A_TOKEN = 2.5
 _TEMPLATE_TOKENS = 24
 _SHOWN = 3
 _ALONE = "images of other shapes are not padded: each is a batch of its own"
-_MOST_CLASSES = 20
 
 
 class ImageSections(RowMeaning):
@@ -396,7 +393,7 @@ def _conversation_tokens(found: Candidate, settings: ImageSettings) -> tuple[int
         with contextlib.suppress(SampleError):  # the processor refuses it
             _, rows, columns = grid_thw(*size, settings)
             images[-1] += rows * columns // settings.merge_size**2
-    words = [len(text) / _CHARS_A_TOKEN + _TEMPLATE_TOKENS for text in found.texts] or [_TEMPLATE_TOKENS]
+    words = [len(text) / 2.5 + _TEMPLATE_TOKENS for text in found.texts] or [_TEMPLATE_TOKENS]
     a_row, images = found.images_a_row or [1], images or [0]
     return round(mean(words) + mean(a_row) * mean(images)), round(max(words) + max(a_row) * max(images))
 
@@ -460,7 +457,7 @@ def _new_head(found: Candidate, model: Model) -> str:
     """Returns the command that makes a model of the classes that were found."""
     names = dict(enumerate(sorted(found.classes)))
     folder = from_here(model.folder)
-    if len(names) > _MOST_CLASSES:
+    if len(names) > 20:
         return f"give {folder}/config.json an id2label of these {len(names):,} classes, which forebay inspect lists"
     if not model.has_weights:
         return f'write into {folder}/config.json: "id2label": {json.dumps(names)}'

@@ -48,7 +48,6 @@ _MEDIA = {*RECORDING_FILES, *IMAGE_EXTENSIONS}
 
 
 _FILES = 8
-_PEEK = 4
 _OTHER_MESSAGES = ("messages", "conversations")
 
 
@@ -413,7 +412,7 @@ def _take_media(table: TableHead, found: Candidate, chooser: Chooser) -> None:
 
 def _holds(headers: type[Headers], table: TableHead, name: str) -> bool:
     """Returns whether one of the first media of a column has a header of a kind."""
-    return any(not headers.of([value]).unreadable for value in islice(table.encoded(name), _PEEK))
+    return any(not headers.of([value]).unreadable for value in islice(table.encoded(name), 4))
 
 
 def _named(table: TableHead, role: str, names: Sequence[str], chooser: Chooser) -> str:

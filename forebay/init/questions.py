@@ -12,13 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from forebay.config.data import MEANINGS
 from forebay.errors import ConfigError
-from forebay.init.table_head import (
-    LikelyColumn,
-    TableHead,
-    images_of_row,
-    likely_columns,
-    words_of,
-)
+from forebay.init.table_head import LikelyColumn, TableHead, images_of_row, likely_columns, words_of
 from forebay.visible import printable
 
 T = TypeVar("T")

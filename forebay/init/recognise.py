@@ -38,7 +38,6 @@ _LOOKED_INTO = frozenset(("", ".txt", ".json", ".jsonl", ".csv", ".tsv", ".list"
 _FILES = 60
 _PARTS = re.compile(r"[\s|,;:\"'/\\=<>()\[\]{}]+")
 _WORD = re.compile(r"[^\W\d_]+")
-_MIN_WORDS = 2
 _KEY = re.compile(r'"\w*(text|transcri|sentence|utterance|words)\w*"\s*:', re.IGNORECASE)
 
 NEEDS = """forebay init knows:
@@ -249,7 +248,7 @@ def _names_recordings(tree: Tree, name: str, stems: set[str]) -> bool:
     head = text_head(tree.path(name))
     if name.endswith(".json") and name.rpartition("/")[2].rpartition(".")[0] in stems:
         return _KEY.search(head) is not None
-    return any(len(list(_words(line, stems))) >= _MIN_WORDS for line in head.splitlines()[:200])
+    return any(len(list(_words(line, stems))) >= 2 for line in head.splitlines()[:200])
 
 
 def _words(line: str, stems: set[str]) -> Iterator[str]:

@@ -38,7 +38,6 @@ _COUNTED_BYTES = 256 * 1024 * 1024
 _DELIMITERS = {".tsv": "\t", ".csv": ",;\t|"}
 _MAX_ARRAY = 64 * 1024 * 1024
 """An array of objects up to this size is read whole, of a larger one the first rows."""
-_MAX_BLOB = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ class TableHead:
 
     def encoded(self, name: str) -> Iterator[bytes]:
         """Yields some of the encoded media of a column of `blobs`."""
-        file, left = HfFile(self.path), _MAX_BLOB
+        file, left = HfFile(self.path), (64 * 1024 * 1024)
         for part in spread(range(len(file.part_starts()) - 1), 4):
             for batch in islice(file.batches(range(part, part + 1), [name], batch_rows=8), 3):
                 values = (each for value in batch.column(0).to_pylist() for each in as_list(value))

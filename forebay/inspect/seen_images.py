@@ -31,8 +31,6 @@ _GAP = 2
 """Pixels between two tiles."""
 _BETWEEN = 128
 """Their grey."""
-_CHANNELS = (3, 1)
-_ENDINGS = ("Fast", "Pil")
 _IN_BLOCKS = frozenset(
     (
         "Qwen2VLImageProcessor",
@@ -74,7 +72,7 @@ def view_of(form: BatchForm, arrays: Mapping[str, Array]) -> View | None:
         return None if pixels is None else View(pixels=pixels, how=f"{how}, its patches put together")
     shape, table = array.shape, field.table
     candidates = (len(shape) - 3, len(shape) - 1) if len(shape) > 2 else ()
-    axis = next((axis for wanted in _CHANNELS for axis in candidates if shape[axis] == wanted), None)
+    axis = next((axis for wanted in (3, 1) for axis in candidates if shape[axis] == wanted), None)
     if table is not None and len(table.values) > 1 and table.inner == 1:
         axis = table.axis
     planes = levels[..., None] if axis is None else np.moveaxis(levels, axis, -1)
@@ -102,7 +100,7 @@ def _grid(tiles: Array) -> Array:
 def _laid_out(form: BatchForm, field: FieldForm, levels: Array, arrays: Mapping[str, Array]) -> Array | None:
     """Returns the image of flattened patches [n, d] in the order of the classes that are known; else None."""
     name = form.made_by
-    for ending in _ENDINGS:
+    for ending in ("Fast", "Pil"):
         name = name.removesuffix(ending)
     if name == "Siglip2ImageProcessor" and "spatial_shapes" in arrays:
         return _by_rows(levels, _numbers(arrays["spatial_shapes"]))
@@ -153,10 +151,6 @@ def matrix(array: Array) -> Array:
     return np.repeat(scaled(flat, flat.min(), flat.max())[..., None], 3, axis=-1)
 
 
-_MAX_PIXELS = 89_478_485
-_MAX_FILE_BYTES = 256 * 1024 * 1024
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
     """An image to be shown. about: lines that stand below its name. grid, merge: its patches, where it has some.
@@ -184,11 +178,11 @@ def original_of(name: str, content: str, config: Config) -> Array | None:
     """
     for path in _candidates(name, config):
         try:
-            if not path.is_file() or path.stat().st_size > _MAX_FILE_BYTES:
+            if not path.is_file() or path.stat().st_size > (256 * 1024 * 1024):
                 continue
             data = path.read_bytes()
             if xxhash.xxh3_128_hexdigest(data) == content:
-                return np.asarray(decode_image(data, max_pixels=_MAX_PIXELS, sample_id=name))
+                return np.asarray(decode_image(data, max_pixels=89_478_485, sample_id=name))
         except (OSError, ValueError, SampleError):
             continue
     return None

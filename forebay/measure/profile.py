@@ -369,11 +369,7 @@ class ProfileReport:
 
 
 def profile(
-    config: Config,
-    *,
-    num_steps: int = 20,
-    resume: bool = False,
-    phases: Phases | None = None,
+    config: Config, *, num_steps: int = 20, resume: bool = False, phases: Phases | None = None
 ) -> ProfileReport | None:
     """Returns where the time of `num_steps` steps went, None on ranks other than 0; `<run>/profile/` has it then, too.
 

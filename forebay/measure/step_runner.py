@@ -151,7 +151,6 @@ class StepRunner:
 
 
 _SHAPES = 3
-_MOST_STEPS = 20
 
 
 def step(bench: Bench, seconds: float) -> StepTimes:
@@ -199,7 +198,7 @@ def _timed(runner: StepRunner, batch: Any, shape: PlannedBatch, *, ends: float) 
     first_s = runner.step(batch)
     wall: list[float] = []
     cpu: list[float] = []
-    while not wall or (time.perf_counter() + first_s < ends and len(wall) < _MOST_STEPS):
+    while not wall or (time.perf_counter() + first_s < ends and len(wall) < 20):
         before = os.times()
         wall.append(runner.step(batch))
         after = os.times()

@@ -145,9 +145,6 @@ class PlanSampler(Resumable):
             yield indices if step.turn.weight else FillerSamples(indices)
 
 
-_KEPT_BUFFERS = 4
-
-
 def build_vl_dataloader(
     config: Config,
     *,
@@ -295,7 +292,7 @@ class CachedVLDataset(Resumable, IterableDataset[Batch]):
         self.cursor.plan = opened_packs(self.plan_folder, self.source)[0].plan
 
     def _batches(self, steps: Iterator[CursorStep], foresight: Foresight | None) -> Iterator[Batch]:
-        allocate = BufferRing(max_free=_KEPT_BUFFERS).take
+        allocate = BufferRing(max_free=4).take
         try:
             for number, step in enumerate(steps):
                 # Before the batch is handed out: whoever asks for the state then has it.

@@ -141,7 +141,6 @@ class Finding:
         return (rank, self.check, self.set, self.row, self.sample_id, self.other_set or "", self.message)
 
 
-_PIECE_S = 0.02
 _WINDOW = 512
 _WINDOWS = 32
 """The loudest ones are enough to see where a band ends."""
@@ -165,7 +164,7 @@ class Sound(NamedTuple):
 def measured_sound(clip: Array, rate_hz: int, limits: Limits) -> Sound:
     """Returns what a clip is like. clip: int16 or float32 (1.0 is full scale) [num_samples], at least one."""
     samples = _as_float(clip)
-    levels = _levels(samples, max(1, round(_PIECE_S * rate_hz)))
+    levels = _levels(samples, max(1, round(0.02 * rate_hz)))
     return Sound(
         loudest_dbfs=float(levels.max()),
         quiet=float(np.mean(levels < limits.quiet_dbfs)),

@@ -292,8 +292,6 @@ _MAX_IDS = 200
 _HEARD = 2_000
 """Recordings in which clipping is looked for."""
 
-_HEARD_BYTES = 400_000_000
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
@@ -374,7 +372,7 @@ def _clipped(columns: PageColumns) -> list[Chosen]:
     if "waveform" not in cache.fields:
         return []
     shares: list[tuple[float, int]] = []
-    left = _HEARD_BYTES
+    left = 400_000_000
     for index in np.unique(np.linspace(0, len(cache) - 1, min(len(cache), _HEARD)).astype(np.int64)).tolist():
         try:
             waveform = cache.read(index)["waveform"]

@@ -28,7 +28,6 @@ from forebay.store.source import SampleSource
 
 logger = logging.getLogger(__name__)
 
-_MAX_PLANS = 6
 _PACKS, _SEGMENTS = 12, 600
 _BATCHES, _ROWS = 10, 12
 
@@ -97,7 +96,7 @@ def views_of(columns: PageColumns, config: Config | None, *, roots: Sequence[Pat
     if config is not None and config.filter.is_given:
         source = filtered(columns.cache, Filter.of(config.filter))
     wanted = None if settings is None else plan_key(source.key, settings)
-    found = sorted(plans_of(columns.cache.key, roots), key=lambda plan: plan["key"] != wanted)[:_MAX_PLANS]
+    found = sorted(plans_of(columns.cache.key, roots), key=lambda plan: plan["key"] != wanted)[:6]
     views = [
         view for plan in found if (view := _kept(columns, source, plan, is_wanted=plan["key"] == wanted)) is not None
     ]

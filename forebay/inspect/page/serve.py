@@ -36,8 +36,6 @@ from forebay.store.layout import Array
 from forebay.store.metadata import foreign_values
 from forebay.visible import printable
 
-_MAX_SIZE = 200
-_MAX_TEXT = 200
 _KEPT = 6
 """Orders, and answers to searches, that are kept."""
 
@@ -65,7 +63,7 @@ class Query:
         if len(one) < len(given) or not all(_is_number(number) for number in numbers):
             return None
         first, size, by, number = map(int, numbers)
-        is_there = 1 <= size <= _MAX_SIZE and by < columns and number < max(languages, 1) and len(text) <= _MAX_TEXT
+        is_there = 1 <= size <= 200 and by < columns and number < max(languages, 1) and len(text) <= 200
         if not is_there or one.get("down", "0") not in ("0", "1"):
             return None
         chosen = number if language else None
@@ -111,7 +109,6 @@ def _holds(column: pa.ChunkedArray, text: str) -> Array:
 
 
 _NUMBER = "([0-9]{1,12})"
-_MAX_QUERY = 2_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,7 +241,7 @@ class Pages:
     def _rows(self, query: str) -> PageAnswer:
         languages = len(self.overview.columns.languages[0])
         try:
-            given = parse_qs(query[:_MAX_QUERY], keep_blank_values=True, max_num_fields=10, errors="strict")
+            given = parse_qs(query[:2_000], keep_blank_values=True, max_num_fields=10, errors="strict")
         except ValueError:
             given = {"first": ["?"]}
         wanted = Query.of(given, columns=len(self.overview.rows.shown), languages=languages)
@@ -274,7 +271,6 @@ SEND_S = 20.0
 """A reader has so long to take 64 kB."""
 
 _CHUNK = 1 << 16
-_TOKEN_BYTES = 24
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\nRetry-After: 1\r\n\r\n"
 
@@ -288,7 +284,7 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
     def __init__(self, overview: Overview, *, port: int = 0) -> None:
         """port: 0: any free one. Raises ConfigError where the port cannot be had."""
-        self.token = secrets.token_urlsafe(_TOKEN_BYTES)
+        self.token = secrets.token_urlsafe(24)
         self.pages = Pages(overview, root=f"/{self.token}")
         self._room = threading.BoundedSemaphore(MAX_THREADS)
         self._heads: dict[socket.socket, float] = {}

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 LIMIT = 4_000
 """Characters of one text that a page shows."""
 
-_MAX_LINES = 200_000
 _FIRST_IDS = 6
 
 
@@ -138,7 +137,7 @@ def rejected_ids(path: Path, *, wanted: int) -> dict[tuple[str, str], list[str]]
                     kind, reason, sample_id = (str(entry[name]) for name in ("kind", "reason", "sample_id"))
                     ids = found.setdefault((kind, reason), [])
                     ids += [sample_id] if len(ids) < _FIRST_IDS else []
-                if number >= _MAX_LINES or (
+                if number >= 200_000 or (
                     len(found) >= wanted and all(len(ids) >= _FIRST_IDS for ids in found.values())
                 ):
                     break

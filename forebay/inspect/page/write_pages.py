@@ -20,14 +20,7 @@ from forebay.config.tree import Config
 from forebay.config.url import is_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.inspect.command import plan_roots
-from forebay.inspect.facts import (
-    bucket_range,
-    has_lengths,
-    held_rows,
-    plan_figures,
-    shown_settings,
-    unplaced_text,
-)
+from forebay.inspect.facts import bucket_range, has_lengths, held_rows, plan_figures, shown_settings, unplaced_text
 from forebay.inspect.listed_groups import form_rows
 from forebay.inspect.page.cards import Card, embedded
 from forebay.inspect.page.overview import MAX_ROWS, CardChoice, Overview, overview_of

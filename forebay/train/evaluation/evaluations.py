@@ -214,9 +214,6 @@ def gather_on_host(num_ranks: int) -> Gather:
     return gather
 
 
-_POINTERS = ("best.json", "last.json")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalReport:
     """The document of `forebay eval --json`; its fields are an interface."""
@@ -294,7 +291,7 @@ def _model(config: Config, facts: ModelFacts, folder: Path) -> Any:
 
 def _of_run(folder: Path) -> Path | None:
     """Returns the best checkpoint of a run folder, else the last one; None where there is none."""
-    for name in _POINTERS:
+    for name in ("best.json", "last.json"):
         try:
             found = folder / str(json.loads((folder / name).read_bytes())["checkpoint"])
         except (OSError, ValueError, KeyError, TypeError):
