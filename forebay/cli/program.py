@@ -126,7 +126,11 @@ def _run(arguments: Sequence[str] | None) -> int:
     if "shell" in options:
         return _guarded(lambda: _completion(parser, options.shell))
     asked = command_of(options)
-    _log_to_standard_error(asked.log_level)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneMessage("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=asked.log_level, handlers=[handler])
+    # transformers' bars of loading and saving would stand among the lines.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     return _guarded(asked.run)
 
 
@@ -135,14 +139,6 @@ class _OneMessage(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return one_message(super().format(record))
-
-
-def _log_to_standard_error(level: int) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneMessage("%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
-    # transformers' bars of loading and saving would stand among the lines.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 def _reader_is_gone() -> bool:

@@ -177,10 +177,6 @@ class WarmStartCommand(Command):
         return self.printed(warm_start(self.model, tokenizer=self.tokenizer, out=self.out, seed=self.seed))
 
 
-_MOST_AGE_S = 8.0
-"""What is counted of a process that did other things before."""
-
-
 @command("doctor")
 class DoctorCommand(ConfigCommand):
     """Measure why the device waits for data here, and what to change."""
@@ -203,7 +199,8 @@ def _age_s() -> float:
     """Returns the seconds since this process began: its imports are a part of what the user waits for."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return min(max(time.clock_gettime(time.CLOCK_BOOTTIME) - started_s, 0.0), _MOST_AGE_S)
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+    return min(max(age_s, 0.0), 8.0)  # no more is counted of a process that did other things before
 
 
 _ROLES = ("audio", "text", "language", "id", "image", "question", "answer", "messages", "label", "features")

@@ -195,7 +195,10 @@ def _text(made: Draft, model: Model, prompt: str) -> list[Section]:
     section = Section("text", [("tokenizer", made.relative(model.folder), "")])
     section.add("prompt", "given" if found.has_labels else prompt)
     if prompt == "whisper" and not found.has_labels:
-        unknown = _untagged(model, found)
+        codes = {each: (re.split("[-_]", each.strip().lower())[0], whisper_code(each)) for each in found.languages}
+        unknown = {
+            each for each, of_each in codes.items() if not model.tags.intersection(f"<|{code}|>" for code in of_each)
+        }
         if unknown:
             note = f"the tokenizer has no tag for {', '.join(sorted(unknown)[:5])}: no language is written"
             section.add("language_tag_mode", "none", note)
@@ -210,12 +213,6 @@ def _text(made: Draft, model: Model, prompt: str) -> list[Section]:
         if model.max_label_tokens is not None:
             section.add("max_label_tokens", model.max_label_tokens, "the model's decoder positions")
     return [section]
-
-
-def _untagged(model: Model, found: Candidate) -> set[str]:
-    """Returns the languages of the data that a Whisper's tokenizer has no tag for."""
-    codes = {each: (re.split("[-_]", each.strip().lower())[0], whisper_code(each)) for each in found.languages}
-    return {each for each, of_each in codes.items() if not model.tags.intersection(f"<|{code}|>" for code in of_each)}
 
 
 def _buckets(found: Candidate, which: str, room: Setting) -> Section:
@@ -332,7 +329,23 @@ class ImageSections(RowMeaning):
         assert model is not None
         if made.found.prompt == "chat" and model.images is not None:
             return _packs(made, model, model.images)
-        return _processed(made, model)
+        found, folder = made.found, made.relative(model.folder)
+        stored = ("processor", folder, "images are stored as the folder's image processor gives them")
+        images, text, batches = Section("vision", [stored]), Section("text"), Section("plan")
+        is_chat = found.prompt == "chat"
+        if is_chat or found.prompt == "plain":
+            text.add("tokenizer", folder)
+        beside = BESIDE[found.prompt]
+        why = f": {model.task.why}" if model.task is not None and model.task.name == found.prompt else ""
+        text.add("prompt", found.prompt, f"{beside.said}{why}")
+        if (classes := _classes(found, model)) is not None:
+            text.add("classes", [*classes], "the model's, in the order of their numbers (id2label of its config.json)")
+        if is_chat:
+            batches.add("k", num_buckets(found), "buckets of like length, in tokens")
+        size = max(1, min(BATCH_SIZE if is_chat else _IMAGES, found.count // 4 or 1))
+        batches.add("batch_size", size, f"{beside.noun} a batch")
+        batches.lines += small_set(found)
+        return [images, text, batches]
 
     def try_steps(self, made: Draft, recipe: Recipe) -> bool:
         step = None if recipe.image is None else recipe.image.step
@@ -396,26 +409,6 @@ def _conversation_tokens(found: Candidate, settings: ImageSettings) -> tuple[int
     words = [len(text) / 2.5 + _TEMPLATE_TOKENS for text in found.texts] or [_TEMPLATE_TOKENS]
     a_row, images = found.images_a_row or [1], images or [0]
     return round(mean(words) + mean(a_row) * mean(images)), round(max(words) + max(a_row) * max(images))
-
-
-def _processed(made: Draft, model: Model) -> list[Section]:
-    found, folder = made.found, made.relative(model.folder)
-    stored = ("processor", folder, "images are stored as the folder's image processor gives them")
-    images, text, batches = Section("vision", [stored]), Section("text"), Section("plan")
-    is_chat = found.prompt == "chat"
-    if is_chat or found.prompt == "plain":
-        text.add("tokenizer", folder)
-    beside = BESIDE[found.prompt]
-    why = f": {model.task.why}" if model.task is not None and model.task.name == found.prompt else ""
-    text.add("prompt", found.prompt, f"{beside.said}{why}")
-    if (classes := _classes(found, model)) is not None:
-        text.add("classes", [*classes], "the model's, in the order of their numbers (id2label of its config.json)")
-    if is_chat:
-        batches.add("k", num_buckets(found), "buckets of like length, in tokens")
-    size = max(1, min(BATCH_SIZE if is_chat else _IMAGES, found.count // 4 or 1))
-    batches.add("batch_size", size, f"{beside.noun} a batch")
-    batches.lines += small_set(found)
-    return [images, text, batches]
 
 
 def _is_of_task(found: Candidate, model: Model) -> bool:

@@ -175,24 +175,20 @@ def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, conf
             tensors = {**tensors, **({} if heard is None else {"waveform": heard})}
         write_wav(cache, tensors, outputs.wav)
     if sample is not None and outputs.png is not None:
-        _write_png(cache, sample, outputs.png, config=config)
+        from forebay.inspect.page.cards import hop_s
+        from forebay.inspect.picture import draw, draw_tiles, sample_title, write_figure
+
+        if sample.items:
+            tiles = [item.picture(config) for item in sample.shown]
+            write_figure(draw_tiles(tiles, title=sample_title(sample)), outputs.png)
+        elif "audio" in cache.groups:
+            rate_hz, seconds = cache.constants["sample_rate_hz"], hop_s(cache.constants)
+            write_figure(draw(sample.tensors, sample.row, sample_rate_hz=rate_hz, hop_s=seconds), outputs.png)
+        else:
+            raise ConfigError(f"--png: {cache.place} has no audio to draw; leave --png out")
     if outputs.export is not None:
         write_table(cache, outputs.export)
     return [str(path) for path in (outputs.wav, outputs.png, outputs.export) if path is not None]
-
-
-def _write_png(cache: Cache, sample: Sample, path: Path, *, config: Config | None) -> None:
-    from forebay.inspect.page.cards import hop_s
-    from forebay.inspect.picture import draw, draw_tiles, sample_title, write_figure
-
-    if sample.items:
-        tiles = [item.picture(config) for item in sample.shown]
-        write_figure(draw_tiles(tiles, title=sample_title(sample)), path)
-    elif "audio" in cache.groups:
-        rate_hz, seconds = cache.constants["sample_rate_hz"], hop_s(cache.constants)
-        write_figure(draw(sample.tensors, sample.row, sample_rate_hz=rate_hz, hop_s=seconds), path)
-    else:
-        raise ConfigError(f"--png: {cache.place} has no audio to draw; leave --png out")
 
 
 def _cache_lines(facts: dict[str, Any], sample: Sample | None) -> Iterator[str]:

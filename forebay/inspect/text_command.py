@@ -105,7 +105,13 @@ class TextView:
         if look.body != (look.asked.text or ""):
             yield from _text("transcript", [TextPart("kept", look.body)])
         for name, before, after in look.changed():
-            yield from self._step_lines(name, before, after, has_marks=has_marks)
+            if isinstance(after, Problem):
+                yield from _plain(wrapped(_head(name), f"fails: {after.reason}"))
+            elif before == after:
+                yield from _plain([_head(name) + "unchanged"])
+            else:
+                parts = changes(before, after) if self.is_diff else [TextPart("kept", after)]
+                yield from _text(name, parts, has_marks=has_marks)
         if look.ids:
             yield from _plain(self._token_lines())
         if look.failure is not None:
@@ -124,15 +130,6 @@ class TextView:
             return f"{look.language or 'none'}, {said}"
         other = f"; {given} was given" if given and given != staged.detected else ""
         return f"{look.language}, detected with confidence {staged.confidence:.2f}{other}"
-
-    def _step_lines(self, name: str, before: str, after: str | Problem, *, has_marks: bool) -> Iterator[Line]:
-        if isinstance(after, Problem):
-            yield from _plain(wrapped(_head(name), f"fails: {after.reason}"))
-        elif before == after:
-            yield from _plain([_head(name) + "unchanged"])
-        else:
-            parts = changes(before, after) if self.is_diff else [TextPart("kept", after)]
-            yield from _text(name, parts, has_marks=has_marks)
 
     def _token_lines(self) -> Iterator[str]:
         look = self.look

@@ -19,7 +19,7 @@ from forebay.errors import ConfigError
 from forebay.extras import install_line
 from forebay.train.collate.patches import PatchBatch, fields_of, moved
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Batch = dict[str, Any] | PatchBatch
@@ -99,9 +99,6 @@ def side_stream(device: torch.device | str | None) -> SideStream | None:
     if device.type != "cuda" or not torch.cuda.is_available():
         raise ConfigError(f"device is {device}, wanted cpu or a CUDA device that torch sees; leave device out")
     return SideStream(device)
-
-
-_logger = logging.getLogger(__name__)
 
 
 class Hardware:

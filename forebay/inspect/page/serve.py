@@ -395,18 +395,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         start, end = span
         is_part = (start, end) != (0, size) and answer.status == 200
         self.send_response(206 if is_part else answer.status)
-        self._send_headers(answer)
-        if is_part:
-            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
-        elif answer.status == 416:
-            self.send_header("Content-Range", f"bytes */{size}")
-        self.send_header("Content-Length", str(end - start))
-        self.end_headers()
-        if has_body:
-            for chunk in _chunks(answer, start, end):
-                self.wfile.write(chunk)
-
-    def _send_headers(self, answer: PageAnswer) -> None:
         self.close_connection = True
         headers = {
             "Connection": "close",
@@ -425,6 +413,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
             headers["Allow"] = "GET, HEAD"
         for name, value in headers.items():
             self.send_header(name, value)
+        if is_part:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
+        elif answer.status == 416:
+            self.send_header("Content-Range", f"bytes */{size}")
+        self.send_header("Content-Length", str(end - start))
+        self.end_headers()
+        if has_body:
+            for chunk in _chunks(answer, start, end):
+                self.wfile.write(chunk)
 
     def _span(self, size: int) -> tuple[int, int] | None:
         """Returns which bytes are asked for; all of them where the header says nothing known; None: there are none."""

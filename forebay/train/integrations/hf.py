@@ -317,9 +317,6 @@ class LoaderMixin:
                 f"of {world}; make it with make_loader(config, dp_rank={rank}, dp_world_size={world})",
                 code="FB707",
             )
-        self._check_smoothing()
-
-    def _check_smoothing(self) -> None:
         if not self.args.label_smoothing_factor or self.compute_loss_func is not None:
             return
         name, config = type(self.accelerator.unwrap_model(self.model)).__name__, getattr(self.model, "config", None)

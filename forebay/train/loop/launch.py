@@ -245,19 +245,16 @@ class Gathered:
         self.model = accelerator.unwrap_model(model, keep_torch_compile=False)
         self.weights: dict[str, torch.Tensor] | None = None
         """The state dict, where the model itself has only a part of it; None where the model has the whole."""
-        if isinstance(self.model, FSDPModule):
-            self.weights = _gathered_weights(self.model, keep=accelerator.is_main_process)
-
-
-def _gathered_weights(model: Any, *, keep: bool) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    seen: dict[int, torch.Tensor] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        if id(value) not in seen:  # tied weights stay one tensor
-            full = whole(value.detach())
-            seen[id(value)] = full.cpu() if keep else full.new_empty(0)
-        found[name] = seen[id(value)]
-    return found
+        sharded: Any = self.model
+        if isinstance(sharded, FSDPModule):
+            found: dict[str, torch.Tensor] = {}
+            seen: dict[int, torch.Tensor] = {}
+            for name, value in sharded.state_dict(keep_vars=True).items():
+                if id(value) not in seen:  # tied weights stay one tensor
+                    full = whole(value.detach())
+                    seen[id(value)] = full.cpu() if accelerator.is_main_process else full.new_empty(0)
+                found[name] = seen[id(value)]
+            self.weights = found
 
 
 _IDS = "trackers.json"
@@ -318,7 +315,12 @@ class Trackers:
                 init_kwargs=_arguments(config.train.trackers, ids, folder=folder, step=step),
             )
             if accelerator.is_main_process:
-                self._keep_ids(folder, ids)
+                for tracker in self._accelerator.trackers:
+                    if tracker.name == "mlflow":
+                        ids["mlflow"] = tracker.active_run.info.run_id
+                if ids:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    write_bytes(folder / _IDS, json.dumps(ids).encode())
         except Exception as err:  # each service has errors of its own: no account, no network, no database
             accelerator.trackers.clear()  # what has not started cannot be finished
             raise ForebayError(
@@ -346,14 +348,6 @@ class Trackers:
         numbers = {name: value for name, value in _scalars(figures) if not isinstance(value, str | bool)}
         numbers.pop("step")
         self._accelerator.log({f"{group}/{name}": value for name, value in numbers.items()}, step=step)
-
-    def _keep_ids(self, folder: Path, ids: dict[str, str]) -> None:
-        for tracker in self._accelerator.trackers:
-            if tracker.name == "mlflow":
-                ids["mlflow"] = tracker.active_run.info.run_id
-        if ids:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_bytes(folder / _IDS, json.dumps(ids).encode())
 
 
 def _arguments(names: tuple[str, ...], ids: dict[str, str], *, folder: Path, step: int) -> dict[str, dict[str, Any]]:

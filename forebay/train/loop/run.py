@@ -198,12 +198,18 @@ def train(
             if recorder is not None:
                 recorder.step_done()
     meter, failed = after_step.meter, evaluations.failed
-    return _report(
-        meter,
+    loss_first, loss_last = meter.losses
+    written = checkpoint if first >= last else after_step.checkpoint
+    return TrainReport(
+        loss_first=loss_first,
+        loss_last=loss_last,
+        samples_per_s=meter.num_samples / meter.elapsed_s,
+        data_wait_share=meter.wait_s / meter.elapsed_s,
+        skipped_steps=meter.skipped.total,
         steps=max(first, last),
         padding=float(loader.report()["padding"]),
         source=source_kind,
-        checkpoint=checkpoint if first >= last else after_step.checkpoint,
+        checkpoint=None if written is None else str(written),
         compilations=num_compilations() - compilations,
         evaluations=evaluations.num_done,
         evaluations_failed=len(failed),
@@ -219,19 +225,6 @@ def _wait_share(meter: Meter, phases: Phases) -> float:
     """Returns the share of the time in which the run waited behind its first batch, for which every run waits."""
     first_s = phases.seconds.get("first batch", 0.0)
     return max(meter.wait_s - first_s, 0.0) / max(meter.elapsed_s - first_s, 1e-9)
-
-
-def _report(meter: Meter, *, checkpoint: Path | None, **facts: Any) -> TrainReport:
-    loss_first, loss_last = meter.losses
-    return TrainReport(
-        loss_first=loss_first,
-        loss_last=loss_last,
-        samples_per_s=meter.num_samples / meter.elapsed_s,
-        data_wait_share=meter.wait_s / meter.elapsed_s,
-        checkpoint=None if checkpoint is None else str(checkpoint),
-        skipped_steps=meter.skipped.total,
-        **facts,
-    )
 
 
 def _check_settings(config: Config) -> ModelFacts:
@@ -255,8 +248,6 @@ def _resume_from(folder: Path, *, resume: bool | Path) -> Path | None:
         _logger.info("no checkpoint in %s yet: starting at step 1", folder)
     return checkpoint
 
-
-_SAY_EVERY_S = 10.0
 
 _MAX_ROWS = 24
 """Languages, or sources, that are printed."""
@@ -395,7 +386,7 @@ class _Warming:
     def say(self, step: int, steps: int) -> None:
         """Logs how far the run is, now and then."""
         now_s = time.perf_counter()
-        if now_s - self._said_s > _SAY_EVERY_S:
+        if now_s - self._said_s > 10:
             self._said_s, left_s = now_s, (now_s - self._start_s) / step * (steps - step)
             bytes_, per_s = self._rate()
             _logger.info(

@@ -85,7 +85,15 @@ class UncachedSource(SampleSource):
         self.key = digest({"uncached": recipe.key, "rows": self._rows["sample_id"].to_pylist()})
         self._may_stand_in: Array | None = None
         self._path = config.path
-        _compare_probe(self._groups, stored_probe)
+        for group in self._groups.names if stored_probe is not None else ():
+            now = self._groups.probe(group)
+            if stored_probe is not None and now != stored_probe.get(group):
+                logger.warning(
+                    "the %s steps give other values here than where the cache was built (probe %s, stored %s)",
+                    group,
+                    now,
+                    stored_probe.get(group),
+                )
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -245,19 +253,6 @@ def _good(values: dict[str, Any]) -> dict[str, Any]:
 def _files_of(rows: pa.Table) -> Array:
     """Returns the file that is the source of each row."""
     return np.asarray(rows["file" if "file" in rows.column_names else "group"].to_numpy())
-
-
-def _compare_probe(groups: Groups, stored: Mapping[str, str] | None) -> None:
-    """Logs where the steps give other values here than where a cache was built; `stored` is its probe."""
-    for group in groups.names if stored is not None else ():
-        now = groups.probe(group)
-        if stored is not None and now != stored.get(group):
-            logger.warning(
-                "the %s steps give other values here than where the cache was built (probe %s, stored %s)",
-                group,
-                now,
-                stored.get(group),
-            )
 
 
 class Substitutes:
