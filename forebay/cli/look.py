@@ -196,7 +196,12 @@ class TextCommand(ConfigCommand):
     def run(self) -> int:
         from forebay.inspect.text_command import print_view, report_texts, view_sample, view_text
 
-        self._check()
+        if self.text is not None and self.sample is not None:
+            raise ConfigError(f"--text and --sample {self.sample} are two texts; name one")
+        if self.language is not None and self.text is None:
+            raise ConfigError(f"--language {self.language} is of --text; a sample's language stands in its manifest")
+        if self.diff and self.text is None and self.sample is None:
+            raise ConfigError("--diff shows one text; name it with --sample or --text")
         config = self.loaded()
         if self.text is not None:
             view = view_text(config, self.text, language=self.language or "", is_diff=self.diff)
@@ -209,14 +214,6 @@ class TextCommand(ConfigCommand):
         else:
             print_view(view)
         return DONE if view.look.failure is None else FAILED
-
-    def _check(self) -> None:
-        if self.text is not None and self.sample is not None:
-            raise ConfigError(f"--text and --sample {self.sample} are two texts; name one")
-        if self.language is not None and self.text is None:
-            raise ConfigError(f"--language {self.language} is of --text; a sample's language stands in its manifest")
-        if self.diff and self.text is None and self.sample is None:
-            raise ConfigError("--diff shows one text; name it with --sample or --text")
 
 
 @command("explain")

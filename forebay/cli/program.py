@@ -34,7 +34,6 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def _add_completion(commands: Any) -> None:
-    """Adds `forebay completion`."""
     summary = "print what makes a shell complete forebay's commands and options"
     parser = commands.add_parser(
         "completion", help=summary, description=f'{summary}; in ~/.bashrc: eval "$(forebay completion bash)"'
@@ -43,7 +42,6 @@ def _add_completion(commands: Any) -> None:
 
 
 def _add_cache(commands: Any) -> None:
-    """Adds `forebay cache ACTION`."""
     summary = "list, compare, verify and remove caches; bring them to a store and back; make caches of caches"
     actions = commands.add_parser("cache", help=summary, description=summary)
     actions = actions.add_subparsers(required=True, metavar="ACTION")

@@ -89,14 +89,10 @@ class Looker:
     def look(self, texts: Sequence[AskedTexts]) -> list[Look]:
         """Returns what every text became, in their order."""
         given, languages = [asked.text or "" for asked in texts], [asked.language for asked in texts]
+        prompts, ids = [asked.prompt for asked in texts], [asked.sample_id for asked in texts]
         staged = self.encoder.stages(given, languages)
-        made = self.encoder.encode_batch(
-            given,
-            languages,
-            [asked.prompt for asked in texts],
-            sample_ids=[asked.sample_id for asked in texts],
-            prepared=[way.prepared for _, _, way in staged],
-        )
+        prepared = [way.prepared for _, _, way in staged]
+        made = self.encoder.encode_batch(given, languages, prompts, sample_ids=ids, prepared=prepared)
         looks = []
         for asked, (carried, body, way), result in zip(texts, staged, made, strict=True):
             # Steps are called as the config calls them: two functions have one name as steps.
@@ -195,15 +191,14 @@ class TextTally:
         numbers = self._languages
         languages = np.array([numbers.setdefault(look.language, len(numbers)) for look in looks], np.int64)
         self._add_tokens(looks, languages)
+        hashes = [xxhash.xxh3_64_intdigest(look.text.encode("utf-8", "surrogatepass")) for look in looks]
         columns: dict[str, Any] = {
             "language": languages,
             "is_usable": np.array([look.failure is None for look in looks], bool),
             "characters": np.array([len(look.text) for look in looks], np.int64),
             "spoken": np.array([sum(map(len, look.body.split())) for look in looks], np.int64),
             "labels": np.array([look.num_label_tokens for look in looks], np.int64),
-            "hash": np.array(
-                [xxhash.xxh3_64_intdigest(look.text.encode("utf-8", "surrogatepass")) for look in looks], np.uint64
-            ),
+            "hash": np.array(hashes, np.uint64),
             "seconds": np.full(len(looks), np.nan) if seconds is None else np.asarray(seconds, np.float64),
         }
         for name, column in columns.items():
@@ -374,11 +369,8 @@ class TextReport:
 
     def _step_json(self, name: str) -> dict[str, Any]:
         step = asdict(self.tally.steps[name])
-        return {
-            "step": step.pop("name"),
-            **step,
-            "examples": [{"sample_id": i, "before": before, "after": after} for i, before, after in step["examples"]],
-        }
+        step["examples"] = [dict(zip(("sample_id", "before", "after"), each, strict=True)) for each in step["examples"]]
+        return {"step": step.pop("name"), **step}
 
     def _language_json(self, number: int) -> dict[str, Any]:
         tally, kinds = self.tally, self.tally.kinds(number)

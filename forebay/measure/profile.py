@@ -171,8 +171,7 @@ def shares_of(trace: Trace) -> Shares:
     """Returns where the time of a trace's steps went."""
     segments = {thread: innermost(spans) for thread, spans in trace.spans.items()}
     main = segments.pop(trace.main, [])
-    rows: defaultdict[str, float] = defaultdict(float)
-    modules: defaultdict[str, float] = defaultdict(float)
+    rows, modules = defaultdict[str, float](float), defaultdict[str, float](float)
     for start, end, name in main:
         rows[row_of(name)] += end - start
         if name.startswith(f"{FORWARD}: "):
@@ -222,21 +221,18 @@ def innermost(spans: Sequence[Stretch]) -> list[Stretch]:
         if open_ and span.start > at:
             found.append(Stretch(at, span.start, open_[-1].name))
         at = max(at, span.start)
-        open_.append(span._replace(name=_inside(open_[-1].name, span.name) if open_ else span.name))
+        name, outer = span.name, open_[-1].name if open_ else ""
+        if outer in (EVALUATION, RECOMPUTE):
+            name = outer
+        elif outer == BACKWARD and name.startswith(FORWARD):
+            name = RECOMPUTE
+        open_.append(span._replace(name=name))
     close(float("inf"))
     return found
 
 
-def _inside(outer: str, name: str) -> str:
-    """Returns what a stretch counts as that is inside of another one."""
-    if outer in (EVALUATION, RECOMPUTE):
-        return outer
-    return RECOMPUTE if outer == BACKWARD and name.startswith(FORWARD) else name
-
-
 def _beside(threads: Iterable[Sequence[Stretch]], *, idle: Sequence[Stretch]) -> dict[str, Beside]:
-    seconds: defaultdict[str, float] = defaultdict(float)
-    alone: defaultdict[str, float] = defaultdict(float)
+    seconds, alone = defaultdict[str, float](float), defaultdict[str, float](float)
     for segments in threads:
         for segment in segments:
             seconds[segment.name] += segment.end - segment.start
@@ -263,13 +259,10 @@ def _device(trace: Trace, segments: dict[object, list[Stretch]]) -> tuple[dict[s
     """
     if not trace.device:
         return {}, {}
-    rows: defaultdict[str, float] = defaultdict(float)
-    hidden: defaultdict[str, float] = defaultdict(float)
+    rows, hidden = defaultdict[str, float](float), defaultdict[str, float](float)
     taken: list[Stretch] = []
     for kind in ("kernel", ALL_REDUCE, "copy"):
-        before = taken
-        added = []
-        at = trace.start
+        before, added, at = taken, [], trace.start
         for work in sorted((work for work in trace.device if work.kind == kind), key=lambda each: each.start):
             start, at = max(work.start, at), max(work.end, at)
             if at <= start:
@@ -341,8 +334,7 @@ class ProfileReport:
 
     def lines(self) -> Iterator[str]:
         """Yields the tables that `forebay train --profile` prints."""
-        shares = self.shares
-        each_ms = 1e3 * shares.wall_s / shares.num_steps
+        shares, each_ms = self.shares, 1e3 * self.shares.wall_s / self.shares.num_steps
         yield f"{shares.num_steps} steps of {each_ms:.1f} ms on {self.device}, rank 0 of {self.num_ranks}"
         yield from self._rows("main thread", shares.main)
         title = f"{shares.num_threads} other thread{'s' * (shares.num_threads > 1)}"
@@ -424,8 +416,7 @@ def draw_shares(shares: Shares, device: str, path: Path) -> None:
 
     Raises MissingExtraError where matplotlib is not installed.
     """
-    bars = {"main thread": shares.main, "device": shares.device}
-    bars = {title: parts for title, parts in bars.items() if parts}
+    bars = {title: parts for title, parts in (("main thread", shares.main), ("device", shares.device)) if parts}
     panels = len(bars) + bool(shares.threads)
     rows = [len(parts) for parts in bars.values()] + [len(shares.threads)] * bool(shares.threads)
     why = "the profile goes without its picture, which needs matplotlib"

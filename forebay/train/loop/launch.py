@@ -245,8 +245,8 @@ class Gathered:
         self.model = accelerator.unwrap_model(model, keep_torch_compile=False)
         self.weights: dict[str, torch.Tensor] | None = None
         """The state dict, where the model itself has only a part of it; None where the model has the whole."""
-        sharded: Any = self.model
-        if isinstance(sharded, FSDPModule):
+        if isinstance(self.model, FSDPModule):
+            sharded: Any = self.model
             found: dict[str, torch.Tensor] = {}
             seen: dict[int, torch.Tensor] = {}
             for name, value in sharded.state_dict(keep_vars=True).items():
