@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from forebay.cli import build, caches, housekeeping, look, training  # noqa: F401  their commands stand in `COMMANDS`
+from forebay.cli import build_and_look, caches, housekeeping, training  # noqa: F401  their commands are in `COMMANDS`
 from forebay.cli.options import BAD_CONFIG, CLOSED, DONE, FAILED, INTERRUPTED, NO_CACHE, add_command, command_of
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.extras import require_module
