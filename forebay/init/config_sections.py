@@ -33,20 +33,12 @@ from forebay.visible import an, from_here
 
 _HEARD_S = 30.0
 """Seconds of a clip that Whisper's features hold."""
-_FEW = 4_000
-_MOST_BUCKETS, _SAMPLES_A_BUCKET = 32, 16
-_LEAST_SECONDS, _MOST_SECONDS = 20, 240
-BATCH_SIZE = 8
-BATCH_TOKENS = 4096
+BATCH_SIZE, BATCH_TOKENS = 8, 4096
 _FOR_WHISPER = (
     "Features for Whisper; also: qwen3_asr, w2v_bert, waveform. With forebay init --model DIR they are the model's, "
     "and texts become tokens."
 )
 _FOR_LONG = "Many recordings are longer than the 30 s that Whisper hears, so waveforms are stored as they are."
-_LIMITS_S = (30.0, 10.0)
-"""Bounds of clips that are tried where an extractor does not take the longest one whole."""
-_TABLES, _MOST_LISTED = ("table", "jsonl", "folder", "tar"), 200_000
-"""Kinds whose rows may be of pieces of recordings, and how many of them are listed to see it."""
 
 
 class RecordingSections(RowMeaning):
@@ -86,7 +78,8 @@ class RecordingSections(RowMeaning):
         return [audio, *text, _buckets(found, "", room)]
 
     def check_rows(self, found: Candidate, config: Config) -> None:
-        if found.kind in _TABLES and found.count <= _MOST_LISTED:
+        # Kinds whose rows may be of pieces of recordings, and how many of them are listed to see it.
+        if found.kind in ("table", "jsonl", "folder", "tar") and found.count <= 200_000:
             check_pieces(config)
 
     def try_steps(self, made: Draft, recipe: Recipe) -> bool:
@@ -95,11 +88,11 @@ class RecordingSections(RowMeaning):
             return True
         made.note_form("audio", step.batch_form())
         source, longest = made.section("source"), max(made.found.sounds.seconds, default=0.0)
-        if not longest or any(name == "max_duration_s" for name, *_ in source.lines):
+        is_bounded = not longest or any(name == "max_duration_s" for name, *_ in source.lines)
+        if is_bounded or (problem := _problem(step, longest)) is None:
             return True
-        if (problem := _problem(step, longest)) is None:
-            return True
-        limit = next((limit for limit in _LIMITS_S if limit < longest and _problem(step, limit) is None), None)
+        # Bounds of clips that are tried where an extractor does not take the longest one whole.
+        limit = next((limit for limit in (30.0, 10.0) if limit < longest and _problem(step, limit) is None), None)
         if limit is None:
             raise ConfigError(f"a clip of {longest:.1f} s, as the data has one: {problem}", code="FB121")
         source.add("max_duration_s", limit, f"of {longest:.1f} s, {step.kind} makes other values, or several pieces")
@@ -196,9 +189,7 @@ def _text(made: Draft, model: Model, prompt: str) -> list[Section]:
     section.add("prompt", "given" if found.has_labels else prompt)
     if prompt == "whisper" and not found.has_labels:
         codes = {each: (re.split("[-_]", each.strip().lower())[0], whisper_code(each)) for each in found.languages}
-        unknown = {
-            each for each, of_each in codes.items() if not model.tags.intersection(f"<|{code}|>" for code in of_each)
-        }
+        unknown = {each for each, own in codes.items() if not model.tags.intersection(f"<|{code}|>" for code in own)}
         if unknown:
             note = f"the tokenizer has no tag for {', '.join(sorted(unknown)[:5])}: no language is written"
             section.add("language_tag_mode", "none", note)
@@ -222,12 +213,12 @@ def _buckets(found: Candidate, which: str, room: Setting) -> Section:
 
 def num_buckets(found: Candidate) -> int:
     """Returns how many edges there may be, so that buckets still hold full batches."""
-    return max(2, min(_MOST_BUCKETS, found.count // _SAMPLES_A_BUCKET))
+    return max(2, min(32, found.count // 16))
 
 
 def small_set(found: Candidate) -> list[Setting]:
     """Returns the setting for a set of which groups of batches of equal shape would leave many incomplete."""
-    return [("lockstep", 1, "a small set: no groups of batches of equal shape")] if found.count < _FEW else []
+    return [("lockstep", 1, "a small set: no groups of batches of equal shape")] if found.count < 4_000 else []
 
 
 def _batch_seconds(found: Candidate) -> int:
@@ -235,7 +226,7 @@ def _batch_seconds(found: Candidate) -> int:
     if not found.sounds.seconds:
         return 120
     wanted = min(max(2 * max(found.sounds.seconds), 120.0), found.hours * 3600 / 8)
-    return max(_LEAST_SECONDS, min(_MOST_SECONDS, 10 * math.ceil(wanted / 10)))
+    return max(20, min(240, 10 * math.ceil(wanted / 10)))
 
 
 RECORDINGS, TEXTS = RecordingSections(), TextSections()
@@ -286,10 +277,9 @@ def mix(whole: Draft, parts: Sequence[Draft]) -> None:
     """Makes a config of one source read those of other configs, by weights."""
     whole.head = ["Several sources, each with a config and a cache of its own; this one mixes them.", whole.head[-1]]
     mixed = [*dict.fromkeys(line for part in parts for line in part.found.meaning.mixed)]
-    if mixed:
-        plan = whole.section("plan")
-        if any(setting == "batch_seconds" for setting, *_ in plan.lines):
-            plan.add("batch_tokens", BATCH_TOKENS, "padded tokens a batch of texts")
+    plan = whole.section("plan")
+    if mixed and any(setting == "batch_seconds" for setting, *_ in plan.lines):
+        plan.add("batch_tokens", BATCH_TOKENS, "padded tokens a batch of texts")
     how = "" if mixed else ", by its hours; or give each a weight"
     notes = [f"Each source is a cache of its own{how} (docs/training.md)."]
     whole.sections.append(Section("mixture", mixed, notes=notes))
@@ -297,10 +287,8 @@ def mix(whole: Draft, parts: Sequence[Draft]) -> None:
         whole.sections.append(Section("mixture.source", [("config", whole.relative(part.out), "")], is_entry=True))
 
 
-_IMAGES = 32
 _LEAST_TOKENS, _MOST_TOKENS = 1024, 16_384
 _TEMPLATE_TOKENS = 24
-_SHOWN = 3
 _ALONE = "images of other shapes are not padded: each is a batch of its own"
 
 
@@ -342,7 +330,7 @@ class ImageSections(RowMeaning):
             text.add("classes", [*classes], "the model's, in the order of their numbers (id2label of its config.json)")
         if is_chat:
             batches.add("k", num_buckets(found), "buckets of like length, in tokens")
-        size = max(1, min(BATCH_SIZE if is_chat else _IMAGES, found.count // 4 or 1))
+        size = max(1, min(BATCH_SIZE if is_chat else 32, found.count // 4 or 1))
         batches.add("batch_size", size, f"{beside.noun} a batch")
         batches.lines += small_set(found)
         return [images, text, batches]
@@ -382,8 +370,7 @@ IMAGES = ImageSections()
 
 
 def _packs(made: Draft, model: Model, settings: ImageSettings) -> list[Section]:
-    folder = made.relative(model.folder)
-    usual, longest = _conversation_tokens(made.found, settings)
+    folder, (usual, longest) = made.relative(model.folder), _conversation_tokens(made.found, settings)
     wanted = max(_LEAST_TOKENS, longest, min(4 * usual, _MOST_TOKENS))
     # A power of two that holds the longest conversation, and some of the usual ones.
     length = min(1 << math.ceil(math.log2(wanted)), model.max_positions or 4 * _MOST_TOKENS)
@@ -433,7 +420,7 @@ def _class_problem(found: Candidate, model: Model) -> str | None:
 
 
 def _shown(names: Sequence[str], count: int) -> str:
-    some = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
+    some = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
     return f"{count:,} class{'es' * (count != 1)}" + (f" ({some})" if some else "")
 
 

@@ -68,8 +68,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, settings: TrainConfig) -> None:
         """Reads and writes nothing yet. folder: the run folder."""
-        self._folder = folder
-        self._limit = settings.save_total_limit
+        self._folder, self._limit = folder, settings.save_total_limit
         self._names: list[str] = []
         """Of this line of training, oldest first."""
         self.best = Best(settings)

@@ -198,18 +198,12 @@ def train(
             if recorder is not None:
                 recorder.step_done()
     meter, failed = after_step.meter, evaluations.failed
-    loss_first, loss_last = meter.losses
-    written = checkpoint if first >= last else after_step.checkpoint
-    return TrainReport(
-        loss_first=loss_first,
-        loss_last=loss_last,
-        samples_per_s=meter.num_samples / meter.elapsed_s,
-        data_wait_share=meter.wait_s / meter.elapsed_s,
-        skipped_steps=meter.skipped.total,
+    return _report(
+        meter,
         steps=max(first, last),
         padding=float(loader.report()["padding"]),
         source=source_kind,
-        checkpoint=None if written is None else str(written),
+        checkpoint=checkpoint if first >= last else after_step.checkpoint,
         compilations=num_compilations() - compilations,
         evaluations=evaluations.num_done,
         evaluations_failed=len(failed),
@@ -225,6 +219,19 @@ def _wait_share(meter: Meter, phases: Phases) -> float:
     """Returns the share of the time in which the run waited behind its first batch, for which every run waits."""
     first_s = phases.seconds.get("first batch", 0.0)
     return max(meter.wait_s - first_s, 0.0) / max(meter.elapsed_s - first_s, 1e-9)
+
+
+def _report(meter: Meter, *, checkpoint: Path | None, **facts: Any) -> TrainReport:
+    loss_first, loss_last = meter.losses
+    return TrainReport(
+        loss_first=loss_first,
+        loss_last=loss_last,
+        samples_per_s=meter.num_samples / meter.elapsed_s,
+        data_wait_share=meter.wait_s / meter.elapsed_s,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        skipped_steps=meter.skipped.total,
+        **facts,
+    )
 
 
 def _check_settings(config: Config) -> ModelFacts:
