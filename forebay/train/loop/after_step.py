@@ -168,13 +168,8 @@ class AfterStep:
             self._learner.checkpoints.evaluated()
 
     def _judge(self, step: int) -> bool:
-        """Evaluates what is due after a step, equally on all ranks; returns whether the model is the best so far."""
-        results: list[EvalResult] = []
-        if self._are_due(step):
-            with span(EVALUATION):
-                self.meter.settle()  # weights that are not finite end the run here, before anything is written by them
-                is_last = step == self._learner.schedule.num_steps
-                results = self._evaluations.after(step, model=self._learner.model, is_last=is_last)
+        """Evaluates what is due after a step; returns whether the model is the best so far."""
+        results = self._evaluate(step)
         for result in results:
             self._board.show_evaluation(result)
         return self._learner.checkpoints.best.consider(results)
@@ -188,6 +183,15 @@ class AfterStep:
         Every rank calls it, once.
         """
         return None if self._all_traffic is None else self._all_traffic.take()
+
+    def _evaluate(self, step: int) -> list[EvalResult]:
+        """Returns the evaluations after a step, equal on all ranks."""
+        if not self._are_due(step):
+            return []
+        with span(EVALUATION):
+            self.meter.settle()  # weights that are not finite end the run here, before anything is written by them
+            is_last = step == self._learner.schedule.num_steps
+            return self._evaluations.after(step, model=self._learner.model, is_last=is_last)
 
     def _is_due(self, step: int, every: int) -> bool:
         """Returns whether something happens after `step`: every so many steps (0: never), and after the last step."""
