@@ -256,6 +256,8 @@ def _resume_from(folder: Path, *, resume: bool | Path) -> Path | None:
     return checkpoint
 
 
+_SAY_EVERY_S = 10.0
+
 _MAX_ROWS = 24
 """Languages, or sources, that are printed."""
 
@@ -393,7 +395,7 @@ class _Warming:
     def say(self, step: int, steps: int) -> None:
         """Logs how far the run is, now and then."""
         now_s = time.perf_counter()
-        if now_s - self._said_s > 10:
+        if now_s - self._said_s > _SAY_EVERY_S:
             self._said_s, left_s = now_s, (now_s - self._start_s) / step * (steps - step)
             bytes_, per_s = self._rate()
             _logger.info(
