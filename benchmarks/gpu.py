@@ -43,7 +43,7 @@ from forebay.preprocess.build_report import Options
 from forebay.preprocess.pipeline import build
 from forebay.pretrained import from_folder
 from forebay.train import make_loader
-from forebay.train.uncached.plain_dataset import PlainSamples
+from forebay.train.uncached.uncached_source import PlainSamples
 
 Row = dict[str, Any]
 Batch = dict[str, Any]

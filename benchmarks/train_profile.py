@@ -25,7 +25,7 @@ import json
 
 from benchmarks.report import Cost, arguments, machine, median, ratio, show, timed
 from forebay.config.tree import Config
-from forebay.measure.profile_shares import UNCLAIMED, Trace, read_trace, shares_of
+from forebay.measure.profile import UNCLAIMED, Trace, read_trace, shares_of
 from forebay.spans import span
 from forebay.steps.recipe import load_config
 from forebay.train.loop.recorder import WARM_UP, Recorder

@@ -88,7 +88,7 @@ from forebay.inspect.sample import load_tokenizer
 from forebay.steps.text.chat.chat_steps import Chat
 from forebay.steps.image.qwen2_vl import load_processor
 from forebay.train.models.model_folder import load_model, model_facts
-from forebay.train.warm_start.tokenizer import check_loaded, read_tokenizer
+from forebay.train.warm_start import check_loaded, read_tokenizer
 for given in sys.argv[1:]:
     folder = Path(given)
     for load in (

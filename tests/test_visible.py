@@ -146,7 +146,7 @@ def test_nothing_that_a_command_says_obeys_a_stranger(data: st.DataObject) -> No
         patch.setattr(root, "handlers", [])
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
-        patch.setattr("forebay.cli.build.KeyCommand.run", command)
+        patch.setattr("forebay.cli.build_and_look.KeyCommand.run", command)
         assert cli.main(["key", "config.toml"]) == cli.BAD_CONFIG
     written = [stream.detach().getvalue().decode("utf-8") for stream in (out, err)]
     assert all(map(is_harmless, written))

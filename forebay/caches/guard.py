@@ -25,11 +25,8 @@ from forebay.terminal import first_of
 
 _PROC = Path("/proc")
 _MAP = re.compile(r"\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)")
-
-
 RECENT_S = 7 * 24 * 3600.0
 """What was used within it needs `--force`."""
-_SHOWN = 3
 
 
 class Processes:
@@ -123,7 +120,7 @@ def strangers(item: RootItem, contents: RootContents, descriptor: int, folder: P
     odd += [name for name in folders if not inside.is_folder(name, contents)]
     if not odd:
         return None
-    return f"it holds what forebay did not write: {first_of(odd, _SHOWN)}; move that elsewhere first"
+    return f"it holds what forebay did not write: {first_of(odd, 3)}; move that elsewhere first"
 
 
 @dataclass(kw_only=True)

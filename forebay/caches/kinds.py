@@ -28,7 +28,6 @@ from forebay.terminal import counted
 from forebay.visible import did_you_mean, printable
 
 _NAMES_SHOWN = 80
-_MOST_HOURS = 1e12
 _DIGITS = 8
 """Of a digest, where it is shown beside words."""
 
@@ -104,7 +103,7 @@ def _step(step: Any) -> str:
 def hours_of(document: Mapping[str, Any]) -> float | None:
     """Returns the hours of audio of a cache, None where it has none."""
     found = [entry.get("hours") for entry in _section(document, "languages").values() if isinstance(entry, dict)]
-    numbers = [hours for hours in found if isinstance(hours, (int, float)) and 0 <= hours < _MOST_HOURS]
+    numbers = [hours for hours in found if isinstance(hours, (int, float)) and 0 <= hours < 1e12]
     return float(sum(numbers)) if numbers else None
 
 

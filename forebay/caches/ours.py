@@ -29,10 +29,8 @@ _OF_BUILD = rf"lock|origin|driver\.(lock|json)|{_GROUP}/{_HEX}\.(tdz|json|lock)|
 _OF_INPUTS = rf"{re.escape(SAMPLES)}|[0-9]{{5,}}\.media|images/([0-9a-f]{{2}})/\1[0-9a-f]{{30}}\.image"
 _OF_TEXTS = f"{re.escape(IDENTITY)}|{re.escape(LOCK)}|{SEGMENT.pattern}|{OLD.pattern}"
 _MOST_BYTES = 64 * 1024 * 1024
-_FIRST_FORMAT = 1
 _OLD_GROUPS = ("media", TEXT)
 """The groups of caches of forms 1 to 3, which are removed and not read."""
-_MOST_SHARDS = 1 << 24
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -118,7 +116,7 @@ def _check_cache(descriptor: int, folder: Path) -> Callable[[str], bool]:
     """Returns the check of a cache, whose metadata are read once more, and strictly, as opening it does."""
     document, _ = read_document(descriptor, FILE_NAME)
     with open(os.open(FILE_NAME, _READ_ONLY, dir_fd=descriptor), "rb", buffering=0) as opened:
-        metadata = parse_metadata(folder, opened.readall(), oldest=_FIRST_FORMAT)
+        metadata = parse_metadata(folder, opened.readall(), oldest=1)
     if metadata != document:
         raise CacheCorruptError("its metadata.json is being replaced")
     return names_of_cache(folder, metadata).__contains__
@@ -129,7 +127,7 @@ def names_of_cache(folder: Path, metadata: Mapping[str, Any]) -> set[str]:
     check_found(folder, metadata)
     if metadata.get("format_version", 0) < FORMAT_VERSION:
         count = metadata.get("num_shards")
-        if type(count) is not int or not 0 <= count < _MOST_SHARDS:
+        if type(count) is not int or not 0 <= count < (1 << 24):
             raise CacheCorruptError(f"{folder}: num_shards is {count!r:.60}")
         counts = dict.fromkeys(_OLD_GROUPS, count)
     else:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from forebay.caches.cache_list import Wanted
 from forebay.caches.guard import Guard, Processes, in_use, is_mount_within, locked, opened, strangers
 from forebay.caches.kinds import KINDS, option_names
 from forebay.caches.root_items import (
@@ -35,7 +36,6 @@ from forebay.caches.root_items import (
     sizes_of,
 )
 from forebay.caches.survey import remove_stored
-from forebay.caches.wanted import Wanted
 from forebay.errors import ConfigError
 from forebay.progress import Progress
 from forebay.store.files import temporary_name
@@ -46,7 +46,6 @@ from forebay.terminal import wrapped
 from forebay.visible import from_here, human_bytes, printable
 
 _UNITS = {"": 1, "B": 1, **{f"{unit}B": 1000**power for power, unit in enumerate("kMGTP", 1)}}
-_AGES = {"h": 3600.0, "d": 24 * 3600.0, "w": 7 * 24 * 3600.0}
 Did = Literal["would go", "gone", "stays"]
 
 
@@ -179,7 +178,7 @@ def parse_age(text: str) -> float:
     found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([hdw])", text.strip(), re.ASCII)
     if found is None:
         raise ConfigError(f"{text!r:.40} is no age; wanted a number and h, d or w: 30d, 12h, 8w")
-    return float(found[1]) * _AGES[found[2]]
+    return float(found[1]) * {"h": 3600.0, "d": 24 * 3600.0, "w": 7 * 24 * 3600.0}[found[2]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,9 +315,8 @@ def decide(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) ->
 
 def _judged(item: RootItem, guard: Guard, verdict: tuple[bool, str]) -> Decision:
     """Returns the decision of a rule, unless somebody uses the item."""
-    goes, reason = verdict
-    why = guard.reason(item) if goes else None
-    return Decision(item=item, goes=goes and why is None, reason=why or reason)
+    why = guard.reason(item) if verdict[0] else None
+    return Decision(item=item, goes=verdict[0] and why is None, reason=why or verdict[1])
 
 
 def _caches(survey: Survey, rules: Rules, guard: Guard, wanted: Wanted | None) -> list[Decision]:
@@ -375,8 +373,7 @@ def named(survey: Survey, names: Sequence[str], guard: Guard) -> list[Decision]:
     items: Mapping[str, RootItem] = {item.name: item for item in survey.items}
     found = []
     for name in dict.fromkeys(names):
-        item = items.get(name)
-        if item is None:
+        if (item := items.get(name)) is None:
             raise ConfigError(
                 f"{printable(name)}: nothing of that name is in {survey.root.place}; see: forebay cache ls "
                 f"{from_here(survey.root.place)}"

@@ -281,8 +281,7 @@ class RootItem:
     @cached_property
     def files(self) -> list[File]:
         """All files of it."""
-        own = [] if self.is_folder else [self.file]
-        return [*own, *self.contents.files, *self.beside]
+        return [*([] if self.is_folder else [self.file]), *self.contents.files, *self.beside]
 
     @cached_property
     def sizes(self) -> Sizes:

@@ -28,8 +28,6 @@ from forebay.store.remote.small_files import LISTED, RemoteRoot
 from forebay.store.remote.small_files import NAME as COLUMNS
 from forebay.visible import an
 
-_OWN = (NOTES, ORIGIN, ".planning", "..", ".")
-
 
 def survey(root: Root) -> Survey:
     """Returns what lies under a root, here and in the store that it stands for, by name; nothing changes.
@@ -41,7 +39,7 @@ def survey(root: Root) -> Survey:
     for name, file in found.items():
         if file.kind == "folder" and name in HOLDERS:
             items += _below(root, name)
-        elif name not in _OWN:
+        elif name not in (NOTES, ORIGIN, ".planning", "..", "."):
             items += _items(root, kinds, name, file, found)
     items += [] if root.remote is None else _stored_items(root.remote)
     return Survey(root=root, items=items, origin=_origin(root))

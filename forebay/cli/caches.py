@@ -171,9 +171,6 @@ def _sealed_place(asked: CacheCommand, text: str) -> str:
     return require(config, find_cache(config, recipe_of(config))).place
 
 
-_GB = 1_000_000_000
-
-
 @command("fetch")
 class FetchCommand(Command):
     """Bring an evaluation set, any prefix of a store, or models of the Hub; checked, and goes on."""
@@ -205,7 +202,7 @@ class FetchCommand(Command):
             return self._fetch_models()
         if self.output is None:
             raise ConfigError("--output: missing; it names the folder that the files of a URL come to")
-        asked = self.into(FetchOptions, max_bytes=int(self.max_size_gb * _GB), etags=not self.ignore_etags)
+        asked = self.into(FetchOptions, max_bytes=int(self.max_size_gb * 1_000_000_000), etags=not self.ignore_etags)
         report = fetch(parse_url(self.url), self.output, read_remote(self.set), asked, examine=check_members)
         self.printed(report)
         return FAILED if report.refused else DONE

@@ -21,9 +21,9 @@ from forebay.store.lookup import find_cache, mirrored, require
 from forebay.store.remote.mirror import cache_folder
 
 if TYPE_CHECKING:
-    from forebay.caches.difference import Side
     from forebay.caches.prune import Rules
     from forebay.caches.root_items import Survey
+    from forebay.caches.verify_and_diff import Side
 
 _ROOT = "a cache root, a folder or URL; default: that of the configs, else ./caches"
 _SETTINGS = "where this node keeps what of stores"
@@ -83,8 +83,7 @@ class ListCommand(_RootCommand):
     set: list[str] = option(_SETTINGS, "remote.FIELD=VALUE")
 
     def run(self) -> int:
-        from forebay.caches.cache_list import ListReport
-        from forebay.caches.wanted import config_files, wanted_by
+        from forebay.caches.cache_list import ListReport, config_files, wanted_by
 
         place, named = self.divided(self.places)
         files = config_files(named, below=self.configs)
@@ -200,9 +199,9 @@ class PruneCommand(_RootCommand):
     set: list[str] = option(_SETTINGS, "remote.FIELD=VALUE")
 
     def run(self) -> int:
+        from forebay.caches.cache_list import config_files, wanted_by
         from forebay.caches.guard import Guard
         from forebay.caches.prune import carried_out, decide, over
-        from forebay.caches.wanted import config_files, wanted_by
 
         place, named = self.divided(self.places)
         for text in self.unwanted or ():
@@ -259,13 +258,13 @@ class DiffCommand(_RootCommand):
     set: list[str] = option(_SETTINGS, "remote.FIELD=VALUE")
 
     def run(self) -> int:
-        from forebay.caches.difference import compare
+        from forebay.caches.verify_and_diff import compare
 
         return self.printed(compare(self._side(self.a), self._side(self.b), progress=self.progress))
 
     def _side(self, text: str) -> Side:
         """Returns what a cache, a URL or a config is compared by; a config may have no cache yet."""
-        from forebay.caches.difference import Side
+        from forebay.caches.verify_and_diff import Side
 
         found, settings = self.named(text), read_remote(self.set)
         if not isinstance(found, str):
@@ -288,7 +287,7 @@ class VerifyCommand(_RootCommand):
     set: list[str] = option(_SETTINGS, "remote.FIELD=VALUE")
 
     def run(self) -> int:
-        from forebay.caches.check import CheckReport, check
+        from forebay.caches.verify_and_diff import CheckReport, check
 
         if self.all == bool(self.places):
             raise ConfigError("verify what? Name caches or configs, or all of a root: forebay cache verify --all")

@@ -59,32 +59,29 @@ def argument(metavar: str, said: str, *, completes: bool = False, **how: Any) ->
     return option(said, metavar, flags=(), completes=completes, **how)
 
 
-def place(text: str) -> str:
-    """Returns a URL of the command line, or the absolute path of a folder."""
+def _read(text: str, how: Callable[[str], str]) -> str:
     try:
-        place = url_or_path(text)
+        return how(text)
     except ConfigError as err:
         raise argparse.ArgumentTypeError(str(err)) from err
+
+
+def place(text: str) -> str:
+    """Returns a URL of the command line, or the absolute path of a folder."""
+    place = _read(text, url_or_path)
     return place if is_url(place) else os.path.abspath(place)
 
 
 def on_disk(text: str) -> Path:
     """Returns a path of the command line, which is of this machine."""
-    try:
-        place = url_or_path(text)
-    except ConfigError as err:
-        raise argparse.ArgumentTypeError(str(err)) from err
-    if is_url(place):
+    if is_url(place := _read(text, url_or_path)):
         raise argparse.ArgumentTypeError(f"{place} is a URL, and this is of this machine: name a local path")
     return Path(place)
 
 
 def model_folder(text: str) -> Path:
     """Returns the folder of a model that the command line names by a path, or by an id of the Hub."""
-    try:
-        return Path(model_place(text, Path.cwd()))
-    except ConfigError as err:
-        raise argparse.ArgumentTypeError(str(err)) from err
+    return Path(_read(text, lambda place: model_place(place, Path.cwd())))
 
 
 @dataclass(kw_only=True)

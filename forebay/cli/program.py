@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from forebay.cli import build, caches, housekeeping, look, training  # noqa: F401  their commands stand in `COMMANDS`
+from forebay.cli import build_and_look, caches, housekeeping, training  # noqa: F401  their commands are in `COMMANDS`
 from forebay.cli.options import BAD_CONFIG, CLOSED, DONE, FAILED, INTERRUPTED, NO_CACHE, add_command, command_of
 from forebay.errors import CacheNotFoundError, ConfigError, ForebayError
 from forebay.extras import require_module
@@ -34,7 +34,6 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def _add_completion(commands: Any) -> None:
-    """Adds `forebay completion`."""
     summary = "print what makes a shell complete forebay's commands and options"
     parser = commands.add_parser(
         "completion", help=summary, description=f'{summary}; in ~/.bashrc: eval "$(forebay completion bash)"'
@@ -43,7 +42,6 @@ def _add_completion(commands: Any) -> None:
 
 
 def _add_cache(commands: Any) -> None:
-    """Adds `forebay cache ACTION`."""
     summary = "list, compare, verify and remove caches; bring them to a store and back; make caches of caches"
     actions = commands.add_parser("cache", help=summary, description=summary)
     actions = actions.add_subparsers(required=True, metavar="ACTION")
@@ -126,7 +124,11 @@ def _run(arguments: Sequence[str] | None) -> int:
     if "shell" in options:
         return _guarded(lambda: _completion(parser, options.shell))
     asked = command_of(options)
-    _log_to_standard_error(asked.log_level)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneMessage("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=asked.log_level, handlers=[handler])
+    # transformers' bars of loading and saving would stand among the lines.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     return _guarded(asked.run)
 
 
@@ -135,14 +137,6 @@ class _OneMessage(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return one_message(super().format(record))
-
-
-def _log_to_standard_error(level: int) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneMessage("%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
-    # transformers' bars of loading and saving would stand among the lines.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 def _reader_is_gone() -> bool:

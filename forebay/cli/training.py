@@ -66,7 +66,7 @@ class TrainCommand(ConfigCommand):
         return FAILED if getattr(report, "evaluations_failed", 0) and not report.evaluations else code
 
     def _dry_run(self) -> int:
-        from forebay.train.loop.dry_run import dry_run
+        from forebay.train.loop.run import dry_run
 
         if self.profile is not None:
             raise ConfigError("--profile does not go with --dry-run: without a model there are no steps to look at")
@@ -114,8 +114,7 @@ class CompareCommand(ConfigCommand):
     out: Path | None = option("default: compare/ in the run's folder", "DIR")
 
     def run(self) -> int:
-        from forebay.measure.compare import compare
-        from forebay.measure.compare_runs import compare_runs
+        from forebay.measure.compare import compare, compare_runs
         from forebay.measure.compared_ways import PARTS
 
         _tell(self)
@@ -150,7 +149,7 @@ class EvalCommand(ConfigCommand):
     checkpoint: Path | None = option("default: the run's best one, else its last one, else train.model", "DIR")
 
     def run(self) -> int:
-        from forebay.train.evaluation.alone import evaluate_alone
+        from forebay.train.evaluation.evaluations import evaluate_alone
 
         report = evaluate_alone(self.loaded(), checkpoint=self.checkpoint)
         if report is None:
@@ -173,13 +172,9 @@ class WarmStartCommand(Command):
     seed: int = option("of the new rows; default: 0", "N", default=0)
 
     def run(self) -> int:
-        from forebay.train.warm_start.new_vocabulary import warm_start
+        from forebay.train.warm_start import warm_start
 
         return self.printed(warm_start(self.model, tokenizer=self.tokenizer, out=self.out, seed=self.seed))
-
-
-_MOST_AGE_S = 8.0
-"""What is counted of a process that did other things before."""
 
 
 @command("doctor")
@@ -204,7 +199,8 @@ def _age_s() -> float:
     """Returns the seconds since this process began: its imports are a part of what the user waits for."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return min(max(time.clock_gettime(time.CLOCK_BOOTTIME) - started_s, 0.0), _MOST_AGE_S)
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+    return min(max(age_s, 0.0), 8.0)  # no more is counted of a process that did other things before
 
 
 _ROLES = ("audio", "text", "language", "id", "image", "question", "answer", "messages", "label", "features")

@@ -19,12 +19,11 @@ from forebay.config.data import SOURCE_KINDS
 from forebay.config.pretrained_folder import model_of
 from forebay.config.tree import Config
 from forebay.errors import SampleError
-from forebay.init.column_roles import classes_of, languages_of, words_of
 from forebay.init.config_text import Section
 from forebay.init.folder_files import Clock, extension_of
 from forebay.init.found_model import Model
 from forebay.init.questions import BESIDE, Chooser
-from forebay.init.table_head import Row, TableHead
+from forebay.init.table_head import Row, TableHead, classes_of, languages_of, words_of
 from forebay.rows.meanings.canonical_chat import WITH_MESSAGES, WITH_QUESTION
 from forebay.rows.reader import DURATIONS, IDS
 from forebay.steps.form import BatchForm
@@ -39,7 +38,6 @@ Setting = tuple[str, Any, str]
 SECONDS = 1.2
 """Headers are read for so long; MP3 and Ogg take all of their bytes."""
 _MAX_BYTES = 64 * 1024 * 1024
-_MAX_PIXELS = 89_478_485
 _LANGUAGES = 8
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
@@ -166,7 +164,7 @@ class Pictures(Headers):
 
     def read(self, file: BinaryIO) -> None:
         """See `Headers`."""
-        self.sizes.append(image_size(file, max_pixels=_MAX_PIXELS, sample_id="image"))
+        self.sizes.append(image_size(file, max_pixels=89_478_485, sample_id="image"))
 
     def facts(self) -> list[str]:
         """Returns how large the images are."""

@@ -12,7 +12,6 @@ from forebay.errors import ConfigError
 from forebay.visible import printable
 
 _WIDTH = 118
-_COLUMN = 44
 _SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
 
 
@@ -73,7 +72,7 @@ def _line(setting: str, comment: str) -> Iterator[str]:
         yield setting
         return
     shown = f"# {printable(comment)}"
-    width = max(_COLUMN, len(setting) + 2)
+    width = max(44, len(setting) + 2)
     if width + len(shown) > _WIDTH:
         yield from _comments([comment])
         yield setting

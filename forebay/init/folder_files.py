@@ -53,7 +53,6 @@ _MEANS_NOTHING = re.compile(
     re.IGNORECASE,
 )
 _LONGEST_NAME = 60
-_LEVELS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +244,7 @@ def config_name(paths: Sequence[Path]) -> str:
 def name_of(path: Path) -> str:
     """Returns the name of a path, or of a folder above it where its own says nothing; letters of any script stay."""
     own = path.name if os.path.isdir(path) else path.stem
-    for part in (own, *(parent.name for parent in list(path.parents)[:_LEVELS])):
+    for part in (own, *(parent.name for parent in list(path.parents)[:3])):
         name = _as_folder(re.sub(r"-\d{5}(-of-\d{5})?$", "", part))
         if name and not _MEANS_NOTHING.fullmatch(name):
             return name

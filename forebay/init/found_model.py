@@ -24,12 +24,10 @@ from forebay.visible import an
 TRAINED = ("qwen2_5_vl", "qwen2_vl", "qwen3_asr", "qwen3_vl", "whisper")
 """Model types that `forebay train` trains; a test compares them with its table."""
 _PACKED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
 _TAG = re.compile(r"<\|[a-z]{2,3}\|>")
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _MAX_JSON = 64 * 1024 * 1024
-_WHISPER_FEATURES = (80, 128)
 _RATE_HZ = 16_000
 _IMAGE_SETTINGS = frozenset(("do_resize", "image_mean", "crop_size", "size"))
 """Settings that image processors of old folders have, which call themselves feature extractors."""
@@ -126,7 +124,7 @@ def read_model(folder: Path) -> Model:
         prompt="plain" if hears and has_tokenizer else None,
         text_prompt="plain" if hears and has_tokenizer else None,
         has_tokenizer=has_tokenizer,
-        has_weights=any((folder / name).is_file() for name in _WEIGHTS),
+        has_weights=any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")),
     )
     return _seeing(model, config) if sees else _hearing(model, config)
 
@@ -219,7 +217,7 @@ def _of_type(folder: Path, model_type: str, config: Mapping[str, Any]) -> tuple[
 
 def _n_mels(folder: Path, config: Mapping[str, Any], features: Mapping[str, Any]) -> int:
     found = config.get("num_mel_bins", features.get("feature_size", 80))
-    if found not in _WHISPER_FEATURES:
+    if found not in (80, 128):
         raise ConfigError(f"--model {folder}: {found!r} mel bins, and features log_mel have 80 or 128; name a Whisper")
     return int(found)
 

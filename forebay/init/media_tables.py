@@ -20,23 +20,23 @@ from forebay.config.data import RECORDINGS as RECORDING_FILES
 from forebay.errors import ConfigError
 from forebay.extras import install_line
 from forebay.init.candidate import Candidate, Headers, Pictures, RowMeaning, Sounds, unlike_usual
-from forebay.init.column_roles import (
+from forebay.init.config_sections import IMAGES, RECORDINGS, TEXTS
+from forebay.init.folder_files import AUDIO_DIRS, MAX_HEADS, Tree, extension_of, split_of, spread, walk
+from forebay.init.questions import Choice, Chooser, column_of, columns_beside, speech_columns
+from forebay.init.sample_files import list_over_tars, manifest_over_tars
+from forebay.init.table_head import (
     LikelyColumn,
+    TableHead,
     images_of_row,
     is_language,
     languages_of,
     likely_columns,
     name_columns,
     path_columns,
+    read_table,
     words_of,
     written_paths,
 )
-from forebay.init.config_sections import RECORDINGS, TEXTS
-from forebay.init.folder_files import AUDIO_DIRS, MAX_HEADS, Tree, extension_of, split_of, spread, walk
-from forebay.init.image_sections import IMAGES
-from forebay.init.questions import Choice, Chooser, column_of, columns_beside, speech_columns
-from forebay.init.sample_tars import list_over_tars, manifest_over_tars
-from forebay.init.table_head import TableHead, read_table
 from forebay.rows.meanings.canonical_chat import IMAGES as IMAGE_FIELDS
 from forebay.rows.reader import IMAGE_EXTENSIONS
 from forebay.rows.readers.arrow_files import HfFile
@@ -48,7 +48,6 @@ _MEDIA = {*RECORDING_FILES, *IMAGE_EXTENSIONS}
 
 
 _FILES = 8
-_PEEK = 4
 _OTHER_MESSAGES = ("messages", "conversations")
 
 
@@ -413,7 +412,7 @@ def _take_media(table: TableHead, found: Candidate, chooser: Chooser) -> None:
 
 def _holds(headers: type[Headers], table: TableHead, name: str) -> bool:
     """Returns whether one of the first media of a column has a header of a kind."""
-    return any(not headers.of([value]).unreadable for value in islice(table.encoded(name), _PEEK))
+    return any(not headers.of([value]).unreadable for value in islice(table.encoded(name), 4))
 
 
 def _named(table: TableHead, role: str, names: Sequence[str], chooser: Chooser) -> str:

@@ -12,13 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from forebay.config.data import MEANINGS
 from forebay.errors import ConfigError
-from forebay.init.column_roles import (
-    LikelyColumn,
-    images_of_row,
-    likely_columns,
-    words_of,
-)
-from forebay.init.table_head import TableHead
+from forebay.init.table_head import LikelyColumn, TableHead, images_of_row, likely_columns, words_of
 from forebay.visible import printable
 
 T = TypeVar("T")
@@ -274,15 +268,12 @@ def prompt_of(place: str, possible: Sequence[Choice[str]], chooser: Chooser) -> 
     ]
     if wish.value is not None:
         if wish.value not in ("none", *(choice.value for choice in left)):
-            raise ConfigError(_lacks(place, possible, wish.value, wish.why))
+            has = " or ".join(BESIDE[choice.value].said for choice in possible) or BESIDE["none"].said
+            others = " or ".join(f"--prompt {value}" for value in (*(choice.value for choice in possible), "none"))
+            wanted = BESIDE[wish.value]
+            raise ConfigError(
+                f"{place} has {has}, and --model wants {wanted.said}: {wish.why}; {wanted.give}, or read them in "
+                f"another way: {others}"
+            )
         return wish.value, notes
     return (chooser.one(question, left, option="prompt") if left else "none"), notes
-
-
-def _lacks(place: str, possible: Sequence[Choice[str]], wanted: str, why: str) -> str:
-    has = " or ".join(BESIDE[choice.value].said for choice in possible) or BESIDE["none"].said
-    others = " or ".join(f"--prompt {value}" for value in (*(choice.value for choice in possible), "none"))
-    return (
-        f"{place} has {has}, and --model wants {BESIDE[wanted].said}: {why}; {BESIDE[wanted].give}, or read them in "
-        f"another way: {others}"
-    )

@@ -13,10 +13,9 @@ from forebay.config.remote import is_url, url_or_path
 from forebay.errors import ConfigError
 from forebay.init.candidate import Candidate
 from forebay.init.folder_files import MAX_TABLES, TABLES, TRANSCRIPTS, Tree, extension_of, spread, text_head, walk
-from forebay.init.loose_files import is_text_lines, pictures_of, recordings_of, text_lines
 from forebay.init.media_tables import dataset_of, media_tables_of, tables_of
 from forebay.init.questions import Choice, Chooser
-from forebay.init.sample_tars import tars_of
+from forebay.init.sample_files import is_text_lines, pictures_of, recordings_of, tars_of, text_lines
 from forebay.init.table_head import read_table
 from forebay.rows.reader import IMAGE_EXTENSIONS
 from forebay.rows.readers.line_blocks import CODECS
@@ -39,7 +38,6 @@ _LOOKED_INTO = frozenset(("", ".txt", ".json", ".jsonl", ".csv", ".tsv", ".list"
 _FILES = 60
 _PARTS = re.compile(r"[\s|,;:\"'/\\=<>()\[\]{}]+")
 _WORD = re.compile(r"[^\W\d_]+")
-_MIN_WORDS = 2
 _KEY = re.compile(r'"\w*(text|transcri|sentence|utterance|words)\w*"\s*:', re.IGNORECASE)
 
 NEEDS = """forebay init knows:
@@ -250,7 +248,7 @@ def _names_recordings(tree: Tree, name: str, stems: set[str]) -> bool:
     head = text_head(tree.path(name))
     if name.endswith(".json") and name.rpartition("/")[2].rpartition(".")[0] in stems:
         return _KEY.search(head) is not None
-    return any(len(list(_words(line, stems))) >= _MIN_WORDS for line in head.splitlines()[:200])
+    return any(len(list(_words(line, stems))) >= 2 for line in head.splitlines()[:200])
 
 
 def _words(line: str, stems: set[str]) -> Iterator[str]:

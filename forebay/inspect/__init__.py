@@ -13,18 +13,17 @@ if TYPE_CHECKING:
     from forebay.inspect.bucket_manifests import write_table as write_table
     from forebay.inspect.command import InspectOptions as InspectOptions
     from forebay.inspect.command import show as show
+    from forebay.inspect.command import usage_facts as usage_facts
     from forebay.inspect.facts import cache_facts as cache_facts
     from forebay.inspect.sample import Sample as Sample
     from forebay.inspect.sample import read_sample as read_sample
-    from forebay.inspect.usage_report import usage_facts as usage_facts
 
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
-        "command": "InspectOptions show",
+        "command": "InspectOptions show usage_facts",
         "bucket_manifests": "write_table",
         "facts": "cache_facts",
         "sample": "Sample read_sample",
-        "usage_report": "usage_facts",
     },
 )

@@ -1,25 +1,46 @@
-"""`forebay inspect`: prints what is asked for of a cache or a plan, as one document or as lines."""
+"""`forebay inspect`: prints what is asked for of a cache or a plan, as one document or as lines.
+
+`--usage FILE` says what a run has used, against what it was to use, and what it never used.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forebay.config.remote import RemoteConfig, is_url, parse_url, url_or_path
 from forebay.config.tree import Config, stand_in
-from forebay.errors import CacheCorruptError, CacheError, CacheNotFoundError, ConfigError
+from forebay.errors import (
+    CacheCorruptError,
+    CacheError,
+    CacheNotFoundError,
+    ConfigError,
+    MissingExtraError,
+    RemoteError,
+)
 from forebay.inspect.bucket_manifests import CONFIG_NAME, Places, bucket_manifests, write_table, write_wav
-from forebay.inspect.facts import cache_facts, unreadable_facts
-from forebay.inspect.inspect_lines import pack_lines, plan_report_lines, report_lines, sample_lines, verify_lines
-from forebay.inspect.plan_facts import Pack, pack_bytes, read_pack, read_plan
+from forebay.inspect.facts import Pack, cache_facts, pack_bytes, read_pack, read_plan, unreadable_facts
+from forebay.inspect.inspect_lines import (
+    pack_lines,
+    plan_report_lines,
+    report_lines,
+    sample_lines,
+    usage_lines,
+    verify_lines,
+)
 from forebay.inspect.sample import Sample, Sounds, read_sample, sample_index
 from forebay.plan.disk import is_plan
+from forebay.plan.plan_usage import FILE_NAME, add_counts, unpack_ids, walk_usage
 from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
+from forebay.store.layout import Array
 from forebay.store.lookup import find_cache, require, sealed_caches
 from forebay.store.metadata import check_description, foreign_values
 from forebay.store.output import check_output
@@ -153,24 +174,20 @@ def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, conf
             tensors = {**tensors, **({} if heard is None else {"waveform": heard})}
         write_wav(cache, tensors, outputs.wav)
     if sample is not None and outputs.png is not None:
-        _write_png(cache, sample, outputs.png, config=config)
+        from forebay.inspect.page.cards import hop_s
+        from forebay.inspect.picture import draw, draw_tiles, sample_title, write_figure
+
+        if sample.items:
+            tiles = [item.picture(config) for item in sample.shown]
+            write_figure(draw_tiles(tiles, title=sample_title(sample)), outputs.png)
+        elif "audio" in cache.groups:
+            rate_hz, seconds = cache.constants["sample_rate_hz"], hop_s(cache.constants)
+            write_figure(draw(sample.tensors, sample.row, sample_rate_hz=rate_hz, hop_s=seconds), outputs.png)
+        else:
+            raise ConfigError(f"--png: {cache.place} has no audio to draw; leave --png out")
     if outputs.export is not None:
         write_table(cache, outputs.export)
     return [str(path) for path in (outputs.wav, outputs.png, outputs.export) if path is not None]
-
-
-def _write_png(cache: Cache, sample: Sample, path: Path, *, config: Config | None) -> None:
-    from forebay.inspect.page.cards import hop_s
-    from forebay.inspect.picture import draw, draw_tiles, sample_title, write_figure
-
-    if sample.items:
-        tiles = [item.picture(config) for item in sample.shown]
-        write_figure(draw_tiles(tiles, title=sample_title(sample)), path)
-    elif "audio" in cache.groups:
-        rate_hz, seconds = cache.constants["sample_rate_hz"], hop_s(cache.constants)
-        write_figure(draw(sample.tensors, sample.row, sample_rate_hz=rate_hz, hop_s=seconds), path)
-    else:
-        raise ConfigError(f"--png: {cache.place} has no audio to draw; leave --png out")
 
 
 def _cache_lines(facts: dict[str, Any], sample: Sample | None) -> Iterator[str]:
@@ -270,3 +287,145 @@ def _draw(pack: Pack, folder: Path, path: Path) -> str:
     ]
     write_figure(draw_tiles(tiles, title=pack_title(pack, folder.name)), path)
     return str(path)
+
+
+_COLUMNS = ("part", "language", "source")
+
+
+def usage_facts(path: Path, *, remote: RemoteConfig | None = None) -> dict[str, Any]:
+    """Returns the document of `forebay inspect --usage FILE --json`: the lines of the log added up.
+
+    `languages`, `sources`, and `parts` of a mixture: by name the `samples` handed out, their `share`, the `expected`
+    share, and how many samples are `there`. `shards`: `num`, `touched`, and how often the least and the most used one
+    was gone through (`min_passes`, `max_passes`). `never_used`: `languages`, `sources` (names), `shards` (numbers),
+    `samples` (indices; null where the log names none, see `train.usage_ids`), `sample_ids` (null also where the cache
+    is not there). `gaps`: pairs of steps between which nothing was recorded.
+    remote: how the stores of caches are asked whose folders are URLs.
+    Raises ConfigError where the file cannot be read, CacheCorruptError, CacheMismatchError for what is no usage log.
+    """
+    try:
+        head, lines = walk_usage(path)
+        return _facts(path, head, _added(head, (line for line, _ in lines)), remote)
+    except OSError as err:
+        raise ConfigError(f"cannot read {path}: {err.strerror}; name a run's logs/{FILE_NAME}") from err
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as err:
+        raise CacheCorruptError(f"{path} does not hold a usage log: {err!r}") from err
+
+
+@dataclass(kw_only=True, slots=True)
+class _Added:
+    """The sums of the lines of a log, added up one by one."""
+
+    last: Mapping[str, Any]
+    shards: Array
+    used: Array
+    columns: dict[str, Counter[str]]
+    sums: Counter[str] = field(default_factory=Counter)
+    gaps: list[list[int]] = field(default_factory=list)
+    names_ids: bool = True
+
+
+def _added(head: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> _Added:
+    done = head["from_step"]
+    found = _Added(
+        last={"step": done, "to": {"epoch": 0, "position": 0}},
+        shards=np.zeros(len(head["shards"]), np.int64),
+        used=np.zeros(head["num_samples"], bool),
+        columns={f"{name}s": Counter() for name in _COLUMNS if f"{name}s" in head},
+        gaps=[[0, done]] if done else [],
+    )
+    for line in lines:
+        for name in ("samples", "batches", "repeats", "frames", "padded_frames"):
+            found.sums[name] += line[name]
+        for name, counts in found.columns.items():
+            for value, row in line[name].items():
+                counts[value] += row["samples"]
+        add_counts(found.shards, line["shards"])
+        found.names_ids &= "ids" in line
+        if found.names_ids:
+            found.used[unpack_ids(line["ids"])] = True
+        if found.last["step"] != line["from_step"]:
+            found.gaps.append([found.last["step"], line["from_step"]])
+        found.last = line
+    return found
+
+
+def _facts(path: Path, head: Mapping[str, Any], added: _Added, remote: RemoteConfig | None) -> dict[str, Any]:
+    sums, shards = added.sums, added.shards
+    columns = {name: _column(head[name], counts) for name, counts in added.columns.items()}
+    unused = np.flatnonzero(~added.used) if added.names_ids else None
+    frames = sums["frames"] + sums["padded_frames"]
+    return {
+        "file": str(path),
+        "steps": added.last["step"],
+        "from_step": head["from_step"],
+        "gaps": added.gaps,
+        "epoch": added.last["to"]["epoch"],
+        "position": added.last["to"]["position"],
+        "num_batches": head["num_batches"],
+        "seed": head["seed"],
+        "plan_key": head["plan_key"],
+        "caches": [{name: cache[name] for name in ("folder", "key")} for cache in head["caches"]],
+        "source_key": head["source_key"],
+        "num_samples": head["num_samples"],
+        "samples": sums["samples"],
+        "batches": sums["batches"],
+        "repeats": sums["repeats"],
+        "padding": sums["padded_frames"] / frames if sums["frames"] else 0.0,
+        **columns,
+        "shards": _shards(head, shards),
+        "never_used": {
+            **{name: [value for value, row in rows.items() if not row["samples"]] for name, rows in columns.items()},
+            "shards": np.flatnonzero((shards == 0) & (np.array(head["shards"], np.int64) > 0)).tolist(),
+            "samples": None if unused is None else unused.tolist(),
+            "sample_ids": None if unused is None else _sample_ids(head, unused, remote),
+        },
+    }
+
+
+def _column(there: Mapping[str, Any], counts: Counter[str]) -> dict[str, dict[str, Any]]:
+    total = max(counts.total(), 1)
+    return {
+        value: {
+            "samples": counts[value],
+            "share": counts[value] / total,
+            "expected": row["expected"],
+            "there": row["samples"],
+        }
+        for value, row in there.items()
+    }
+
+
+def _shards(head: Mapping[str, Any], counts: Array) -> dict[str, Any]:
+    sizes = np.array(head["shards"], np.int64)
+    passes = counts[sizes > 0] / sizes[sizes > 0]
+    return {
+        "num": len(passes),
+        "touched": int(np.count_nonzero(passes)),
+        "min_passes": float(passes.min()) if len(passes) else None,
+        "max_passes": float(passes.max()) if len(passes) else None,
+    }
+
+
+def _sample_ids(head: Mapping[str, Any], indices: Array, remote: RemoteConfig | None) -> list[str] | None:
+    """Returns the ids of samples; None where not all of the caches that were used are there."""
+    names: list[str] = []
+    for described in head["caches"]:
+        try:
+            cache = open_cache(described["folder"], remote=remote)
+            cache.require_key(described["key"])
+        except (CacheError, RemoteError, MissingExtraError):
+            return None
+        ids = cache.table(["sample_id"])["sample_id"]
+        names += (ids.take(unpack_ids(described["places"])) if "places" in described else ids).to_pylist()
+    return [names[index] for index in indices] if names else None
+
+
+def run_usage(path: Path, *, as_json: bool, remote: RemoteConfig | None = None) -> int:
+    """Prints the report on a usage log and returns the exit code, 0."""
+    facts = usage_facts(path, remote=remote)
+    if as_json:
+        print_json(facts)
+    else:
+        print_lines(usage_lines(facts))
+    return 0

@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forebay.inspect.facts import class_lines
-from forebay.inspect.listed_groups import SeenItem, beside_float32, form_rows
-from forebay.inspect.plan_facts import (
+from forebay.inspect.facts import (
     Pack,
     bucket_range,
+    class_lines,
     has_lengths,
     held_rows,
     is_without_sound,
@@ -24,8 +23,9 @@ from forebay.inspect.plan_facts import (
     shown_settings,
     unplaced_text,
 )
+from forebay.inspect.listed_groups import SeenItem, beside_float32, form_rows
 from forebay.inspect.sample import Sample, spoken, summary
-from forebay.inspect.sizes import range_text
+from forebay.inspect.seen_images import range_text
 from forebay.store.layout import Array
 from forebay.terminal import (
     LABEL,
@@ -124,10 +124,8 @@ def _languages(facts: Mapping[str, Any]) -> Iterator[str]:
 def detection_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields what was detected, and where that is not what the manifest says."""
     found = facts["detection"]
-    rows = [
-        [printable(entry["language"]), f"{entry['samples']:,}", f"{entry['confidence']:.3f}"]
-        for entry in found["languages"][:_MAX_LANGUAGES]
-    ]
+    shown = found["languages"][:_MAX_LANGUAGES]
+    rows = [[printable(each["language"]), f"{each['samples']:,}", f"{each['confidence']:.3f}"] for each in shown]
     yield from table(["detected", "samples", "confidence"], rows, left=1)
     if found["unsaid"]:
         yield from wrapped("  ", f"{found['unsaid']:,} keep the manifest's language: nothing was said of them")
@@ -162,7 +160,7 @@ def _durations(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"tokens a sample: {lengths['min']:,} to {lengths['max']:,}, mean {lengths['mean']:.1f}"
         return
     edges, counts = facts["histogram"]["edges_s"], facts["histogram"]["samples"]
-    places = 1 if any(edge % 1 for edge in edges[:-1]) else 0
+    places = int(any(edge % 1 for edge in edges[:-1]))
     names = [f"{low:.{places}f} - {high:.{places}f}" for low, high in itertools.pairwise(edges)]
     if round(edges[-1] - edges[-2], 6) > round(edges[1] - edges[0], 6):
         names[-1] = f"{edges[-2]:.{places}f} - {edges[-1]:.1f}"
@@ -179,20 +177,17 @@ def _plans(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
     """Yields a plan in a few lines; `plan` is one of `plans_of`. Of samples without sound nothing is said in hours."""
-    has_sound = not is_without_sound(plan)
-    statistics = plan["statistics"]
-    is_padded = has_lengths(plan)
-    parts = plan_figures(plan)
+    statistics, parts = plan["statistics"], plan_figures(plan)
     parts += [f"{statistics[name]:,} samples {name}" for name in ("dropped", "repeated") if statistics.get(name)]
     yield f"  {plan['kind']} {plan['key'][:16]}: {', '.join(parts)}"
     if buckets := statistics.get("buckets"):
         found: dict[str, list[str]] = {
             "    bucket": [f"  {bucket_range(bucket)}" for bucket in buckets],
             "samples": [f"{bucket['samples']:,}" for bucket in buckets],
-            **({"hours": [human_hours(bucket["hours"]) for bucket in buckets]} if has_sound else {}),
+            **({} if is_without_sound(plan) else {"hours": [human_hours(bucket["hours"]) for bucket in buckets]}),
             "batch size": [f"{bucket['batch_size']:,}" for bucket in buckets],
             "batches": [f"{bucket['batches']:,}" for bucket in buckets],
-            **({"padding": [human_share(bucket["padding"]) for bucket in buckets]} if is_padded else {}),
+            **({"padding": [human_share(bucket["padding"]) for bucket in buckets]} if has_lengths(plan) else {}),
         }
         yield from table(list(found), list(zip(*found.values(), strict=True)), left=1)
     if "bytes_per_pack" in plan:
@@ -232,7 +227,6 @@ _CODECS = {
     "webp": "lossless WebP of the resized image",
     "source": "the source file, decoded and resized at load",
 }
-
 
 _CODECS_OF_PROCESSOR = {
     "raw": "what the processor gives, read as it is",
@@ -350,7 +344,15 @@ def usage_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     if shards["num"]:
         spread = f"{shards['min_passes']:.2f} to {shards['max_passes']:.2f} times"
         yield f"shards: {shards['touched']:,} of {shards['num']:,} touched, each used {spread}"
-    yield from _never_lines(facts["never_used"])
+    never = facts["never_used"]
+    kinds = [kind for kind in ("parts", "languages", "sources", "shards") if never.get(kind)]
+    yield from (f"never used: {_listed(kind, never[kind])}" for kind in kinds)
+    if never["samples"] is None:
+        yield "never used samples: not recorded; set train.usage_ids = true"
+    elif never["samples"]:
+        yield f"never used: {_listed('samples', never['sample_ids'] or never['samples'])}"
+    elif not kinds:
+        yield "never used: nothing"
 
 
 def _column_lines(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -368,17 +370,6 @@ def _column_lines(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Iterator
         yield f"  and {len(rows) - len(shown)} more, nearer to what was expected (--json lists them all)"
 
 
-def _never_lines(never: Mapping[str, Any]) -> Iterator[str]:
-    kinds = [kind for kind in ("parts", "languages", "sources", "shards") if never.get(kind)]
-    yield from (f"never used: {_listed(kind, never[kind])}" for kind in kinds)
-    if never["samples"] is None:
-        yield "never used samples: not recorded; set train.usage_ids = true"
-    elif never["samples"]:
-        yield f"never used: {_listed('samples', never['sample_ids'] or never['samples'])}"
-    elif not kinds:
-        yield "never used: nothing"
-
-
 def _listed(kind: str, values: Sequence[Any]) -> str:
     shown = ", ".join(printable(str(value)) for value in values[:_MAX_LISTED])
     more = f" and {len(values) - _MAX_LISTED:,} more (--json lists them all)" if len(values) > _MAX_LISTED else ""
@@ -386,8 +377,6 @@ def _listed(kind: str, values: Sequence[Any]) -> str:
 
 
 _SHOWN_IDS = 64
-_REPEATED = re.compile(r"(<\|[^|<>]+\|>)\1{3,}")
-_ROLE = 11
 
 
 def sample_lines(sample: Sample) -> Iterator[str]:
@@ -447,7 +436,7 @@ def _prefix_lines(labels: Mapping[str, Any]) -> Iterator[str]:
 def conversation_lines(messages: Sequence[Mapping[str, Any]], *, indent: str = "") -> Iterator[str]:
     """Yields who says what; an image stands where it was shown, by its number."""
     for role, text in spoken(messages):
-        head = f"{indent}  {role:<{_ROLE}}"
+        head = f"{indent}  {role:<11}"
         for line in text.splitlines() or [""]:
             yield from paragraph(head, printable(line))
             head = " " * len(head)
@@ -456,21 +445,18 @@ def conversation_lines(messages: Sequence[Mapping[str, Any]], *, indent: str = "
 def _learnt_lines(sample: Sample) -> Iterator[str]:
     labels = sample.labels or {}
     yield f"labels: {len(labels['ids']):,} tokens, {sample.num_learnt:,} of them are learnt"
-    yield from paragraph("  ids      ", _shown_ids(_grouped(labels["ids"])))
+    # Equal neighbours are one with how many they are: an image is hundreds of them.
+    runs = [(token, sum(1 for _ in same)) for token, same in itertools.groupby(labels["ids"])]
+    yield from paragraph("  ids      ", _shown_ids([t if count == 1 else f"{t} x {count}" for t, count in runs]))
     if labels["note"]:
         yield from paragraph("  text     ", printable(labels["note"]))
         return
     for run in labels["learnt"]:
         yield from paragraph("  learnt   ", f"{run['start']}:{run['end']} {printable(run['text'])}")
     # A control token that is repeated stands once, with how often.
-    text = _REPEATED.sub(lambda found: f"{found[1]} x {len(found[0]) // len(found[1])} ", labels["with_special_tokens"])
+    text = labels["with_special_tokens"]
+    text = re.sub(r"(<\|[^|<>]+\|>)\1{3,}", lambda found: f"{found[1]} x {len(found[0]) // len(found[1])} ", text)
     yield from paragraph("  special  ", printable(text))
-
-
-def _grouped(ids: Sequence[int]) -> list[str]:
-    """Returns ids, equal neighbours as one with how many they are: an image is hundreds of them."""
-    runs = [(token, sum(1 for _ in same)) for token, same in itertools.groupby(ids)]
-    return [str(token) if count == 1 else f"{token} x {count}" for token, count in runs]
 
 
 def pack_lines(pack: Pack) -> Iterator[str]:
@@ -488,7 +474,10 @@ def pack_lines(pack: Pack) -> Iterator[str]:
     yield from _segment_table(facts["segments"])
     for number, sample in enumerate(pack.segments):
         yield ""
-        yield from _segment(number, sample)
+        yield f"segment {number}: {printable(sample.row['sample_id'])}"
+        for group, items in sample.items.items():
+            yield from _item_lines(group, items, indent="  ") if items else ()
+        yield from conversation_lines(sample.conversation or [])
 
 
 def _segment_table(segments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -507,10 +496,3 @@ def _segment_table(segments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     ]
     head = ["segments", "places", "tokens", "learnt", "images", "patches", "sample", "id"]
     yield from table(head, rows, left=1, last_left=True)
-
-
-def _segment(number: int, sample: Sample) -> Iterator[str]:
-    yield f"segment {number}: {printable(sample.row['sample_id'])}"
-    for group, items in sample.items.items():
-        yield from _item_lines(group, items, indent="  ") if items else ()
-    yield from conversation_lines(sample.conversation or [])

@@ -14,8 +14,7 @@ import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import CacheError
-from forebay.inspect.pixels_seen import Picture, View, matrix, original_of, view_of
-from forebay.inspect.sizes import count_histogram, size_facts
+from forebay.inspect.seen_images import Picture, View, count_histogram, matrix, original_of, size_facts, view_of
 from forebay.steps.form import BatchForm
 from forebay.store.cache import Cache
 from forebay.store.image.codec import FIELDS, StoredImages, unpatchify
@@ -132,12 +131,10 @@ class PatchItem(SeenItem):
 
     @property
     def about(self) -> dict[str, Any]:
-        """See `SeenItem`."""
         height, width = self.pixels.shape[:2]
         return {"grid": list(self.grid), "width": width, "height": height, "num_patches": self.num_patches}
 
     def picture(self, config: Config | None) -> Picture:  # noqa: ARG002  patches say how they lie
-        """See `SeenItem`."""
         about = (f"grid {' x '.join(map(str, self.grid))}", f"{self.size} px")
         return Picture(pixels=self.pixels, name=self.name, about=about, grid=self.grid[1:], merge=self.merge)
 
@@ -248,7 +245,6 @@ class PatchGroup(ListedGroup):
     """Images that are stored as patches."""
 
     def counted(self) -> list[str]:
-        """See `ListedGroup`."""
         return ["tokens", "patches"]
 
     @cached_property
@@ -257,16 +253,13 @@ class PatchGroup(ListedGroup):
 
     @property
     def stored_fields(self) -> list[str]:
-        """See `ListedGroup`."""
         return [FIELDS[self.stored.codec]]
 
     @property
     def fields(self) -> list[str]:
-        """See `ListedGroup`."""
         return [FIELDS["raw"], "image_grid_thw"]
 
     def item(self, about: dict[str, Any]) -> PatchItem:
-        """See `ListedGroup`."""
         patches, sizes = (about["arrays"][name] for name in self.fields)
         grid = (int(sizes[0]), int(sizes[1]), int(sizes[2]))
         return PatchItem(
@@ -279,11 +272,9 @@ class PatchGroup(ListedGroup):
 
     @property
     def num_stored(self) -> int:
-        """See `ListedGroup`."""
         return self.count("image_grid_thw")
 
     def float32_bytes(self) -> float | None:
-        """See `ListedGroup`."""
         if self.stored.codec == "raw":
             return float32_bytes(self.count(FIELDS["raw"]), self._settings)
         grids = self.columns("image_grid_thw")
@@ -294,7 +285,6 @@ class ArrayGroup(ListedGroup):
     """Images as their processor gives them."""
 
     def item(self, about: dict[str, Any]) -> SeenItem:
-        """See `ListedGroup`."""
         arrays = about["arrays"]
         size = sum(arrays[name].size for name in self._floats)
         return SeenItem(**about, float32_bytes=size * FLOAT32_BYTES, form=self._form)
@@ -329,7 +319,6 @@ class ArrayGroup(ListedGroup):
         }
 
     def counted(self) -> list[str]:
-        """See `ListedGroup`."""
         lengths, names = self.cache.lengths, ("tokens", "images", "patches")
         return [name for name in names if f"num_{name}" in lengths and lengths[f"num_{name}"].any()]
 
@@ -347,7 +336,6 @@ class ArrayGroup(ListedGroup):
         return super().num_stored
 
     def float32_bytes(self) -> float | None:
-        """See `ListedGroup`."""
         total = 0
         for field in self.stored.fields:
             if field.name not in self._floats:

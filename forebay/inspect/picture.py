@@ -14,9 +14,9 @@ import numpy as np
 
 from forebay.errors import MissingExtraError
 from forebay.extras import install_line
-from forebay.inspect.pixels_seen import Picture
-from forebay.inspect.plan_facts import Pack
+from forebay.inspect.facts import Pack
 from forebay.inspect.sample import Sample, spoken
+from forebay.inspect.seen_images import Picture
 from forebay.store.files import write_bytes
 from forebay.store.layout import Array
 from forebay.visible import printable
@@ -30,9 +30,7 @@ logger = logging.getLogger(__name__)
 HOP_S = 0.01
 """Between two frames of features that are defined at 16 kHz: 160 samples."""
 
-_TITLE_COLUMNS = 105
 _TITLE_LINES = 4
-_MAX_POINTS = 2000
 _DPI = 120
 _MAX_PIXELS_HIGH = 30_000
 _LABELS = {
@@ -60,7 +58,7 @@ def draw(tensors: Mapping[str, Array], row: Mapping[str, Any], *, sample_rate_hz
     for name in banks:
         _draw_bank(figure, panels.pop(0), name, tensors[name], hop_s=hop_s)
     head = " · ".join(printable(str(row[name])) for name in ("sample_id", "language") if row.get(name))
-    lines = textwrap.wrap(printable(row.get("text") or ""), _TITLE_COLUMNS)
+    lines = textwrap.wrap(printable(row.get("text") or ""), 105)
     families, title = fonts_for("\n".join([head, *_shortened(lines, _TITLE_LINES)]))
     # parse_math: a transcript's dollar signs are money, not formulas.
     figure.suptitle(title, fontfamily=families, fontsize=11, ha="left", x=0.01, parse_math=False)
@@ -116,7 +114,7 @@ def _draw_waveform(axes: Axes, waveform: Array, *, sample_rate_hz: int) -> None:
         return
     scale = 32768.0 if waveform.dtype == np.int16 else 1.0
     # The envelope of a few thousand points: a line through millions takes minutes, and looks the same.
-    starts = np.unique(np.linspace(0, len(waveform) - 1, min(_MAX_POINTS, len(waveform))).astype(np.int64))
+    starts = np.unique(np.linspace(0, len(waveform) - 1, min(2000, len(waveform))).astype(np.int64))
     low, high = (function.reduceat(waveform, starts) / scale for function in (np.minimum, np.maximum))
     times_s = starts / sample_rate_hz
     axes.fill_between(times_s, low, high, linewidth=0.6, color="tab:blue", edgecolor="tab:blue")
@@ -135,7 +133,6 @@ _CAPTION_IN = 0.26
 """Height of a caption that is a name alone."""
 _ABOUT_IN = 0.15
 """Height of each line more."""
-_MAX_ABOUT = 12
 _LINE_IN = 0.2
 
 _LETTER_IN = 0.068
@@ -150,7 +147,6 @@ _MIN_TILE_IN = 1.3
 """Width of a tile at least: of a narrow image its caption's."""
 
 _CONVERSATION_COLUMNS = 125
-_CONVERSATION_LINES = 6
 
 
 def sample_title(sample: Sample) -> str:
@@ -160,7 +156,7 @@ def sample_title(sample: Sample) -> str:
         lines += textwrap.wrap(printable(sample.row.get("text") or ""), _CONVERSATION_COLUMNS)
     for role, text in spoken(sample.conversation or []):
         lines += textwrap.wrap(f"{role}: {printable(text)}", _CONVERSATION_COLUMNS)
-    return "\n".join(_shortened(lines, _CONVERSATION_LINES))
+    return "\n".join(_shortened(lines, 6))
 
 
 def pack_title(pack: Pack, plan_name: str) -> str:
@@ -211,7 +207,7 @@ def draw_tiles(tiles: Sequence[Picture], *, title: str) -> Figure:
 
 def _about(tile: Picture, room_in: float) -> list[str]:
     width = max(int(room_in / _LETTER_IN), 8)
-    return [part for line in tile.about for part in textwrap.wrap(printable(line), width)][:_MAX_ABOUT]
+    return [part for line in tile.about for part in textwrap.wrap(printable(line), width)][:12]
 
 
 def rows_of(aspects: Sequence[float]) -> list[tuple[list[int], float]]:

@@ -106,8 +106,7 @@ def sample_index(cache: Cache, wanted: str) -> int:
     number = number_of(wanted)
     if number is not None and 0 <= number < len(cache):
         return number
-    found = _index_of_id(cache, wanted)
-    if found is not None:
+    if (found := _index_of_id(cache, wanted)) is not None:
         return found
     if number is not None:
         check_index(number, len(cache), what=f"{cache.place} has {len(cache)} samples")

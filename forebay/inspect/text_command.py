@@ -105,7 +105,13 @@ class TextView:
         if look.body != (look.asked.text or ""):
             yield from _text("transcript", [TextPart("kept", look.body)])
         for name, before, after in look.changed():
-            yield from self._step_lines(name, before, after, has_marks=has_marks)
+            if isinstance(after, Problem):
+                yield from _plain(wrapped(_head(name), f"fails: {after.reason}"))
+            elif before == after:
+                yield from _plain([_head(name) + "unchanged"])
+            else:
+                parts = changes(before, after) if self.is_diff else [TextPart("kept", after)]
+                yield from _text(name, parts, has_marks=has_marks)
         if look.ids:
             yield from _plain(self._token_lines())
         if look.failure is not None:
@@ -125,42 +131,24 @@ class TextView:
         other = f"; {given} was given" if given and given != staged.detected else ""
         return f"{look.language}, detected with confidence {staged.confidence:.2f}{other}"
 
-    def _step_lines(self, name: str, before: str, after: str | Problem, *, has_marks: bool) -> Iterator[Line]:
-        if isinstance(after, Problem):
-            yield from _plain(wrapped(_head(name), f"fails: {after.reason}"))
-        elif before == after:
-            yield from _plain([_head(name) + "unchanged"])
-        else:
-            parts = changes(before, after) if self.is_diff else [TextPart("kept", after)]
-            yield from _text(name, parts, has_marks=has_marks)
-
     def _token_lines(self) -> Iterator[str]:
         look = self.look
-        limit = (
-            "no limit is set"
-            if self.max_label_tokens is None
-            else f"text.max_label_tokens is {self.max_label_tokens:,}"
-        )
-        said = (
-            f"{len(look.ids):,}, the first {look.prefix_len:,} given; {look.num_label_tokens:,} label tokens, {limit}"
-        )
-        yield from wrapped(_head("tokens"), said)
+        most = self.max_label_tokens
+        limit = "no limit is set" if most is None else f"text.max_label_tokens is {most:,}"
+        given = f"the first {look.prefix_len:,} given; {look.num_label_tokens:,} label tokens"
+        yield from wrapped(_head("tokens"), f"{len(look.ids):,}, {given}, {limit}")
+        kinds = {"text": "", "byte": "byte-fallback", "piece": "piece of a character"}
         rows = [
-            (str(each["id"]), each["piece"], ", ".join(filter(None, (each["role"], _KIND[each["kind"]]))))
+            (
+                str(each["id"]),
+                each["piece"],
+                ", ".join(filter(None, (each["role"], kinds.get(each["kind"], each["kind"])))),
+            )
             for each in self._tokens(MOST_TOKENS)
         ]
         yield from (line.rstrip() for line in table(("id", "token", "what it is"), rows, left=3))
         if len(look.ids) > MOST_TOKENS:
             yield f"  ... and {len(look.ids) - MOST_TOKENS:,} more tokens: --json"
-
-
-_KIND = {
-    "text": "",
-    "control": "control",
-    "unknown": "unknown",
-    "byte": "byte-fallback",
-    "piece": "piece of a character",
-}
 
 
 def _head(name: str) -> str:
@@ -174,9 +162,7 @@ def _plain(lines: Sequence[str] | Iterator[str]) -> Iterator[Line]:
 def _text(name: str, parts: Sequence[TextPart], *, has_marks: bool = False) -> Iterator[Line]:
     """Yields a text behind its name, what is not seen by name, no character of the first `MOST_CHARACTERS` left out."""
     head, first = _head(name), first_of(parts, MOST_CHARACTERS)
-    shown = (
-        [TextPart("kept", marked(first))] if has_marks else [TextPart(part.change, named(part.text)) for part in first]
-    )
+    shown = [TextPart("kept", marked(first))] if has_marks else [part._replace(text=named(part.text)) for part in first]
     for place, line in enumerate(wrapped_parts(shown, max(16, columns() - len(head)))):
         yield [TextPart("kept", head if not place else " " * len(head)), *line]
     more = sum(len(part.text) for part in parts) - sum(len(part.text) for part in first)
@@ -250,11 +236,9 @@ def view_sample(config: Config, wanted: str, *, is_diff: bool = False, progress:
     opened = _Opened.of(config)
     manifest = opened.manifest(progress=progress)
     rows = manifest.rows
-    place = _place(rows, wanted)
-    if place is None:
+    if (place := _place(rows, wanted)) is None:
         raise _absent(manifest, wanted, config)
-    (asked,) = _asked(rows.slice(place, 1))
-    (look,) = opened.looker.look([asked])
+    (look,) = opened.looker.look(_asked(rows.slice(place, 1)))
     source = shown_name(manifest.files[rows["file"][place].as_py()])
     return opened.view(look, is_diff=is_diff, source=source, row=rows["row"][place].as_py())
 
@@ -318,9 +302,8 @@ def _number(wanted: str) -> int | None:
 def _absent(manifest: Manifest, wanted: str, config: Config) -> SampleError | ConfigError:
     """Returns why a sample is not among the rows: it was left out, or nothing is called that."""
     rejected, number, name = manifest.rejected, _number(wanted), storable(wanted)
-    for each in rejected.filter(
-        pc.or_(pc.equal(rejected["row"], number), pc.equal(rejected["sample_id"], name))
-    ).to_pylist():
+    same = pc.or_(pc.equal(rejected["row"], number), pc.equal(rejected["sample_id"], name))
+    for each in rejected.filter(same).to_pylist():
         return SampleError(each["reason"], f"--sample {wanted}: {each['message']}")
     rows = manifest.rows
     span = f", rows 0 to {pc.max(rows['row']).as_py()}" if len(rows) else ""

@@ -47,7 +47,7 @@ def changes(before: str, after: str) -> list[TextPart]:
 
     Words are compared first, then the characters of words that differ.
     """
-    return _joined(list(_pieces(before, after)))
+    return _joined(_pieces(before, after))
 
 
 def _pieces(before: str, after: str) -> Iterator[TextPart]:
@@ -90,7 +90,7 @@ def _differing(before: Sequence[str], after: Sequence[str], *, most: int) -> Ite
     yield "".join(before[len(before) - end :]), "".join(after[len(after) - end :])
 
 
-def _joined(parts: Sequence[TextPart]) -> list[TextPart]:
+def _joined(parts: Iterator[TextPart]) -> list[TextPart]:
     """Returns the parts without empty ones; of one run of changes what is removed comes first."""
     found: list[TextPart] = []
     pending: dict[Change, str] = {"removed": "", "added": ""}
@@ -224,7 +224,8 @@ class VocabularyPieces:
         backend = vocabulary.tokenizer.backend_tokenizer
         document = json.loads(backend.to_str())
         model = document["model"]
-        self._byte_of = _byte_alphabet() if _is_byte_level(document) else None
+        steps = (step for name in ("pre_tokenizer", "decoder") for step in _steps(document[name]))
+        self._byte_of = _byte_alphabet() if any(step.get("type") == "ByteLevel" for step in steps) else None
         self._has_bytes = bool(model.get("byte_fallback"))
         self._control = vocabulary.control_ids
         self._added = {int(entry["id"]) for entry in document.get("added_tokens", [])}
@@ -252,19 +253,15 @@ class VocabularyPieces:
         if any(character not in self._byte_of for character in token):
             return VocabularyPiece("text", _utf8(token))
         data = bytes(self._byte_of[character] for character in token)
-        return VocabularyPiece("text" if _is_whole(data) else "piece", data)
+        try:
+            data.decode("utf-8")
+        except UnicodeDecodeError:
+            return VocabularyPiece("piece", data)
+        return VocabularyPiece("text", data)
 
 
 def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
-
-
-def _is_whole(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _unknown_id(model: Mapping[str, Any], backend: Any) -> int | None:
@@ -274,12 +271,6 @@ def _unknown_id(model: Mapping[str, Any], backend: Any) -> int | None:
     token = model.get("unk_token")
     found = None if token is None else backend.token_to_id(token)
     return None if found is None else int(found)
-
-
-def _is_byte_level(document: Mapping[str, Any]) -> bool:
-    return any(
-        step.get("type") == "ByteLevel" for name in ("pre_tokenizer", "decoder") for step in _steps(document[name])
-    )
 
 
 def _steps(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:

@@ -24,6 +24,7 @@ from forebay.steps.text.normal.normal_step import Problem, entries
 from forebay.steps.text.pace import Misfits, misfits
 from forebay.steps.text.transcript import Encoded, TextEncoder, Transcript, label_too_long
 from forebay.store.layout import Array, Ints
+from forebay.terminal import counted as amount
 from forebay.terminal import human_share, table, wrapped
 from forebay.visible import from_here, named, printable
 
@@ -88,14 +89,10 @@ class Looker:
     def look(self, texts: Sequence[AskedTexts]) -> list[Look]:
         """Returns what every text became, in their order."""
         given, languages = [asked.text or "" for asked in texts], [asked.language for asked in texts]
+        prompts, ids = [asked.prompt for asked in texts], [asked.sample_id for asked in texts]
         staged = self.encoder.stages(given, languages)
-        made = self.encoder.encode_batch(
-            given,
-            languages,
-            [asked.prompt for asked in texts],
-            sample_ids=[asked.sample_id for asked in texts],
-            prepared=[way.prepared for _, _, way in staged],
-        )
+        prepared = [way.prepared for _, _, way in staged]
+        made = self.encoder.encode_batch(given, languages, prompts, sample_ids=ids, prepared=prepared)
         looks = []
         for asked, (carried, body, way), result in zip(texts, staged, made, strict=True):
             # Steps are called as the config calls them: two functions have one name as steps.
@@ -144,14 +141,6 @@ class StepFigures:
     failed: int = 0
     examples: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def add(self, sample_id: str, before: str, after: str, count: Count) -> None:
-        """Counts a text that was changed."""
-        self.texts += 1
-        self.removed += count.removed
-        self.added += count.added
-        if len(self.examples) < EXAMPLES and before not in {known for _, known, _ in self.examples}:
-            self.examples.append((sample_id, before, after))
-
 
 @dataclass(slots=True)
 class Failed:
@@ -180,14 +169,6 @@ class Outlier:
     score: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Repeated:
-    """A text of several samples. row: of the first of them."""
-
-    row: int
-    count: int
-
-
 class TextTally:
     """The figures. Rows are counted from 0 in the order in which they are added."""
 
@@ -207,17 +188,17 @@ class TextTally:
             self._add_steps(look, changed)
             if look.failure is not None:
                 self.fail(look.failure.reason, look.asked.sample_id, str(look.failure))
-        languages = np.array(
-            [self._languages.setdefault(look.language, len(self._languages)) for look in looks], np.int64
-        )
+        numbers = self._languages
+        languages = np.array([numbers.setdefault(look.language, len(numbers)) for look in looks], np.int64)
         self._add_tokens(looks, languages)
+        hashes = [xxhash.xxh3_64_intdigest(look.text.encode("utf-8", "surrogatepass")) for look in looks]
         columns: dict[str, Any] = {
             "language": languages,
             "is_usable": np.array([look.failure is None for look in looks], bool),
             "characters": np.array([len(look.text) for look in looks], np.int64),
             "spoken": np.array([sum(map(len, look.body.split())) for look in looks], np.int64),
             "labels": np.array([look.num_label_tokens for look in looks], np.int64),
-            "hash": np.array([_hash(look) for look in looks], np.uint64),
+            "hash": np.array(hashes, np.uint64),
             "seconds": np.full(len(looks), np.nan) if seconds is None else np.asarray(seconds, np.float64),
         }
         for name, column in columns.items():
@@ -232,7 +213,10 @@ class TextTally:
             elif before != after:
                 if (before, after) not in changed:
                     changed[before, after] = counted(before, after)
-                step.add(look.asked.sample_id, before, after, changed[before, after])
+                removed, added = changed[before, after]
+                step.texts, step.removed, step.added = step.texts + 1, step.removed + removed, step.added + added
+                if len(step.examples) < EXAMPLES and before not in {known for _, known, _ in step.examples}:
+                    step.examples.append((look.asked.sample_id, before, after))
 
     def fail(self, reason: str, sample_id: str, message: str) -> None:
         """Counts a sample that a build leaves out."""
@@ -302,19 +286,18 @@ class TextTally:
         known = np.isfinite(per_s)
         return {number: float(np.median(per_s[known & (language == number)])) for number in np.unique(language[known])}
 
-    def repeated(self) -> list[Repeated]:
-        """Returns the texts, as they are tokenised, that more than one usable sample has; the most frequent first."""
+    def repeated(self) -> list[tuple[int, int]]:
+        """Returns (row of the first sample, samples) of each text, as it is tokenised, of more than one usable sample.
+
+        The most frequent texts come first.
+        """
         rows = np.flatnonzero(self.column("is_usable"))
         if not len(rows):
             return []
         _, first, counts = np.unique(self.column("hash")[rows], return_index=True, return_counts=True)
         many = np.flatnonzero(counts > 1)
         order = many[np.lexsort((first[many], -counts[many]))]
-        return [Repeated(row=int(rows[first[place]]), count=int(counts[place])) for place in order.tolist()]
-
-
-def _hash(look: Look) -> int:
-    return xxhash.xxh3_64_intdigest(look.text.encode("utf-8", "surrogatepass"))
+        return [(int(rows[first[place]]), int(counts[place])) for place in order.tolist()]
 
 
 SHOWN = 5
@@ -341,7 +324,7 @@ class TextReport:
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON document, see docs/text.md."""
         tally = self.tally
-        outliers, repeated = tally.outliers(), tally.repeated()
+        outliers, repeated, labels = tally.outliers(), tally.repeated(), tally.column("labels")
         return {
             "config": self.config,
             "read": "raw data",
@@ -352,10 +335,7 @@ class TextReport:
             "languages": [self._language_json(number) for number in range(len(tally.languages))],
             "labels": {
                 "max_label_tokens": self.max_label_tokens,
-                "longest": [
-                    {**self._sample(row), "label_tokens": int(tally.column("labels")[row])}
-                    for row in tally.longest(MOST)
-                ],
+                "longest": [{**self._sample(row), "label_tokens": int(labels[row])} for row in tally.longest(MOST)],
             },
             "pace": {
                 "durations": self.durations or None,
@@ -367,11 +347,8 @@ class TextReport:
             },
             "repeated": {
                 "num_texts": len(repeated),
-                "num_samples": sum(each.count for each in repeated),
-                "top": [
-                    {"count": each.count, "text": self._text(each.row), **self._sample(each.row)}
-                    for each in repeated[:MOST]
-                ],
+                "num_samples": sum(count for _, count in repeated),
+                "top": [{"count": n, "text": self._text(row), **self._sample(row)} for row, n in repeated[:MOST]],
             },
             "excluded": dict(self.excluded),
             "failures": [asdict(each) for each in tally.failures.values()],
@@ -380,26 +357,20 @@ class TextReport:
     def lines(self) -> Iterator[str]:
         """Yields the lines."""
         count = len(self.tally)
-        what = f"the first {_counted(count, 'text')}" if self.is_part else _counted(count, "text")
+        what = f"the first {amount(count, 'texts')}" if self.is_part else amount(count, "texts")
         yield from wrapped("", printable(f"{from_here(self.config)}: {what}, read from the raw data"))
         if self.excluded:
             counts = ", ".join(f"{reason} {number:,}" for reason, number in self.excluded.items())
             yield from wrapped("  excluded by settings: ", printable(counts))
-        if count:
-            yield from self._step_lines()
-            yield from self._token_lines()
-            yield from self._label_lines()
-            yield from self._pace_lines()
-            yield from self._repeated_lines()
+        parts = (self._step_lines, self._token_lines, self._label_lines, self._pace_lines, self._repeated_lines)
+        for part in parts if count else ():
+            yield from part()
         yield from self._failure_lines()
 
     def _step_json(self, name: str) -> dict[str, Any]:
         step = asdict(self.tally.steps[name])
-        return {
-            "step": step.pop("name"),
-            **step,
-            "examples": [{"sample_id": i, "before": before, "after": after} for i, before, after in step["examples"]],
-        }
+        step["examples"] = [dict(zip(("sample_id", "before", "after"), each, strict=True)) for each in step["examples"]]
+        return {"step": step.pop("name"), **step}
 
     def _language_json(self, number: int) -> dict[str, Any]:
         tally, kinds = self.tally, self.tally.kinds(number)
@@ -419,10 +390,7 @@ class TextReport:
         }
 
     def _sample(self, row: int) -> dict[str, Any]:
-        return {"sample_id": self._id(row), "row": self.rows["row"][row].as_py()}
-
-    def _id(self, row: int) -> str:
-        return str(self.rows["sample_id"][row].as_py())
+        return {"sample_id": str(self.rows["sample_id"][row].as_py()), "row": self.rows["row"][row].as_py()}
 
     def _text(self, row: int) -> str:
         return str(self.rows["text"][row].as_py() or "")
@@ -458,13 +426,9 @@ class TextReport:
         rows = [
             (
                 printable(each["language"]) or "unknown",
-                f"{each['texts']:,}",
-                f"{each['characters']:,}",
-                f"{each['tokens']:,}",
+                *(f"{each[name]:,}" for name in ("texts", "characters", "tokens")),
                 "-" if each["tokens_per_character"] is None else f"{each['tokens_per_character']:.3f}",
-                f"{each['unknown']:,}",
-                f"{each['byte_fallback']:,}",
-                f"{each['pieces_of_characters']:,}",
+                *(f"{each[name]:,}" for name in ("unknown", "byte_fallback", "pieces_of_characters")),
             )
             for each in found
         ]
@@ -478,8 +442,8 @@ class TextReport:
         labels, limit = self.tally.column("labels"), self.max_label_tokens
         most = "no text.max_label_tokens" if limit is None else f"text.max_label_tokens is {limit:,}"
         over = 0 if limit is None else int((labels > limit).sum())
+        above = f", {amount(over, 'texts')} above" if over else ""
         yield ""
-        above = f", {_counted(over, 'text')} above" if over else ""
         yield from wrapped("", f"longest labels ({most}{above})")
         for row in self.tally.longest(SHOWN):
             yield from self._sample_lines(row, f"{int(labels[row]):,} tokens")
@@ -490,20 +454,16 @@ class TextReport:
             yield from wrapped("", "characters a second: the texts have no recordings of known length")
             return
         known = int(np.isfinite(self.tally.pace().per_s).sum())
-        medians = self.tally.medians()
-        said = ", ".join(
-            f"{printable(self.tally.languages[number]) or 'unknown'} {median:.1f}" for number, median in medians.items()
-        )
-        yield from wrapped(
-            "characters a second, medians: ", f"{said or 'none'} ({_counted(known, 'recording')}, {self.durations})"
-        )
+        names = [printable(name) or "unknown" for name in self.tally.languages]
+        said = ", ".join(f"{names[number]} {median:.1f}" for number, median in self.tally.medians().items())
+        about = f"{said or 'none'} ({amount(known, 'recordings')}, {self.durations})"
+        yield from wrapped("characters a second, medians: ", about)
         outliers = self.tally.outliers()
         if outliers:
-            yield from wrapped(
-                "  ", f"{_counted(len(outliers), 'text')} may not be of their recording, see forebay lint"
-            )
+            count = amount(len(outliers), "texts")
+            yield from wrapped("  ", f"{count} may not be of their recording, see forebay lint")
         for each in outliers[:SHOWN]:
-            text = f"{_counted(each.characters, 'character')} in {each.seconds:.2f} s, {each.per_s:.1f} a second"
+            text = f"{amount(each.characters, 'characters')} in {each.seconds:.2f} s, {each.per_s:.1f} a second"
             median = "" if each.median_per_s is None else f", the median is {each.median_per_s:.1f}"
             yield from self._sample_lines(each.row, f"{each.check}: {text}{median}")
 
@@ -513,29 +473,24 @@ class TextReport:
         if not repeated:
             yield "repeated texts: none"
             return
-        total = sum(each.count for each in repeated)
-        yield f"repeated texts: {_counted(len(repeated), 'text')} of {_counted(total, 'sample')}"
-        for each in repeated[:SHOWN]:
-            yield from self._sample_lines(each.row, f"{each.count:,} samples")
+        total = sum(count for _, count in repeated)
+        yield f"repeated texts: {amount(len(repeated), 'texts')} of {amount(total, 'samples')}"
+        for row, count in repeated[:SHOWN]:
+            yield from self._sample_lines(row, f"{count:,} samples")
 
     def _failure_lines(self) -> Iterator[str]:
         failures = sorted(self.tally.failures.values(), key=lambda each: (-each.count, each.reason))
-        if not failures:
-            return
-        yield ""
-        count = sum(each.count for each in failures)
-        yield from wrapped("", f"left out: {_counted(count, 'sample')}; forebay explain REASON says what to do")
+        if count := sum(each.count for each in failures):
+            yield ""
+            yield from wrapped("", f"left out: {amount(count, 'samples')}; forebay explain REASON says what to do")
         for each in failures:
             yield from wrapped(f"  {each.reason} {each.count:,}: ", printable(each.message))
 
     def _sample_lines(self, row: int, said: str) -> Iterator[str]:
         """Yields what is said of a sample and how its text begins, on a line where there is room."""
-        place = f"{printable(self._id(row))} (row {self.rows['row'][row].as_py()}): {said}: "
+        sample = self._sample(row)
+        place = f"{printable(sample['sample_id'])} (row {sample['row']}): {said}: "
         yield from text_lines("  ", place + named(shortened(self._text(row), most=60)))
-
-
-def _counted(count: int, unit: str) -> str:
-    return f"{count:,} {unit}" if count == 1 else f"{count:,} {unit}s"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -216,9 +216,6 @@ def pack_case(source: SampleSource, settings: PackConfig) -> PackCase:
 MAX_TRIALS = 6
 """Trials of one search at most."""
 
-_SHRINK_BY_LINE, _SHRINK = 0.85, 0.5
-"""A size that ran out of memory without a figure is followed by this share of it, then by its square, and so on."""
-
 
 def granule(size: int) -> int:
     """Returns the step between the sizes that are tried: 1 below 16, 8 up to 511, then about 3 % of the size."""
@@ -299,17 +296,14 @@ class Search:
         At most `MAX_TRIALS` calls of `trial`. The last of them is spent on `least` where nothing has fit until then, so
         that None means that `least` does not fit.
         """
-        size: int | None = self._first()
+        guess = self.start
+        if guess is None:
+            guess = self.line.largest(self.limit_bytes, most=self.most) if self.line else self.least
+        size: int | None = min(max(grid_down(guess), self.least), self.most)
         while size is not None:
             self._learn(size, trial(size))
             size = self._next()
         return self.fit
-
-    def _first(self) -> int:
-        guess = self.start
-        if guess is None:
-            guess = self.line.largest(self.limit_bytes, most=self.most) if self.line else self.least
-        return min(max(grid_down(guess), self.least), self.most)
 
     def _learn(self, size: int, outcome: TrialOutcome) -> None:
         self.trials += 1
@@ -336,15 +330,13 @@ class Search:
         if self.fit is not None and self.failure is not None and abs(self._side) > 1:
             return (low + high) / 2  # the figures mislead: halve
         if not self._points or self._blind:
-            share = _SHRINK if self.line is None else _SHRINK_BY_LINE
+            # A size that ran out of memory without a figure is followed by this share of it, then by its square, ...
+            share = 0.5 if self.line is None else 0.85
             failed = float(self.failure or high)
             return (low + high) / 2 if self.fit is not None else failed * share ** max(self._blind, 1)
-        slope = self._slope()
-        size, peak = min(self._points, key=lambda point: abs(point[1] - self.limit_bytes))
-        return size + (self.limit_bytes - peak) / slope if slope > 0 else high
-
-    def _slope(self) -> float:
-        """Returns bytes a sample as measured: between the two largest sizes, or from the line's base to the one."""
+        # Bytes a sample as measured: between the two largest sizes, or from the line's base to the one.
         *others, (size, peak) = sorted(self._points)
         before = others[-1] if others else (0, self.line.base if self.line else 0.0)
-        return (peak - before[1]) / (size - before[0])
+        slope = (peak - before[1]) / (size - before[0])
+        size, peak = min(self._points, key=lambda point: abs(point[1] - self.limit_bytes))
+        return size + (self.limit_bytes - peak) / slope if slope > 0 else high

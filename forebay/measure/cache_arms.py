@@ -26,6 +26,7 @@ from forebay.config.plan import CLASSIC_EDGES_S, BucketConfig, PackConfig, PlanC
 from forebay.errors import PlanError
 from forebay.measure.doctor_bench import SAMPLE, Bench, dropped
 from forebay.measure.loader_arms import collated, makers, touch
+from forebay.measure.machine import StageClock, timed, within
 from forebay.measure.predict import (
     Codecs,
     Listed,
@@ -38,7 +39,6 @@ from forebay.measure.predict import (
     Skip,
     StageCost,
 )
-from forebay.measure.step_clock import StageClock, timed, within
 from forebay.plan.interface import Plan
 from forebay.plan.make import Samples, make_plan, plan_statistics, samples_of
 from forebay.plan.pack.pack_plan import PackPlan
@@ -118,7 +118,6 @@ def _places(bench: Bench, group: ItemGroup) -> list[tuple[int, int, int]]:
 
 
 _CODECS: tuple[Codec, ...] = ("raw", "zstd", "webp", "source")
-_ITEMS = 24
 
 
 def codecs(bench: Bench, seconds: float) -> Codecs:
@@ -135,7 +134,7 @@ def codecs(bench: Bench, seconds: float) -> Codecs:
     stored = [group.under(codec) for codec in _CODECS]
     rows = group.task_rows(items.table, bench.picked.files)
     with bench.reader(group) as read:
-        for place in within(seconds, bench.random.permutation(len(rows))[:_ITEMS].tolist()):
+        for place in within(seconds, bench.random.permutation(len(rows))[:24].tolist()):
             for each in stored:
                 values = next(iter(each.samples(rows.slice(place, 1), read)))
                 if "failure" in values:
@@ -168,7 +167,6 @@ _FIRST = 512
 """Batches that predictions walk through."""
 _MOST_DRAWN = 100_000
 """Samples of a plan whose lengths are drawn from a few."""
-_KS = (8, 16, 32, 64)
 
 
 def plans(bench: Bench, seconds: float) -> PlanFacts:
@@ -271,7 +269,7 @@ def _candidates(settings: PlanConfig) -> Iterator[dict[str, Any]]:
     """Yields settings that may pad less, as changes of those that are given."""
     if isinstance(settings, BucketConfig) and settings.calibration is None:
         least = len(settings.edges_s) if not settings.k else settings.k
-        yield from ({"k": k} for k in _KS if k > least and not isinstance(settings.batch_size, tuple))
+        yield from ({"k": k} for k in (8, 16, 32, 64) if k > least and not isinstance(settings.batch_size, tuple))
     elif isinstance(settings, WindowConfig):
         yield from ({"window": factor * settings.window} for factor in (2, 4))
     elif isinstance(settings, PackConfig) and settings.buffer_size:
@@ -281,7 +279,6 @@ def _candidates(settings: PlanConfig) -> Iterator[dict[str, Any]]:
 STAGES = (RAW_READ, DECODE, RESAMPLE, RESIZE, PATCHES, FEATURES, TOKENS)
 WRITE = "write shard"
 
-_ROWS_A_SHARD = 8
 _MOST_BYTES = 400 * 1000**2
 _LEAST_MEASURED = 8
 """Rows that the clock is to see, if there are as many; those of the first shard load libraries."""
@@ -295,8 +292,6 @@ def made(bench: Bench, seconds: float) -> Made:
     The first shard is made without a clock: libraries and the tokenizer are loaded there. A data set of a few rows is
     made again, so that there is something to count.
     """
-    import torch
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker of a build
     try:
@@ -365,7 +360,7 @@ def _tasks(bench: Bench, listing: Listing, folder: Path) -> Iterator[list[ShardT
     groups = listing.groups
     probe = dict.fromkeys(groups.names, "0" * 32)
     # `shard_rows` of texts alone is a multiple of what it is given.
-    rows_per_shard = max(_ROWS_A_SHARD // groups.shard_rows(1), 1)
+    rows_per_shard = max(8 // groups.shard_rows(1), 1)
     left: dict[Group, deque[Cut]] = {name: deque() for name in groups.names}
     for cut in groups.cuts(listing, probe=probe, rows_per_shard=rows_per_shard):
         left[cut.group].append(cut)

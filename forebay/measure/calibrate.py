@@ -40,7 +40,6 @@ from forebay.visible import from_here, human_bytes
 Tell = Callable[[str], None]
 _PEAK_TOLERANCE = 0.05
 """How far the peaks of ranks on CUDA may lie apart, as a share of the largest. Peaks of hosts are not compared."""
-_HEAD = f"{'bucket':<12}{'rank':>5}{'size':>8}{'steps':>7}{'peak':>10}{'s a step':>10}"
 _SIZES = ("batch_seconds", "batch_tokens", "batch_size", "calibration", "seq_len", "max_patches")
 
 
@@ -129,8 +128,7 @@ def _cases_of(config: Config, source: SampleSource) -> dict[str, Case | None]:
     """Returns what is calibrated of a config's plan by its name; None for a bucket without samples."""
     if isinstance(config.plan, PackConfig):
         return {"pack": pack_case(source, config.plan)}
-    if not isinstance(config.plan, BucketConfig):
-        raise TypeError("only buckets and packs are calibrated")
+    assert isinstance(config.plan, BucketConfig)  # see `_checked`
     return dict(bucket_cases(source, config.plan))
 
 
@@ -290,7 +288,7 @@ def _rows(
     runner = StepRunner(config, facts, source, accumulates=config.train.grad_acc > 1)
     rows: list[RankRow] = []
     if state.is_main_process:
-        tell(_HEAD)
+        tell(f"{'bucket':<12}{'rank':>5}{'size':>8}{'steps':>7}{'peak':>10}{'s a step':>10}")
     for name in _chosen(options.buckets, list(cases)):
         if (case := cases[name]) is None:
             continue
@@ -342,8 +340,7 @@ def _sizes(config: Config, source: SampleSource, options: CalibrateOptions, *, n
             settings, calibration=str(file), batch_size=None, batch_seconds=None, batch_tokens=None
         )
     plan = make_plan(samples_of(source), settings) if settings is not None else None
-    if not isinstance(plan, BucketPlan):
-        raise TypeError("only buckets and packs are verified")
+    assert isinstance(plan, BucketPlan)  # see `_checked`
     return dict(zip(names, plan.batch_sizes.tolist(), strict=True))
 
 

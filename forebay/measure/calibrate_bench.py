@@ -326,10 +326,8 @@ def trial(
     return MeasuredStep(peak_bytes=reserved - before, used_bytes=used - before, step_s=step_s)
 
 
-_NO_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory|_ALLOC_FAILED")
-"""What a RuntimeError of torch, cuBLAS or cuDNN says where an allocation failed."""
-
-
 def is_out_of_memory(err: Exception) -> bool:
     """Returns whether an error says that an allocation failed, on a device or on the host."""
-    return isinstance(err, (torch.OutOfMemoryError, MemoryError)) or _NO_MEMORY.search(str(err)) is not None
+    # What a RuntimeError of torch, cuBLAS or cuDNN says there.
+    said = r"out of memory|not enough memory|can't allocate memory|_ALLOC_FAILED"
+    return isinstance(err, (torch.OutOfMemoryError, MemoryError)) or re.search(said, str(err)) is not None

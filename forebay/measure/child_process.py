@@ -27,8 +27,6 @@ from forebay.errors import ForebayError
 
 R = TypeVar("R")
 
-_PR_SET_PDEATHSIG = 1
-_LAST_LINES = 12
 _PATIENCE_S = 5.0
 """For a killed process to end: it does at once, unless it is in a call of the kernel that nothing interrupts."""
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -99,7 +97,7 @@ class Child:
         told = f"{self.name} died ({how}); {self._advice}"
         if self._log is None:
             return told
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
         return "\n".join([f"{told}, or see the end of {self._log}:", *(lines or ["(it printed nothing)"])])
 
 
@@ -202,7 +200,7 @@ def _answer(writer: Connection, call: Callable[[], Any]) -> None:
 
 def _end_with(parent: int) -> None:
     """Makes the kernel kill this process when its parent dies; it ends at once where the parent has died already."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from forebay.config.plan import bucket_names
 from forebay.measure.compared_ways import OWN, Block, Setup
-from forebay.measure.machine import peak_flops
+from forebay.measure.machine import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements, peak_flops
 from forebay.measure.shown_figures import (
     OTHERS,
     OURS,
@@ -27,7 +27,6 @@ from forebay.measure.shown_figures import (
     write_report,
     written_line,
 )
-from forebay.measure.step_clock import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements
 from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.interface import Plan
 from forebay.visible import human_bytes, printable

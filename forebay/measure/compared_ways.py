@@ -21,8 +21,7 @@ import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import CacheMismatchError, ConfigError
-from forebay.measure.machine import device_name, release_memory
-from forebay.measure.step_clock import ArmTurn, BlockClock, Shapes, finish, timed
+from forebay.measure.machine import ArmTurn, BlockClock, Shapes, device_name, finish, release_memory, timed
 from forebay.measure.step_runner import StepRunner
 from forebay.plan.in_order import InOrderPlan
 from forebay.plan.interface import Plan

@@ -1,7 +1,7 @@
 """`forebay doctor`: the arms one after the other, within a budget of seconds, then what they say.
 
 A child is asked for the arms, and none takes longer than it may. Importing this module imports all that arms need,
-before any clock runs.
+before any clock runs. `--apply` edits the text of the user's TOML, so that comments stay.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import dataclasses
 import math
 import os
 import pkgutil
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,16 +25,17 @@ from forebay.config.plan import PackConfig
 from forebay.config.remote import is_url
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ForebayError
+from forebay.init.config_text import value_of
 from forebay.measure.cache_arms import codecs, find, listing, made, plans, reads
 from forebay.measure.child_process import Child
 from forebay.measure.diagnosis import MeasuredArms
 from forebay.measure.doctor_bench import Bench, DoctorTask
-from forebay.measure.doctor_report import DoctorReport, advice
+from forebay.measure.doctor_report import Advice, DoctorReport, advice
 from forebay.measure.loader_arms import cached, pieces, uncached, workers
 from forebay.measure.predict import Skip, StepTime, StepTimes
-from forebay.measure.tuned_config import apply, check_target, settings_of
 from forebay.progress import Progress
-from forebay.steps.recipe import plan_example
+from forebay.steps.recipe import load_config, plan_example
+from forebay.store.files import temporary_name
 from forebay.visible import from_here
 
 _GRACE_S = 24.0
@@ -57,7 +60,7 @@ class DoctorArm:
 
 def _step(bench: Bench, seconds: float) -> Any:
     # transformers and accelerate take seconds to import, and a step that is given needs neither.
-    return pkgutil.resolve_name("forebay.measure.step_arm:step")(bench, seconds)
+    return pkgutil.resolve_name("forebay.measure.step_runner:step")(bench, seconds)
 
 
 ARMS: dict[str, DoctorArm] = {
@@ -229,12 +232,14 @@ def doctor(config: Config, options: DoctorOptions | None = None) -> DoctorReport
 
 def _measured(session: DoctorSession, config: Config, options: DoctorOptions, *, cores: int) -> MeasuredArms:
     missing: dict[str, str] = {}
+    given: dict[str, Any] = {"bucket": 0, "samples": 1, "room": 1, "seconds": options.step_s, "cpu_s": 0.0, "steps": 0}
     found = MeasuredArms(
         cores=cores,
         prefetch=config.loader.prefetch,
         num_threads=config.loader.num_threads,
         num_workers=config.run.num_workers or 0,
-        steps=None if options.step_s is None else given_step(options.step_s),
+        # A step that takes what the user says, whatever its batch, needs none of this machine's cores.
+        steps=None if options.step_s is None else StepTimes(device="given", times=(StepTime(**given),)),
         not_measured=missing,
     )
     needless = {"step": options.step_s is not None, "codecs": not isinstance(config.plan, PackConfig)}
@@ -292,6 +297,120 @@ def _require_data(found: MeasuredArms, config: Config) -> None:
         raise ConfigError(f"{config.path}: {missing.get('find', missing['listing'])}")
 
 
-def given_step(step_s: float) -> StepTimes:
-    """Returns steps that take what the user says, whatever their batch; they need none of this machine's cores."""
-    return StepTimes(device="given", times=(StepTime(bucket=0, samples=1, room=1, seconds=step_s, cpu_s=0.0, steps=0),))
+_HEADER = re.compile(r"""\s*\[\s*(?P<name>[^\[\]#]+?)\s*\]\s*(?:#.*)?$""")
+_KEY = re.compile(r"""\s*(?P<quote>["']?)(?P<key>[A-Za-z0-9_-]+)(?P=quote)\s*=""")
+_MARK = "# forebay doctor"
+
+
+def check_target(config: Config, target: Path) -> None:
+    """Raises ConfigError where the new file cannot be: it never takes the place of another one."""
+    if os.path.lexists(target):
+        raise ConfigError(f"--apply {target}: it is there already, and nothing is overwritten; name a new file")
+    if target.absolute().parent.resolve() != Path(config.path).absolute().parent.resolve():
+        raise ConfigError(
+            f"--apply {target}: paths in {config.path} are relative to its folder, so the new file has to lie there "
+            f"too; for example: --apply {Path(config.path).parent / target.name}"
+        )
+
+
+def settings_of(all_advice: Sequence[Advice], *, with_rebuild: bool) -> dict[str, Any]:
+    """Returns the settings to write, by dotted name; None takes one out.
+
+    Those that need a new build come with `with_rebuild` alone. Of two values of one setting the first counts.
+    """
+    found: dict[str, Any] = {}
+    for each in all_advice:
+        if each.needs == "nothing" or with_rebuild:
+            found |= {name: value for name, value in each.settings.items() if name not in found}
+    return found
+
+
+def apply(config: Config, target: Path, settings: Mapping[str, Any]) -> None:
+    """Makes `target` the config's file with other settings; each changed line has its old value beside it.
+
+    Raises ConfigError where the file is there, ForebayError where the text cannot be edited to say just that.
+    """
+    check_target(config, target)
+    text = Path(config.path).read_text(encoding="utf-8")
+    aside = temporary_name(target).with_suffix(".toml")
+    try:
+        aside.write_text(edited(text, settings), encoding="utf-8")
+        _require_tuning(config, aside, settings)
+        os.link(aside, target)
+    except FileExistsError as err:
+        raise ConfigError(
+            f"--apply {target}: it is there already, and nothing is overwritten; name a new file"
+        ) from err
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _require_tuning(config: Config, file: Path, settings: Mapping[str, Any]) -> None:
+    """Raises ForebayError unless a file says what the config's own file says, but for the settings."""
+    try:
+        made = _flat(load_config(str(file)))
+    except ConfigError as err:
+        raise ForebayError(f"{_by_hand(config, settings)}: {err}") from err
+    wanted = {**_flat(load_config(config.path)), **{name: repr(value) for name, value in settings.items()}}
+    taken_out = [name for name, value in settings.items() if value is None]
+    wrong = sorted(name for name, value in wanted.items() if made.get(name) != value and name not in taken_out)
+    if wrong:
+        raise ForebayError(f"{_by_hand(config, settings)}: {', '.join(wrong)} would not be what is wanted")
+
+
+def _by_hand(config: Config, settings: Mapping[str, Any]) -> str:
+    lines = ", ".join(f"{name} = {value_of(value)}" for name, value in settings.items() if value is not None)
+    return f"{config.path} cannot be edited here; set {lines} by hand"
+
+
+def _flat(config: Config) -> dict[str, str]:
+    return {
+        f"{section}.{key}": repr(value)
+        for section, values in dataclasses.asdict(dataclasses.replace(config, path="")).items()
+        for key, value in (values.items() if isinstance(values, dict) else [("", values)])
+    }
+
+
+def edited(text: str, settings: Mapping[str, Any]) -> str:
+    """Returns a TOML text with settings, by dotted name, set or (None) taken out; all other lines stay as they are."""
+    lines = text.removesuffix("\n").split("\n")  # a text in TOML may hold what else ends lines elsewhere
+    for name, value in settings.items():
+        section, _, key = name.partition(".")
+        lines = _with_setting(lines, section, key, value)
+    return "\n".join(lines) + "\n"
+
+
+def _with_setting(lines: list[str], section: str, key: str, value: Any) -> list[str]:
+    heads = ((number, _HEADER.match(line)) for number, line in enumerate(lines))
+    start = next((number for number, head in heads if head and head["name"].strip("\"'") == section), None)
+    own = None if value is None else f"{key} = {value_of(value)}"
+    if start is None:
+        return lines if own is None else [*lines, "", f"[{section}]", f"{own}  {_MARK}"]
+    end = next((n for n in range(start + 1, len(lines)) if lines[n].lstrip().startswith("[")), len(lines))
+    for place in range(start + 1, end):
+        found = _KEY.match(lines[place])
+        if found is None or found["key"] != key:
+            continue
+        # A value may be an array over several lines.
+        ends = (n for n in range(place, len(lines)) if _parses("\n".join(lines[place : n + 1])))
+        last = next(ends, place)
+        was, comment = _split("\n".join(lines[place : last + 1]))
+        old = [f"{_MARK}: was {' '.join(was.split())}"]
+        new = [] if own is None else [f"{own}{f'  {comment}' if comment else ''}"]
+        return [*lines[:place], *old, *new, *lines[last + 1 :]]
+    return lines if own is None else [*lines[: start + 1], f"{own}  {_MARK}", *lines[start + 1 :]]
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Returns a setting and the comment behind it."""
+    for place, character in enumerate(text):
+        if character == "#" and _parses(text[:place]):
+            return text[:place].rstrip(), text[place:].strip()
+    return text.rstrip(), ""
+
+
+def _parses(text: str) -> bool:
+    try:
+        return bool(tomllib.loads(text))
+    except ValueError:
+        return False

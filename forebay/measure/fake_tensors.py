@@ -139,7 +139,6 @@ class _PeakTracker(MemTracker):
     """torch's tracker without its statistics by module, which cost modules times operations; frozen weights may be."""
 
     def __init__(self) -> None:
-        """Has seen nothing yet."""
         super().__init__()
         self.of_update: dict[torch.device, int] = {}
         """The peak while the optimizer moved the weights, by device: it does not depend on the batch."""

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from forebay.config.plan import BucketConfig, PackConfig, PlanConfig, WindowConfig
 from forebay.measure.doctor_bench import Bench, dropped
+from forebay.measure.machine import timed, within
 from forebay.measure.predict import Pieces, Rate, Rates, Skip, StageCost, Timed, costs
-from forebay.measure.step_clock import timed, within
 from forebay.plan.make import Planned, plan_of
 from forebay.steps.batch import fresh
 from forebay.store.cache import Cache, open_cache
@@ -31,8 +31,6 @@ from forebay.train.collate.patches import PatchBatch, moved
 from forebay.train.loader import Loader
 from forebay.train.select import loader_settings, pack_forms
 
-_CACHED_THREADS = (0, 1, 2, 4)
-_WORKERS = (2, 8)
 _ROUND_S = 0.4
 """Of one loader, before the next one has its turn: a busy neighbour meets all of them."""
 _LONGEST_REST = 3.0
@@ -49,7 +47,7 @@ class _Turn:
 
 def cached(bench: Bench, seconds: float) -> Rates:
     """Returns the loader over the cache with 0, 1, 2 and 4 threads, and with those of the config."""
-    return _by_threads(bench, bench.cached, bench.planned, _CACHED_THREADS, seconds)
+    return _by_threads(bench, bench.cached, bench.planned, (0, 1, 2, 4), seconds)
 
 
 def uncached(bench: Bench, seconds: float) -> Rates:
@@ -67,7 +65,7 @@ def _by_threads(bench: Bench, source: SampleSource, planned: Planned, threads: S
 
 def workers(bench: Bench, seconds: float) -> Rates:
     """Returns torch's DataLoader without a cache, with 2 and 8 worker processes that collate."""
-    fit, skipped = _fit(_WORKERS, bench.task.cores, "worker processes")
+    fit, skipped = _fit((2, 8), bench.task.cores, "worker processes")
     if not fit:
         return Rates(rates={}, skipped=skipped)
     source, planned = _uncached(bench)
@@ -249,19 +247,15 @@ def _of_workers(data: Batches, number: int, seconds: float) -> Rate:
     return _rates({number: found})[number]
 
 
-_COLD_READS = 32
-_BATCHES, _WARM = 64, 16
-
-
 def pieces(bench: Bench, seconds: float) -> Pieces:
     """Returns what reading, collating and copying take, a sample each; and reading from the disk."""
     cold_ms, why = _cold(bench, seconds / 4)
     source, makers_ = bench.cached, makers(bench, bench.cached)
     order = bench.planned.plan.order(bench.config.loader.seed, 0)
-    batches = [batch.tolist() for batch in order.batches(range(min(len(order), _BATCHES)))]
+    batches = [batch.tolist() for batch in order.batches(range(min(len(order), 64)))]
     read_ms, collate_ms, copy_ms = [], [], []
     count, began = 0, time.perf_counter()
-    warm, ends = min(len(batches), _WARM), began + seconds
+    warm, ends = min(len(batches), 16), began + seconds
     copy = _copying()
     for number in range(10**9):
         indices = batches[number % len(batches)]
@@ -307,7 +301,7 @@ def _cold(bench: Bench, seconds: float) -> tuple[float | None, str]:
     times, why = [], "the cache is a view of samples"
     for cache in caches[:1]:
         again = open_cache(str(cache.folder), verify="never")
-        for index in within(seconds, bench.random.permutation(len(again))[:_COLD_READS].tolist()):
+        for index in within(seconds, bench.random.permutation(len(again))[:32].tolist()):
             why = _dropped(again, index) or ""
             _, taken_s = timed(lambda: touch(again.read(index)))  # noqa: B023  called here
             if not why:

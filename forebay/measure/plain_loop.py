@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,8 +32,7 @@ from transformers import (
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.measure.compared_ways import ArmTask, Setup, places_in
-from forebay.measure.machine import device_name, release_memory
-from forebay.measure.step_clock import ArmTurn, BlockClock, Shapes, finish, timed
+from forebay.measure.machine import ArmTurn, BlockClock, Shapes, device_name, finish, release_memory, timed
 from forebay.pretrained import from_folder
 from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.batch import IGNORED, fresh
@@ -51,24 +50,14 @@ from forebay.train.loop.trainable import adamw, set_learning_rate, set_passes, s
 from forebay.train.models.model_folder import model_facts
 from forebay.train.models.trainee import new_model
 from forebay.train.select import make_loader
-from forebay.train.uncached.plain_dataset import PlainSamples
+from forebay.train.uncached.uncached_source import PlainSamples
+
+logger = logging.getLogger(__name__)
 
 _COMPARED = 8
 """Micro-batches of which the cache's and the processor's are compared."""
 _NOT_OURS = (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError)
 """What processors raise for images that they do not take together."""
-
-
-class Collating(Protocol):
-    """Samples of a plain data set to a batch."""
-
-    def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
-        """Returns what the model takes."""
-        ...
-
-    def room(self, batch: Mapping[str, Any]) -> int:
-        """Returns the frames or tokens that a batch has room for."""
-        ...
 
 
 def sound_collator(config: Config, clips: PlainSamples) -> Collating:
@@ -105,6 +94,8 @@ class PlainCollator:
             ) from err
         self._rate = int(clips.constants["sample_rate_hz"])
         self._text = _text_of(clips)
+        # Clips are padded to the longest one and a mask says how long each is; Whisper takes 30 s.
+        self._has_mask = not isinstance(self._extractor, WhisperFeatureExtractor)
 
     def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
         """Returns what the model takes."""
@@ -130,11 +121,6 @@ class PlainCollator:
         """Returns the frames that a batch has room for."""
         features = batch["input_features"]
         return int(features.shape[0] * features.shape[-1])
-
-    @property
-    def _has_mask(self) -> bool:
-        """Whether clips are padded to the longest one and a mask says how long each is; Whisper takes 30 s."""
-        return not isinstance(self._extractor, WhisperFeatureExtractor)
 
 
 class ExtractorCollator:
@@ -222,6 +208,9 @@ class ProcessorCollator:
         return {} if self._text is None else self._text(samples, padding_side="right", allocate=fresh)
 
 
+Collating = PlainCollator | ExtractorCollator | ProcessorCollator
+
+
 def _names(constants: Mapping[str, Any]) -> frozenset[str]:
     """Returns the fields of batches: of what a processor gives, a cache leaves out what no model takes."""
     names = {field["name"] for field in constants["form"]["fields"]}
@@ -283,10 +272,6 @@ def _difference(ours: Any, theirs: Any) -> float | None:
         return 0.0
     return float((ours.double() - theirs.double()).abs().max())
 
-
-logger = logging.getLogger(__name__)
-
-_MAX_WORKERS = 32
 
 Batches = list[list[list[int]]]
 """A block: by step, by micro-batch, the places of its samples in the data set."""
@@ -451,8 +436,7 @@ class PlainTrainer(Trainer):  # type: ignore[misc]
         """Starts the clock of a block whose data has not been asked for."""
         self._steps_left = len(block)
         self.batches[:] = [batch for step in block for batch in step]
-        self.clock = BlockClock()
-        self.clock.__enter__()
+        self.clock = BlockClock().__enter__()
 
     def step_done(self) -> None:
         """Counts a step by the losses of its micro-batches, which the Trainer has scaled to add up."""
@@ -497,7 +481,7 @@ def _tried_workers(config: Config, samples: PlainSamples, collator: Collating, b
     Each number trains a model of its own, which is then dropped.
     """
     tried: dict[int, float] = {}
-    for number in sorted({0, 2, min(len(os.sched_getaffinity(0)), _MAX_WORKERS)}):
+    for number in sorted({0, 2, min(len(os.sched_getaffinity(0)), 32)}):
         plain = PlainTrainer(config, samples, collator, workers=number, num_steps=len(block))
         plain.run(lambda: block, lambda _: None)
         tried[number] = sum(len(batch) for step in block for batch in step) / plain.clock.turn.seconds

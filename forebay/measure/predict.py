@@ -296,10 +296,6 @@ def build_seconds(*, rows: int, cpu_ms: float, read_ms: float, workers: int, cor
     return start_s * (1 + max(workers / cores, 1)) + rows * (cpu_ms + read_ms) / 1e3 / hands
 
 
-_ENOUGH_FOR_ONE, _ENOUGH_FOR_TWO = 3, 8
-"""Batches from which on it is told whether samples or frames count, and how much of each; before that frames do."""
-
-
 @dataclass(frozen=True, slots=True)
 class Timed:
     """One batch, and the seconds in which a worker filled it."""
@@ -312,18 +308,19 @@ class Timed:
 def costs(timed: Sequence[Timed]) -> tuple[float, float]:
     """Returns the seconds of a sample and of a frame, neither below 0, that say best what the batches took.
 
-    Together they give the seconds that all batches took: what an epoch takes counts, more than any one batch.
+    Together they give the seconds that all batches took: what an epoch takes counts, more than any one batch. From 3
+    batches on it is told whether samples or frames count, from 8 on how much of each; before that frames do.
     """
     seconds = np.array([each.seconds for each in timed])
     parts = np.array([[each.samples, each.frames] for each in timed], np.float64)
     total, sums = float(seconds.sum()), parts.sum(axis=0)
     if not len(timed) or not sums[1]:
         return (total / float(sums[0]) if len(timed) and sums[0] else 0.0), 0.0
-    if len(timed) >= _ENOUGH_FOR_TWO:
+    if len(timed) >= 8:
         found, *_ = np.linalg.lstsq(parts, seconds, rcond=None)
         if (found >= 0).all() and (guess := float(sums @ found)) > 0:
             return float(found[0]) * total / guess, float(found[1]) * total / guess
-    if len(timed) >= _ENOUGH_FOR_ONE:
+    if len(timed) >= 3:
         by_samples, by_frames = (float(np.abs(seconds - parts[:, i] * total / sums[i]).sum()) for i in (0, 1))
         if by_samples < by_frames:
             return total / float(sums[0]), 0.0

@@ -17,7 +17,6 @@ from forebay.visible import from_here, human_bytes, json_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_DPI = 120
 OURS, OTHERS = "#c2410c", ("#52606d", "#2b6cb0", "#9aa5b1", "#2f855a", "#805ad5")
 """Colours of the first way, or run, and of those beside it."""
 
@@ -124,5 +123,5 @@ def new_figure(width_in: float, height_in: float, *, why: str = "the picture nee
 def write_figure(figure: Figure, path: Path) -> None:
     """Makes `path` a PNG of a picture."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=_DPI)
+    figure.savefig(buffer, format="png", dpi=120)
     write_bytes(path, buffer.getbuffer())

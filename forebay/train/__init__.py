@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from forebay.train.collate.patches import PatchBatch as PatchBatch
     from forebay.train.collate.patches import to_model_inputs as to_model_inputs
     from forebay.train.collate.patches import weight_of as weight_of
+    from forebay.train.dataset import CachedVLDataset as CachedVLDataset
     from forebay.train.dataset import PlanSampler as PlanSampler
     from forebay.train.dataset import SampleDataset as SampleDataset
+    from forebay.train.dataset import build_vl_dataloader as build_vl_dataloader
     from forebay.train.loader import Loader as Loader
     from forebay.train.loader import LoaderSettings as LoaderSettings
     from forebay.train.models.generic import num_targets as num_targets
     from forebay.train.models.model_folder import load_model as load_model
     from forebay.train.select import make_loader as make_loader
-    from forebay.train.vl_dataset import CachedVLDataset as CachedVLDataset
-    from forebay.train.vl_dataset import build_vl_dataloader as build_vl_dataloader
 
 __getattr__, __dir__, __all__ = face(
     __name__,
@@ -28,11 +28,10 @@ __getattr__, __dir__, __all__ = face(
         "collate.collator": "Collator",
         "collate.packed": "PackCollator",
         "collate.patches": "PatchBatch to_model_inputs weight_of",
-        "dataset": "PlanSampler SampleDataset",
+        "dataset": "CachedVLDataset PlanSampler SampleDataset build_vl_dataloader",
         "loader": "Loader LoaderSettings",
         "models.model_folder": "load_model",
         "models.generic": "num_targets",
         "select": "make_loader",
-        "vl_dataset": "CachedVLDataset build_vl_dataloader",
     },
 )

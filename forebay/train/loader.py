@@ -25,9 +25,8 @@ from forebay.store.source import SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator, CropDraws
 from forebay.train.collate.patches import as_filler
 from forebay.train.device import Ahead, side_stream
-from forebay.train.prefetch import Prefetch, ReadAhead
+from forebay.train.prefetch import BufferRing, Prefetch, ReadAhead
 from forebay.train.ranks import resolve_ranks
-from forebay.train.ring import BufferRing
 from forebay.train.row_columns import BatchColumns
 
 
@@ -354,16 +353,13 @@ class Loader(Resumable):
         self._weight, self._indices = item.step.turn.weight, item.indices
         self.cursor.hand_out(item.step)
         if self.settings.as_tensordict:
-            batch = self._as_tensordict(item)
+            from tensordict import TensorDict
+
+            has_rows = all(getattr(collator, "has_rows", True) for collator in self._collators)
+            batch = TensorDict(item.batch, batch_size=[len(item.indices)] if has_rows else [])
         else:
             batch = item.batch if self._weight else as_filler(item.batch)
         return batch if item.beside is None else (batch, item.beside)
-
-    def _as_tensordict(self, item: _Filled) -> Any:
-        from tensordict import TensorDict
-
-        has_rows = all(getattr(collator, "has_rows", True) for collator in self._collators)
-        return TensorDict(item.batch, batch_size=[len(item.indices)] if has_rows else [])
 
 
 def _check_maskable(batch: Any) -> None:

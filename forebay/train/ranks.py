@@ -30,8 +30,6 @@ MODEL_DIMENSIONS = frozenset(
 )
 """Names of mesh dimensions along which all ranks read the same data."""
 
-_MEGATRON = "megatron.core.parallel_state"
-_ACCELERATE = "accelerate.state"
 _LAUNCHED = "PARALLELISM_CONFIG_{}_SIZE"
 """How `accelerate launch` tells its processes what their Accelerator will split."""
 
@@ -186,11 +184,11 @@ def _parallelisms() -> Iterator[tuple[str, Mapping[str, int]]]:
             f"the DeviceMesh ({', '.join(names)})",
             {name: size for name, size in zip(names, mesh.shape, strict=False) if name in MODEL_DIMENSIONS},
         )
-    megatron = sys.modules.get(_MEGATRON)
+    megatron = sys.modules.get("megatron.core.parallel_state")
     if megatron is not None and megatron.model_parallel_is_initialized():
         kinds = ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel")
         yield "Megatron", {kind: getattr(megatron, f"get_{kind}_world_size")() for kind in kinds}
-    accelerate = sys.modules.get(_ACCELERATE)
+    accelerate = sys.modules.get("accelerate.state")
     if accelerate is not None:
         settings = accelerate.AcceleratorState._shared_state.get("parallelism_config")
         sizes = {kind: getattr(settings, f"{kind}_size", None) or 1 for kind in ("tp", "cp", "sp")}

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.init.column_roles import is_language, likely_columns, path_columns
 from forebay.init.questions import Chooser, speech_columns
-from forebay.init.table_head import TableHead
+from forebay.init.table_head import TableHead, is_language, likely_columns, path_columns
 
 SENTENCES = ["the first of them", "another one", "and a third", "the last one"]
 

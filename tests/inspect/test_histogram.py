@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.inspect.sizes import duration_histogram
+from forebay.inspect.seen_images import duration_histogram
 from forebay.terminal import bars
 
 

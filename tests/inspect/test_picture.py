@@ -13,7 +13,7 @@ from PIL import Image
 
 from forebay.errors import MissingExtraError
 from forebay.inspect.picture import HOP_S, draw, draw_tiles, fonts_for, write_figure
-from forebay.inspect.pixels_seen import Picture
+from forebay.inspect.seen_images import Picture
 from forebay.store.cache import open_cache
 from tests.store_factory import RATE_HZ, TEXTS, Features, make_cache
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forebay.config import BucketConfig, PlanConfig
-from forebay.inspect.plan_facts import plans_of
+from forebay.inspect.facts import plans_of
 from forebay.plan.make import kept_plan, samples_of
 from forebay.plan.names import plan_folder
 from forebay.store.cache import Cache, open_cache

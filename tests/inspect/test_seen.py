@@ -11,7 +11,7 @@ import pytest
 
 from forebay import load_config
 from forebay.inspect.listed_groups import SeenItem
-from forebay.inspect.pixels_seen import View, view_of
+from forebay.inspect.seen_images import View, view_of
 from forebay.steps.form import BatchForm, FieldForm, Promise, Table
 from forebay.steps.image.processor.codes import is_padding, levels_of
 from forebay.store.files import hash_file

@@ -15,9 +15,8 @@ from forebay.errors import CacheError
 from forebay.inspect.inspect_lines import count_lines
 from forebay.inspect.listed_groups import PatchItem
 from forebay.inspect.picture import draw_tiles, rows_of, sample_title
-from forebay.inspect.pixels_seen import Picture
 from forebay.inspect.sample import Sample, read_sample, spoken
-from forebay.inspect.sizes import count_histogram
+from forebay.inspect.seen_images import Picture, count_histogram
 from forebay.store.cache import open_cache
 from forebay.store.image.codec import Codec, decode_image, resized
 from forebay.store.image.image_settings import ImageSettings

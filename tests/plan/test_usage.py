@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from forebay.config import BucketConfig
 from forebay.errors import ForebayError
-from forebay.inspect.usage_report import usage_facts
+from forebay.inspect.command import usage_facts
 from forebay.plan.cursor import LoaderState
 from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.mixture.mixture_plan import mixture_plan

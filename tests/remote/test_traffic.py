@@ -19,9 +19,8 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.remote.remote_shards import RemoteShards
 from forebay.store.source import SourceUnion, without_audio
 from forebay.train.loader import Loader, LoaderSettings
-from forebay.train.loop.dry_run import dry_run
 from forebay.train.loop.meter import StepLog
-from forebay.train.loop.run import train
+from forebay.train.loop.run import dry_run, train
 from forebay.train.loop.usage_log import NodeTraffic, Traffic
 from tests.flat_constants import flat
 from tests.remote.stored import node_settings, put_folder
@@ -115,8 +114,8 @@ def test_a_dry_run_warms_the_node_and_says_how_far(
     remote: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr("forebay.train.loop.dry_run._SAY_EVERY_S", 0.0)
-    monkeypatch.setattr("forebay.train.loop.dry_run.make_loader", lambda *_, **__: text_loader(remote))
+    monkeypatch.setattr("forebay.train.loop.run._SAY_EVERY_S", 0.0)
+    monkeypatch.setattr("forebay.train.loop.run.make_loader", lambda *_, **__: text_loader(remote))
     assert RemoteShards(remote).missing_bytes() > 0
     config = config_of(tmp_path, model=tmp_path)
     report = dry_run(config, steps=8)

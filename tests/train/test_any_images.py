@@ -16,8 +16,7 @@ from forebay.config import Config
 from forebay.config.train import EvalConfig
 from forebay.errors import CacheMismatchError
 from forebay.steps.text.symbols import Special, SymbolTable
-from forebay.train.evaluation.alone import evaluate_alone
-from forebay.train.evaluation.evaluations import line_of
+from forebay.train.evaluation.evaluations import evaluate_alone, line_of
 from forebay.train.loop.run import run
 from forebay.train.models.model_folder import load_model, model_facts
 from forebay.train.select import make_loader

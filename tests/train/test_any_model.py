@@ -18,7 +18,7 @@ import forebay
 from forebay.config import Config
 from forebay.errors import CacheMismatchError
 from forebay.steps.text.symbols import Special, SymbolTable
-from forebay.train.evaluation.alone import evaluate_alone
+from forebay.train.evaluation.evaluations import evaluate_alone
 from forebay.train.evaluation.sets import open_sets
 from forebay.train.integrations.hf import LoaderMixin
 from forebay.train.loop.run import run

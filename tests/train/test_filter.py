@@ -22,8 +22,8 @@ from forebay.config import Config
 from forebay.config.plan import BucketConfig
 from forebay.errors import CacheNotFoundError, ConfigError, ResumeError
 from forebay.inspect.bucket_manifests import bucket_manifests
-from forebay.inspect.plan_facts import plans_of, read_pack, read_plan
-from forebay.inspect.usage_report import usage_facts
+from forebay.inspect.command import usage_facts
+from forebay.inspect.facts import plans_of, read_pack, read_plan
 from forebay.plan.disk import read_metadata
 from forebay.plan.make import Planned, make_plan, plan_of, samples_of
 from forebay.plan.names import state_key, why_differ

@@ -18,7 +18,7 @@ from forebay.steps.audio.w2v_bert import output_frames, w2v_bert_input
 from forebay.steps.text.qwen3_asr_prompt import num_audio_tokens
 from forebay.store.cache import Cache, open_cache
 from forebay.train import make_loader
-from forebay.train.loop.micro_batches import count_samples
+from forebay.train.loop.schedule import count_samples
 from tests.preprocess.corpus import Corpus, speech_corpus
 from tests.preprocess.here_pool import build_here
 

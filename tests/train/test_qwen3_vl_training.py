@@ -113,7 +113,7 @@ def test_training_on_packs_learns_them_from_uint8_and_from_floats_alike(tmp_path
 
 @pytest.mark.usefixtures("fresh_accelerate")
 def test_samples_of_packs_are_counted_in_a_step(tmp_path: Path) -> None:
-    from forebay.train.loop.micro_batches import host_sum, micro_batch_groups
+    from forebay.train.loop.schedule import host_sum, micro_batch_groups
 
     groups = micro_batch_groups(ListLoader(packs(3)), size=3, count_targets=num_labels, sum_over_ranks=host_sum(1))
     assert next(groups).num_samples == 9

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from forebay.train.ring import BufferRing
+from forebay.train.prefetch import BufferRing
 
 
 def make_ring(max_free: int = 8) -> BufferRing:

@@ -20,9 +20,8 @@ from forebay.store.cache import open_cache
 from forebay.store.source import SourceUnion, length_of, source_kind, without_audio
 from forebay.train.collate.collator import Collator
 from forebay.train.loader import Loader
-from forebay.train.loop.dry_run import dry_run
 from forebay.train.loop.meter import StepLog
-from forebay.train.loop.run import run
+from forebay.train.loop.run import dry_run, run
 from forebay.train.select import make_loader, select
 from tests.flat_constants import flat
 from tests.preprocess.here_pool import build_here

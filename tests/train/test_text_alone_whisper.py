@@ -17,7 +17,7 @@ from forebay.config import Config, LoraConfig
 from forebay.errors import CacheMismatchError, ConfigError
 from forebay.steps.recipe import load_config
 from forebay.store.source import SourceUnion, source_kind
-from forebay.train.evaluation.alone import evaluate_alone
+from forebay.train.evaluation.evaluations import evaluate_alone
 from forebay.train.loop import launch
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import run

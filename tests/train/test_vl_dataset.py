@@ -89,7 +89,7 @@ def same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
 
 
 def as_worker(monkeypatch: pytest.MonkeyPatch, worker: Worker | None) -> None:
-    monkeypatch.setattr("forebay.train.vl_dataset.get_worker_info", lambda: worker)
+    monkeypatch.setattr("forebay.train.dataset.get_worker_info", lambda: worker)
 
 
 # Order

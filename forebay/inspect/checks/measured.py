@@ -141,7 +141,6 @@ class Finding:
         return (rank, self.check, self.set, self.row, self.sample_id, self.other_set or "", self.message)
 
 
-_PIECE_S = 0.02
 _WINDOW = 512
 _WINDOWS = 32
 """The loudest ones are enough to see where a band ends."""
@@ -165,7 +164,11 @@ class Sound(NamedTuple):
 def measured_sound(clip: Array, rate_hz: int, limits: Limits) -> Sound:
     """Returns what a clip is like. clip: int16 or float32 (1.0 is full scale) [num_samples], at least one."""
     samples = _as_float(clip)
-    levels = _levels(samples, max(1, round(_PIECE_S * rate_hz)))
+    size = max(1, round(0.02 * rate_hz))
+    count = max(1, len(samples) // size)
+    pieces = samples[: count * size].reshape(count, -1)
+    power = np.einsum("ij,ij->i", pieces, pieces) / pieces.shape[1] - pieces.mean(axis=1) ** 2
+    levels = np.asarray(10 * np.log10(np.maximum(power, 1e-20)))
     return Sound(
         loudest_dbfs=float(levels.max()),
         quiet=float(np.mean(levels < limits.quiet_dbfs)),
@@ -177,14 +180,6 @@ def measured_sound(clip: Array, rate_hz: int, limits: Limits) -> Sound:
 def _as_float(clip: Array) -> Array:
     samples = clip.astype(np.float32)
     return samples * np.float32(2**-15) if clip.dtype == np.int16 else samples
-
-
-def _levels(samples: Array, size: int) -> Array:
-    """Returns the level of each piece in dBFS: of its deviation from its mean, so that an offset is no sound."""
-    count = max(1, len(samples) // size)
-    pieces = samples[: count * size].reshape(count, -1)
-    power = np.einsum("ij,ij->i", pieces, pieces) / pieces.shape[1] - pieces.mean(axis=1) ** 2
-    return np.asarray(10 * np.log10(np.maximum(power, 1e-20)))
 
 
 def _clipped(samples: Array, full_scale: float) -> float:

@@ -20,11 +20,10 @@ import soundfile
 
 from forebay.config.tree import Config
 from forebay.errors import CacheError
-from forebay.inspect.page.markup import data_url, url_size
 from forebay.inspect.page.page_samples import Chosen, PageColumns, clipped_share
-from forebay.inspect.page.words import TokenPiece, learnt_mask, pieces_of, repeated_ids, shortened
-from forebay.inspect.pixels_seen import Picture
+from forebay.inspect.page.words import TokenPiece, data_url, learnt_mask, pieces_of, repeated_ids, shortened, url_size
 from forebay.inspect.sample import read_sample, spoken
+from forebay.inspect.seen_images import Picture
 from forebay.store.layout import Array
 
 _SIDES = (640, 448, 320, 224, 128, 64)
@@ -75,7 +74,6 @@ HOP_S = 0.01
 """Between two frames of stored features, where a cache says nothing else."""
 
 _WINDOW_S = 0.025
-_BINS = 96
 _RAMP = ((255, 255, 255), (203, 228, 232), (110, 178, 190), (30, 118, 138), (10, 66, 88), (6, 27, 43))
 """From silence to the loudest: paper to deep water, and inverted where the page is dark."""
 
@@ -146,7 +144,7 @@ def _spectrum(waveform: Array, rate_hz: int, columns: int) -> Array:
     starts = np.arange(0, len(waveform) - width + 1, hop)
     frames = waveform[starts[:, None] + np.arange(width)].astype(np.float32)
     power = np.abs(np.fft.rfft(np.nan_to_num(frames) * np.hanning(width), axis=1)) ** 2
-    top = min(_BINS, power.shape[1])
+    top = min(96, power.shape[1])
     edges = np.unique(np.linspace(0, power.shape[1], top, endpoint=False).astype(np.int64))
     banded = np.add.reduceat(power, edges, axis=1)
     loud = float(banded.max()) or 1.0
@@ -223,7 +221,6 @@ MAX_IMAGES = 6
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}")
 _ROLE, _MAX_CELLS = 240, 40
-_PICTURE_COLUMNS = 800
 SERVED_SIDE = 1_280
 SERVED_COLUMNS = 2_400
 
@@ -424,7 +421,7 @@ def _spectra(readings: Sequence[CardReading], *, rate_hz: int, budget: int) -> t
     """Returns a picture of each recording while there is room, and the room that is left."""
     found: list[SeenImage | None] = []
     for reading in readings:
-        made = reading.picture(rate_hz=rate_hz, columns=_PICTURE_COLUMNS) if reading.tensors else None
+        made = reading.picture(rate_hz=rate_hz, columns=800) if reading.tensors else None
         if made is None:
             found.append(None)
             continue

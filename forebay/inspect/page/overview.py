@@ -45,7 +45,6 @@ MAX_ROWS = 3_000
 """Rows that a file holds."""
 
 _TEXT, _ID, _CELL = 160, 96, 60
-_MAX_KEPT = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,15 +82,10 @@ class PageRows:
             numbers += [("characters/s", columns.rate, 1), ("fit", self.doubts.z, 1)]
         return [
             _number("#", np.arange(count), places=0),
-            PageColumn(
-                name="id",
-                is_number=False,
-                cells=partial(_texts, columns.ids, limit=_ID),
-                key=partial(_rank, columns.ids),
-            ),
+            PageColumn(name="id", is_number=False, cells=partial(_texts, columns.ids), key=partial(_rank, columns.ids)),
             *([self._language()] if any(columns.languages[0]) else []),
             *(_number(name, values, places=places) for name, values, places in numbers),
-            *(self._kept(name) for name in columns.kept[:_MAX_KEPT]),
+            *(self._kept(name) for name in columns.kept[:12]),
             PageColumn(name="text", is_number=False, cells=self._said, key=partial(_rank, columns.texts)),
         ]
 
@@ -150,8 +144,8 @@ def _number(name: str, values: Array, *, places: int) -> PageColumn:
     return PageColumn(name=name, is_number=True, cells=cells, key=lambda: values.astype(np.float64), places=places)
 
 
-def _texts(column: pa.ChunkedArray, where: Array, *, limit: int) -> list[str]:
-    return [_safe(text, limit) for text in column.take(where).to_pylist()]
+def _texts(column: pa.ChunkedArray, where: Array) -> list[str]:
+    return [_safe(text, _ID) for text in column.take(where).to_pylist()]
 
 
 def _rank(column: pa.ChunkedArray) -> Array:
@@ -162,11 +156,7 @@ def _rank(column: pa.ChunkedArray) -> Array:
     order = pc.sort_indices(encoded.dictionary).to_numpy()
     places = np.empty(len(order), np.float64)
     places[order] = np.arange(len(order))
-    codes = encoded.indices
-    known = np.asarray(codes.is_valid())
-    ranks = np.full(len(codes), np.nan)
-    ranks[known] = places[np.asarray(codes.fill_null(0))[known]]
-    return ranks
+    return np.asarray(pc.take(pa.array(places), encoded.indices).to_numpy(zero_copy_only=False), np.float64)
 
 
 def _conversation(text: str) -> str:

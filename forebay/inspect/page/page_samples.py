@@ -292,8 +292,6 @@ _MAX_IDS = 200
 _HEARD = 2_000
 """Recordings in which clipping is looked for."""
 
-_HEARD_BYTES = 400_000_000
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
@@ -311,17 +309,7 @@ def spread(columns: PageColumns) -> list[Chosen]:
     if len(columns) <= SHOWN:
         return [Chosen(index=index) for index in range(len(columns))]
     names, codes = columns.classes or columns.languages
-    shares = _shares(np.bincount(codes, minlength=len(names)))
-    chosen: list[int] = []
-    for code, count in shares.items():
-        own = np.flatnonzero(codes == code)
-        own = own[np.argsort(columns.length[own], kind="stable")]
-        chosen += own[((np.arange(count) + 0.5) / count * len(own)).astype(np.int64)].tolist()
-    return [Chosen(index=index) for index in sorted(set(chosen))]
-
-
-def _shares(counts: Array) -> dict[int, int]:
-    """Returns how many of 24 each language gets: one at least, the others by their samples; of many the largest."""
+    counts = np.bincount(codes, minlength=len(names))
     largest = np.argsort(-counts, kind="stable")[:SHOWN]
     largest = largest[counts[largest] > 0]
     given = np.ones(len(largest), np.int64)
@@ -331,7 +319,13 @@ def _shares(counts: Array) -> dict[int, int]:
         if not room.any():
             break
         given[int(np.argmax(room))] += 1
-    return dict(zip(largest.tolist(), given.tolist(), strict=True))
+    shares = dict(zip(largest.tolist(), given.tolist(), strict=True))
+    chosen: list[int] = []
+    for code, count in shares.items():
+        own = np.flatnonzero(codes == code)
+        own = own[np.argsort(columns.length[own], kind="stable")]
+        chosen += own[((np.arange(count) + 0.5) / count * len(own)).astype(np.int64)].tolist()
+    return [Chosen(index=index) for index in sorted(set(chosen))]
 
 
 def longest(columns: PageColumns) -> list[Chosen]:
@@ -374,7 +368,7 @@ def _clipped(columns: PageColumns) -> list[Chosen]:
     if "waveform" not in cache.fields:
         return []
     shares: list[tuple[float, int]] = []
-    left = _HEARD_BYTES
+    left = 400_000_000
     for index in np.unique(np.linspace(0, len(cache) - 1, min(len(cache), _HEARD)).astype(np.int64)).tolist():
         try:
             waveform = cache.read(index)["waveform"]

@@ -14,9 +14,9 @@ import numpy as np
 from forebay.config.plan import PlanConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, CacheError, ConfigError, PlanError
+from forebay.inspect.facts import bucket_range, plans_of
 from forebay.inspect.page.page_samples import PageColumns
-from forebay.inspect.plan_facts import bucket_range, plans_of
-from forebay.inspect.sizes import pixel_padding
+from forebay.inspect.seen_images import pixel_padding
 from forebay.plan.disk import planned_samples, read_metadata
 from forebay.plan.make import make_plan, plan_statistics, samples_of
 from forebay.plan.names import plan_key
@@ -28,7 +28,6 @@ from forebay.store.source import SampleSource
 
 logger = logging.getLogger(__name__)
 
-_MAX_PLANS = 6
 _PACKS, _SEGMENTS = 12, 600
 _BATCHES, _ROWS = 10, 12
 
@@ -67,7 +66,7 @@ class PlanView:
     """A plan as `plans_of` describes it. is_wanted: it is that of the config. drawn: some of it, to scale.
 
     padding: float64 [num_samples], the share of a sample's row that its bucket's longest sample pads; None: no buckets.
-    fills: float64 [num_packs]; None: no packs. pixel_padding: see `forebay.inspect.sizes`; None: images of one size.
+    fills: float64 [num_packs]; None: no packs. pixel_padding: see `seen_images`; None: images of one size.
     """
 
     facts: Mapping[str, Any]
@@ -97,7 +96,7 @@ def views_of(columns: PageColumns, config: Config | None, *, roots: Sequence[Pat
     if config is not None and config.filter.is_given:
         source = filtered(columns.cache, Filter.of(config.filter))
     wanted = None if settings is None else plan_key(source.key, settings)
-    found = sorted(plans_of(columns.cache.key, roots), key=lambda plan: plan["key"] != wanted)[:_MAX_PLANS]
+    found = sorted(plans_of(columns.cache.key, roots), key=lambda plan: plan["key"] != wanted)[:6]
     views = [
         view for plan in found if (view := _kept(columns, source, plan, is_wanted=plan["key"] == wanted)) is not None
     ]

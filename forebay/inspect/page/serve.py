@@ -28,16 +28,14 @@ import pyarrow.compute as pc
 
 from forebay.errors import CacheError, ConfigError
 from forebay.inspect.page.cards import SERVED_COLUMNS, SERVED_SIDE, Card, CardReading, linked, wav_head, webp
-from forebay.inspect.page.markup import page, policy
 from forebay.inspect.page.overview import Overview, PageRows
 from forebay.inspect.page.page_samples import Chosen
+from forebay.inspect.page.words import page, policy
 from forebay.inspect.page.write_pages import cache_page
 from forebay.store.layout import Array
 from forebay.store.metadata import foreign_values
 from forebay.visible import printable
 
-_MAX_SIZE = 200
-_MAX_TEXT = 200
 _KEPT = 6
 """Orders, and answers to searches, that are kept."""
 
@@ -65,7 +63,7 @@ class Query:
         if len(one) < len(given) or not all(_is_number(number) for number in numbers):
             return None
         first, size, by, number = map(int, numbers)
-        is_there = 1 <= size <= _MAX_SIZE and by < columns and number < max(languages, 1) and len(text) <= _MAX_TEXT
+        is_there = 1 <= size <= 200 and by < columns and number < max(languages, 1) and len(text) <= 200
         if not is_there or one.get("down", "0") not in ("0", "1"):
             return None
         chosen = number if language else None
@@ -111,7 +109,6 @@ def _holds(column: pa.ChunkedArray, text: str) -> Array:
 
 
 _NUMBER = "([0-9]{1,12})"
-_MAX_QUERY = 2_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,7 +241,7 @@ class Pages:
     def _rows(self, query: str) -> PageAnswer:
         languages = len(self.overview.columns.languages[0])
         try:
-            given = parse_qs(query[:_MAX_QUERY], keep_blank_values=True, max_num_fields=10, errors="strict")
+            given = parse_qs(query[:2_000], keep_blank_values=True, max_num_fields=10, errors="strict")
         except ValueError:
             given = {"first": ["?"]}
         wanted = Query.of(given, columns=len(self.overview.rows.shown), languages=languages)
@@ -274,7 +271,6 @@ SEND_S = 20.0
 """A reader has so long to take 64 kB."""
 
 _CHUNK = 1 << 16
-_TOKEN_BYTES = 24
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\nRetry-After: 1\r\n\r\n"
 
@@ -288,7 +284,7 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
     def __init__(self, overview: Overview, *, port: int = 0) -> None:
         """port: 0: any free one. Raises ConfigError where the port cannot be had."""
-        self.token = secrets.token_urlsafe(_TOKEN_BYTES)
+        self.token = secrets.token_urlsafe(24)
         self.pages = Pages(overview, root=f"/{self.token}")
         self._room = threading.BoundedSemaphore(MAX_THREADS)
         self._heads: dict[socket.socket, float] = {}
@@ -399,18 +395,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         start, end = span
         is_part = (start, end) != (0, size) and answer.status == 200
         self.send_response(206 if is_part else answer.status)
-        self._send_headers(answer)
-        if is_part:
-            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
-        elif answer.status == 416:
-            self.send_header("Content-Range", f"bytes */{size}")
-        self.send_header("Content-Length", str(end - start))
-        self.end_headers()
-        if has_body:
-            for chunk in _chunks(answer, start, end):
-                self.wfile.write(chunk)
-
-    def _send_headers(self, answer: PageAnswer) -> None:
         self.close_connection = True
         headers = {
             "Connection": "close",
@@ -429,6 +413,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
             headers["Allow"] = "GET, HEAD"
         for name, value in headers.items():
             self.send_header(name, value)
+        if is_part:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
+        elif answer.status == 416:
+            self.send_header("Content-Range", f"bytes */{size}")
+        self.send_header("Content-Length", str(end - start))
+        self.end_headers()
+        if has_body:
+            for chunk in _chunks(answer, start, end):
+                self.wfile.write(chunk)
 
     def _span(self, size: int) -> tuple[int, int] | None:
         """Returns which bytes are asked for; all of them where the header says nothing known; None: there are none."""

@@ -187,7 +187,8 @@ class Evaluator:
     ) -> list[tuple[list[int], bool]]:
         """Returns the ids that the model writes for each sample, and whether a text was cut short."""
         if self.facts.blank_id is not None:
-            return self._heard(inputs, output.logits)
+            frames = ctc.num_frames(self.facts, self.model, inputs).clamp(max=output.logits.shape[1])
+            return [(ids, False) for ids in ctc.greedy(output.logits, frames, blank_id=self.facts.blank_id)]
         if self.facts.generates:
             return self._generator(each).write(inputs, None, encoded=None)
         return self._generator(each).write(inputs, self._prompts(fields), encoded=self._encoded(output))
@@ -208,12 +209,6 @@ class Evaluator:
         """Returns what the model's encoder made of the audio, if it has one."""
         has_encoder = self.facts.labels_are_shifted
         return EncodedBatch(output.encoder_last_hidden_state, output.past_key_values) if has_encoder else None
-
-    def _heard(self, inputs: dict[str, Any], logits: torch.Tensor) -> list[tuple[list[int], bool]]:
-        """Returns what a model with CTC writes, and that none of it was cut short."""
-        assert self.facts.blank_id is not None
-        frames = ctc.num_frames(self.facts, self.model, inputs).clamp(max=logits.shape[1])
-        return [(ids, False) for ids in ctc.greedy(logits, frames, blank_id=self.facts.blank_id)]
 
     def _prompts(self, fields: Any) -> Any:
         return prompts_of(

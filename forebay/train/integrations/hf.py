@@ -41,7 +41,6 @@ __all__ = ["STATE_NAME", "LoaderMixin"]
 
 STATE_NAME = "forebay_loader"
 """Of the loader's state in `stateful_callbacks` of a checkpoint's trainer_state.json."""
-_TRAINER_STATE = "trainer_state.json"
 _ADVICE = (
     "change the config so that it makes what the model takes, take a class of model that reads the field, or pop the "
     "field in a compute_loss of your Trainer"
@@ -318,9 +317,6 @@ class LoaderMixin:
                 f"of {world}; make it with make_loader(config, dp_rank={rank}, dp_world_size={world})",
                 code="FB707",
             )
-        self._check_smoothing()
-
-    def _check_smoothing(self) -> None:
         if not self.args.label_smoothing_factor or self.compute_loss_func is not None:
             return
         name, config = type(self.accelerator.unwrap_model(self.model)).__name__, getattr(self.model, "config", None)
@@ -334,7 +330,7 @@ class LoaderMixin:
 
     def _restore(self, loader: Loader, checkpoint: Path) -> None:
         """Moves the loader to where `checkpoint` left it; ResumeError if the Trainer would go on at another place."""
-        path = checkpoint / _TRAINER_STATE
+        path = checkpoint / "trainer_state.json"
         try:
             state = TrainerState.load_from_json(os.fspath(path))
         except (OSError, ValueError, TypeError) as err:

@@ -27,10 +27,10 @@ from forebay.train.evaluation.evaluate import EvalResult
 from forebay.train.evaluation.evaluations import Evaluations
 from forebay.train.loader import Loader
 from forebay.train.loop.checkpoint import TrainState, run_folder
+from forebay.train.loop.launch import Trackers
 from forebay.train.loop.learner import Learner, Outcome
 from forebay.train.loop.meter import Meter, StepLog, StepsLog
-from forebay.train.loop.micro_batches import BatchLoader, Group, SumOverRanks, host_sum
-from forebay.train.loop.trackers import Trackers
+from forebay.train.loop.schedule import BatchLoader, Group, SumOverRanks, host_sum
 from forebay.train.loop.usage_log import NodeTraffic, Traffic, UsageLog
 
 _logger = logging.getLogger(__name__)
@@ -185,11 +185,11 @@ class AfterStep:
 
     def _evaluate(self, step: int) -> list[EvalResult]:
         """Returns the evaluations after a step, equal on all ranks."""
-        is_last = step == self._learner.schedule.num_steps
-        if not self._evaluations.are_due(step, is_last=is_last):
+        if not self._are_due(step):
             return []
         with span(EVALUATION):
             self.meter.settle()  # weights that are not finite end the run here, before anything is written by them
+            is_last = step == self._learner.schedule.num_steps
             return self._evaluations.after(step, model=self._learner.model, is_last=is_last)
 
     def _is_due(self, step: int, every: int) -> bool:

@@ -25,9 +25,9 @@ import torch
 from forebay.config.tree import Config
 from forebay.errors import ForebayError
 from forebay.store.files import write_bytes
+from forebay.train.device import Hardware
 from forebay.train.loader import FillTimes, Loader
-from forebay.train.loop.hardware import Hardware
-from forebay.train.loop.micro_batches import BatchLoader, Group
+from forebay.train.loop.schedule import BatchLoader, Group
 from forebay.train.loop.trainable import SkippedSteps
 from forebay.train.loop.usage_log import Traffic
 from forebay.visible import from_here, human_bytes

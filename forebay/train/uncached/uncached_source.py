@@ -1,11 +1,15 @@
-"""Samples made on the fly, whatever they are of, by the very steps of a build."""
+"""Samples made on the fly, whatever they are of, by the very steps of a build.
+
+A plain data set of them decodes items when they are asked for, and has texts with their fields.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -18,9 +22,11 @@ from forebay.config.tree import Config
 from forebay.errors import BuildError, ManifestError, SampleError
 from forebay.preprocess.group import ItemGroup
 from forebay.preprocess.groups import Groups, Listing
+from forebay.preprocess.listing import listed
 from forebay.rows.kept_columns import column_of, names_of
 from forebay.rows.readers.python_inputs import list_inputs
 from forebay.steps.recipe import recipe_of
+from forebay.steps.text.row_encoder import RowEncoder
 from forebay.store.key import digest
 from forebay.store.layout import TEXT, Array, FieldSpec, Group, Ints
 from forebay.store.remote.raw.raw_sources import naming_urls
@@ -79,7 +85,15 @@ class UncachedSource(SampleSource):
         self.key = digest({"uncached": recipe.key, "rows": self._rows["sample_id"].to_pylist()})
         self._may_stand_in: Array | None = None
         self._path = config.path
-        _compare_probe(self._groups, stored_probe)
+        for group in self._groups.names if stored_probe is not None else ():
+            now = self._groups.probe(group)
+            if stored_probe is not None and now != stored_probe.get(group):
+                logger.warning(
+                    "the %s steps give other values here than where the cache was built (probe %s, stored %s)",
+                    group,
+                    now,
+                    stored_probe.get(group),
+                )
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -241,19 +255,6 @@ def _files_of(rows: pa.Table) -> Array:
     return np.asarray(rows["file" if "file" in rows.column_names else "group"].to_numpy())
 
 
-def _compare_probe(groups: Groups, stored: Mapping[str, str] | None) -> None:
-    """Logs where the steps give other values here than where a cache was built; `stored` is its probe."""
-    for group in groups.names if stored is not None else ():
-        now = groups.probe(group)
-        if stored is not None and now != stored.get(group):
-            logger.warning(
-                "the %s steps give other values here than where the cache was built (probe %s, stored %s)",
-                group,
-                now,
-                stored.get(group),
-            )
-
-
 class Substitutes:
     """Counts bad samples in `rejected`, each once; threads may share it."""
 
@@ -308,3 +309,72 @@ class Substitutes:
             f"--set run.max_failed_share={min(1.0, 2 * count / rows):.3g}",
             code="FB301",
         )
+
+
+class PlainSamples:
+    """The samples of a config by their ids: a data set for torch's DataLoader, whose workers may be forked."""
+
+    def __init__(self, config: Config, ids: Sequence[str]) -> None:
+        """Lists the manifest. ids: of the samples that are asked for; `self[i]` is that of `ids[i]`.
+
+        Raises ConfigError or ManifestError where the config or its manifest cannot be used, or lacks an id.
+        """
+        groups = Groups.of(config, recipe_of(config))
+        with naming_urls():
+            manifest = listed(config, groups)
+        self.groups = groups.keeping(manifest.rows)
+        manifest = dataclasses.replace(manifest, rows=_rows_of(manifest.rows, ids, config=config))
+        self._listing = Listing(groups=self.groups, manifest=manifest, key="")
+        self._names, self._items = [file.name for file in manifest.files], self._listing.items
+        self._texts: list[dict[str, Any]] = []
+        self._readers = self._listing.readers(config)
+        self.constants = self.groups.constants()
+        self.fields = {spec.name: spec for spec in self.groups.fields()}
+
+    @property
+    def encoder(self) -> RowEncoder:
+        """The writer of the texts."""
+        return self.groups.text.encoder
+
+    def write_texts(self) -> None:
+        """Makes the fields of all texts, which say what of a sample is learnt: no plain data set has to find that."""
+        self._texts = self._made(0, len(self))
+
+    def __len__(self) -> int:
+        return len(self._listing.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Returns the decoded items of each group, by `ItemGroup.decoded_name`, and the text and its fields."""
+        text = self._texts[index] if self._texts else self._made(index, index + 1)[0]
+        names = {spec.name for spec in self.fields.values() if (spec.group, spec.role) == (TEXT, "tensor")}
+        sample: dict[str, Any] = {name: value for name, value in text.items() if name in names or name == "text"}
+        for group in self.groups.items:
+            items = self._items[group.name]
+            _, places = items.of_rows(index, index + 1)
+            used, inverse = np.unique(places, return_inverse=True)
+            rows = group.task_rows(items.table.take(pa.array(used)), self._listing.files)
+            read = self._readers[group.name]
+            # What a row shows twice is read once.
+            made = [
+                group.decoded(read(row["file"], row["offset"], row["size"]), sample_id=row["sample_id"])
+                for row in rows.select(["sample_id", "file", "offset", "size"]).to_pylist()
+            ]
+            shown = [made[place] for place in inverse.reshape(-1).tolist()]
+            sample[group.decoded_name] = shown[0] if group.lists is None else shown
+        return sample
+
+    def _made(self, start: int, stop: int) -> list[dict[str, Any]]:
+        rows = self.groups.text_rows(self._listing, start, stop)
+        return list(self.groups.text.samples(rows, self._names))
+
+
+def _rows_of(rows: pa.Table, ids: Sequence[str], *, config: Config) -> pa.Table:
+    """Returns the listed rows with these ids, in their order. Raises ManifestError for an id that is not listed."""
+    places = {sample_id: place for place, sample_id in enumerate(rows["sample_id"].to_pylist())}
+    for sample_id in ids:
+        if sample_id not in places:
+            raise ManifestError(
+                f"sample {sample_id!r} of the cache is not in {', '.join(config.source.manifests)}; "
+                f"run: forebay preprocess {config.path}"
+            )
+    return rows.take(pa.array(np.array([places[sample_id] for sample_id in ids], np.int64)))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
-from forebay.inspect.page.markup import asset, data_url, environment, page, policy, script_json, url_size
+from forebay.inspect.page.words import asset, data_url, environment, page, policy, script_json, url_size
 from forebay.visible import printable, printable_lines
 from tests.inspect.page.html import read_page
 

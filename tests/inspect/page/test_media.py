@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from forebay.inspect.page.cards import clips, features_of, grid_paths, hop_s, picture_of, png, wav_head, webp, webps
-from forebay.inspect.page.markup import url_size
+from forebay.inspect.page.words import url_size
 from forebay.store.layout import Array
 
 RATE_HZ = 16_000

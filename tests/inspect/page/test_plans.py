@@ -11,9 +11,9 @@ import pytest
 
 from forebay.config.plan import BucketConfig, PlanConfig, WindowConfig
 from forebay.config.tree import Config, FilterConfig
-from forebay.inspect.page.markup import chart
 from forebay.inspect.page.page_samples import PageColumns
 from forebay.inspect.page.plan_history import PlanView, views_of
+from forebay.inspect.page.words import chart
 from forebay.plan.make import plan_of
 from forebay.store.cache import open_cache
 from forebay.store.metadata import checksum

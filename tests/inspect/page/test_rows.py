@@ -8,12 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from forebay.inspect.page.markup import number_text
+from forebay.inspect.facts import bucket_range
 from forebay.inspect.page.overview import PageRows, _rank
 from forebay.inspect.page.page_samples import Doubts, PageColumns, doubts_of
 from forebay.inspect.page.serve import PageSearch, Query
-from forebay.inspect.page.words import recipe_lines, rejected_ids, shortened, time_text
-from forebay.inspect.plan_facts import bucket_range
+from forebay.inspect.page.words import number_text, recipe_lines, rejected_ids, shortened, time_text
 from forebay.store.cache import open_cache
 from tests.inspect.conftest import Built
 from tests.store_factory import TEXTS, make_cache

@@ -67,10 +67,10 @@ def test_figures_are_those_of_a_loop_whatever_the_batches(texts: list[Look], siz
         kinds = Counter(KINDS[CODES[i]] for t in texts if t.asked.language == language for i in t.text_ids)
         assert tally.kinds(number) == {name: kinds[name] for name in KINDS}
     good = Counter(t.text for t in texts if t.failure is None)
-    assert sorted(each.count for each in tally.repeated()) == sorted(n for n in good.values() if n > 1)
-    for each in tally.repeated():
-        first = next(row for row, t in enumerate(texts) if t.failure is None and t.text == texts[each.row].text)
-        assert (each.row, each.count) == (first, good[texts[each.row].text])
+    assert sorted(count for _, count in tally.repeated()) == sorted(n for n in good.values() if n > 1)
+    for own, count in tally.repeated():
+        first = next(row for row, t in enumerate(texts) if t.failure is None and t.text == texts[own].text)
+        assert (own, count) == (first, good[texts[own].text])
     longest = sorted((t.num_label_tokens for t in texts if t.num_label_tokens), reverse=True)[:3]
     assert [texts[row].num_label_tokens for row in tally.longest(3)] == longest
     for rate, look, length in zip(tally.pace().per_s.tolist(), texts, seconds.tolist(), strict=True):

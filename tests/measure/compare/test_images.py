@@ -18,7 +18,7 @@ from forebay.measure.compare_report import _agreement
 from forebay.measure.compared_ways import arms_of
 from forebay.measure.plain_loop import ProcessorCollator, agreement
 from forebay.train.select import make_loader
-from forebay.train.uncached.plain_dataset import PlainSamples
+from forebay.train.uncached.uncached_source import PlainSamples
 from tests.images.test_families import corpus
 from tests.measure.compare.test_turns import done, tasks
 from tests.preprocess.here_pool import build_here

@@ -12,9 +12,8 @@ import pytest
 from forebay.config import BucketConfig
 from forebay.measure.compare_report import ArmComparison, ArmFigures, bucket_labels, draw_arms, flops_of
 from forebay.measure.compared_ways import Block, BlockStep, Setup
-from forebay.measure.machine import peak_flops
+from forebay.measure.machine import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements, peak_flops, spread_out
 from forebay.measure.shown_figures import largest_difference
-from forebay.measure.step_clock import ArmFinish, ArmTurn, Shapes, TimedStep, num_elements, spread_out
 from forebay.plan.make_buckets import bucket_plan
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.measure.compare_runs import compare_runs
+from forebay.measure.compare import compare_runs
 
 Line = dict[str, Any]
 

@@ -20,9 +20,9 @@ from forebay.measure import plain_loop as plain
 from forebay.measure import plain_loop as plain_collators
 from forebay.measure.compare import tasks_of
 from forebay.measure.compared_ways import ArmTask, Block, BlockStep, Setup, arms_of
-from forebay.measure.step_clock import ArmFinish, ArmTurn
+from forebay.measure.machine import ArmFinish, ArmTurn
 from forebay.train.select import make_loader
-from forebay.train.uncached.plain_dataset import PlainSamples
+from forebay.train.uncached.uncached_source import PlainSamples
 from tests.processes import ROOT
 
 pytestmark = [

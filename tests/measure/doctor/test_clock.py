@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from forebay.measure.step_clock import StageClock
+from forebay.measure.machine import StageClock
 from forebay.spans import span
 
 

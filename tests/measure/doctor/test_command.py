@@ -16,7 +16,8 @@ import pytest
 from forebay.errors import ConfigError
 from forebay.measure import doctor as command
 from forebay.measure.diagnosis import MeasuredArms
-from forebay.measure.doctor import ARMS, Answer, DoctorOptions, doctor, given_step
+from forebay.measure.doctor import ARMS, Answer, DoctorOptions, doctor
+from forebay.measure.predict import StepTime, StepTimes
 from forebay.steps.recipe import load_config
 from tests.commands import run
 from tests.measure.doctor.figures import demo, measured, sealed
@@ -77,7 +78,8 @@ def test_a_step_that_is_given_is_not_measured(scripted: Any) -> None:
     bench = scripted(measured())
     report = doctor(demo(), DoctorOptions(seconds=2, progress=False, step_s=0.5))
     assert "step" not in bench.asked
-    assert report.found.steps == given_step(0.5)
+    given = StepTime(bucket=0, samples=1, room=1, seconds=0.5, cpu_s=0.0, steps=0)
+    assert report.found.steps == StepTimes(device="given", times=(given,))
 
 
 def test_the_first_rows_are_listed_where_all_take_too_long(scripted: Any) -> None:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError, ForebayError
+from forebay.init.config_text import value_of
+from forebay.measure.doctor import apply, check_target, edited, settings_of
 from forebay.measure.doctor_report import Advice
-from forebay.measure.tuned_config import apply, check_target, edited, settings_of, toml
 from forebay.steps.recipe import load_config, recipe_of
 
 TEXT = """# mine
@@ -74,8 +75,8 @@ def test_a_line_end_of_unicode_in_a_value_is_none_of_the_file() -> None:
 
 def test_values_are_written_as_toml_reads_them() -> None:
     text = 'a"b\\c'
-    assert tomllib.loads(f"x = {toml(text)}")["x"] == text
-    assert toml(True) == "true"  # noqa: FBT003  the value is what is tested
+    assert tomllib.loads(f"x = {value_of(text)}")["x"] == text
+    assert value_of(True) == "true"  # noqa: FBT003  the value is what is tested
 
 
 def test_settings_that_need_a_build_come_when_they_are_asked_for() -> None:

@@ -15,8 +15,7 @@ import pytest
 
 from forebay import cli
 from forebay.errors import ConfigError
-from forebay.measure.profile import ProfileReport, profile
-from forebay.measure.profile_shares import Beside, Shares, read_trace, shares_of
+from forebay.measure.profile import Beside, ProfileReport, Shares, profile, read_trace, shares_of
 from forebay.spans import span
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.recorder import Recorder, named_parts

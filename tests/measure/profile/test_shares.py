@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.measure.profile_shares import Shares, Stretch, innermost, read_trace, shares_of
+from forebay.measure.profile import Shares, Stretch, innermost, read_trace, shares_of
 from tests.measure.profile.traces import MAIN, event, ours, steps
 
 SECOND = 1e6

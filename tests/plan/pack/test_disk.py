@@ -13,7 +13,7 @@ import pytest
 
 from forebay.config import BucketConfig, PackConfig
 from forebay.errors import CacheCorruptError, CacheMismatchError, PlanError
-from forebay.inspect.plan_facts import plans_of
+from forebay.inspect.facts import plans_of
 from forebay.plan import disk as disk_module
 from forebay.plan import names as names_module
 from forebay.plan.disk import load_plan, save_plan

@@ -16,7 +16,7 @@ from forebay.pretrained import from_folder
 from forebay.steps.batch import PIECE, copy_values, raw, raw_values
 from forebay.store.layout import Array
 from forebay.train.collate.collator import Collator
-from forebay.train.ring import BufferRing
+from forebay.train.prefetch import BufferRing
 from tests.flat_constants import flat
 from tests.train.fake_source import AUDIO_TOKEN_ID, PAD_TOKEN_ID, FakeSource, plain_batch
 

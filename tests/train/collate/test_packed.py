@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from forebay.errors import CacheMismatchError, ConfigError, PlanError
 from forebay.train.collate.packed import PackCollator, PackShapes, mrope_positions
 from forebay.train.collate.patches import PatchBatch, fields_of
-from forebay.train.loop.micro_batches import count_samples
-from forebay.train.ring import BufferRing
+from forebay.train.loop.schedule import count_samples
+from forebay.train.prefetch import BufferRing
 from tests.train.tiny_vl import IMAGE, MERGE_SIZE, PAD, WIDTH, FakeVlSource, conversation, conversations, expanded
 
 SHAPES = PackShapes(seq_len=200, patch_classes=(64, 128, 512))

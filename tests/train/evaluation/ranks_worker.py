@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from forebay.train.evaluation.alone import EvalReport, evaluate_alone
-from forebay.train.evaluation.evaluations import Evaluations
+from forebay.train.evaluation.evaluations import EvalReport, Evaluations, evaluate_alone
 from forebay.train.loop.launch import make_accelerator, process_state
 from forebay.train.models.model_folder import load_model, model_facts
 from tests.train.evaluation.demo import MAX_TOKENS, demo_config

@@ -18,7 +18,7 @@ from forebay.steps.recipe import recipe_of
 from forebay.store.cache import open_cache
 from forebay.store.lookup import find_cache
 from forebay.train.collate.collator import Collator
-from forebay.train.evaluation.alone import evaluate_alone
+from forebay.train.evaluation.evaluations import evaluate_alone
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import run
 from forebay.train.models.model_folder import load_model

@@ -13,8 +13,8 @@ import pytest
 
 from forebay.config import Config
 from forebay.train.evaluation import evaluations
-from forebay.train.evaluation.alone import evaluate_alone
 from forebay.train.evaluation.evaluate import Evaluator
+from forebay.train.evaluation.evaluations import evaluate_alone
 from forebay.train.loop.run import run
 from tests.commands import run as command
 from tests.preprocess.here_pool import build_here

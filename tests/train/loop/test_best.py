@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from forebay.config import EvalConfig, TrainConfig
 from forebay.train.evaluation.evaluate import EvalResult
-from forebay.train.loop.best import Best, BestRecord
+from forebay.train.loop.checkpoint import Best, BestRecord
 
 
 def settings_of(metric: Any = "wer") -> TrainConfig:

@@ -21,9 +21,9 @@ from safetensors.torch import load_file, save_file
 from forebay.config import TrainConfig
 from forebay.errors import ForebayError, ResumeError
 from forebay.train.loop import checkpoint as module
-from forebay.train.loop import kept
+from forebay.train.loop import learner
 from forebay.train.loop.checkpoint import TrainState, find_checkpoint, load_optimizer, load_state
-from forebay.train.loop.kept import Checkpoints
+from forebay.train.loop.learner import Checkpoints
 from forebay.train.models.model_folder import load_model, model_facts
 from forebay.train.models.model_processor import processor_files
 from tests.train.tiny import config_of, whisper_folder
@@ -194,7 +194,7 @@ def test_full_disk_is_an_error_and_the_checkpoint_before_stays(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr(f"{(kept if name == 'write_bytes' else module).__name__}.{name}", full)
+        disk.setattr(f"{(learner if name == 'write_bytes' else module).__name__}.{name}", full)
         with pytest.raises(
             ForebayError, match=r"cannot write checkpoint .*00000002 of step 2: .*No space left.*--resume"
         ):

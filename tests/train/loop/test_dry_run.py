@@ -10,7 +10,7 @@ import pytest
 
 from forebay import cli
 from forebay.errors import CacheNotFoundError, ConfigError
-from forebay.train.loop.dry_run import dry_run
+from forebay.train.loop.run import dry_run
 from forebay.train.prefetch import THREAD_NAME
 from forebay.train.select import make_loader
 from tests.preprocess.corpus import Corpus, file_bytes, speech_corpus

@@ -13,7 +13,7 @@ from forebay.config import BucketConfig
 from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.names import plan_key
 from forebay.train.loader import Loader
-from forebay.train.loop.micro_batches import host_sum, micro_batch_groups
+from forebay.train.loop.schedule import host_sum, micro_batch_groups
 from tests.train.fake_source import FakeSource
 from tests.train.loaders import loader_of
 from tests.train.tiny import num_labels

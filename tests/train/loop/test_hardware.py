@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from forebay.train.loop.hardware import Hardware
+from forebay.train.device import Hardware
 from forebay.train.loop.meter import StepLog
 
 

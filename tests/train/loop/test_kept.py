@@ -17,9 +17,9 @@ from forebay.config import EvalConfig, TrainConfig
 from forebay.errors import ForebayError, ResumeError
 from forebay.store.files import write_bytes
 from forebay.train.evaluation.evaluate import EvalResult
-from forebay.train.loop import kept as module
+from forebay.train.loop import learner as module
 from forebay.train.loop.checkpoint import find_checkpoint, load_state
-from forebay.train.loop.kept import Checkpoints
+from forebay.train.loop.learner import Checkpoints
 from tests.train.loop.test_checkpoint import Killed, dying_at, save
 
 WERS = (0.9, 0.5, 0.7, 0.6, 0.4, 0.8)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import ForebayError
 from forebay.train.loop.meter import Meter, StepLog
-from forebay.train.loop.micro_batches import Group
+from forebay.train.loop.schedule import Group
 from forebay.train.loop.trainable import SkippedSteps
 
 

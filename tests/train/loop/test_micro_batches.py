@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import PlanError
-from forebay.train.loop.micro_batches import Group, host_sum, micro_batch_groups
+from forebay.train.loop.schedule import Group, host_sum, micro_batch_groups
 from tests.train.tiny import num_labels
 
 

@@ -23,9 +23,8 @@ from forebay.plan.bucket_plan import BucketPlan
 from forebay.plan.cursor import Cursor, LoaderState
 from forebay.plan.make_buckets import bucket_plan
 from forebay.train.loop.meter import StepLog
-from forebay.train.loop.micro_batches import host_sum, micro_batch_groups
 from forebay.train.loop.run import train
-from forebay.train.loop.schedule import Schedule, run_steps, steps_to_go
+from forebay.train.loop.schedule import Schedule, host_sum, micro_batch_groups, run_steps, steps_to_go
 from tests.train.tiny import ListLoader, config_of, num_labels, real_loader, real_loader_model, whisper_batch
 
 SAMPLES_A_SECOND = 16_000

@@ -14,9 +14,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from forebay.errors import ConfigError, ForebayError, MissingExtraError
 from forebay.train.evaluation.evaluate import EvalResult
 from forebay.train.loop.checkpoint import run_folder
+from forebay.train.loop.launch import Trackers, check_trackers
 from forebay.train.loop.meter import StepLog
 from forebay.train.loop.run import train
-from forebay.train.loop.trackers import Trackers, check_trackers
 from tests.train.tiny import ListLoader, config_of, whisper_batch, whisper_folder
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

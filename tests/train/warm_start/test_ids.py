@@ -9,7 +9,7 @@ import pytest
 from transformers import GenerationConfig, WhisperConfig
 
 from forebay.errors import ConfigError
-from forebay.train.warm_start.ids import IdMover, missing_message
+from forebay.train.vocabulary_ids import IdMover, missing_message
 
 OLD = ["a", "b", "c", "<s>", "</s>", "<|en|>", "<|hi|>", "<|go|>", "<|nospeech|>", "<|notimestamps|>"]
 NEW = {token: 9 - number for number, token in enumerate(OLD)}

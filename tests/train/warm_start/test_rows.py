@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from forebay.errors import ForebayError
-from forebay.train.warm_start.ids import Moves, Spread
+from forebay.train.vocabulary_ids import Moves, Spread
 
 NUM_DRAWS = 20_000
 

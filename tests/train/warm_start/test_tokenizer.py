@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
 from forebay.errors import ConfigError
-from forebay.train.warm_start.tokenizer import check_loaded, read_tokenizer
+from forebay.train.warm_start import check_loaded, read_tokenizer
 from tests.train.warm_start.folders import DEMO, document_of, new_tokenizer
 
 Change = Callable[[dict[str, Any]], None]

@@ -19,9 +19,8 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.steps.recipe import load_config
 from forebay.train.loop.run import run
 from forebay.train.models.model_folder import load_model, model_facts
-from forebay.train.warm_start.ids import nodes
-from forebay.train.warm_start.new_vocabulary import WarmStartReport, moves_of, warm_start
-from forebay.train.warm_start.tokenizer import NewTokenizer
+from forebay.train.vocabulary_ids import nodes
+from forebay.train.warm_start import NewTokenizer, WarmStartReport, moves_of, warm_start
 from tests.preprocess.here_pool import build_here
 from tests.text_corpus import ROOT
 from tests.train.warm_start.folders import DEMO, FAMILIES, Family, document_of, model_folder, new_tokenizer

@@ -17,9 +17,6 @@ import torch
 
 from forebay.errors import ConfigError, ForebayError
 
-_LISTS = ("suppress_tokens", "begin_suppress_tokens")
-_LISTS_OF_LISTS = ("bad_words_ids",)
-_MAPS = ("lang_to_id", "task_to_id")
 _TIMESTAMP = re.compile(r"<\|\d+\.\d\d\|>")
 
 
@@ -52,12 +49,12 @@ class IdMover:
                 continue
             if name.endswith("_token_id"):
                 setattr(node, name, self._needed(value, f"{place}.{name}"))
-            elif name in _LISTS:
+            elif name in ("suppress_tokens", "begin_suppress_tokens"):
                 setattr(node, name, list(self._wanted(value)) or None)
-            elif name in _LISTS_OF_LISTS:
+            elif name in ("bad_words_ids",):
                 words = [list(self._wanted(word)) for word in value]
                 setattr(node, name, [new for new, word in zip(words, value, strict=True) if len(new) == len(word)])
-            elif name in _MAPS:
+            elif name in ("lang_to_id", "task_to_id"):
                 setattr(node, name, self._map(value, f"{place}.{name}"))
             elif name == "forced_decoder_ids":
                 pairs = [(at, self._needed(i, f"{place}.{name}")) for at, i in value if i is not None]

@@ -1,1 +1,0 @@
-"""A model on a new tokenizer: `forebay warm-start`."""
