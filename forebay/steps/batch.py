@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from forebay.steps.form import BatchForm, FieldForm, place_in
-from forebay.steps.form_values import finish_named
+from forebay.steps.form_values import finish_named, raw
+from forebay.steps.image.tables import expand
 from forebay.steps.step import Allocate, Batch, TextBatch
 from forebay.store.layout import Array
 from forebay.store.source import Sample
@@ -31,11 +32,6 @@ IGNORED = -100
 def fresh(name: str, shape: tuple[int, ...], *, dtype: torch.dtype) -> torch.Tensor:  # noqa: ARG001
     """Returns newly allocated memory; `name` does not matter."""
     return torch.empty(shape, dtype=dtype)
-
-
-def raw(tensor: torch.Tensor) -> Array:
-    """Returns the tensor's memory as an array; bfloat16, which numpy does not have, as its bits in int16."""
-    return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def raw_values(values: Sequence[float], dtype: torch.dtype) -> list[float]:
@@ -412,8 +408,6 @@ class _Writer:
         return found
 
     def _expand(self, codes: Array, target: torch.Tensor) -> None:
-        from forebay.steps.image.tables import expand
-
         table = self._field.table
         assert table is not None
         axis = self._field.order[table.axis] if self._field.is_of_lines else table.axis

@@ -6,13 +6,16 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import FormError
 from forebay.store.layout import Array
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_AXIS, MAX_RANK = 1 << 31, 8
 _MAX_TEXT, _MAX_CHANNELS = 4096, 1024
@@ -124,3 +127,10 @@ def one_of(value: Any, choices: Sequence[str], what: str) -> Any:
 def is_number(value: Any) -> bool:
     """Whether a value is a number that float32 holds."""
     return type(value) in (int, float) and abs(value) < 3.5e38
+
+
+def raw(tensor: torch.Tensor) -> Array:
+    """Returns the tensor's memory as an array; bfloat16, which numpy does not have, as its bits in int16."""
+    import torch  # not at import: forms are read where nothing else needs it
+
+    return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()

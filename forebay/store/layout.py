@@ -154,3 +154,11 @@ class Constants(Mapping[str, Any]):
     def to_json(self) -> dict[Group, dict[str, Any]]:
         """Returns the constants as metadata.json has them."""
         return self.groups
+
+
+def sorted_categories(names: list[str], codes: Array) -> tuple[list[str], Array]:
+    """Returns the names that occur, sorted, and the codes that point into them, int32."""
+    used = sorted(np.unique(codes).tolist(), key=names.__getitem__)
+    moved = np.zeros(len(names), np.int32)
+    moved[used] = np.arange(len(used))
+    return [names[code] for code in used], moved[codes]

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import Any, NoReturn, Protocol, overload
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
-
-if TYPE_CHECKING:
-    from forebay.store.by_hand import ByHand
 
 _READ_ONLY = (
     "the samples of a cache are read and not written; take copies first: td[i] is one, and td[i:j].clone() are several"
 )
 
 
+class Readable(Protocol):
+    """A source that samples are read of."""
+
+    def arrays(self, index: int) -> dict[str, Any]:
+        """Returns the tensor fields of one sample as arrays."""
+        ...
+
+
 class Members(Sequence[TensorDict]):
     """Samples as tensordicts, each read when it is asked for; nothing is kept."""
 
-    def __init__(self, source: ByHand, places: Sequence[int]) -> None:
+    def __init__(self, source: Readable, places: Sequence[int]) -> None:
         """places: the indices of the samples in the source."""
         self.source, self.places = source, places
 
@@ -62,7 +67,7 @@ class SamplesTensorDict(LazyStackedTensorDict):  # type: ignore[misc]  # tensord
         is_stack = not args or isinstance(args[0], TensorDictBase)
         return LazyStackedTensorDict(*args, **kwargs) if is_stack else super().__new__(cls)
 
-    def __init__(self, source: ByHand, places: Sequence[int]) -> None:
+    def __init__(self, source: Readable, places: Sequence[int]) -> None:
         """places: the indices of the samples in the source."""
         super().__init__(batch_size=[])
         self._fields: list[str] | None = None

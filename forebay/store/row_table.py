@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from forebay.errors import CacheCorruptError
-from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, TEXT, Array, FieldSpec, Group, Ints
+from forebay.store.layout import NULL_TEXT, ROW_BITS, ROW_MASK, TEXT, Array, FieldSpec, Group, Ints, sorted_categories
 from forebay.store.open_shards import CheckedArray, OpenShards, no_such_row
 from forebay.store.shard import Shard
 
@@ -124,14 +124,6 @@ def categories(columns: SampleColumns, name: str) -> tuple[list[str], Array] | N
 def as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns a column as texts: numbers as they are written, a null as the empty text."""
     return pc.fill_null(pc.cast(column, pa.large_string()), "")
-
-
-def sorted_categories(names: list[str], codes: Array) -> tuple[list[str], Array]:
-    """Returns the names that occur, sorted, and the codes that point into them, int32."""
-    used = sorted(np.unique(codes).tolist(), key=names.__getitem__)
-    moved = np.zeros(len(names), np.int32)
-    moved[used] = np.arange(len(used))
-    return [names[code] for code in used], moved[codes]
 
 
 def strings_digest(column: pa.ChunkedArray) -> str:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import Declared
-from forebay.steps.batch import collate, fresh, raw
+from forebay.steps.batch import collate, fresh
 from forebay.steps.form import BatchForm, FieldForm, Join, Promise, Table
+from forebay.steps.form_values import raw
 from forebay.steps.step import Stored
 from forebay.store.layout import Array
 from forebay.train.collate.forms import BatchItems

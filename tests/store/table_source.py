@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.store.layout import Constants, FieldSpec
-from forebay.store.row_table import sorted_categories, strings_digest
+from forebay.store.layout import Constants, FieldSpec, sorted_categories
+from forebay.store.row_table import strings_digest
 from forebay.store.source import SampleSource
 
 TYPES = {"sample_id": pa.large_string(), "language": pa.large_string(), "speaker": pa.int64(), "snr": pa.float64()}

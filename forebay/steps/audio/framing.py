@@ -123,8 +123,6 @@ class Framing:
         """
         import torch
 
-        from forebay.steps.audio.spectrum import power_of
-
         frames, window = self._frames(clip), _window(self.n_fft, self.win_length)
         room = min(CHUNK_ROWS, _whole_blocks(len(frames)))
         for start in range(0, len(frames), CHUNK_ROWS):
@@ -160,3 +158,10 @@ def _window(n_fft: int, win_length: int) -> Array:
     window[first : first + win_length] = torch.hann_window(win_length, dtype=torch.float32, device="cpu").numpy()
     window.flags.writeable = False
     return window
+
+
+def power_of(bins: np.ndarray) -> np.ndarray:
+    """Returns |x|^2, float32, of a complex64 spectrum, which it overwrites: half the time of two strided products."""
+    pairs = bins.view(np.float32)
+    np.multiply(pairs, pairs, out=pairs)
+    return pairs[:, 0::2] + pairs[:, 1::2]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forebay.steps.batch import raw
+from forebay.steps.form_values import raw
 from forebay.steps.image.processor.codes import blocks
 from forebay.store.layout import Array
 

@@ -30,7 +30,7 @@ from forebay.config.tree import Config, stand_in
 from forebay.errors import RemoteDeniedError, RemoteError, RemoteMissingError
 from forebay.store.files import TEMPORARY_MARK, require_writable, write_all, write_bytes
 from forebay.store.held import ORIGIN
-from forebay.store.layout import Array, FieldSpec
+from forebay.store.layout import Array, FieldSpec, sorted_categories
 from forebay.store.metadata import FILE_NAME as METADATA
 from forebay.store.remote.bucket.bucket import Bucket
 from forebay.store.remote.bucket.object_store import find_bytes
@@ -159,8 +159,6 @@ class ToldColumns:
         """Returns the different values of a column, sorted, and which one each sample has; None: it is not told."""
         if name not in self.table.column_names:
             return None
-        from forebay.store.row_table import sorted_categories  # loads pyarrow
-
         column = self.table.column(name).combine_chunks().dictionary_encode()
         return sorted_categories(column.dictionary.to_pylist(), column.indices.to_numpy())
 

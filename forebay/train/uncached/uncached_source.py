@@ -28,9 +28,9 @@ from forebay.rows.readers.python_inputs import list_inputs
 from forebay.steps.recipe import recipe_of
 from forebay.steps.text.row_encoder import RowEncoder
 from forebay.store.key import digest
-from forebay.store.layout import TEXT, Array, FieldSpec, Group, Ints
+from forebay.store.layout import TEXT, Array, FieldSpec, Group, Ints, sorted_categories
 from forebay.store.remote.raw.raw_sources import naming_urls
-from forebay.store.row_table import as_texts, row_table, sorted_categories, strings_digest
+from forebay.store.row_table import as_texts, row_table, strings_digest
 from forebay.store.source import SampleSource
 from forebay.train.uncached.kept_listing import Rejected, counted_rows
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
 from forebay.pretrained import from_folder
-from forebay.steps.batch import PIECE, copy_values, raw, raw_values
+from forebay.steps.batch import PIECE, copy_values, raw_values
+from forebay.steps.form_values import raw
 from forebay.store.layout import Array
 from forebay.train.collate.collator import Collator
 from forebay.train.prefetch import BufferRing
