@@ -249,7 +249,7 @@ class InspectCommand(ConfigCommand):
         how = {"sounds": Heard, "as_json": self.json, "remote": settings}
         if is_page:
             from forebay.inspect.page.overview import CardChoice
-            from forebay.inspect.page.write_pages import ReportOptions, report
+            from forebay.inspect.page.page_command import ReportOptions, report
 
             return report(target, self.into(ReportOptions, port=self.port or 0, choice=self.into(CardChoice), **how))
         return command.show(target, self.into(command.InspectOptions, **how))
