@@ -20,7 +20,6 @@ class Map(Protocol):
 
     def __call__(self, function: Callable[[T], R], tasks: Sequence[T], /) -> Iterable[R]:
         """Returns `function(task)` of every task."""
-        ...
 
 
 class WorkerDied(BuildError):  # noqa: N818  it is caught by name where the sample is known

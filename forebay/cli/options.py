@@ -28,7 +28,6 @@ from forebay.visible import json_text
 DONE, FAILED, BAD_CONFIG, NO_CACHE, INTERRUPTED = 0, 1, 2, 3, 130
 CLOSED = 128 + 13
 """What a shell shows of a program that SIGPIPE ended."""
-
 T = TypeVar("T")
 C = TypeVar("C", bound="Command")
 

@@ -34,7 +34,6 @@ from forebay.terminal import counted, first_of
 
 Setting = tuple[str, Any, str]
 """Name, value and comment."""
-
 SECONDS = 1.2
 """Headers are read for so long; MP3 and Ogg take all of their bytes."""
 _MAX_BYTES = 64 * 1024 * 1024
@@ -59,7 +58,6 @@ class RowMeaning(Protocol):
 
     def sections(self, made: Draft) -> list[Section]:
         """Returns the sections of steps and plan; adds to `[source]` what they ask of it."""
-        ...
 
     def check_rows(self, found: Candidate, config: Config) -> None:  # noqa: ARG002
         """Raises ManifestError for rows that a build would refuse all data for."""
@@ -75,11 +73,9 @@ class RowMeaning(Protocol):
 
     def trains(self, found: Candidate, model: Model) -> bool:
         """Returns whether `forebay train` can train a model on what was found, as far as config.json says it."""
-        ...
 
     def not_learnt(self, found: Candidate, model: Model) -> str:
         """Returns why `forebay train` does not train a model on what was found, and what to do."""
-        ...
 
 
 @dataclass(slots=True)

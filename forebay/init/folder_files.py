@@ -23,14 +23,12 @@ from forebay.rows.readers.line_blocks import head_of
 from forebay.store.remote.raw.raw_sources import leads_up
 
 T = TypeVar("T")
-
 SECONDS = 2.5
 """A walk ends after so long, and what it has found by then counts."""
 MAX_FILES = 2_000_000
 MAX_DEPTH = 12
 SAMPLE = 200
 """Files, or rows, that are opened of what was found."""
-
 TABLES = frozenset((".csv", ".tsv", ".parquet", ".jsonl", ".json", ".arrow"))
 MAX_TABLES = 24
 """Tables of a folder whose heads are read."""

@@ -30,7 +30,6 @@ from forebay.rows.readers.json_lines import JsonError, is_array, manifest_object
 
 Form = Literal["csv", "jsonl", "data"]
 Row = Mapping[str, Any]
-
 _HEAD_BYTES = 512 * 1024
 _PIECES, _PIECE_BYTES = 8, 64 * 1024
 _COUNTED_BYTES = 256 * 1024 * 1024

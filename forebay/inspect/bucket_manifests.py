@@ -59,7 +59,6 @@ def write_wav(cache: Cache, tensors: Mapping[str, Array], path: Path) -> None:
 
 
 CONFIG_NAME = "bucket_config.json"
-
 Places = Callable[[Config], "pa.Table | None"]
 """Gives the `places` that `write_bucket_manifests` takes; only `preprocess` lists sources, which is not known here."""
 

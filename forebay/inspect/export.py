@@ -162,7 +162,6 @@ def _of_ids(cache: Cache, path: Path) -> Ints:
 
 ABOUT = b"forebay"
 """The key of the schema's metadata under which our own stands, as JSON."""
-
 _GROUP_BYTES = 64 * 1024 * 1024
 """A row group holds no more values than this, or one sample. A writer has about eight times as much in memory."""
 
@@ -290,10 +289,8 @@ def _npy(value: Array) -> bytes:
 
 DOCUMENT = "_export.json"
 """The file that is written last and says that an export is whole. Readers of a folder of parquet pass over `_`."""
-
 _FORMAT = 1
 """Moves when the same cache gives other bytes."""
-
 _MB, _SIZE_MB = 1_000_000, 1000
 
 _FORMS: Mapping[str, tuple[str, Callable[..., Generator[int]]]] = {

@@ -34,10 +34,8 @@ from forebay.terminal import human_share, table
 from forebay.visible import printable
 
 logger = logging.getLogger(__name__)
-
 _HELD = ("samples", "tokens", "patches", "images")
 """The names that the statistics of packs count."""
-
 _NO_LENGTHS = "0-1 tokens"
 """The only bucket of images without texts."""
 

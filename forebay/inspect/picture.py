@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
-
 HOP_S = 0.01
 """Between two frames of features that are defined at 16 kHz: 160 samples."""
-
 _TITLE_LINES = 4
 _DPI = 120
 _MAX_PIXELS_HIGH = 30_000
@@ -134,18 +132,13 @@ _CAPTION_IN = 0.26
 _ABOUT_IN = 0.15
 """Height of each line more."""
 _LINE_IN = 0.2
-
 _LETTER_IN = 0.068
 """Width of a letter of a caption, about."""
-
 _HEIGHTS_IN = (0.9, 4.6)
-
 _AREA_SQ_IN = 90.0
 """The area that all images together take, as far as the heights of a row allow it."""
-
 _MIN_TILE_IN = 1.3
 """Width of a tile at least: of a narrow image its caption's."""
-
 _CONVERSATION_COLUMNS = 125
 
 
@@ -243,7 +236,6 @@ def _fitting(aspects: Sequence[float], row: Sequence[int], room_in: float, high_
 
 _FIRST = "DejaVu Sans"
 """Comes with matplotlib: Latin, Greek, Cyrillic, Arabic, but no Indic scripts and no CJK."""
-
 _NO_FONT = "Last Resort"
 """Also comes with matplotlib, and has a box for every character instead of a letter."""
 

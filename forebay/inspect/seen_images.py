@@ -198,7 +198,6 @@ def _candidates(name: str, config: Config) -> Iterator[Path]:
 
 _WIDTHS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0)
 _MAX_BINS = 16
-
 _BODY = 0.99
 """Share of the clips that gets bins of equal width; the last bin holds the longest ones whatever their length."""
 

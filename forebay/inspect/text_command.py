@@ -37,7 +37,6 @@ from forebay.visible import VisibleStream, from_here, has_colours, named, printa
 
 MOST_CHARACTERS, MOST_TOKENS = 10_000, 2_000
 """The most that is shown of one text; --json has all."""
-
 Line = Sequence[TextPart]
 """A line of parts; parts that changed have a colour, or marks."""
 
@@ -172,7 +171,6 @@ def _text(name: str, parts: Sequence[TextPart], *, has_marks: bool = False) -> I
 
 _BATCH = 2048
 """Texts that are looked at together."""
-
 _STYLES = {"removed": "30;41", "added": "30;42"}
 """Black on red and on green, so that spaces are seen."""
 

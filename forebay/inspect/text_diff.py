@@ -23,15 +23,11 @@ from forebay.terminal import columns
 from forebay.visible import named
 
 Change = Literal["kept", "removed", "added"]
-
 _WORD = re.compile(r"[^ ]* |[^ ]+")
 """A word with the space behind it: words put together are the text."""
-
 _MAX_WORDS, _MAX_CHARACTERS = 1000, 400
 """The most of a difference that is looked into for equal parts: the time grows with the square. More is one change."""
-
 _MAX_KEPT, _CONTEXT = 100, 24
-
 _MARKS: dict[Change, tuple[str, str]] = {"kept": ("", ""), "removed": ("[-", "-]"), "added": ("{+", "+}")}
 
 
@@ -192,7 +188,6 @@ def _columns(character: str) -> int:
 
 
 Kind = Literal["text", "control", "unknown", "byte", "piece"]
-
 KINDS: tuple[Kind, ...] = ("text", "control", "unknown", "byte", "piece")
 """`byte`: a byte that stands for itself, `<0xE2>`, because no other token has the character. `piece`: a token of a
 byte-level vocabulary that is not whole characters. `unknown`: what stands for all that the vocabulary lacks."""

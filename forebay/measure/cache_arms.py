@@ -278,11 +278,9 @@ def _candidates(settings: PlanConfig) -> Iterator[dict[str, Any]]:
 
 STAGES = (RAW_READ, DECODE, RESAMPLE, RESIZE, PATCHES, FEATURES, TOKENS)
 WRITE = "write shard"
-
 _MOST_BYTES = 400 * 1000**2
 _LEAST_MEASURED = 8
 """Rows that the clock is to see, if there are as many; those of the first shard load libraries."""
-
 Done = dict[Group, list[tuple[Path, Receipt]]]
 
 

@@ -85,7 +85,6 @@ class Entries:
 
 
 _logger = logging.getLogger(__name__)
-
 _DEVICE_SHARE = 0.91
 """Share of the device that a batch may take where no limit is given; the rest is the driver's, and for fragments."""
 _DEFAULT_START = 128

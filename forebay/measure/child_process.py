@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 from forebay.errors import ForebayError
 
 R = TypeVar("R")
-
 _PATIENCE_S = 5.0
 """For a killed process to end: it does at once, unless it is in a call of the kernel that nothing interrupts."""
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")

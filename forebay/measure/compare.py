@@ -67,7 +67,6 @@ from forebay.train.select import make_loader
 from forebay.visible import from_here, printable
 
 logger = logging.getLogger(__name__)
-
 _RATES = {"wer": "WER", "cer": "CER", "accuracy": "accuracy", "f1": "F1", "loss": "loss"}
 """The figures of evaluations that are compared."""
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 logger = logging.getLogger(__name__)
-
 _FILES = ("compare.md", "compare.json", "compare.png", "logs")
 
 

@@ -36,7 +36,6 @@ from forebay.visible import did_you_mean
 
 OWN = "config"
 """What tables call the config's own way: its cache and its plan."""
-
 PARTS = ("uncached", "unbucketed", "hf")
 
 

@@ -35,7 +35,6 @@ from forebay.train.select import select
 from forebay.train.uncached.uncached_source import uncached_source
 
 logger = logging.getLogger(__name__)
-
 SAMPLE = "sample"
 """Folder of the temporary cache, below the temporary root."""
 _UNCACHED_ROWS = 512

@@ -20,7 +20,6 @@ from forebay.visible import from_here, human_bytes
 
 Needs = Literal["nothing", "build"]
 """What a setting needs to be of use: nothing, or a new build of the cache."""
-
 _POINT = 0.01
 """The least gain worth a line."""
 _SLOW_DISK = 2.0

@@ -35,7 +35,6 @@ from forebay.train.models.lora import with_adapters
 from forebay.train.models.objective import Objective
 
 _logger = logging.getLogger(__name__)
-
 PARTS = ("weights", "gradients", "optimizer", "activations")
 """What memory is for. Activations are all that the other parts are not: the batch and temporaries too."""
 _PART_OF = {"Parameter": "weights", "Buffer": "weights", "Gradient": "gradients", "Optstate": "optimizer"}

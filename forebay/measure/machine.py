@@ -208,9 +208,7 @@ def _field_bytes(file: str, name: str) -> int:
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of a micro-batch."""
-
 T = TypeVar("T")
-
 _MAX_COUNTED = 8
 """Shapes whose FLOPs an arm counts: each costs a training step at its end. Those between them are interpolated."""
 

@@ -53,7 +53,6 @@ from forebay.train.select import make_loader
 from forebay.train.uncached.uncached_source import PlainSamples
 
 logger = logging.getLogger(__name__)
-
 _COMPARED = 8
 """Micro-batches of which the cache's and the processor's are compared."""
 _NOT_OURS = (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError)

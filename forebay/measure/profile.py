@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 STEP = "ProfilerStep#"
 DEVICE_WAIT = "idle: waiting for the device"
-
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _ON_DEVICE = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}
 
@@ -305,7 +304,6 @@ def _falling(microseconds: dict[str, float], *, unit: float = 1e6) -> dict[str, 
 
 
 _logger = logging.getLogger(__name__)
-
 _TRACE = "profile/trace.json"
 """Under the run's folder."""
 

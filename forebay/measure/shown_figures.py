@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 OURS, OTHERS = "#c2410c", ("#52606d", "#2b6cb0", "#9aa5b1", "#2f855a", "#805ad5")
 """Colours of the first way, or run, and of those beside it."""
-
 TableRow = tuple[str, str] | tuple[str, str, str] | tuple[str, str, str, float]
 """A row of a table: label, name of the figure, its form (`bytes`, or one of `str.format`), and a factor."""
 

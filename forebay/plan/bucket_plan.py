@@ -57,7 +57,6 @@ class BucketPlan(KeptPlan):
     check: Callable[[Ints], None] | None = None
 
     def order(self, seed: int, epoch: int) -> Order:
-        """See `Plan`."""
         kind = Order if self.shard_counts is None else ShardOrder
         return kind(self, seed=seed, epoch=epoch)
 
@@ -77,11 +76,9 @@ class BucketPlan(KeptPlan):
 
     @property
     def num_batches(self) -> int:
-        """See `Plan`."""
         return int(self.batch_counts.sum())
 
     def described(self) -> str:
-        """See `Plan`."""
         return f"{self.num_batches} batches in {len(self.batch_sizes)} buckets"
 
     @property
@@ -97,17 +94,14 @@ class BucketPlan(KeptPlan):
         return missing if self.tail == "pad" else np.zeros_like(missing)
 
     def arrays(self) -> dict[str, Array]:
-        """See `KeptPlan`."""
         kept = {"members": self.members, "offsets": self.offsets, "batch_sizes": self.batch_sizes}
         return kept if self.shard_counts is None else {**kept, "shard_counts": self.shard_counts}
 
     def counts(self) -> dict[str, int]:
-        """See `KeptPlan`."""
         rate, samples = self.sample_rate_hz, len(self.members)
         return {"sample_rate_hz": rate, "num_samples": samples, "num_batches": self.num_batches}
 
     def figures(self, settings: PlanConfig) -> dict[str, Any]:
-        """See `KeptPlan`."""
         run = {} if self.shard_run == 1 else {"shard_run": self.shard_run}
         if self.edges:
             return {"edges_s": list(self.edges_s), "edges": list(self.edges), **run}
@@ -115,7 +109,6 @@ class BucketPlan(KeptPlan):
 
     @classmethod
     def restored(cls, kept: dict[str, Any], *, metadata: Mapping[str, Any], settings: BucketConfig) -> Self:
-        """See `KeptPlan`."""
         edges_s = tuple(metadata["edges_s"]) if "edges_s" in metadata else settings.edges_s
         return cls(
             **kept,
@@ -183,11 +176,9 @@ class Order(EpochOrder):
         return int(self._tail_offsets[-1])
 
     def buckets(self, positions: Sequence[int] | Array) -> Ints:
-        """See `EpochOrder`."""
         return self.locate(positions)[0]
 
     def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
-        """See `EpochOrder`."""
         buckets, numbers = self.locate(positions)
         sizes = self.batch_lengths(buckets, numbers)
         places = places_of(numbers * self.plan.batch_sizes[buckets], sizes)

@@ -126,7 +126,6 @@ def mixed_steps(buckets: Array, dp_world_size: int, *, tail: Tail) -> int:
 
 WEIGHTLESS: tuple[Tail, ...] = ("split", "short")
 """The ends of an epoch that may have fillers of weight 0."""
-
 STATE_VERSION = 1
 
 
@@ -202,15 +201,11 @@ class CursorStep:
 
 _WORKERS = "num_workers"
 """In the state of one of several workers: how many there are. `position` is then that of the worker's own next step."""
-
 _LOCALITY = "locality"
 """In the state of a plan whose locality is "auto": what that came to."""
-
 _NO_WALK = -1
-
 _AT_ONCE = 64
 """Steps whose samples are computed at once: a fraction of the cost of one by one."""
-
 _AHEAD_AT_ONCE = 1024
 """So many where nobody waits for the first of them."""
 

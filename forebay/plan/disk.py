@@ -57,24 +57,18 @@ from forebay.store.selection import Selection
 from forebay.store.shared_disk import move, seen
 
 AnyPlan = BucketPlan | WindowPlan | PackPlan
-
 _KINDS: dict[str, type[AnyPlan]] = {"bucket": BucketPlan, "window": WindowPlan, "pack": PackPlan}
-
 PLAN_FORMAT_VERSION = 2
 """1 is of plans beside caches of the formats 1 to 3."""
 
 
 STATISTICS = "packing_stats.json"
-
 SUMS = "members_sums"
 """Checksums of the pieces of a large `members`, which is then checked where it is touched and not when it is opened."""
-
 LAZY_BYTES = 2**25
 """A `members` of so many bytes has `SUMS`; hashing less at once takes 3 ms."""
-
 SELECTED = "selected.npy"
 """Beside packs of what a filter left of a cache: the places of these samples in the cache, int64."""
-
 _ARRAY = record({"size_bytes": COUNT, "xxh3_128": TEXT})
 _FILTER = record({"of": TEXT, "key": TEXT, "said": TEXT}, {"selected": _ARRAY})
 _PACKS = all_of(map_of(_ARRAY), record({"members": _ARRAY, "offsets": _ARRAY}))
@@ -91,7 +85,6 @@ def _form(counted: str, share: str, *, arrays: Check, settings: Check) -> Check:
 
 _METADATA_OF_PACKS = _form("num_packs", "fill", arrays=_PACKS, settings=_PACK_SETTINGS)
 _METADATA_OF_BATCHES = _form("num_batches", "padding", arrays=map_of(_ARRAY), settings=OBJECT)
-
 _AGAIN = "delete that folder and run: forebay preprocess CONFIG"
 
 

@@ -34,7 +34,6 @@ class InOrderPlan:
 
     @property
     def num_batches(self) -> int:
-        """See `Plan`."""
         return len(self.classes)
 
     @property
@@ -43,12 +42,10 @@ class InOrderPlan:
         return 1
 
     def order(self, seed: int, epoch: int) -> InOrder:  # noqa: ARG002
-        """See `Plan`."""
         check_epoch(epoch)
         return InOrder(self)
 
     def described(self) -> str:
-        """See `Plan`."""
         return f"{self.num_batches} batches in the order of the cache"
 
 
@@ -62,13 +59,11 @@ class InOrder(EpochOrder):
         return self.plan.num_batches
 
     def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
-        """See `EpochOrder`."""
         where, plan = checked_positions(positions, len(self)), self.plan
         bounds = zip(plan.offsets[where].tolist(), plan.offsets[where + 1].tolist(), strict=True)
         return [plan.members[start:end] for start, end in bounds]
 
     def buckets(self, positions: Sequence[int] | Array) -> Ints:
-        """See `EpochOrder`."""
         found: Ints = self.plan.classes[checked_positions(positions, len(self))]
         return found
 

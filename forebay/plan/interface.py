@@ -23,14 +23,12 @@ class EpochOrder(Protocol):
 
     def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
         """Returns several micro-batches at once: the same as `batch` one by one, at a fraction of the cost a batch."""
-        ...
 
     def buckets(self, positions: Sequence[int] | Array) -> Ints:
         """Returns the shape classes of several micro-batches, int64 [num_positions].
 
         A shape class is a bucket, a length class of a mixture, or a place in a window, 0 that of the shortest samples.
         """
-        ...
 
     def batch(self, position: int) -> Ints:
         """Returns the sample indices of one micro-batch, int64 [batch size]. IndexError outside 0..len-1."""
@@ -47,30 +45,24 @@ class Plan(Protocol):
     @property
     def num_batches(self) -> int:
         """Micro-batches of one epoch, over all ranks; the same for every seed and epoch."""
-        ...
 
     @property
     def lockstep(self) -> int:
         """Micro-batches that come in a row from one shape class."""
-        ...
 
     @property
     def tail(self) -> Tail:
         """The rule for what is incomplete, see `forebay.plan.cursor`."""
-        ...
 
     @property
     def grad_accs(self) -> tuple[int, ...] | None:
         """Micro-batches an optimizer step of each shape class, where the plan says so; None: `train.grad_acc`."""
-        ...
 
     def order(self, seed: int, epoch: int) -> EpochOrder:
         """Returns epoch `epoch` (0 or more) under `seed` (any integer)."""
-        ...
 
     def described(self) -> str:
         """Returns what the plan is, for a terminal: `11 batches in 7 buckets`."""
-        ...
 
 
 class KeptPlan:

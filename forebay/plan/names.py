@@ -14,7 +14,6 @@ from forebay.store.layout import PLANS
 
 PACKER_VERSION = 2
 """Bumped when the same lengths and settings give other packs. 1 had the histogram's packs, or those of one line."""
-
 _OPTIONAL = ("edges_s", "edges", "k", "batch_tokens", "calibration", "locality")
 """Settings of buckets that stay out of the document where they are left out."""
 
@@ -54,7 +53,6 @@ def plan_folder(root: Path, *, dataset: str, split: str, cache_key: str, setting
 
 
 _EARLIER = "resume with the earlier config, or start anew without the state"
-
 _WAS_SHORT = 'if neither did, it is older than the default plan.tail = "split": set plan.tail = "short", and it goes on'
 
 _FILTER_CHANGED = (

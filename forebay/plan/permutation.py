@@ -12,17 +12,11 @@ from forebay.store.layout import Ints
 
 NUM_ROUNDS = 12
 """Eight shuffle any bucket of ten samples or more evenly; twelve also those of three to nine."""
-
 MAX_SIZE = 2**62
-
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
-
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
-
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
-
 _HALF = np.uint64(32)
-
 UInts = np.ndarray[Any, np.dtype[np.uint64]]
 
 

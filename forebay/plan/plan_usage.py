@@ -33,7 +33,6 @@ from forebay.visible import an
 
 _CHUNK = 4096
 """Micro-batches whose samples are looked at in one go."""
-
 COLUMNS = ("part", "language", "source")
 """What samples are counted by, where it is known: the cache of `[[mixture.source]]`, and text fields."""
 
@@ -44,7 +43,6 @@ class Weighted(Protocol):
 
     def sample_weights(self) -> Array:
         """Returns how often each sample comes, in proportion to the others, float64 [num_samples]."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,7 +194,6 @@ def in_chunks(order: EpochOrder, positions: Array) -> Iterator[tuple[Array, list
 
 USAGE_VERSION = 2
 """1 had the shards of a line as an object, `{"17": 3}`; it is still read."""
-
 FILE_NAME = "data_usage.jsonl"
 
 

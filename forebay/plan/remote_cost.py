@@ -24,7 +24,6 @@ from forebay.store.remote.remote_shards import RemoteShards
 from forebay.store.source import SampleSource
 
 logger = logging.getLogger(__name__)
-
 _LOOKED_AT = 256
 """Micro-batches, of the head of an epoch, that tell what all are like."""
 _MOST_USES = 200_000

@@ -25,7 +25,6 @@ from forebay.store.selection import origin
 from forebay.store.source import SampleSource, parts_of
 
 logger = logging.getLogger(__name__)
-
 BLOCKS_IN_TOUCH = 3
 """Blocks of half a window that steps reach into at a block's border: the last groups of block b end in b + 1, the first
 groups of b + 1 end in b + 2."""

@@ -25,9 +25,7 @@ from forebay.store.key import COUNT, NUMBER, TEXT, Check, list_of, map_of, or_nu
 from forebay.store.layout import Array, Ints
 
 WORLD_SIZES = (1, 2, 4, 8)
-
 _PACKS_AT_ONCE = 2**12
-
 _BINS = 32
 
 
@@ -246,7 +244,6 @@ def _hours(samples: int, sample_rate_hz: int) -> float:
 
 CHUNK = 2**18
 """Samples looked at in one go: their temporaries stay in the CPU's cache."""
-
 _ENOUGH = 2**22
 """Samples of a shuffle that say what all of it would: its padding is known to a hundredth of a percent."""
 

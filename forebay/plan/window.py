@@ -50,7 +50,6 @@ class WindowPlan(KeptPlan):
     check: Callable[[Ints], None] | None = None
 
     def order(self, seed: int, epoch: int) -> WindowOrder:
-        """See `Plan`."""
         return WindowOrder(self, seed=seed, epoch=epoch)
 
     def lengths_at(self, ranks: Ints) -> Ints:
@@ -60,11 +59,9 @@ class WindowPlan(KeptPlan):
 
     @property
     def num_batches(self) -> int:
-        """See `Plan`."""
         return self.num_windows * self.batches_per_window + self.last_batches
 
     def described(self) -> str:
-        """See `Plan`."""
         return f"{self.num_batches} batches in {self.num_windows} windows"
 
     @property
@@ -78,22 +75,18 @@ class WindowPlan(KeptPlan):
         return -len(self.members) % self.batch_size if self.batch_size and self.tail == "pad" else 0
 
     def arrays(self) -> dict[str, Array]:
-        """See `KeptPlan`."""
         return {"members": self.members, "lengths": self.lengths, "starts": self.starts}
 
     def counts(self) -> dict[str, int]:
-        """See `KeptPlan`."""
         rate, samples = self.sample_rate_hz, len(self.members)
         return {"sample_rate_hz": rate, "num_samples": samples, "num_batches": self.num_batches}
 
     def figures(self, _settings: PlanConfig) -> dict[str, Any]:
-        """See `KeptPlan`."""
         names = ("num_windows", "batches_per_window", "last_batches", "batch_size", "budget")
         return {"windows": {name: getattr(self, name) for name in names}}
 
     @classmethod
     def restored(cls, kept: dict[str, Any], *, metadata: Mapping[str, Any], settings: WindowConfig) -> Self:
-        """See `KeptPlan`."""
         figures = {"sample_rate_hz": metadata["sample_rate_hz"], **metadata["windows"]}
         return cls(**kept, **figures, lockstep=settings.lockstep, tail=settings.tail)
 

@@ -35,7 +35,6 @@ from forebay.task_map import Map
 Donors = dict[str, list[tuple[Path, ShardEntry]]]
 """Where the shards of these keys stand, in sealed caches and in folders of builds."""
 logger = logging.getLogger(__name__)
-
 ORIGIN = "origin"
 """File in the folder of a build that says what it is of, see `origin_of`."""
 _LOCK = "lock"

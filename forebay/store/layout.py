@@ -22,7 +22,6 @@ Group = str
 TEXT: Group = "text"
 """The group in which a row is a sample. In every other group it has items: one, itself, or those that it lists."""
 _GROUP_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
-
 NULL_TEXT = b"\xff"
 """How a nullable text field holds a null: no UTF-8 text has this byte."""
 

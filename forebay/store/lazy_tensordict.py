@@ -18,7 +18,6 @@ class Readable(Protocol):
 
     def arrays(self, index: int) -> dict[str, Any]:
         """Returns the tensor fields of one sample as arrays."""
-        ...
 
 
 class Members(Sequence[TensorDict]):

@@ -77,17 +77,14 @@ class Selection(ByHand):
 
     @property
     def tokenizer(self) -> str | None:
-        """See `SampleSource`."""
         return self.source.tokenizer
 
     @property
     def processor(self) -> str | None:
-        """See `SampleSource`."""
         return self.source.processor
 
     @cached_property
     def slots(self) -> Array | None:
-        """See `SampleSource`."""
         slots = self.source.slots
         return None if slots is None else slots[self.places]
 
@@ -106,12 +103,10 @@ class Selection(ByHand):
             raise
 
     def arrays(self, index: int) -> dict[str, Any]:
-        """See `ByHand`."""
         place = self._place(index)
         return self.source.arrays(place) if isinstance(self.source, ByHand) else dict(self.source.read(place))
 
     def sample_id(self, index: int) -> str:
-        """See `SampleSource`."""
         return self.source.sample_id(self._place(index))
 
     def ids_digest(self) -> str:
@@ -129,7 +124,6 @@ class Selection(ByHand):
 
     @property
     def column_names(self) -> list[str]:
-        """See `SampleSource`."""
         return self.source.column_names
 
     def table(self, names: Collection[str] | None = None) -> pa.Table:
@@ -137,7 +131,6 @@ class Selection(ByHand):
         return self.source.table(names).take(self.places)
 
     def will_need(self, indices: Iterable[int]) -> None:
-        """See `SampleSource`."""
         self.source.will_need([self._place(index) for index in indices])
 
     def _place(self, index: int) -> int:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 Sample = Mapping[str, Any]
 """Tensor fields of one sample, arrays [n, *shape] and read-only; `patches` of images are a tuple of arrays."""
-
 SECONDS, RATE = "num_audio_samples", "sample_rate_hz"
 """The length by which samples have seconds, and the constant that makes seconds of it."""
 SECTIONS: Mapping[Group, str] = {"audio": "audio", "image": "vision"}

@@ -20,7 +20,6 @@ from forebay.extras import install_line
 from forebay.train.collate.patches import PatchBatch, fields_of, moved
 
 _logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 Batch = dict[str, Any] | PatchBatch
 """Tensors, and what is none of packs (`max_length_q`), which stays as it is."""

@@ -29,12 +29,9 @@ from forebay.store.source import SampleSource
 
 A = TypeVar("A")
 T = TypeVar("T")
-
 THREAD_NAME = "forebay-loader"
 """Prefix of the names of all threads started here."""
-
 _IMPORTED_BY = os.getpid()
-
 _BATCHES = 256
 """Batches whose pages are asked for after a batch that met the disk; asking costs microseconds a sample."""
 
@@ -151,7 +148,6 @@ def _major_faults() -> int:
 
 _GROWTH = 1.25
 """A shelf that meets a larger batch makes its buffers larger by this factor: slow growth does not reallocate."""
-
 _ALIGNMENT = 64
 """Bytes; a cache line. numpy gives 16, and a copy of a whole sample into memory that begins inside of a line takes
 twice as long (AMD EPYC: 17 us instead of 9 for 180 KB)."""

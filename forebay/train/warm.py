@@ -27,7 +27,6 @@ from forebay.visible import human_bytes
 
 _MAX_STEPS = 100_000
 """Steps of an epoch that are looked at: about 20 us each."""
-
 _RANKS = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+))?/(?P<world>\d+)\Z", re.ASCII)
 
 

@@ -108,7 +108,6 @@ def _shown(name: str) -> str:
 
 _BY_DURATION = frozenset({"too_long", "too_short"})
 """Reasons that only say that a filter of the config works."""
-
 _RATES_HZ = (8_000, 11_025, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 
 

@@ -13,7 +13,6 @@ from forebay.visible import did_you_mean
 
 Severity = Literal["error", "warning", "info"]
 Need = Literal["sound", "file", "seconds", "text", "pixels", "content", "sizes", "classes", "length"]
-
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 """The worst first."""
 

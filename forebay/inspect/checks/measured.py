@@ -208,7 +208,6 @@ def band_db(clip: Array) -> float:
 
 
 R = TypeVar("R")
-
 Span = tuple[int, int]
 """Rows [start, stop)."""
 
@@ -219,7 +218,6 @@ class SpanTask(Protocol):
     @property
     def start(self) -> int:
         """The first row."""
-        ...
 
 
 def cut(count: int, size: int) -> list[Span]:
@@ -264,7 +262,6 @@ def run_spans(
 
 Bad = tuple[int, str, str]
 """Position of a row, reason, message."""
-
 _UNKNOWN = {"f": np.nan, "i": 0, "O": ""}
 """The value of a column where nothing was measured, by the kind of its values."""
 

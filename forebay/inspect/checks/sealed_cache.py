@@ -42,7 +42,6 @@ from forebay.task_map import mark
 
 _TEXTS, _ITEMS = 1024, 256
 """Rows of a task."""
-
 _OPEN = 8
 """Shards that a worker has open: its samples follow each other, and what was read of a file counts as its memory."""
 

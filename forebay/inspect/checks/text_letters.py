@@ -21,7 +21,6 @@ from forebay.steps.text.script import letters_of, script_of, scripts_of
 
 _TOGETHER = (frozenset({"han", "kana"}), frozenset({"han", "hangul"}), frozenset({"han", "bopomofo"}))
 """Scripts that one text is written in."""
-
 _ALIKE = frozenset({"latin", "cyrillic", "greek"})
 _WORD = re.compile(r"\w+")
 

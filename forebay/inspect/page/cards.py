@@ -28,7 +28,6 @@ from forebay.store.layout import Array
 
 _SIDES = (640, 448, 320, 224, 128, 64)
 """Pixels of an image's longer side, the best first."""
-
 MAX_LINES = 400
 """Lines of a grid: those of a larger one would be a grey area."""
 
@@ -72,11 +71,9 @@ def grid_paths(rows: int, columns: int, merge: int) -> tuple[str, str] | None:
 
 HOP_S = 0.01
 """Between two frames of stored features, where a cache says nothing else."""
-
 _WINDOW_S = 0.025
 _RAMP = ((255, 255, 255), (203, 228, 232), (110, 178, 190), (30, 118, 138), (10, 66, 88), (6, 27, 43))
 """From silence to the loudest: paper to deep water, and inverted where the page is dark."""
-
 _LEVELS = 48
 """Colours of a picture: more are not seen, and make the file larger."""
 
@@ -153,7 +150,6 @@ def _spectrum(waveform: Array, rate_hz: int, columns: int) -> Array:
 
 _WAYS = tuple((kind, most_s) for most_s in (30.0, 10.0, 4.0, 1.5) for kind in ("FLAC", "MP3"))
 """Formats and the seconds of a clip that are kept, the best first."""
-
 _MAX_BYTES = (1 << 32) - 1 - 36
 _TYPES = {"FLAC": "audio/flac", "MP3": "audio/mpeg"}
 
@@ -218,7 +214,6 @@ def wav_head(waveform: Array, rate_hz: int) -> bytes:
 
 MAX_IMAGES = 6
 """The most images of a sample that a page shows."""
-
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}")
 _ROLE, _MAX_CELLS = 240, 40
 SERVED_SIDE = 1_280

@@ -43,7 +43,6 @@ from forebay.visible import printable
 
 MAX_ROWS = 3_000
 """Rows that a file holds."""
-
 _TEXT, _ID, _CELL = 160, 96, 60
 
 

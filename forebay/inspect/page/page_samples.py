@@ -28,10 +28,8 @@ from forebay.store.row_table import by_shard
 
 LABEL = "label"
 """The prompt of images that have classes."""
-
 OWN_LENGTHS = ("num_audio_samples", "num_frames", "num_tokens")
 """Lengths of a sample itself; others are sums over the items that it lists."""
-
 _KNOWN = frozenset(("index", "sample_id", "text", "language", "prompt", "source", "duration_s"))
 
 
@@ -144,10 +142,8 @@ class PageColumns:
 
 NEAR_S = 0.02
 """Share of their length by which two recordings with one text may differ and are called near duplicates."""
-
 _TEXTS = 4_096
 """Texts that are hashed together."""
-
 _LEAST_TEXT = 12
 """Characters that a text needs to say something: `yes` is said by many."""
 
@@ -287,7 +283,6 @@ def _groups(codes: Array) -> DoubtGroups:
 
 SHOWN = 24
 """Samples with sound and pictures in a page."""
-
 _MAX_IDS = 200
 _HEARD = 2_000
 """Recordings in which clipping is looked for."""

@@ -27,7 +27,6 @@ from forebay.store.selection import filtered, origin
 from forebay.store.source import SampleSource
 
 logger = logging.getLogger(__name__)
-
 _PACKS, _SEGMENTS = 12, 600
 _BATCHES, _ROWS = 10, 12
 

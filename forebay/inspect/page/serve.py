@@ -259,17 +259,13 @@ def _media(media_type: str, data: bytes) -> PageAnswer:
 
 
 logger = logging.getLogger(__name__)
-
 HOST = "127.0.0.1"
 MAX_THREADS = 24
 """Connections that are answered at once; another one is told to come again."""
-
 HEAD_S = 10.0
 """A connection has so long to say what it wants."""
-
 SEND_S = 20.0
 """A reader has so long to take 64 kB."""
-
 _CHUNK = 1 << 16
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\nRetry-After: 1\r\n\r\n"

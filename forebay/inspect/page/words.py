@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 LIMIT = 4_000
 """Characters of one text that a page shows."""
-
 _FIRST_IDS = 6
 
 
@@ -148,7 +147,6 @@ def rejected_ids(path: Path, *, wanted: int) -> dict[tuple[str, str], list[str]]
 
 MAX_TOKENS = 700
 """Tokens of a sample that a page shows."""
-
 Kind = Literal["given", "learnt", "image"]
 _KINDS: Mapping[Kind, str] = {"learnt": "learnt", "given": "given, not learnt", "image": "an image's places"}
 _SEEN = str.maketrans({" ": "·", "\n": "↵", "\t": "⇥"})

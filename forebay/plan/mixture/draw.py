@@ -33,23 +33,18 @@ class Draw(Protocol):
 
     def classes(self, groups: Ints) -> Ints:
         """Returns the length class of each group."""
-        ...
 
     def batches(self, groups: Ints, inside: Ints) -> MixtureDraw:
         """Returns the samples of the micro-batches `inside` (0 to lockstep - 1) of `groups`, batch by batch."""
-        ...
 
     def cells(self, group: int, inside: int) -> Ints:
         """Returns the samples drawn before a micro-batch, int64 [num_sources, num_classes]."""
-        ...
 
     def groups_once(self) -> int:
         """Returns the groups that leave while the stream takes as many samples as the sources hold."""
-        ...
 
     def groups_before_repeat(self) -> int:
         """Returns the groups that leave before any source has to give a sample twice."""
-        ...
 
 
 def first_place(count: Callable[[Ints], Ints], targets: Ints, *, low: Array, high: Array) -> Ints:
@@ -87,11 +82,9 @@ class MixedDraw:
         self._slack = len(self._live) * (split.depth + 1)
 
     def classes(self, groups: Ints) -> Ints:
-        """See `Draw`."""
         return self._ends_at(groups)[0]
 
     def batches(self, groups: Ints, inside: Ints) -> MixtureDraw:
-        """See `Draw`."""
         different, back = np.unique(groups, return_inverse=True)
         classes, numbers, _ = (found[back] for found in self._ends_at(different))
         sizes = self._batch_sizes[classes]
@@ -108,7 +101,6 @@ class MixedDraw:
         return MixtureDraw(sources[order], classes, ordinals[order])
 
     def cells(self, group: int, inside: int) -> Ints:
-        """See `Draw`."""
         every = np.arange(self._split.num_classes)
         done = np.zeros_like(every)
         if group:
@@ -122,11 +114,9 @@ class MixedDraw:
         return found
 
     def groups_once(self) -> int:
-        """See `Draw`."""
         return self._left_before(int(self._split.sizes[self._live].sum()))
 
     def groups_before_repeat(self) -> int:
-        """See `Draw`."""
         sizes = self._split.sizes[self._live].sum(1)
         return self._left_before(int(self._assignment.places(self._live, sizes).min()))
 
@@ -196,11 +186,9 @@ class PerSourceDraw:
         self._used: Array = (sizes > 0).sum(1)
 
     def classes(self, groups: Ints) -> Ints:
-        """See `Draw`."""
         return self._ends(*self._assignment.locate(groups))[0]
 
     def batches(self, groups: Ints, inside: Ints) -> MixtureDraw:
-        """See `Draw`."""
         different, back = np.unique(groups, return_inverse=True)
         sources, numbers = self._assignment.locate(different)
         classes, ordinals, _ = (found[back] for found in self._ends(sources, numbers))
@@ -210,7 +198,6 @@ class PerSourceDraw:
         return MixtureDraw(np.repeat(sources[back], sizes), np.repeat(classes, sizes), ordinals)
 
     def cells(self, group: int, inside: int) -> Ints:
-        """See `Draw`."""
         found = np.zeros_like(self._split.sizes)
         groups = self._assignment.counts(np.array([group]))[0]
         begun = np.flatnonzero(groups)
@@ -224,11 +211,9 @@ class PerSourceDraw:
         return found
 
     def groups_once(self) -> int:
-        """See `Draw`."""
         return int(self._whole_groups().sum())
 
     def groups_before_repeat(self) -> int:
-        """See `Draw`."""
         return int(self._assignment.places(self._live, self._whole_groups()).min())
 
     def _whole_groups(self) -> Ints:

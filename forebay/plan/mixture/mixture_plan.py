@@ -30,9 +30,7 @@ from forebay.store.source import SampleSource
 from forebay.terminal import first_of
 
 logger = logging.getLogger(__name__)
-
 Batches = Literal["mixed", "per_source"]
-
 Exhausted = Literal["repeat", "end"]
 
 
@@ -105,7 +103,6 @@ class MixturePlan:
         return groups * self.lockstep
 
     def described(self) -> str:
-        """See `Plan`."""
         return f"{self.num_batches} batches of {len(self.names)} sources"
 
     @property
@@ -126,7 +123,6 @@ class MixturePlan:
         return 1 + int((self.batch_sizes[used] * self.lockstep - 1).sum()) if used.sum() > 1 else 1
 
     def order(self, seed: int, epoch: int) -> MixtureOrder:
-        """See `Plan`."""
         return MixtureOrder(self, seed=seed, epoch=epoch)
 
     def sample_weights(self) -> Array:
@@ -243,7 +239,6 @@ def _source_shards(plan: BucketPlan, source_of: Array, num_sources: int) -> Sour
 
 MIXTURE_VERSION = 1
 """Bumped when the same mixture, seed, epoch and position give other samples."""
-
 _MAX_LINES = 256
 """Passes whose permutations are kept: a tiny source of large weight goes through many in one batch."""
 
@@ -270,13 +265,11 @@ class MixtureOrder(EpochOrder):
         return self.plan.num_batches
 
     def buckets(self, positions: Sequence[int] | Array) -> Ints:
-        """See `EpochOrder`."""
         different, back = np.unique(self._locate(positions)[0], return_inverse=True)
         found: Ints = self.plan.draw.classes(different)[back]
         return found
 
     def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
-        """See `EpochOrder`."""
         groups, inside = self._locate(positions)
         if not len(groups):
             return []

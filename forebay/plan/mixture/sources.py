@@ -148,7 +148,6 @@ def tempered(hours: Sequence[float], temperature: float) -> list[float]:
 
 _UNKNOWN = "unknown"
 """An empty value of a column."""
-
 MAX_LOGGED = 20
 
 

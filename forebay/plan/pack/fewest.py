@@ -18,22 +18,16 @@ from forebay.store.layout import Array, Ints
 
 Packs = tuple[Array, Array]
 """Places pack by pack, and where packs begin and end."""
-
 _LINE, _SHORT_LINE, _SEEN = 4096, 1024, 64
 """Samples of a line that stands for all, or for the shortest of them, and how many of it a packer sees at once."""
-
 _WHOLE = 8192
 """Samples that best-fit-decreasing of vectors looks at together."""
-
 _NEAR = 8192
 """One pack in so many above what the number of samples in a pack allows is good enough."""
-
 _MOST = 64
 """Samples in a pack up to which their number is looked at as a limit."""
-
 _MENDED = 2
 """Times that the packs least full are packed again."""
-
 _SHARES = (1.0, 0.998)
 """How full packs of the shortest samples are to be."""
 

@@ -19,13 +19,10 @@ from forebay.store.layout import Array
 
 Pattern = tuple[int, list[int]]
 """So many packs of these lengths each."""
-
 _ROUNDS = 64
 """A pattern is repeated at most for this share of the packs to come, so that what is left keeps its mix of lengths."""
-
 _TRIES = 256
 """Tokens that may stay free before a completion by one sample alone is taken."""
-
 _GOLDEN = 0x9E3779B9
 """2^32 over the golden ratio: multiples of it modulo 2^32 are spread evenly (Weyl's sequence)."""
 
@@ -188,7 +185,6 @@ def _lengths(chain: _Chain) -> list[int]:
 
 
 _PIECE = 2**16
-
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -247,10 +243,8 @@ def shuffled_groups(groups: Array, *, key: int, first: int = 0) -> Array:
 
 _SPARE = 96
 """Samples that are looked at beyond those that could fill the pack: choices for the exact completion."""
-
 _COMPLETIONS = 16
 """Completions, from the fullest on, that are held against the second budget."""
-
 _Waiting = tuple[int, int, int]
 """A sample that waits: its place in the line, what it takes of the tighter budget, and of the other one."""
 

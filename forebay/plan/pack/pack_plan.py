@@ -28,7 +28,6 @@ def unplaced_by(settings: PackConfig) -> tuple[str, str]:
 
 _SEEN_AT_ONCE = 256
 """Samples, drawn from all, that a packer under two budgets chooses from."""
-
 _FEW, _BUFFERS = 4096, (64, 256, 1024)
 """So few samples are packed along their line too, as under `buffer_size`: of few a lucky line can be the best."""
 
@@ -51,7 +50,6 @@ class PackPlan(KeptPlan):
     check: Callable[[Ints], None] | None = None
 
     def order(self, seed: int, epoch: int) -> PackOrder:
-        """See `Plan`."""
         return PackOrder(self, seed=seed, epoch=epoch)
 
     @property
@@ -71,7 +69,6 @@ class PackPlan(KeptPlan):
 
     @property
     def tail(self) -> Tail:
-        """See `Plan`."""
         return self.settings.tail
 
     @property
@@ -80,11 +77,9 @@ class PackPlan(KeptPlan):
         return 1
 
     def arrays(self) -> dict[str, Array]:
-        """See `KeptPlan`."""
         return {"members": self.members, "offsets": self.offsets, **self.unplaced}
 
     def counts(self) -> dict[str, int]:
-        """See `KeptPlan`."""
         return {"num_samples": self.num_samples, "num_packs": self.num_batches}
 
     def figures(self, _settings: PlanConfig) -> dict[str, Any]:
@@ -248,7 +243,6 @@ class PackOrder(EpochOrder):
         return self.plan.num_batches
 
     def batches(self, positions: Sequence[int] | Array) -> list[Ints]:
-        """See `EpochOrder`."""
         packs = self.packs(positions)
         starts = self.plan.offsets[packs]
         sizes = self.plan.offsets[packs + 1] - starts

@@ -25,7 +25,6 @@ from forebay.store.layout import Group
 
 _OF_SOUND = ("min_duration_s", "max_duration_s", "overlong", "languages", "duration_tolerance")
 """Settings of `[source]`."""
-
 _VOCABULARIES = ("tokenizer", "tokenizer_config", "added_tokens", "special_tokens_map", "vocab")
 """Files of JSON that may hold tokens."""
 

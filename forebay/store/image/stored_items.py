@@ -42,19 +42,15 @@ class StoredItems(Protocol):
 
     def sample(self, text: dict[str, Any], items: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
         """Returns the sample of its text and its items' rows, of a field a tuple; ValueError: a row holds no item."""
-        ...
 
     def joined(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a sample whose fields of items are one array each."""
-        ...
 
     def columns(self) -> list[FieldSpec]:
         """Returns the fields of items that `in_columns` has."""
-        ...
 
     def in_columns(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Returns a sample as an export has it: a field of items is one array, or a tuple of one an item."""
-        ...
 
 
 def stored_items(metadata: Mapping[str, Any], *, folder: Path) -> dict[Group, StoredItems]:
@@ -79,7 +75,6 @@ class StoredFields:
     fields: tuple[FieldSpec, ...]
 
     def sample(self, text: dict[str, Any], items: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
-        """See `StoredItems`."""
         return {**text, **{field.name: tuple(item[field.name] for item in items) for field in self.fields}}
 
     def joined(self, sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,11 +83,9 @@ class StoredFields:
         return {**sample, **{name: np.concatenate([none[name], *sample[name]]) for name in none}}
 
     def columns(self) -> list[FieldSpec]:
-        """See `StoredItems`."""
         return list(self.fields)
 
     def in_columns(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """See `StoredItems`."""
         return sample
 
 
@@ -201,11 +194,9 @@ class StoredArrays:
         return cls(fields)
 
     def sample(self, text: dict[str, Any], images: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
-        """See `StoredItems`."""
         return {**text, **{field.name: tuple(map(field.array, images)) for field in self.fields}}
 
     def in_columns(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """See `StoredItems`."""
         return self.joined(sample)
 
     def columns(self) -> list[FieldSpec]:

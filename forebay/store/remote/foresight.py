@@ -31,7 +31,6 @@ from forebay.store.shared_disk import must_lock, unlock
 from forebay.store.source import SampleSource
 
 logger = logging.getLogger(__name__)
-
 _LOOK_AGAIN_S = 1.0
 """After this time it is looked again whether shards that were here still are."""
 _TRY_AGAIN_S = 5.0

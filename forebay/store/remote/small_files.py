@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger(__name__)
-
 LISTED = ".listed"
 """Under the folder that stands for a root: metadata.json of each cache below the URL, by the names of their folders."""
 _KEYED = re.compile(r"-([0-9a-f]{16})(?:\.\w+)?\Z")

@@ -30,10 +30,8 @@ from forebay.train.collate.patches import as_codes as coded
 
 CROP_VERSION = 1
 """Bumped when the same seed, epoch, sample id and length give another crop."""
-
 DRAW = "crop_draw"
 """The field that carries a draw beside a sample's own, int64 [1]."""
-
 _DRAW_BITS = 63
 
 
@@ -131,11 +129,9 @@ class BatchMaker(Protocol):
 
     def collate(self, samples: Sequence[Sample], *, allocate: Allocate) -> Any:
         """Returns the batch of these samples in tensors that `allocate` makes: a dict, or a `PatchBatch`."""
-        ...
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
         """Returns (frames, or tokens, of the samples, those that their batch has room for)."""
-        ...
 
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)

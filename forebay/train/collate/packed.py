@@ -26,7 +26,6 @@ from forebay.train.collate.patches import PatchBatch, as_codes, as_filler, has_c
 
 Arrays = Mapping[str, Sequence[Array]]
 """Of each field of a form the arrays of a sample's items."""
-
 _PADDING_IMAGE = 256
 """Merged patches of the largest image of padding: attention in it is as cheap as in an image of 512 x 512."""
 

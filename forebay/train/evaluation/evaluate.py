@@ -77,7 +77,6 @@ class EvalResult:
 
 
 _logger = logging.getLogger(__name__)
-
 Gather = Callable[[Any], list[Any]]
 """Returns what every rank gave, in the order of ranks, on every rank."""
 

@@ -32,7 +32,6 @@ from forebay.train.models.trainee import checkpoint_model
 from forebay.visible import from_here, printable
 
 _logger = logging.getLogger(__name__)
-
 FILE_NAME = "eval.jsonl"
 """In the run's folder: a line an evaluation."""
 

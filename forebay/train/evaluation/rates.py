@@ -261,7 +261,6 @@ def _has_run(numbers: Array, size: int, is_single: Array) -> bool:
 
 
 _logger = logging.getLogger(__name__)
-
 _SPELLINGS = "normalizer.json"
 
 

@@ -27,7 +27,6 @@ from forebay.train.select import loader_settings, open_by_config, pack_collator,
 from forebay.visible import printable
 
 _logger = logging.getLogger(__name__)
-
 _MANY_TOKENS = 1024
 """More than anybody says in 30 s."""
 

@@ -38,7 +38,6 @@ except ImportError as err:
     raise MissingExtraError(f"transformers' Trainer needs accelerate; run: {install_line('train')}") from err
 
 __all__ = ["STATE_NAME", "LoaderMixin"]
-
 STATE_NAME = "forebay_loader"
 """Of the loader's state in `stateful_callbacks` of a checkpoint's trainer_state.json."""
 _ADVICE = (

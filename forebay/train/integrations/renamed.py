@@ -20,7 +20,6 @@ from forebay.pretrained import from_folder
 from forebay.visible import an
 
 _logger = logging.getLogger(__name__)
-
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 

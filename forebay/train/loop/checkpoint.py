@@ -104,7 +104,6 @@ class Best:
 
 
 _logger = logging.getLogger(__name__)
-
 POINTER = "last.json"
 _VERSION = 1
 _NAME = re.compile(r"checkpoint-[0-9]{8,}(-[0-9]+)?\Z", re.ASCII)

@@ -54,7 +54,6 @@ from forebay.train.models.objective import Objective
 from forebay.train.models.trainee import base_hashes, checkpoint_model, new_model
 
 _logger = logging.getLogger(__name__)
-
 BEST = "best.json"
 
 

@@ -196,7 +196,6 @@ class Meter:
 
 
 T = TypeVar("T")
-
 _logger = logging.getLogger(__name__)
 
 

@@ -15,7 +15,6 @@ from forebay.spans import FORWARD, listening
 from forebay.store.files import temporary_name
 
 _logger = logging.getLogger(__name__)
-
 MARK = "forebay/"
 """In front of the names of our own stretches."""
 WARM_UP = 1

@@ -256,7 +256,6 @@ def _resume_from(folder: Path, *, resume: bool | Path) -> Path | None:
 
 
 _SAY_EVERY_S = 10.0
-
 _MAX_ROWS = 24
 """Languages, or sources, that are printed."""
 

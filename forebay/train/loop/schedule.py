@@ -39,23 +39,18 @@ class BatchLoader(Protocol):
     @property
     def weight(self) -> int:
         """The weight of the batch handed out last: 1, or 0 if it only keeps this rank in step."""
-        ...
 
     def __iter__(self) -> Iterator[Batch]:
         """Yields this rank's batches of one epoch, of the next epoch at the next call."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where the next batch is, as JSON values."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Makes the next batch the one that `state` names."""
-        ...
 
     def report(self) -> Mapping[str, Any]:
         """Returns counts so far, among them `padding`, the share of padded frames in all frames."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -121,7 +121,6 @@ def _traffic(values: Sequence[int]) -> Traffic:
 
 
 logger = logging.getLogger(__name__)
-
 _MAX_COMPARED = 64
 """Languages, or sources, that a line compares with their expected share; with more of them a line has counts alone."""
 

@@ -83,7 +83,6 @@ class Family(Protocol):
 
     def facts(self, folder: Path, config: Any) -> ModelFacts:
         """Returns the facts of the model in `folder`. config: what transformers read of its config.json."""
-        ...
 
 
 FAMILIES = {

@@ -154,7 +154,6 @@ def check_model_type(model_type: object, path: Path) -> None:
 
 
 _logger = logging.getLogger(__name__)
-
 _TOKENIZER = "its text.tokenizer is not the model's: name the model's folder there and run forebay preprocess"
 _NUM_LABELS = "give its config.json an id2label with the classes of the cache (forebay inspect lists them)"
 

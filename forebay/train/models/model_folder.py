@@ -26,12 +26,10 @@ from forebay.train.models.lora import ADAPTER_CONFIG
 from forebay.visible import an
 
 _logger = logging.getLogger(__name__)
-
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _GENERATION = "generation_config.json"
 _PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _MAX_LISTED = 20
-
 Init = Literal["pretrained", "random"]
 
 

@@ -12,7 +12,6 @@ from forebay.train.models.families import ModelFacts
 from forebay.train.models.objective import accepted
 
 _logger = logging.getLogger(__name__)
-
 _SUFFIXES = {".json", ".txt", ".jinja", ".model"}
 # What says something about other weights, or is written with the model itself.
 _NOT_COPIED = {"config.json", "generation_config.json", "adapter_config.json", "state.json", "trainer_state.json"}

@@ -22,7 +22,6 @@ from forebay.train.models.families import ModelFacts, OwnLoss
 
 OTHER_MODEL = "change the config so that it makes what the model takes, or name another train.model"
 """The next step where `forebay train` has a model that does not take a batch."""
-
 _MODES = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
 
 

@@ -49,11 +49,8 @@ logger = logging.getLogger(__name__)
 
 
 DOCUMENT = "listing.json"
-
 _KINDS = ("failed", "excluded")
-
 _VERSION = 4
-
 _PIECE = 4096
 """Rows tokenised at once."""
 

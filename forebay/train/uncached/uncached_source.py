@@ -35,9 +35,7 @@ from forebay.store.source import SampleSource
 from forebay.train.uncached.kept_listing import Rejected, counted_rows
 
 logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
-
 MAX_SUBSTITUTES = 100
 
 
@@ -124,13 +122,11 @@ class UncachedSource(SampleSource):
         return self._substitutes.first_good(self._make, islice(candidates, MAX_SUBSTITUTES))
 
     def keep_to(self, places: Ints) -> None:
-        """See `SampleSource`."""
         self._may_stand_in = np.zeros(len(self), bool)
         self._may_stand_in[places] = True
 
     @property
     def place(self) -> str:
-        """See `SampleSource`."""
         return f"the raw data of {self._path}"
 
     @property
@@ -139,7 +135,6 @@ class UncachedSource(SampleSource):
         return list(self._row_columns())
 
     def table(self, names: Collection[str] | None = None) -> pa.Table:
-        """See `SampleSource`."""
         columns = self._row_columns()
         if unknown := set(names or ()) - columns.keys():
             raise KeyError(f"{self.place} has no columns {', '.join(sorted(unknown))}; it has {', '.join(columns)}")
