@@ -8,8 +8,10 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
+import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median
@@ -18,8 +20,7 @@ from typing import Any, BinaryIO, ClassVar, Protocol, Self
 from forebay.config.data import SOURCE_KINDS
 from forebay.config.pretrained_folder import model_of
 from forebay.config.tree import Config
-from forebay.errors import SampleError
-from forebay.init.config_text import Section
+from forebay.errors import ConfigError, SampleError
 from forebay.init.folder_files import Clock, extension_of
 from forebay.init.found_model import Model
 from forebay.init.questions import BESIDE, Chooser
@@ -31,6 +32,112 @@ from forebay.steps.recipe import Recipe
 from forebay.store.image.formats import image_size
 from forebay.store.sound_containers import header_info
 from forebay.terminal import counted, first_of
+from forebay.visible import printable
+
+_WIDTH = 118
+_SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
+
+
+@dataclass(slots=True)
+class Section:
+    """Settings of one section; the name is empty for those in front of all sections.
+
+    lines: name, value and comment of each setting. notes: comments above them. offers: settings below them that a
+    person may take, as comments. is_entry: it is an entry of a list, `[[name]]`.
+    """
+
+    name: str
+    lines: list[tuple[str, Any, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    offers: list[tuple[str, Any]] = field(default_factory=list)
+    is_entry: bool = False
+
+    def add(self, name: str, value: Any, comment: str = "") -> None:
+        """Adds a setting."""
+        self.lines.append((name, value, comment))
+
+
+def text_of(sections: Sequence[Section], *, head: Sequence[str]) -> str:
+    """Returns a TOML text of some sections, with comments at its head. Raises ConfigError for what TOML cannot hold."""
+    return "\n".join([*_comments(head), *(line for section in sections for line in _section(section))]) + "\n"
+
+
+def document_of(sections: Sequence[Section]) -> dict[str, Any]:
+    """Returns what a TOML reader has to make of the text of some sections."""
+    document: dict[str, Any] = {}
+    for section in sections:
+        at = document
+        *above, last = section.name.split(".") if section.name else [""]
+        for name in above:
+            at = at.setdefault(name, {})
+        values = {name: value for name, value, _ in section.lines}
+        if not last:
+            at.update(values)
+        elif section.is_entry:
+            at.setdefault(last, []).append(values)
+        else:
+            at.setdefault(last, {}).update(values)
+    return document
+
+
+def _section(section: Section) -> Iterator[str]:
+    if section.name:
+        yield ""
+        yield f"[[{section.name}]]" if section.is_entry else f"[{section.name}]"
+    yield from _comments(section.notes)
+    for name, value, comment in section.lines:
+        yield from _line(f"{name} = {value_of(value)}", comment)
+    yield from (f"# {name} = {value_of(value)}" for name, value in section.offers)
+
+
+def _line(setting: str, comment: str) -> Iterator[str]:
+    if not comment:
+        yield setting
+        return
+    shown = f"# {printable(comment)}"
+    width = max(44, len(setting) + 2)
+    if width + len(shown) > _WIDTH:
+        yield from _comments([comment])
+        yield setting
+    else:
+        yield f"{setting:{width}}{shown}"
+
+
+def _comments(texts: Sequence[str]) -> Iterator[str]:
+    for text in texts:
+        lines = textwrap.wrap(printable(text), _WIDTH - 2, break_long_words=False, break_on_hyphens=False)
+        yield from (f"# {line}" for line in lines or [""])
+
+
+def python_line(code: str) -> str:
+    """Returns a command that runs some Python, quoted as a person would where a shell takes that."""
+    return f"python -c {shlex.quote(code)}" if set(code) & set('"$`\\!') else f'python -c "{code}"'
+
+
+def value_of(value: Any) -> str:
+    """Returns a value as TOML writes it."""
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(value_of, value))}]"
+    return str(value).lower()  # also true, 1e-05, inf and nan
+
+
+def _string(text: str) -> str:
+    """Returns a basic string; what a person would not see is escaped."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as err:
+        raise ConfigError(
+            f"{text!r} is not UTF-8, which is all that TOML can hold; rename it, or name a link to it (ln -s)"
+        ) from err
+    return f'"{"".join(c if c.isprintable() and c not in _SHORT else _escaped(c) for c in text)}"'
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return _SHORT.get(character) or (f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}")
+
 
 Setting = tuple[str, Any, str]
 """Name, value and comment."""

@@ -17,8 +17,7 @@ from typing import Any
 from forebay.config.data import OWN_COLUMNS, SOURCE_KINDS
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, DecodeError, SampleError
-from forebay.init.candidate import Candidate, Draft, RowMeaning, Setting
-from forebay.init.config_text import Section, python_line, value_of
+from forebay.init.candidate import Candidate, Draft, RowMeaning, Section, Setting, python_line, value_of
 from forebay.init.found_model import OF_SOUND, PROCESSORS, Model
 from forebay.init.questions import BESIDE
 from forebay.rows.list_rows import check_pieces

@@ -15,9 +15,8 @@ from forebay.config.pretrained_folder import model_place
 from forebay.config.remote import url_or_path
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.init.candidate import Candidate, Draft, facts, problems
+from forebay.init.candidate import Candidate, Draft, document_of, facts, problems, python_line, text_of
 from forebay.init.config_sections import add_sections, mix
-from forebay.init.config_text import document_of, python_line, text_of
 from forebay.init.folder_files import config_name
 from forebay.init.found_model import Model, read_model
 from forebay.init.questions import Choice, Chooser, Wish, written

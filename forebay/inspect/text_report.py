@@ -17,11 +17,11 @@ import pyarrow as pa
 import xxhash
 
 from forebay.errors import SampleError, TextError
+from forebay.inspect.checks.limits import Misfits, misfits
 from forebay.inspect.text_diff import KINDS, Count, around, changes, counted, marked, shortened, text_lines
 from forebay.preprocess.group import NO_TEXT
 from forebay.steps.text.line import Staged
 from forebay.steps.text.normal.normal_step import Problem, entries
-from forebay.steps.text.pace import Misfits, misfits
 from forebay.steps.text.transcript import Encoded, TextEncoder, Transcript, label_too_long
 from forebay.store.layout import Array, Ints
 from forebay.terminal import counted as amount

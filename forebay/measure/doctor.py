@@ -25,7 +25,7 @@ from forebay.config.plan import PackConfig
 from forebay.config.remote import is_url
 from forebay.config.tree import Config
 from forebay.errors import ConfigError, ForebayError
-from forebay.init.config_text import value_of
+from forebay.init.candidate import value_of
 from forebay.measure.cache_arms import codecs, find, listing, made, plans, reads
 from forebay.measure.child_process import Child
 from forebay.measure.diagnosis import MeasuredArms

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.init.config_text import Section, document_of, text_of
+from forebay.init.candidate import Section, document_of, text_of
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 ANY = st.text()

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import xxhash
 
-from forebay.inspect.checks.limits import BY_NAME, Limits, Severity
+from forebay.inspect.checks.limits import BY_NAME, Limits, Severity, misfits
 from forebay.inspect.checks.measured import Finding, ImageFacts, Measured
 from forebay.inspect.checks.text_letters import signed
 from forebay.preprocess.assemble import EXCLUDING
-from forebay.steps.text.pace import misfits
 from forebay.steps.text.script import scripts_of
 from forebay.store.layout import Array, Ints
 from forebay.visible import printable

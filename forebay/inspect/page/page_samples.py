@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import xxhash
 
 from forebay.errors import CacheError, ConfigError
+from forebay.inspect.checks.limits import misfits
 from forebay.inspect.facts import durations_of
-from forebay.steps.text.pace import misfits
 from forebay.store.by_hand import read_ids
 from forebay.store.cache import Cache
 from forebay.store.layout import Array, Group

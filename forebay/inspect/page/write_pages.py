@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from forebay.inspect.checks.limits import PACE
 from forebay.inspect.facts import bucket_range, has_lengths, held_rows, plan_figures, shown_settings, unplaced_text
 from forebay.inspect.listed_groups import form_rows
 from forebay.inspect.page.cards import Card, embedded
@@ -19,7 +20,6 @@ from forebay.inspect.page.page_samples import LABEL, NEAR_S, SHOWN
 from forebay.inspect.page.words import page, recipe_lines
 from forebay.inspect.seen_images import count_histogram
 from forebay.progress import Progress
-from forebay.steps.text.pace import PACE
 from forebay.store.files import write_bytes
 
 MAX_BYTES = 10_000_000

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError, ForebayError
-from forebay.init.config_text import value_of
+from forebay.init.candidate import value_of
 from forebay.measure.doctor import apply, check_target, edited, settings_of
 from forebay.measure.doctor_report import Advice
 from forebay.steps.recipe import load_config, recipe_of

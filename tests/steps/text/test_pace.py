@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.steps.text.pace import Pace, middle_and_spread, misfits
+from forebay.inspect.checks.limits import Pace, middle_and_spread, misfits
 
 RATES = st.lists(st.tuples(st.floats(0.1, 60), st.integers(0, 2), st.booleans()), min_size=1, max_size=90)
 
