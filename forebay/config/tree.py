@@ -155,8 +155,7 @@ class FilterConfig:
     """File with an id a line, UTF-8. These samples are not used."""
     quota: dict[str, int] | None = None
     """Samples at most of each value of a column, by column: `{language = 50_000}`. A hash of a sample's id decides
-    which ones. With a larger number the same samples stay and others come. Of several columns each must take the
-    sample."""
+    which ones. With a larger number the same samples stay and others come. Each of several columns must take it."""
 
     def __post_init__(self) -> None:
         for column, most in (self.quota or {}).items():
@@ -173,8 +172,7 @@ class FilterConfig:
 class PitchConfig:
     """The pitch at each frame of `mel`, in Hz, 0 where there is no voice: a field `pitch`, by YIN (JASA 111(4), 2002).
 
-    Only beside `features = "mel"`. Without this section no pitch is stored; without a field in it the defaults are
-    taken.
+    Only beside `features = "mel"`. Without this section no pitch is stored; a field left out is its default.
     """
 
     __pydantic_config__ = STRICT

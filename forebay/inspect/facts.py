@@ -59,8 +59,7 @@ def plans_of(key: str, roots: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """Returns the document of one plan, as in `plans_of`, with `num_samples`, `cache_keys` and `arrays` (their
-    entries).
+    """Returns the document of a plan, as in `plans_of`, with `num_samples`, `cache_keys` and `arrays` (their entries).
 
     Raises CacheCorruptError, CacheMismatchError for what is no plan or one of a newer forebay, OSError.
     """

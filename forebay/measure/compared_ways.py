@@ -49,8 +49,7 @@ class Arm:
     is_unbucketed: bool = False
     """Batches are of random samples: as many batches as the config's plan has, of equal size."""
     is_plain: bool = False
-    """transformers' Trainer, a DataLoader with workers, the reference extractor or processor in the collator, random
-    batches."""
+    """transformers' Trainer, a DataLoader with workers, the extractor or processor in the collator, random batches."""
 
     def config(self, config: Config, *, folder: str) -> Config:
         """Returns the config that this arm trains by. It keeps nothing of what it learns.
@@ -66,8 +65,7 @@ class Arm:
 def arms_of(names: str, config: Config) -> list[Arm]:
     """Returns the config's own arm and those of a list such as `uncached,unbucketed+uncached,hf`, each once.
 
-    Raises ConfigError for a name that is none, with the nearest and the list, and for arms that the config's samples
-    cannot have.
+    Raises ConfigError for a name that is none, with nearest and list, and for arms that the samples cannot have.
     """
     arms = [Arm(name=OWN)]
     for name in filter(None, (part.strip() for part in names.split(","))):

@@ -215,8 +215,7 @@ class Cursor:
 
     A walk goes from there to the end of the epoch, and the walk after it is the next epoch. Steps may be computed
     ahead: the cursor moves when a step is handed out. A walk that was begun earlier than the last one moves it no more.
-    Several workers of a rank share its steps: each takes every `num_workers`-th, and has a cursor and a state of its
-    own.
+    Several workers of a rank share its steps: each takes every `num_workers`-th, with a cursor and state of its own.
     """
 
     def __init__(

@@ -139,8 +139,7 @@ def manifest_in(folder: Path, document: Mapping[str, Any], files: tuple[SourceFi
 def require_sound(folder: Path, document: Mapping[str, Any]) -> None:
     """Raises ValueError or OSError where tables are not those that were written, or could not have been.
 
-    A checksum says that a table is whole, not whose it is: arrow trusts offsets and ends the process where they lead
-    out.
+    A checksum says that a table is whole, not whose: arrow trusts offsets and ends the process where they lead out.
     """
     for file, entry in document["files"].items():
         if hash_file(folder / file) != entry["xxh3_128"]:

@@ -275,8 +275,7 @@ class Record(NamedTuple):
     """A row as its file has it.
 
     media: what the row is of, a place in the file, the name of another file, or None for one that is missing; left out:
-    the fields name it. kept: the values that are kept, where they are not among the fields. nested: fields whose text
-    is JSON.
+    the fields name it. kept: the values kept, where they are not among the fields. nested: fields whose text is JSON.
     """
 
     fields: dict[str, Any]

@@ -30,8 +30,7 @@ class CodeError(Exception):
 def loaded(source: bytes, path: str, name: str, *, what: Literal["function", "class"] = "function") -> Any:
     """Returns a function or class of a module that is made of these very bytes. path: for `__file__` and tracebacks.
 
-    The module has a name of its own and no place on `sys.path`: what lies beside the file cannot be imported. Raises
-    CodeError.
+    The module has its own name and no place on `sys.path`: what lies beside it cannot be imported. Raises CodeError.
     """
     module = types.ModuleType(f"{_MODULE}{hashlib.sha256(source).hexdigest()[:16]}")
     module.__file__ = path

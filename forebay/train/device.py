@@ -28,8 +28,7 @@ Batch = dict[str, Any] | PatchBatch
 class Ahead(Generic[T]):
     """Iterator over what `start` makes of items, `depth` of which are started before the one handed out is finished.
 
-    start: begins the work on an item and returns what finishes it. An error of the items stands where its item would
-    have stood.
+    start: begins the work on an item and returns what finishes it. An error stands where its item would have stood.
     """
 
     def __init__(self, items: Iterator[T], start: Callable[[T], Callable[[], T]], *, depth: int) -> None:

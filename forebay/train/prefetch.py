@@ -221,8 +221,7 @@ class _Buffer:
 class _Loan:
     """Owner of a buffer while it is out; when the last array made of the owner dies, the owner returns the buffer.
 
-    It speaks numpy's array interface because numpy shortens a chain of array bases, and would pass by an array
-    subclass.
+    It speaks numpy's array interface because numpy shortens a chain of array bases, and passes by an array subclass.
     """
 
     __slots__ = ("__array_interface__", "_buffer", "_free")

@@ -78,8 +78,7 @@ def make_loader(
     device, device_prefetch: where batches are handed out, and how many are copied there ahead, see `Loader`; they
     depend on the process and not on the run, so no config holds them.
     Raises ConfigError without a `[plan]` section, for ranks that cannot be, or for a device that is not there,
-    CacheMismatchError for caches whose samples cannot stand in one batch, where `mixture.batches` puts them
-    there.
+    CacheMismatchError for caches whose samples cannot stand in one batch, where `mixture.batches` mixes them.
     """
     ranks = resolve_ranks(dp_rank, dp_world_size, device_mesh=device_mesh)
     with _deciding(alone=dp_rank is not None and ranks.dp_world_size == 1):

@@ -161,8 +161,7 @@ class DoubtGroups:
 class Doubts:
     """The doubts. exact, near: duplicates. z: float64 [num_samples], NaN where nothing is known; None: no audio.
 
-    misfits: the indices of transcripts that do not fit, the farthest ones first. checks: those of `forebay lint`, by
-    index.
+    misfits: indices of transcripts that do not fit, the farthest first. checks: those of `forebay lint`, by index.
     """
 
     exact: DoubtGroups

@@ -43,8 +43,7 @@ class JsonError(ValueError):
 def parse_object(data: bytes) -> dict[str, Any]:
     """Returns a JSON object. Raises JsonError for anything else, deep nesting, NaN and infinities included.
 
-    A field that stands twice in an object, at any depth, has the reason `repeated_field`: JSON does not say which one
-    counts.
+    A field that stands twice in an object, at any depth, has the reason `repeated_field`: JSON says not which counts.
     """
     try:
         value = _flat.decode(data.decode("utf-8-sig"))

@@ -226,8 +226,7 @@ def content_digest(entry: EntryPoint) -> str:
 
     That is its RECORD: the hash of every file that it installed, by the file's name. Scripts, bytecode and the files of
     metadata are left out: they say how and where something was installed. A distribution whose RECORD does not hold the
-    module (an editable one) has the files of the module's package read instead. Raises ConfigError where neither is
-    there.
+    module (an editable one) has the files of the module's package read instead. Raises ConfigError without either.
     """
     listed = sorted(_recorded(entry)) or sorted(_read(entry))
     if not listed:

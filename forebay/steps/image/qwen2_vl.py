@@ -172,8 +172,7 @@ def make_processor(path: Path, document: Mapping[str, Any], backend: Backend) ->
     """Returns transformers' image processor of a document with this backend, and no other.
 
     It is made of what was read and checked, without another look at the folder: transformers would ask other files
-    there (a config.json of timm, an `auto_map` that names code) which class to take. `path` names the document in
-    messages.
+    there (a config.json of timm, an `auto_map` that names code) which class to take. `path`: for messages.
 
     A torchvision that is installed but does not load (built for another torch, as a rule) makes transformers fail for
     every backend, because it looks only whether torchvision is there. For "pil" it is hidden from this process, in
@@ -210,8 +209,7 @@ def patch_table(processor: Any, settings: ImageSettings) -> Table:
     """Returns the table [3, 256] by which the processor's `pixel_values` are made of uint8 patches: `expand` below.
 
     Read off the processor's own output for an image that holds every value in every channel. Raises ConfigError where
-    the output is not of that form: another order in a row, temporal copies that differ, values that depend on their
-    place.
+    the output is not of that form: another order in a row, copies that differ, values that depend on their place.
     """
     side = settings.factor * math.ceil(16 / settings.factor)
     # In no order, so that no other order of a row looks like a table.

@@ -49,8 +49,7 @@ class Caption(TextStep):
     max_length: int | None = None
     """The most tokens of a text. Left out: as the processor, else the tokenizer's `model_max_length`."""
     truncation: bool | None = None
-    """Whether a longer text is cut. If not, its sample is left out, as `label_too_long`. Left out: as the processor,
-    else not."""
+    """Whether a longer text is cut, else its sample is `label_too_long`. Left out: as the processor, else not."""
     version: int = 1
     tokenizer_folder: str = field(default="", compare=False)
     processor_folder: str = field(default="", compare=False)

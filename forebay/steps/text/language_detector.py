@@ -372,8 +372,7 @@ class _Detection:
 def main_script(letters: Mapping[str, int]) -> tuple[str, float]:
     """Returns the script that most of a text is in, and its share of the letters. letters: by script, one or more.
 
-    A letter counts as many times as it has bytes in UTF-8, see `_BYTES`. The ideographs of a text with kana are letters
-    of Japanese.
+    A letter counts as often as it has bytes in UTF-8 (`_BYTES`). Ideographs of a text with kana are Japanese.
     """
     found = Counter({script: count * _BYTES.get(script, 3) for script, count in letters.items()})
     together = found["kana"] + found["han"]

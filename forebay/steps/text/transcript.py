@@ -187,8 +187,7 @@ class Utterance:
 class TokenSequence:
     """Token ids of one sample; the first `prefix_len` of them are given, the rest is learnt.
 
-    num_label_tokens: what `max_label_tokens` limits. more: values of the fields that the prompt has beside the common
-    ones.
+    num_label_tokens: what `max_label_tokens` limits. more: values of the prompt's fields beside the common ones.
     """
 
     ids: list[int]

@@ -63,8 +63,7 @@ class RemoteShards:
 
     @cached_property
     def is_used(self) -> Bools:
-        """bool [num_shards]: whether a shard holds a sample of the source; one whose samples a filter left out does
-        not."""
+        """bool [num_shards]: whether a shard holds a sample of the source; one that a filter emptied does not."""
         found = np.ones(len(self), bool)
         for part, (places, first) in enumerate(zip(self._places, self.firsts, strict=False)):
             if places is not None:

@@ -106,8 +106,7 @@ class LoaderMixin:
         """Trains as the Trainer does.
 
         Raises ConfigError for settings under which batches would be shared out, scaled or scored wrongly; ResumeError
-        for a checkpoint without a loader's state, of another plan, or that the Trainer would go on from at another
-        place.
+        for a checkpoint without a loader's state, of another plan, or at another place than the Trainer's.
         """
         loader = self.train_dataset
         if not isinstance(loader, Loader):

@@ -163,8 +163,7 @@ def held_whole(model: Any) -> Iterator[None]:
     """Makes every rank hold the whole of a sharded model for a while, so that ranks can use it apart.
 
     Ranks evaluate different numbers of batches and write texts of different lengths. A gather inside of a forward pass
-    would wait for a rank that has no pass to do. Every rank enters and leaves. A model that is not sharded stays as it
-    is.
+    would wait for a rank that has no pass to do. Every rank enters and leaves. Other models stay as they are.
     """
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in modules:

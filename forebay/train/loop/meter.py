@@ -95,8 +95,7 @@ class Meter:
     ) -> None:
         """first_step: the step of the first `add`, counted from 1; losses: of step 1 and of the step before it.
 
-        skipped: those before the first step, which `add` goes on counting. device: what the run computes on; None: a
-        CPU.
+        skipped: before the first step, which `add` goes on counting. device: what the run computes on; None: a CPU.
         """
         self._losses = losses
         self.num_samples = 0

@@ -337,8 +337,7 @@ def dry_run(config: Config, *, steps: int = 200) -> DryRunReport:
     """Returns what the loader of a config gives in `steps` micro-batches of one rank, epoch after epoch from the first.
 
     Needs no `train.model`, and writes nothing but, where it is missing, the plan. Shards of a remote cache that these
-    micro-batches need are on this node then; a log line says now and then how far that is. Raises what `make_loader`
-    raises.
+    micro-batches need are on this node then; a log line says now and then how far that is. Raises as `make_loader`.
     """
     if steps < 1:
         raise ConfigError(f"--steps is {steps}, wanted 1 or more")

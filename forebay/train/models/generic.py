@@ -76,8 +76,7 @@ def tasks_of(config: Config | None) -> tuple[str, ...]:
 def choose(config: Any, *, path: Path, tasks: Sequence[str]) -> ClassChoice:
     """Returns the class for a config.json: that of `architectures` where it returns a loss, else that of `tasks`.
 
-    config: what transformers read of the file at `path`. Raises ConfigError, with what was looked at, where there is
-    none.
+    config: what transformers read of the file at `path`. Raises ConfigError, with what was looked at, without one.
     """
     model_type, named = str(config.model_type), named_class(config)
     bare = tuple(tasks) == _BARE

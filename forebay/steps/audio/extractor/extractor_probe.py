@@ -59,8 +59,7 @@ class Probed:
 def probed(opened: OpenExtractor, *, dtype: Dtype) -> Probed:
     """Returns what the probe finds of an open extractor. dtype: in which floats are stored.
 
-    Raises ConfigError for outputs that cannot be stored, and for an extractor that gives a clip other values when it is
-    asked again.
+    Raises ConfigError for outputs that cannot be stored, and where a clip has other values when asked again.
     """
     clips = _clips(opened.sample_rate_hz)
     alone = _alone(opened, clips)

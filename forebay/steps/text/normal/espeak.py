@@ -237,8 +237,7 @@ def output_of(program: str, options: Sequence[str], text: str, timeout_s: float)
 def installed_voices(table: str) -> dict[str, str]:
     """Returns the languages of `espeak-ng --voices`, lower case code or English name -> what `-v` takes.
 
-    A language of several voices (en-gb, en-us, ...) is its plain code (en): the program then takes the one that it
-    prefers.
+    A language of several voices (en-gb, en-us, ...) is its plain code (en): the program then takes the one it prefers.
     """
     found: dict[str, str] = {}
     names: dict[str, str] = {}
