@@ -71,8 +71,8 @@ class Sample:
 def read_sample(cache: Cache, index: int, *, config: Config | None) -> Sample:
     """Returns one sample, its bytes checked against their hash, with the items that it lists.
 
-    config: names the tokenizer by which labels are decoded. Raises CacheError for an index that the cache lacks,
-    CacheCorruptError for bytes that were not written.
+    config: names the tokenizer by which labels are decoded.
+    Raises CacheError for an index that the cache lacks, CacheCorruptError for bytes that were not written.
     """
     check_index(index, len(cache), what=f"{cache.place} has {len(cache)} samples")
     read, row, groups = cache.read(index), read_row(cache, index), listed_groups(cache)

@@ -41,9 +41,9 @@ class HeaderRun:
 
     sizes: of the data, in bytes; -1 where the header gives none. extensions: the rows that are anything but a plain
     regular file within the file's end (or a PAX header of no consequence), in order, each with what extended headers
-    said about it. stop: why the walk ended: `full`, `zeros`, `end`, `truncated`, `bad_size` or `globals`; next: where
-    to go on. pending: extended headers whose member did not come yet. defaults: what a global header asks for, if
-    `stop` says so.
+    said about it.
+    stop: why the walk ended: `full`, `zeros`, `end`, `truncated`, `bad_size` or `globals`; next: where to go on.
+    pending: extended headers whose member did not come. defaults: what a global header asks for, if `stop` says so.
     """
 
     starts: list[int] = field(default_factory=list)

@@ -128,8 +128,8 @@ def ranks_of_node(text: str | None) -> tuple[tuple[int, ...], int] | None:
 def warm(config: Config, options: WarmOptions) -> WarmReport:
     """Downloads what the next micro-batches of a config need to this node, soonest first, as far as there is room.
 
-    Runs beside a training, too: a shard is downloaded once a node, and nothing is evicted that is needed sooner. Raises
-    ConfigError where nothing of the config lies in a store, ResumeError, RemoteError, and as `make_loader`.
+    Runs beside a training, too: a shard is downloaded once a node, and nothing is evicted that is needed sooner.
+    Raises ConfigError where nothing of the config lies in a store, ResumeError, RemoteError, and as `make_loader`.
     """
     loader = make_loader(config, dp_rank=0, dp_world_size=1)
     shards = RemoteShards(loader.source)
