@@ -18,7 +18,6 @@ from tests.flat_constants import flat
 Features = Literal["log_mel", "qwen3_asr", "w2v_bert", "waveform", "none"]
 Array = np.ndarray[Any, Any]
 Row = dict[str, Any]
-
 RATE_HZ = 16_000
 LANGUAGES = ("en", "es", "")
 TEXTS = ("Hello, $5 world.", "¿Qué tal?", "Привет, мир", "नमस्ते दुनिया", "你好")

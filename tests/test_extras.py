@@ -22,7 +22,6 @@ from tests.commands import run
 from tests.processes import ROOT
 
 MODEL = ROOT / "demo" / "speech" / "model"
-
 NOT_OF_USERS = {"dev", "docs"}
 
 MISSING = {

@@ -22,7 +22,6 @@ TRAINING = (
 
 HEAVY = ("torch", "tensordict", "transformers", "tokenizers", "soundfile", "soxr", "scipy")
 """What comes with forebay, and is for making features, batches and tokens."""
-
 BUILDING = ("transformers", "tokenizers", "huggingface_hub", "soundfile", "soxr", "scipy", "PIL")
 """What a build takes and reading does not."""
 

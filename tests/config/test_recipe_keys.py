@@ -15,7 +15,6 @@ from forebay.steps.recipe import recipe_of
 RECORDED = Path(__file__).parent / "recipe_keys.json"
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
-
 _TOKENIZER = str(ROOT / "demo" / "speech" / "model")
 _QWEN = str(ROOT / "demo" / "speech" / "qwen3_asr_model")
 _GIVEN = {"features": "input_features", "labels": "labels"}

@@ -26,7 +26,6 @@ FOLDER = Path(__file__).parent / "v4_declared"
 """Holds the caches and `expected.json`."""
 AUDIO, IMAGES = "golden-train-audio", "golden-train-images"
 NAMES = (AUDIO, IMAGES)
-
 FRAMES = (3, 1, 5)
 AUDIO_FORM = BatchForm(
     made_by="GoldenFeatureExtractor",

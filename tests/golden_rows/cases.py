@@ -15,7 +15,6 @@ from tests.vlm_families import FAMILIES, write_family
 
 Write = Callable[[Path], object]
 Loads = dict[str, Mapping[str, Any]]
-
 SPEECH, LJ = ROOT / "demo" / "speech", ROOT / "demo" / "ljspeech"
 QWEN3_VL, GEMMA3 = ROOT / "demo" / "vision" / "model", ROOT / "demo" / "vision" / "gemma3_model"
 WHISPER = {"tokenizer": SPEECH / "model", "prompt": "whisper", "max_label_tokens": 120}

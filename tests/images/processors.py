@@ -27,7 +27,6 @@ from tests.preprocess.vision.corpus import PhotoCorpus, photo
 
 SIDE = 8
 TABLE = np.linspace(-1.5, 2.5, 3 * 256).reshape(3, 256).astype(np.float32)
-
 KINDS = ("stack", "padded", "cat", "nest", "free", "float", "wide")
 
 

@@ -21,7 +21,6 @@ from tests.images.processors import tiny, tiny_corpus
 from tests.preprocess.here_pool import build_here
 
 pytestmark = pytest.mark.usefixtures(tiny.__name__)
-
 Run = Callable[..., tuple[int, str]]
 
 

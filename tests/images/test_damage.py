@@ -22,7 +22,6 @@ from tests.images.processors import tiny, tiny_corpus
 from tests.preprocess.here_pool import build_here
 
 pytestmark = pytest.mark.usefixtures(tiny.__name__)
-
 Change = Callable[[dict[str, Any]], Any]
 
 

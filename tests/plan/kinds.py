@@ -15,9 +15,7 @@ from forebay.plan.pack.pack_plan import PackPlan
 from forebay.plan.window import WindowPlan
 
 RATE = 1000
-
 ROWS_PER_SHARD = 8
-
 Array = np.ndarray[Any, Any]
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from forebay.plan.pack.pack_plan import PackPlan
 
 SEQ_LEN = 8192
-
 Array = np.ndarray[Any, Any]
 
 

@@ -22,13 +22,9 @@ from forebay.plan.statistics import batch_statistics
 from forebay.store.key import canonical_json
 
 KEY = "ab" * 32
-
 SETTINGS = BucketConfig(batch_seconds=60.0)
-
 LENGTHS = np.random.default_rng(2).integers(500, 32_000, 400)
-
 PLAN = bucket_plan(LENGTHS, sample_rate_hz=1000, settings=SETTINGS)
-
 FILES = ["metadata.json", "members.npy", "offsets.npy", "batch_sizes.npy"]
 
 

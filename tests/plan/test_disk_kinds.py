@@ -24,7 +24,6 @@ from tests.plan.kinds import RATE, of_lengths, plan_of_any_kind, shards_of, toke
 from tests.plan.test_kinds import EVERY_KIND, some_lengths
 
 KEY = "ab" * 32
-
 LENGTHS = some_lengths()
 
 

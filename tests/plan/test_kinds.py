@@ -19,9 +19,7 @@ from tests.plan.kinds import RATE, plan_of_any_kind, shards_of, tokens_of
 from tests.strategies import durations, plan_settings_of_any_kind
 
 Array = np.ndarray[Any, Any]
-
 LENGTHS = durations(sample_rate_hz=RATE)
-
 KINDS = plan_settings_of_any_kind()
 
 

@@ -18,7 +18,6 @@ from tests.plan.bucket.test_plan import RATE, made
 from tests.strategies import durations, plan_settings
 
 WORLDS = st.integers(1, 20)
-
 TAILS = st.sampled_from(["short", "drop", "pad"])
 
 

@@ -32,9 +32,7 @@ from tests.train.loaders import loader_of
 from tests.train.tiny import config_of, real_loader, real_loader_model
 
 NUM_SAMPLES = 53
-
 LANGUAGES = ["de", "fr", "xx"]
-
 SHARD_SIZE = 10
 
 

@@ -53,7 +53,6 @@ def test_other_text_is_no_indices(text: str) -> None:
 
 
 HEAD = to_line({"version": 1, "from_step": 0})
-
 LINE = to_line({"step": 3, "from_step": 0})
 
 

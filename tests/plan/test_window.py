@@ -14,7 +14,6 @@ from forebay.plan.window import WindowPlan, even_cut, greedy_cut, window_plan
 from tests.strategies import durations
 
 RATE = 1000
-
 Array = np.ndarray[Any, Any]
 
 
@@ -139,7 +138,6 @@ def test_clips_over_the_budget_are_batches_of_their_own() -> None:
 
 
 RECORDED_COUNT = [[15, 16, 19], [9, 10, 17], [2, 3, 8], [0, 1, 5], [4, 6, 11], [12, 13, 18], [7, 14]]
-
 RECORDED_BUDGET = [[14, 17], [19], [6, 9, 11], [12, 15], [1, 2], [0, 3, 7, 8], [4, 5, 10], [18], [13, 16]]
 
 

@@ -24,7 +24,6 @@ from forebay.train.warm import WarmOptions, warm
 from tests.store_factory import make_cache
 
 pytestmark = pytest.mark.usefixtures("environment")
-
 FIRST = "filter.where=index < 13"
 """The samples of the first four shards of twelve: three whole ones and a sample of the fourth."""
 

@@ -48,7 +48,6 @@ from tests.train.tiny_vl import conversations
 from tests.train.vl_cache import make_packs, make_vl_cache
 
 pytestmark = [pytest.mark.usefixtures("environment"), pytest.mark.filterwarnings("error")]
-
 BUCKETS = BucketConfig(edges_s=(0.3, 0.6, 2.0), batch_size=3, lockstep=2)
 
 

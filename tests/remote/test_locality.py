@@ -27,7 +27,6 @@ from tests.remote.stored import node_settings, put_folder
 from tests.store_factory import make_cache
 
 pytestmark = pytest.mark.usefixtures("environment")
-
 AUTO = BucketConfig(edges_s=(0.3, 0.6, 2.0), batch_size=1, lockstep=1, locality="auto")
 
 

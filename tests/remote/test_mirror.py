@@ -36,7 +36,6 @@ from tests.remote.stored import node_settings, put_folder
 from tests.store_factory import make_cache
 
 pytestmark = pytest.mark.usefixtures("environment")
-
 SAMPLES, ROWS = 24, 2
 SHARDS = SAMPLES // ROWS
 

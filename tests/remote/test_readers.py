@@ -18,7 +18,6 @@ from tests.remote.stored import put_folder
 from tests.store_factory import make_cache
 
 pytestmark = pytest.mark.usefixtures("environment")
-
 EPOCHS = 2
 
 

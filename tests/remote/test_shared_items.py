@@ -28,7 +28,6 @@ from tests.golden import make_v4_declared as golden
 from tests.remote.stored import node_settings, put_folder
 
 pytestmark = pytest.mark.usefixtures("environment")
-
 SHARED_BY = 10
 GROUPS, ROWS, IMAGES = 12, 4, 3
 """Sets of shards of texts; samples of such a shard; images of a set, all of which each of its samples lists."""

@@ -24,7 +24,6 @@ from tests.commands import run, run_json
 from tests.store_factory import make_cache
 
 pytestmark = pytest.mark.usefixtures("environment")
-
 NUM_SHARDS = 12
 
 

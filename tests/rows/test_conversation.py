@@ -13,7 +13,6 @@ from forebay.rows.meanings.canonical_chat import canonical, image_names
 from tests.strategies import transcripts
 
 IMAGE = {"type": "image"}
-
 identifier = meaning_named("conversations").identifier
 
 

@@ -20,7 +20,6 @@ from tests.rows.helpers import ids, rejected
 from tests.rows.pictures import converse, images_of, picture, source_of, write_picture
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-
 FIVE = [0, 1, 0, 2, 1]
 
 

@@ -30,9 +30,7 @@ from tests.rows.pictures import (
 )
 
 DEMO = Path(__file__).parents[2] / "demo" / "vision"
-
 T = TypeVar("T")
-
 R = TypeVar("R")
 
 

@@ -153,7 +153,6 @@ def test_tars_without_audio_and_entries_without_tars_are_errors(tmp_path: Path) 
 
 
 _stems = st.sampled_from(["a", "b", "b.x", "d/a", "c.1", "c.2", ".h"])
-
 _endings = st.sampled_from([".flac", ".FLAC", ".wav", ".json", ".txt", ".jpg", ""])
 
 

@@ -14,7 +14,6 @@ from forebay.store.source import SampleSource
 from tests.flat_constants import flat
 
 Array = np.ndarray[Any, Any]
-
 PAD_TOKEN_ID = 3
 AUDIO_TOKEN_ID = 900
 COLUMNS = {"log_mel": 80, "qwen3_asr": 128, "w2v_bert": 80, "waveform": 0, "none": 0}

@@ -26,7 +26,6 @@ from tests.train.models import foreign
 from tests.vlm_families import model_folder
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 DEMO = Path(__file__).parents[2] / "demo" / "vision"
 TEXTS = {"a": "a dog", "b": "a cat", "c": "a bird"}
 

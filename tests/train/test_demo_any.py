@@ -17,7 +17,6 @@ from tests.steps.text.test_processor_chat import encoder_of, own_batch, own_labe
 from tests.vlm_families import ANSWERS, talk
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "configs" / "demo_any.toml"
 PHOTOS = ROOT / "demo" / "vision"

@@ -25,7 +25,6 @@ from tests.train.models import foreign
 from tests.vlm_families import model_folder
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 PHOTOS = sorted((Path(__file__).parents[2] / "demo" / "vision" / "photos").glob("*.jpg"))
 SIZES = {"one": 8, "two": 4}
 

@@ -29,7 +29,6 @@ from tests.store_factory import make_cache
 from tests.text_corpus import demo_texts, mixed_config, speech_config, text_config
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 SPEECH_FIELDS = {"input_features", "input_features_mask", "input_ids", "attention_mask", "labels"}
 TEXT_FIELDS = {"input_ids", "attention_mask", "labels"}
 STEPS = 20

@@ -30,7 +30,6 @@ from tests.text_corpus import ROOT, demo_texts, text_config, write_texts
 from tests.train.tiny import NUM_MEL_FRAMES, config_of, whisper_batch, whisper_folder
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 MODEL = ROOT / "demo" / "speech" / "model"
 TextEncoder = Literal["zeros", "silence"]
 TEXT = f"""\

@@ -16,7 +16,6 @@ from forebay.train.models.model_folder import load_model
 from tests.flat_constants import flat
 
 Array = np.ndarray[Any, Any]
-
 PAD, IMAGE, VIDEO, VISION_START, VISION_END = 1, 60, 61, 62, 63
 VOCAB_SIZE = 64
 PATCH_SIZE, MERGE_SIZE, COPIES = 16, 2, 2

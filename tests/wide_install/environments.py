@@ -17,7 +17,6 @@ from tests.processes import ROOT
 from tests.test_extras import extras
 
 VERSIONS = ("3.11", "3.12", "3.13")
-
 NEEDS_TORCH = {"torch", "tensordict", "transformers", "accelerate", "peft"}
 """What pip brings torch along with. Where no torch without CUDA is at hand that is gigabytes for one import."""
 

@@ -25,7 +25,6 @@ from tests.preprocess.corpus import write_tar
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "speech"
 RATE_HZ = 16_000
-
 Samples = np.ndarray[Any, np.dtype[np.int16]]
 
 

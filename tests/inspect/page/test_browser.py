@@ -16,7 +16,6 @@ from tests.store_factory import make_cache
 playwright()
 pytestmark = needs_chromium
 browser = pytest.fixture(scope="module")(launched)
-
 HOSTILE = '<img src=x onerror="window.hit=1">'
 IDS = (
     HOSTILE,

@@ -23,7 +23,6 @@ from tests.processes import ROOT, torchrun
 
 SPEECH, VISION = ROOT / "configs" / "demo_speech.toml", ROOT / "configs" / "demo_vision.toml"
 NAMES = ["b_0_3", "b_3_5", "b_5_7", "b_7_10", "b_10_15", "b_15_20", "b_20_30"]
-
 Call = Callable[..., tuple[int, str, str]]
 
 

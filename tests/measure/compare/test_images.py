@@ -26,7 +26,6 @@ from tests.preprocess.vision.corpus import DEMO, class_folders
 from tests.steps.text.test_caption import clip
 
 pytestmark = [pytest.mark.usefixtures("fresh_accelerate"), pytest.mark.filterwarnings("ignore")]
-
 CLASSES = {"bird": ["bird.jpg", "nuthatch.jpg"], "cat": ["cat.png"], "dog": ["dogs.jpg"]}
 
 

@@ -16,9 +16,7 @@ from forebay.plan.make_buckets import Limit, batch_sizes, bucket_plan
 from forebay.plan.statistics import batch_statistics
 
 RATE = 10
-
 LENGTHS = np.array([10, 12, 25, 29, 41, 44])  # seconds / 10
-
 TOKENS = np.array([3, 9, 2, 5, 1, 1])
 
 

@@ -22,9 +22,7 @@ from forebay.plan.statistics import batch_statistics
 from forebay.plan.window import WindowPlan
 
 RATE = 1000
-
 SETTINGS = BucketConfig(edges_s=(1.0, 2.0), edges=(8, 16, 32), batch_seconds=4.0, batch_tokens=64, lockstep=1)
-
 Array = np.ndarray[Any, Any]
 
 

@@ -21,7 +21,6 @@ from forebay.plan.permutation import derive_key
 from tests.plan.mixture.test_assignment import TWELVE, random_weights
 
 RATE = 1000
-
 Array = np.ndarray[Any, Any]
 
 

@@ -24,15 +24,10 @@ from forebay.plan.statistics import pack_statistics
 from tests.plan.packs import packs_of, photos_and_text
 
 KEY = "ab" * 32
-
 SETTINGS = PackConfig(seq_len=2048, max_patches=6000, buffer_size=32)
-
 TOKENS, PATCHES = photos_and_text(800, text_share=0.2)
-
 IMAGES = (PATCHES > 0).astype(np.int32)
-
 PLAN = pack_plan(TOKENS, patches=PATCHES, settings=SETTINGS)
-
 FILES = ["metadata.json", "members.npy", "offsets.npy", "too_long.npy", "too_many_patches.npy"]
 
 

@@ -18,9 +18,7 @@ from tests.plan.packs import SEQ_LEN, lognormal, packs_of, photos_and_text, ques
 from tests.strategies import pack_lengths
 
 Array = np.ndarray[Any, Any]
-
 Lengths = tuple[Array, Array, int, int]
-
 BUFFERS = st.sampled_from([0, 1, 2, 7, 64])
 
 

@@ -139,15 +139,10 @@ def test_a_24_bit_stream_without_its_length_is_exact() -> None:
 
 
 FLAC = encoded(voice(20_000), 16_000)
-
 WAV = encoded(voice(20_000), 16_000, kind="WAV")
-
 AIFF = encoded(voice(20_000), 16_000, kind="AIFF")
-
 OGG = encoded(voice(20_000), 16_000, kind="OGG")
-
 MP3 = mp3(voice(20_000))
-
 NAN = np.where(np.arange(1_000) == 7, np.nan, 0.5).astype(np.float32)
 
 

@@ -79,7 +79,6 @@ def sound(duration_s: float, kind: str = "OGG") -> bytes:
 
 
 TAGGED = mp3(voice(32_000))
-
 TRUE_S = {"good": 2.0, "rounded": 2.0, "bare": 2.0, "short": 3.0, "long": 1.0, "cut": 2.0, "glued": 2.0, "early": 2.0}
 """What the manifest says of each clip; all have 2 s of audio but those that are broken."""
 

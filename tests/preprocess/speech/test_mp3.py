@@ -18,7 +18,6 @@ from forebay.store.sound_containers import has_length, header_info, measured
 from tests.preprocess.audio_files import encoded, id3, mp3, voice, without_tag
 
 RATES_HZ = (8_000, 16_000, 24_000, 44_100)
-
 DELAY = 529
 """Of mpg123's decoder, which a tag takes away."""
 

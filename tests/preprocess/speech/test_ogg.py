@@ -15,7 +15,6 @@ from forebay.store.sound_containers import ogg_problem
 from tests.preprocess.audio_files import encoded, ogg_flac, ogg_page, ogg_pages, voice
 
 VOICE = voice(4_096 * 8)
-
 KINDS = ("VORBIS", "OPUS", "FLAC")
 
 

@@ -20,7 +20,6 @@ import soundfile
 HERE = Path(__file__).parent
 DEMO = HERE.parents[2] / "demo" / "speech"
 RATE_HZ = 16_000
-
 MEL_CLIP = "es_auth-thankyou"
 PITCH_CLIPS = ("en_conf-locked", "it_vm-deleted", "fr_im-sorry", "ru_tt-monkeysintro")
 

@@ -40,17 +40,11 @@ from tests.train.fake_source import FakeSource
 from tests.train.loaders import loader_of as plan_loader
 
 ROOT = Path(__file__).parents[3]
-
 CROP_S = 6.0
-
 CROP_SAMPLES = 96_000
-
 GRID_SAMPLES = W2vBert.grid_samples or 0
-
 Array = np.ndarray[Any, Any]
-
 crops = st.builds(Crop, num_samples=st.integers(1, 10**7), grid_samples=st.integers(1, 10**5))
-
 draws = st.integers(0, 2**63 - 1)
 
 

@@ -28,7 +28,6 @@ from tests.processes import python, torchrun
 from tests.train.evaluation.demo import MAX_TOKENS, NUM_SAMPLES, demo_config
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 SET = f'[[train.eval]]\nname = "dev"\nconfig = "THIS"\ngenerate_max_tokens = {MAX_TOKENS}\n'
 
 

@@ -22,7 +22,6 @@ from tests.processes import torchrun
 from tests.train.evaluation.demo import ROOT, demo_config, make_demo
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 SET = '[[train.eval]]\nname = "dev"\nconfig = "THIS"\ngenerate_max_tokens = 4\nmax_samples = 3\nevery = 1\n'
 TEXTS = {"de": ("12 mal", "zwölf mal"), "en": ("12 times", "twelve times")}
 

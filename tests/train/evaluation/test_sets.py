@@ -26,7 +26,6 @@ from tests.train.evaluation.demo import ROOT, demo_config, make_demo
 from tests.train.evaluation.test_demo import folder_of
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 SET = '[[train.eval]]\nname = "dev"\nconfig = "THIS"\n'
 
 

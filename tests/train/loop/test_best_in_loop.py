@@ -20,7 +20,6 @@ from forebay.train.loop.run import train
 from tests.train.tiny import ListLoader, config_of, whisper_batch, whisper_folder
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 LOSSES = {2: 3.0, 3: 2.0, 4: 2.5, 5: float("nan"), 6: 1.0, 7: 2.25}
 """Of the steps that are evaluated; step 6 is a trap, so that step 3 is the best one."""
 

@@ -23,7 +23,6 @@ from forebay.train.models.model_folder import model_facts
 from forebay.train.models.trainee import checkpoint_model, new_model
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 ROOT = Path(__file__).parents[3]
 
 

@@ -22,7 +22,6 @@ from forebay.train.loop.run import TrainReport, train
 from tests.train.tiny import ListLoader, config_of, whisper_batch, whisper_folder
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 SCALE = 2.0**12
 """Where the scale begins: low enough that no step overflows by it."""
 

@@ -31,7 +31,6 @@ from tests.train.tiny import (
 )
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 LORA = LoraConfig(rank=4, alpha=16.0)
 FAMILIES = {"whisper": (whisper_folder, whisper_batch), "qwen3_asr": (qwen3_asr_folder, qwen3_asr_batch)}
 

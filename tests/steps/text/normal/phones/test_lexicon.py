@@ -14,7 +14,6 @@ from forebay.steps.text.normal.normal_step import Problem
 from forebay.steps.text.normal.phones import Lexicon, LexiconPhones, Readings, lexicon_digest, read_lexicon
 
 CMU = b";;; CMU\nHELLO\tHH AH0 L OW1\r\nWORLD\tW ER1 L D\nREAD\tR EH1 D\n\nDON'T\tD OW1 N T\nWELL-OFF\tW EH1 L AO2 F\n"
-
 MISSING = 'the lexicon has no \'Zaphod\'; add it, or set fallback = "keep" or "espeak" in text.phones'
 
 
