@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from accelerate.utils import send_to_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from torch.utils.data import default_convert
 
 from forebay.errors import CacheMismatchError, ConfigError, PlanError
 from forebay.train.collate.packed import PackCollator, PackShapes, mrope_positions
-from forebay.train.collate.patches import PatchBatch, fields_of
+from forebay.train.collate.patches import PatchBatch, fields_of, to_model_inputs
 from forebay.train.loop.schedule import count_samples
 from forebay.train.prefetch import BufferRing
-from tests.train.tiny_vl import IMAGE, MERGE_SIZE, PAD, WIDTH, FakeVlSource, conversation, conversations, expanded
+from tests.train.tiny_vl import (
+    CONSTANTS,
+    IMAGE,
+    MERGE_SIZE,
+    PAD,
+    WIDTH,
+    FakeVlSource,
+    conversation,
+    conversations,
+    expanded,
+    qwen3_vl,
+)
 
 SHAPES = PackShapes(seq_len=200, patch_classes=(64, 128, 512))
 
@@ -199,3 +215,162 @@ def test_settings_that_give_no_batch_are_refused() -> None:
         PackCollator(FakeVlSource(), dtype=torch.uint8)
     with pytest.raises(ConfigError, match="merge_size is 3, that of the shapes is 2"):
         PackCollator(FakeVlSource(merge_size=3), shapes=SHAPES)
+
+
+@given(
+    seq_len=st.integers(1, 9000),
+    max_patches=st.none() | st.integers(1, 40_000),
+    num_classes=st.integers(1, 9),
+    merge_size=st.integers(1, 3),
+    share=st.floats(0, 1),
+)
+def test_padding_of_every_pack_has_room(
+    seq_len: int, max_patches: int | None, num_classes: int, merge_size: int, share: float
+) -> None:
+    shapes = PackShapes.even(seq_len, max_patches=max_patches, num_classes=num_classes, merge_size=merge_size)
+    unit = merge_size**2
+    most = shapes.patch_classes[-1]
+    assert len(shapes.patch_classes) <= num_classes
+    assert most == unit * seq_len if max_patches is None else most >= min(max_patches, unit * seq_len)
+    num_patches = int(share * most) // unit * unit
+    room = shapes.num_patches(seq_len, num_patches)  # all of seq_len is taken: the tightest case
+    assert room in shapes.patch_classes
+    assert room >= num_patches
+    assert seq_len + (room - num_patches) // unit <= shapes.num_tokens
+
+
+def test_more_classes_need_less_room() -> None:
+    assert PackShapes.even(8192, max_patches=32_768).patch_classes == tuple(range(4096, 32_769, 4096))
+    assert [PackShapes.even(8192, num_classes=n).num_tokens for n in (1, 8, 32)] == [16_384, 9216, 8448]
+
+
+@pytest.mark.parametrize("classes", [(), (6,), (0, 4), (8, 4), (4, 4)])
+def test_impossible_classes_are_refused(classes: tuple[int, ...]) -> None:
+    with pytest.raises(PlanError, match="wanted rising multiples of 4"):
+        PackShapes(seq_len=100, patch_classes=classes)
+
+
+@pytest.mark.parametrize(("tokens", "patches"), [(101, 4), (100, 20)])
+def test_packs_over_the_shapes_are_refused(tokens: int, patches: int) -> None:
+    shapes = PackShapes(seq_len=100, patch_classes=(8, 16))
+    with pytest.raises(PlanError, match=f"{tokens} tokens and {patches} patches, .* room for 100 and 16"):
+        shapes.num_patches(tokens, patches)
+
+
+GRIDS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)).map(lambda hw: (2 * hw[0], 2 * hw[1])), max_size=4)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return qwen3_vl(tmp_path_factory.mktemp("vl"))
+
+
+def ours(sample: dict[str, Any]) -> np.ndarray[Any, Any]:
+    return mrope_positions(sample["input_ids"], sample["image_grid_thw"], image_token_id=IMAGE, merge_size=MERGE_SIZE)
+
+
+@given(grids=GRIDS, num_text=st.integers(0, 9), seed=st.integers(0, 99))
+def test_positions_are_those_of_the_model(model: Any, grids: list[tuple[int, int]], num_text: int, seed: int) -> None:
+    sample = conversation(np.random.default_rng(seed), grids, num_text=num_text)
+    ids = torch.from_numpy(sample["input_ids"]).long()[None]
+    wanted, _ = model.model.get_rope_index(
+        ids,
+        mm_token_type_ids=(ids == IMAGE).int(),
+        image_grid_thw=torch.from_numpy(sample["image_grid_thw"]) if grids else None,
+    )
+    found = ours(sample)
+    assert found.dtype == np.int64
+    assert np.array_equal(found, wanted[:, 0].numpy())
+
+
+@given(packed=st.lists(st.tuples(GRIDS, st.integers(0, 9)), min_size=1, max_size=5))
+def test_segments_of_a_pack_have_the_positions_of_samples_alone(
+    packed: list[tuple[list[tuple[int, int]], int]],
+) -> None:
+    samples = [conversation(np.random.default_rng(i), grids, num_text=n) for i, (grids, n) in enumerate(packed)]
+    lengths = np.array([len(sample["input_ids"]) for sample in samples])
+    out = np.full((3, lengths.sum()), -1)
+    mrope_positions(
+        np.concatenate([sample["input_ids"] for sample in samples]),
+        np.concatenate([sample["image_grid_thw"] for sample in samples]),
+        image_token_id=IMAGE,
+        merge_size=MERGE_SIZE,
+        starts=np.cumsum(lengths) - lengths,
+        out=out,
+    )
+    assert np.array_equal(out, np.concatenate([ours(sample) for sample in samples], axis=1))
+
+
+def test_other_merge_size() -> None:
+    ids = np.array([5, *[IMAGE] * 2, 5])
+    found = mrope_positions(ids, np.array([[1, 3, 6]]), image_token_id=IMAGE, merge_size=3)
+    assert found.tolist() == [[0, 1, 1, 3], [0, 1, 1, 3], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_ids": [5, IMAGE, IMAGE, IMAGE, 5]}, "hold 3 image tokens, image_grid_thw wants 4"),
+        ({"input_ids": [5, IMAGE, IMAGE, 5, IMAGE, IMAGE]}, "do not stand together"),
+        ({"image_grid_thw": [[2, 4, 4]]}, "several frames"),
+        ({"image_grid_thw": [[1, 4, 4], [1, 0, 4]]}, "without patches"),
+    ],
+)
+def test_image_tokens_that_are_not_those_of_the_grids_are_refused(change: dict[str, Any], message: str) -> None:
+    sample = {"input_ids": [5, *[IMAGE] * 4, 5], "image_grid_thw": [[1, 4, 4]], **change}
+    with pytest.raises(CacheMismatchError, match=message):
+        ours({name: np.array(value) for name, value in sample.items()})
+
+
+SAMPLES = conversations(7, 3)
+
+
+@pytest.fixture
+def batch() -> PatchBatch:
+    made = PackCollator(FakeVlSource(), dtype=None, varlen=True)(SAMPLES)
+    assert isinstance(made, PatchBatch)
+    return made
+
+
+def test_fields_are_read_by_name(batch: PatchBatch) -> None:
+    assert batch["patches"].dtype == torch.uint8
+    assert "patches" in batch
+    assert "pixel_values" not in batch
+    assert len(batch) == len(batch.fields) == 9
+    assert repr(batch).startswith("PatchBatch(input_ids, labels, ")
+
+
+def test_a_model_is_never_given_patches(batch: PatchBatch, tmp_path: Path) -> None:
+    model = qwen3_vl(tmp_path)
+    for call in (lambda: model(**batch), lambda: dict(batch), lambda: {**batch}):
+        with pytest.raises(TypeError, match=r"to_model_inputs\(batch, constants\).*loader\.pixels = \"float32\""):
+            call()
+    assert not isinstance(batch, (Mapping, Iterable))
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(batch)  # type: ignore[call-overload]
+    for name in ("get", "items", "pop", "values"):
+        with pytest.raises(AttributeError, match=rf"PatchBatch has no attribute '{name}': .*to_model_inputs"):
+            getattr(batch, name)
+
+
+def test_model_inputs_of_it_are_the_default_batch(batch: PatchBatch) -> None:
+    wanted = PackCollator(FakeVlSource(), varlen=True)(SAMPLES)
+    found = to_model_inputs(batch, CONSTANTS)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(torch.as_tensor(found[name]), torch.as_tensor(wanted[name])) for name in found)
+    assert to_model_inputs(wanted, {}).keys() == wanted.keys()
+
+
+@pytest.mark.parametrize("move", [send_to_device, move_data_to_device])
+def test_accelerate_and_lightning_move_it_whole(batch: PatchBatch, move: Any) -> None:
+    moved = move(batch, torch.device("meta"))
+    assert isinstance(moved, PatchBatch)
+    assert {value.device.type for value in moved.fields.values() if isinstance(value, torch.Tensor)} == {"meta"}
+    assert moved["max_length_q"] == batch["max_length_q"]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda batch: pickle.loads(pickle.dumps(batch)), default_convert])  # noqa: S301
+def test_copies_are_of_the_same_form(batch: PatchBatch, copied: Any) -> None:
+    found = copied(batch)
+    assert isinstance(found, PatchBatch)
+    assert torch.equal(found["patches"], batch["patches"])

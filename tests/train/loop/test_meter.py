@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ForebayError
-from forebay.train.loop.meter import Meter, StepLog
+from forebay.train.loop.meter import FILE_NAME, Meter, StepLog, StepsLog, read_lines
 from forebay.train.loop.schedule import Group
 from forebay.train.loop.trainable import SkippedSteps
+from tests.train.tiny import config_of
 
 
 def meter(*, first_step: int = 1, limit: int = 20) -> Meter:
@@ -147,3 +150,44 @@ def test_losses_of_a_resumed_run_begin_where_it_began() -> None:
     assert resumed.losses == (9.0, 3.0)
     with pytest.raises(ValueError, match="no step has been counted"):
         _ = meter().losses
+
+
+def line(step: int) -> StepLog:
+    return StepLog(
+        step=step, loss=1.0 / step, learning_rate=1e-3, samples_per_s=7.5, data_wait_share=0.25, padding=0.125
+    )
+
+
+def written(folder: Path) -> list[dict[str, Any]]:
+    return read_lines(folder / "logs" / FILE_NAME)
+
+
+def test_a_new_run_begins_the_file_anew(tmp_path: Path) -> None:
+    for seed in (3, 4):
+        log = StepsLog(config_of(tmp_path, model=tmp_path, seed=seed), tmp_path, step=0)
+        for step in (5, 10):
+            log.add(line(step))
+    head, *lines = written(tmp_path)
+    assert (head["version"], head["name"], head["settings"]["loader"]["seed"]) == (1, "tiny", 4)
+    assert [each["step"] for each in lines] == [5, 10]
+    assert lines[0]["loss"] == 0.2
+
+
+def test_a_resumed_run_keeps_what_leads_to_its_checkpoint(tmp_path: Path) -> None:
+    config = config_of(tmp_path, model=tmp_path)
+    log = StepsLog(config, tmp_path, step=0)
+    for step in (5, 10, 15):
+        log.add(line(step))
+    with open(tmp_path / "logs" / FILE_NAME, "ab") as file:
+        file.write(b'{"step": 20, "lo')  # a crash cut it short
+    resumed = StepsLog(config, tmp_path, step=12)
+    assert len(written(tmp_path)) == 4  # nothing is touched before the first line
+    resumed.add(line(17))
+    assert [each["step"] for each in written(tmp_path)[1:]] == [5, 10, 17]
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file where the folder should be")
+    log = StepsLog(config_of(tmp_path, model=tmp_path), tmp_path, step=0)
+    with pytest.raises(ForebayError, match=r"cannot write the log lines to .*steps\.jsonl.*; make room"):
+        log.add(line(5))
