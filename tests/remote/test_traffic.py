@@ -20,7 +20,7 @@ from forebay.store.remote.remote_shards import RemoteShards
 from forebay.store.source import SourceUnion, without_audio
 from forebay.train.loader import Loader, LoaderSettings
 from forebay.train.loop.meter import StepLog
-from forebay.train.loop.run import dry_run, train
+from forebay.train.loop.run import Warmed, dry_run, train
 from forebay.train.loop.usage_log import NodeTraffic, Traffic
 from tests.flat_constants import flat
 from tests.remote.stored import node_settings, put_folder
@@ -108,6 +108,19 @@ def test_a_line_names_stalls_only_where_there_were_some() -> None:
     assert str(Traffic(bytes=1_200_000_000, hits=3, misses=1, downloads=2, stalls=3, stall_s=0.41)) == (
         "net 1.2 GB in 2 downloads, 75% of 4 files were here, 3 stalls 0.4 s"
     )
+
+
+@pytest.mark.parametrize(
+    ("missing_bytes", "missing_s", "end"),
+    [
+        (0, 0.0, "; all that this node keeps is here"),
+        (6_000_000, 12.4, "; 6 MB are not here yet, 12 s more at that rate"),
+        (6_000_000, None, "; 6 MB are not here yet"),
+    ],
+)
+def test_what_is_left_to_download_is_told(missing_bytes: int, missing_s: float | None, end: str) -> None:
+    warmed = Warmed(bytes=2_000_000, bytes_per_s=500_000.0, missing_bytes=missing_bytes, missing_s=missing_s)
+    assert str(warmed) == "2 MB downloaded at 500 kB/s" + end
 
 
 def test_a_dry_run_warms_the_node_and_says_how_far(
