@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.data import BENCH_DATA, ROOT, corpus
@@ -498,5 +497,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    np.random.seed(0)
     sys.exit(main())

@@ -108,7 +108,7 @@ class LoaderSettings:
     """The dtype of floating-point fields."""
     padding_side: PaddingSide = "right"
     crop_s: float | None = None
-    """Batches are of random crops of so many seconds, drawn by (seed, epoch, sample id); see `collate.crop`."""
+    """Batches are of random crops of so many seconds, drawn by (seed, epoch, sample id); see `CropDraws`."""
     mask_fillers: bool = False
     """Batches of weight 0 have all labels -100. A sum of token losses over ranks is then right by itself; a mean over
     the batch's own tokens is NaN. Batches without labels, or with several classes a sample, cannot be masked: where
