@@ -87,8 +87,9 @@ def test_the_raw_data_is_listed_and_read(speech: tuple[Bench, Made], vision: tup
     assert raw.find(speech[0], 1.0).place is None
     for bench, _ in (speech, vision):
         found = raw.reads(bench, 0.3)
-        assert found.samples > 5
+        assert 1 <= found.samples <= 64  # as many as the disk gives in 0.3 s: a busy one has given one
         assert found.warm_ms > 0
+        assert found.mean_bytes > 100
         assert (found.cold_ms is None) == bool(found.why_not_cold)
 
 
