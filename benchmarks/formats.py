@@ -52,6 +52,8 @@ OURS = forebay_cache.NAME
 ARROW, MDS, FOLDERS = "Arrow, zero-copy by hand", "MosaicML Streaming (MDS)", "TensorDict folder per sample"
 FOLDERS_OPENED = f"{FOLDERS}, opened at each read"
 THREADED, FIRST_EPOCH = f"{OURS}, 2 threads", f"{OURS}, first epoch of an opened cache"
+RAGGED, RAGGED_THREADED = f"{OURS}, ragged", f"{OURS}, ragged, 2 threads"
+REUSED, ARROW_RAGGED = f"{ARROW}, reused buffers", f"{ARROW}, ragged, reused buffers"
 SHARDS = "forebay, shards alone"
 SHARDS_AT_ONCE = f"{SHARDS}, two at a time"
 WRITERS = ("WebDataset + wids", "ArrayRecord (grain)", MDS)
@@ -196,16 +198,27 @@ def readers_of(modules: Sequence[Any], workload: Workload, folder: Path) -> dict
     return found
 
 
-def check_loader(cache: Any, workload: Workload, listed: Batches) -> None:
-    """Stops the benchmark if a batch of forebay's loader is not the padded samples."""
-    for indices, batch in zip(listed, batches.make_loader(cache, listed, num_threads=2), strict=True):
-        for row, labels, index in zip(batch["input_features"], batch["labels"], indices, strict=True):
+def check_loader(cache: Any, workload: Workload, listed: Batches, form: batches.Form) -> None:
+    """Stops the benchmark if a batch of forebay's loader is not the samples, padded or one behind the other."""
+    for indices, batch in zip(listed, batches.make_loader(cache, listed, num_threads=2, form=form), strict=True):
+        for place, index in enumerate(indices):
             sample = workload[index]
-            size = len(sample["values"])
-            same = torch.equal(row.T[:size], torch.from_numpy(sample["values"].copy())) and not row.T[size:].any()
-            same &= np.array_equal(labels.numpy()[1 : len(sample["ids"])], sample["ids"][1:])
+            values, ids, size = torch.from_numpy(sample["values"].copy()), sample["ids"], len(sample["values"])
+            if form == "padded":
+                row, labels = batch["input_features"][place], batch["labels"][place].numpy()
+                same = torch.equal(row.T[:size], values) and not row.T[size:].any()
+                same &= np.array_equal(labels[1 : len(ids)], ids[1:])
+            else:
+                found = [_part(batch, name, place) for name in ("input_features", "input_ids")]
+                same = torch.equal(found[0], values) and np.array_equal(found[1].numpy(), ids)
             if not same:
-                raise SystemExit(f"{OURS}: sample {index} of a batch is not what was written")
+                raise SystemExit(f"{OURS}, {form}: sample {index} of a batch is not what was written")
+
+
+def _part(batch: Any, name: str, place: int) -> torch.Tensor:
+    start, stop = batch[f"{name}_offsets"][place : place + 2].tolist()
+    found: torch.Tensor = batch[name][start:stop]
+    return found
 
 
 def read_batches(
@@ -214,7 +227,8 @@ def read_batches(
     """Returns what padded batches cost in each order."""
     readers = readers_of(modules, workload, folder)
     cache = forebay_cache.open_cache_of(folder / OURS / workload.name)
-    check_loader(cache, workload, batches_of(workload, "shuffled"))
+    for form in ("padded", "ragged"):
+        check_loader(cache, workload, batches_of(workload, "shuffled"), form)
     sequential = {peer.NAME for peer in modules if getattr(peer, "SEQUENTIAL", False)}
     rows, all_costs = [], {}
     for order in ORDERS:
@@ -225,6 +239,9 @@ def read_batches(
         }
         for name, num_threads in ((OURS, 0), (THREADED, 2)):
             works[name] = functools.partial(_exhaust, batches.make_loader(cache, listed, num_threads=num_threads))
+        for name, num_threads in ((RAGGED, 0), (RAGGED_THREADED, 2)):
+            ours = batches.make_loader(cache, listed, num_threads=num_threads, form="ragged")
+            works[name] = functools.partial(_exhaust, ours)
         works[FIRST_EPOCH] = functools.partial(_first_epoch, folder / OURS / workload.name, listed)
         for name, reader in readers.items():
             if name == OURS or (name in sequential and order != "shuffled"):
@@ -232,8 +249,9 @@ def read_batches(
             own = batches_of(workload, "as written") if name in sequential else listed
             works[name] = functools.partial(batches.walk, reader, own, batches.collate)
             if name == ARROW:
-                reused = batches.ReusedBuffers(workload)
-                works[f"{name}, reused buffers"] = functools.partial(batches.walk, reader, own, reused.collate)
+                reused, behind = batches.ReusedBuffers(workload), batches.RaggedBuffers(workload)
+                works[REUSED] = functools.partial(batches.walk, reader, own, reused.collate)
+                works[ARROW_RAGGED] = functools.partial(batches.walk, reader, own, behind.collate)
         costs = all_costs[order] = in_turn(works, rounds=rounds)
         rows += [
             {
@@ -293,7 +311,10 @@ def background(modules: Sequence[Any], workload: Workload, folder: Path, *, roun
     """Returns what background batches cost: forebay with 2 threads, a DataLoader with 2 workers over each peer."""
     listed = batches_of(workload, "shuffled")
     cache = forebay_cache.open_cache_of(folder / OURS / workload.name)
-    works: dict[str, Work] = {OURS: functools.partial(_exhaust, batches.make_loader(cache, listed, num_threads=2))}
+    works: dict[str, Work] = {
+        OURS: functools.partial(_exhaust, batches.make_loader(cache, listed, num_threads=2)),
+        RAGGED: functools.partial(_exhaust, batches.make_loader(cache, listed, num_threads=2, form="ragged")),
+    }
     for peer in modules:
         if getattr(peer, "SEQUENTIAL", False):
             continue

@@ -17,6 +17,7 @@ from forebay.train.loader import Loader, LoaderSettings
 
 BATCH_SIZE = 32
 OrderName = Literal["shuffled", "buckets", "by duration", "as written"]
+Form = Literal["padded", "ragged"]
 Batches = list[list[int]]
 
 
@@ -66,10 +67,10 @@ class ListedPlan:
         return np.zeros(len(positions), np.int64)
 
 
-def make_loader(source: SampleSource, batches: Batches, *, num_threads: int) -> Loader:
-    """Returns forebay's loader over given batches: float16 features, labels, masks."""
+def make_loader(source: SampleSource, batches: Batches, *, num_threads: int, form: Form = "padded") -> Loader:
+    """Returns forebay's loader over given batches: float16 features, labels, masks; or ragged ones."""
     plan: Any = ListedPlan(batches)
-    settings = LoaderSettings(dtype=torch.float16, num_threads=num_threads)
+    settings = LoaderSettings(dtype=torch.float16, num_threads=num_threads, form=form)
     return Loader(source, Planned(plan=plan, key="0"), settings)
 
 
@@ -106,6 +107,29 @@ class ReusedBuffers:
             row[:length] = sample["values"]
             row[length:] = 0
         return {"values": torch.from_numpy(values), "labels": _labels(samples)}
+
+
+class RaggedBuffers:
+    """Values and ids one behind the other in two buffers in turn, and where each sample begins: nothing is padded."""
+
+    def __init__(self, workload: Workload) -> None:
+        rows = BATCH_SIZE * int(np.diff(workload.offsets).max())
+        ids = BATCH_SIZE * int(np.diff(workload.id_offsets).max())
+        self._buffers = [
+            (_aligned((rows, workload.width), workload.values.dtype), _aligned((ids,), workload.ids.dtype))
+            for _ in range(2)
+        ]
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+        batch = {}
+        for name, buffer in zip(("values", "ids"), self._buffers[0], strict=True):
+            arrays = [sample[name] for sample in samples]
+            offsets = np.cumsum([0, *map(len, arrays)])
+            out = buffer[: offsets[-1]]
+            np.concatenate(arrays, out=out)
+            batch |= {name: torch.from_numpy(out), f"{name}_offsets": torch.from_numpy(offsets)}
+        self._buffers.reverse()
+        return batch
 
 
 def walk(reader: Reader, batches: Batches, collate_fn: Callable[[Sequence[Sample]], Any]) -> None:

@@ -25,6 +25,7 @@ def targets(
         (formats.FOLDERS_OPENED, 15.0),
     ):
         _at_least(rows, f"shuffled batches, times as fast as {peer}", _ratio(shuffled, peer), wanted)
+    rows += _handed_over(read)
     for order in ("shuffled", "buckets"):
         for limit in (formats.LIMIT, formats.LIMIT_PADDED):
             found = _cpu(read[order], formats.OURS) / _cpu(read[order], limit)
@@ -37,6 +38,8 @@ def targets(
     if others:
         best = min(others, key=lambda name: _wall(behind[name]))
         _at_least(rows, f"2 threads against 2 workers of {best}", _ratio(behind, best), 6.0)
+        found = _ratio(behind, best, formats.RAGGED)
+        _at_least(rows, f"2 threads, ragged, against 2 workers of {best}", found, 8.0)
     for workload, wanted in (("A", 1.2), ("B", 1.0)):
         found_writers = [name for name in formats.WRITERS if name in written[workload]]
         if found_writers:
@@ -50,6 +53,27 @@ def targets(
     return rows
 
 
+def _handed_over(read: Mapping[str, Any]) -> list[Row]:
+    """Returns the figures of ragged and of padded batches, of a first epoch and of two threads."""
+    rows: list[Row] = []
+    shuffled = read["shuffled"]
+    ragged = formats.RAGGED
+    for order, wanted in (("shuffled", 0.88), ("by duration", 0.85)):
+        share = 1 / _ratio(read[order], ragged, formats.LIMIT)
+        _at_least(rows, f"{order}, {ragged}: share of the speed of {formats.LIMIT}", share, wanted)
+    for peer, wanted in ((formats.ARROW, 2.5), (formats.ARROW_RAGGED, 1.0)):
+        found = _ratio(shuffled, peer, ragged)
+        _at_least(rows, f"shuffled, {ragged}: times as fast as {peer}", found, wanted)
+    for one, two in ((ragged, formats.RAGGED_THREADED), (formats.OURS, formats.THREADED)):
+        _at_least(rows, f"shuffled, {two}: times as fast as {one}", _ratio(shuffled, one, two), 1.6)
+    for order, costs in read.items():
+        share = 1 / _ratio(costs, formats.OURS, formats.LIMIT_PADDED)
+        _at_least(rows, f"{order}, {formats.OURS}: share of the speed of {formats.LIMIT_PADDED}", share, 0.9)
+        _at_least(rows, f"{order}: times as fast as {formats.REUSED}", _ratio(costs, formats.REUSED), 1.0)
+        _at_most(rows, f"{order}, first epoch over the next", _ratio(costs, formats.FIRST_EPOCH), 1.25)
+    return rows
+
+
 def _at_least(rows: list[Row], measure: str, found: float | None, wanted: float) -> None:
     if found is not None:
         rows.append(
@@ -57,7 +81,9 @@ def _at_least(rows: list[Row], measure: str, found: float | None, wanted: float)
         )
 
 
-def _at_most(rows: list[Row], measure: str, found: float, wanted: float) -> None:
+def _at_most(rows: list[Row], measure: str, found: float | None, wanted: float) -> None:
+    if found is None:
+        return
     rows.append(
         {"measure": measure, "found": found, "target": f"<= {wanted:g}", "reached": _yes(reached=found <= wanted)}
     )

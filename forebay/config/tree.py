@@ -11,10 +11,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from forebay.config.augment import AugmentConfig
 from forebay.config.data import MEANINGS, SOURCE_KINDS, STRICT, SourceConfig, at_least
 from forebay.config.plan import ByKind, PackConfig, PlanConfig
 from forebay.config.remote import RemoteConfig, is_url
 from forebay.config.train import RunConfig, TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceFeaturesConfig:
+    """Features that are made of a cache of waveforms where the batch lies, behind what `[[augment]]` changes."""
+
+    __pydantic_config__ = STRICT
+
+    features: Literal["log_mel", "qwen3_asr", "w2v_bert"]
+    """As `audio.features`: within 1e-5 of the cached log-mels, within 1e-3 of a bin's power for `w2v_bert`."""
+    n_mels: Literal[80, 128] | None = None
+    """Bins of `log_mel`. Left out: 80."""
+
+    def __post_init__(self) -> None:
+        if self.n_mels is not None and self.features != "log_mel":
+            raise ValueError(f'n_mels is of features = "log_mel", and features is "{self.features}"')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +52,9 @@ class LoaderConfig:
     """Seed of the order, of random crops, and of random weights under `train.init`."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Type of floating-point batch fields."""
+    form: Literal["padded", "ragged"] = "padded"
+    """`ragged`: a batch is what the cache holds of its samples, one behind the other, and where each begins."""
+    device_features: DeviceFeaturesConfig | None = None
     crop_s: float | None = None
     """Seconds of a random crop of each sample, new every epoch. Batches then hold `wav`, and `feats` under
     `w2v_bert`."""
@@ -286,6 +306,8 @@ class Config:
     filter: FilterConfig = field(default_factory=FilterConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     mixture: MixtureConfig = field(default_factory=MixtureConfig)
+    augment: tuple[AugmentConfig, ...] = ()
+    """What is changed of a sample below the cut, in order: one table `[[augment]]` each."""
     train: TrainConfig = field(default_factory=TrainConfig)
     run: RunConfig = field(default_factory=RunConfig)
     remote: RemoteConfig = field(default_factory=RemoteConfig)
@@ -307,6 +329,7 @@ class Config:
                 'plan.kind is "pack", and mixtures are of plans with buckets; list all data in one manifest, or take '
                 'images as their processor gives them: vision.images = "processor" and plan.kind = "bucket"'
             )
+        self._check_padded()
         if self.mixture.source and self.loader.cache_dir is not None:
             raise ValueError(
                 "loader.cache_dir names one cache; with a mixture give each its own: [[mixture.source]] cache"
@@ -317,6 +340,17 @@ class Config:
                 f"run.cache_root is {self.run.cache_root!r}, and a web server lists no folders: name one cache of it "
                 "by loader.cache_dir, or a root in s3://, gs:// or az://"
             )
+
+    def _check_padded(self) -> None:
+        """Raises ValueError for what is done with padded batches where there are none."""
+        is_packed, is_ragged = isinstance(self.plan, PackConfig), self.loader.form == "ragged"
+        if not (is_packed or is_ragged):
+            return
+        found = 'plan.kind is "pack"' if is_packed else 'loader.form is "ragged"'
+        if self.augment:
+            raise ValueError(f"augment changes padded batches, and {found}; leave one of both out")
+        if self.loader.device_features is not None:
+            raise ValueError(f"loader.device_features makes padded batches, and {found}; leave one of both out")
 
     @property
     def subjects(self) -> tuple[str, ...]:

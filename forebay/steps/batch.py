@@ -19,7 +19,7 @@ import torch
 from forebay.steps.form import BatchForm, FieldForm, place_in
 from forebay.steps.form_values import finish_named, raw
 from forebay.steps.image.tables import expand
-from forebay.steps.step import Allocate, Batch, TextBatch
+from forebay.steps.step import Allocate, Batch, PaddingSide, TextBatch
 from forebay.store.layout import Array
 from forebay.store.source import Sample
 
@@ -126,23 +126,57 @@ class MarkedText:
         return {"input_ids": ids, "labels": np.where(mask != 0, ids, ids.dtype.type(IGNORED))}, {}
 
 
-Samples = Sequence[Mapping[str, Sequence[Array]]]
+def rows_of_tokens(
+    name: str, lines: Sequence[Array], pad: int, *, side: PaddingSide = "right", allocate: Allocate
+) -> torch.Tensor:
+    """Returns int64 [batch, longest]: integers [n] of each sample, and padding."""
+    out = filled(name, (len(lines), max(map(len, lines))), pad, allocate=allocate)
+    room = out.shape[1]
+    for row, line in zip(out.numpy(), lines, strict=True):
+        start = room - len(line) if side == "left" else 0
+        row[start : start + len(line)] = line
+    return out
+
+
+def ignore_to(labels: torch.Tensor, ends: Sequence[int]) -> None:
+    """Makes the first so many labels of each row `IGNORED`."""
+    longest = max(ends)
+    if longest > 0:
+        columns = labels.numpy()[:, :longest]
+        columns[np.arange(columns.shape[1]) < np.array(ends)[:, None]] = IGNORED
+
+
+ArraysOf = Mapping[str, Sequence[Sequence[Array]]]
+"""Of each field the arrays of every sample: one of a clip, one an image of several images."""
 Place = tuple[slice | int, ...]
 Block = tuple[Place, Array]
 
 
 def collate(
-    form: BatchForm, samples: Samples, *, dtype: torch.dtype, allocate: Allocate, are_rows: bool = False
+    form: BatchForm,
+    samples: Sequence[Mapping[str, Sequence[Array]]],
+    *,
+    dtype: torch.dtype,
+    allocate: Allocate,
+    are_rows: bool = False,
 ) -> Batch:
     """Returns the batch of some samples. samples: of each field its arrays, one for a clip, one an image for images.
 
-    dtype: of float32 fields. are_rows: arrays are as on disk, see `BatchForm.items`. Raises ValueError for arrays that
-    stand in no batch together.
+    See `collate_fields`.
     """
-    places: dict[str, _Lines | _Places] = {}
-    for field in form.stored:
-        arrays = [sample[field.name] for sample in samples]
-        places[field.name] = _places(field, arrays, are_rows=are_rows)
+    columns = {name: [sample[name] for sample in samples] for name in form.read}
+    return collate_fields(form, columns, dtype=dtype, allocate=allocate, are_rows=are_rows)
+
+
+def collate_fields(
+    form: BatchForm, arrays: ArraysOf, *, dtype: torch.dtype, allocate: Allocate, are_rows: bool = False
+) -> Batch:
+    """Returns the batch of some samples.
+
+    dtype: of float32 fields. are_rows: arrays are as on disk, see `BatchForm.columns`. Raises ValueError for arrays
+    that stand in no batch together.
+    """
+    places = {field.name: _places(field, arrays[field.name], are_rows=are_rows) for field in form.stored}
     batch: Batch = {}
     for field in form.fields:
         wanted = dtype if field.dtype == "float32" else getattr(torch, field.dtype)
@@ -152,7 +186,7 @@ def collate(
         elif field.lengths_of is not None:
             batch[field.name] = counted(field.name, held.lengths(), allocate=allocate)
         elif field.pad_of is not None:
-            pads = [float(sample[field.pad_of][0]) for sample in samples]
+            pads = [float(values[0]) for values in arrays[field.pad_of]]
             batch[field.name] = held.values(pads, dtype=wanted, allocate=allocate)
         else:
             batch[field.name] = held.values(None, dtype=wanted, allocate=allocate)
@@ -210,10 +244,15 @@ class _Lines:
         rows = write.rows
         padding = write.padding([field.pad or 0] if pads is None else pads)
         padding = padding * len(self._lines) if pads is None else padding
-        if write.assigns and not is_cat and field.side == "right":  # most batches, in as few steps as can be
-            for row, line, pad in zip(rows, self._lines, padding, strict=True):
-                row[: len(line)] = line
-                row[len(line) :] = pad
+        if write.assigns and is_cat:
+            np.concatenate(self._lines, out=rows, casting="unsafe")
+        elif write.assigns and field.side == "right":  # most batches, in as few steps as can be
+            flat, size, start = rows.reshape(-1), rows[0].size, 0
+            for line, pad in zip(self._lines, padding, strict=True):
+                stop = start + line.size
+                flat[start:stop] = line.reshape(-1)
+                flat[stop : start + size] = pad
+                start += size
         elif write.casts and not is_cat and field.side == "right":
             scratch = allocate("piece", (PIECE,), dtype=torch.float32)
             for part, row, line, pad in zip(out.unbind(), rows, self._lines, padding, strict=True):
@@ -414,13 +453,14 @@ class _Writer:
         expand(codes, table.values, axis, target, inner=table.inner, copies=table.copies)
 
 
-def count(field: FieldForm, arrays: Sequence[Sequence[Array]]) -> tuple[int, int]:
+def count(field: FieldForm, arrays: Sequence[Sequence[Array]], *, are_rows: bool = False) -> tuple[int, int]:
     """Returns (values along the counted axis of the samples, those that their batch has room for).
 
-    field: by which samples are counted. arrays: of each sample.
+    field: by which samples are counted. arrays: of each sample. are_rows: see `collate_fields`.
     """
     if field.join == "stack" and field.is_of_lines:
-        lengths = [array.shape[field.grows[0]] for of_one in arrays for array in of_one]
+        axis = 0 if are_rows else field.grows[0]
+        lengths = [array.shape[axis] for of_one in arrays for array in of_one]
         return sum(lengths), len(lengths) * field.room(max(lengths))
     places = _Places.of(field, arrays)
     if not field.grows:

@@ -17,6 +17,7 @@ import numpy as np
 from forebay.steps.form_values import FINISHES, MAX_RANK, identifier, integer, is_number, number, one_of, require, text
 from forebay.steps.form_values import Table as Table
 from forebay.store.layout import Array, FieldSpec, Group
+from forebay.store.source import column
 
 if TYPE_CHECKING:
     from forebay.store.source import Sample
@@ -287,9 +288,13 @@ class BatchForm:
     promise: Promise
     stored: tuple[FieldForm, ...] = field(init=False, repr=False, compare=False)
     """The fields that are on disk."""
+    read: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """What a batch is made of: the names of these, and of what says their padding."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stored", tuple(each for each in self.fields if each.is_stored))
+        pads = (each.pad_of for each in self.stored if each.pad_of is not None)
+        object.__setattr__(self, "read", (*(each.name for each in self.stored), *pads))
         by_name = {field.name: field for field in self.fields}
         on_disk = [spec.name for field in self.fields for spec in field.specs()]
         if len(by_name) != len(self.fields) or len(set(on_disk)) != len(on_disk):
@@ -352,21 +357,29 @@ class BatchForm:
         return {field.name: field.array(sample) for field in self.stored}
 
     def items(self, sample: Sample) -> dict[str, Sequence[Array]]:
-        """Returns of each field the arrays of a sample's items: one of a clip, one an image of several images.
+        """Returns of each field the arrays of a sample's items: one of a clip, one an image of several images."""
+        return {name: arrays[0] for name, arrays in self.columns([sample]).items()}
+
+    def columns(self, samples: Sequence[Sample]) -> dict[str, list[Sequence[Array]]]:
+        """Returns of each field the arrays of every sample's items.
 
         Arrays with one axis that grows are as on disk, where it is the first: `collate` takes them with `are_rows`.
         """
-        found: dict[str, Sequence[Array]] = {}
+        found: dict[str, list[Sequence[Array]]] = {}
         for each in self.stored:
-            values: Any = sample[each.on_disk]
-            if isinstance(values, (tuple, list)):
-                found[each.name] = list(map(each.rows, values)) if each.is_of_lines and each.grows[0] else values
+            values = column(samples, each.on_disk)
+            if values and isinstance(values[0], (tuple, list)):
+                is_moved = each.is_of_lines and each.grows[0]
+                found[each.name] = [list(map(each.rows, items)) for items in values] if is_moved else values
             elif not each.is_of_lines:
-                found[each.name] = (each.array(sample),)
+                found[each.name] = [(each.array(sample),) for sample in samples]
+            elif each.used_of is None:
+                found[each.name] = [(array,) for array in values]
             else:
-                found[each.name] = (values if each.used_of is None else values[: sample[each.used_of].item()],)
+                used = column(samples, each.used_of)
+                found[each.name] = [(array[: n.item()],) for array, n in zip(values, used, strict=True)]
             if each.pad_of is not None:
-                found[each.pad_of] = sample[each.pad_of]
+                found[each.pad_of] = column(samples, each.pad_of)
         return found
 
     def to_json(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from forebay.store.layout import Array
 if TYPE_CHECKING:
     import torch
 
+Count = TypeVar("Count", int, "torch.Tensor")
 MAX_AXIS, MAX_RANK = 1 << 31, 8
 _MAX_TEXT, _MAX_CHANNELS = 4096, 1024
 
@@ -73,8 +74,17 @@ class Finish(Protocol):
     def shape(self, rows: int, inner: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of the values that are made of so many rows of this shape."""
 
-    def marked(self, rows: int) -> int:
-        """Returns how many of the values a mask marks."""
+    def made(self, rows: Count) -> Count:
+        """Returns how many values along the first axis are made of so many rows, an int or elementwise."""
+
+    def marked(self, rows: Count) -> Count:
+        """Returns how many of the values a mask marks, an int or elementwise."""
+
+    def batch(self, lines: torch.Tensor, lengths: torch.Tensor, room: int) -> torch.Tensor:
+        """Returns the batch of arrays that lie one behind the other, zeros in the padding, on their device.
+
+        lines: float32 [rows of all, ...]. lengths: int64 [batch]. room: rows that an array has room for.
+        """
 
     def write(self, values: Array, out: Array) -> None:
         """Makes `out`, C-contiguous float32 of that shape, the values of float32 rows."""
@@ -86,6 +96,18 @@ def finish_named(name: str) -> Finish:
     module, _, cls = FINISHES[name].partition(":")
     found: Finish = getattr(importlib.import_module(module), cls)()
     return found
+
+
+def places_of(firsts: torch.Tensor, lengths: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns the place of every row of arrays one behind the other, int64 [count]; nothing waits for a device.
+
+    firsts: int64 [arrays], the place of the first row of each. lengths: their rows, `count` together.
+    """
+    import torch
+
+    behind = lengths.cumsum(0) - lengths
+    spread = torch.repeat_interleave(firsts - behind, lengths, output_size=count)
+    return spread + torch.arange(count, device=lengths.device)
 
 
 def require(is_right: Any, wanted: str, found: Any) -> None:

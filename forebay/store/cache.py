@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -27,6 +27,7 @@ from forebay.store.metadata import check_file, checked_fields, groups_of, items_
 from forebay.store.open_shards import SLOTS, CheckedArray, OpenShards, ShardFiles, no_such_row, open_slots
 from forebay.store.shard import Shard, ShardEntry, row_of, shard_fields, shard_name, table_dtype
 from forebay.store.shared_disk import look_anew
+from forebay.store.source import Samples
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -221,6 +222,28 @@ class Cache(ByHand):
             return self.read(index)
         self._verified[index] = 1
         return sample
+
+    def read_batch(self, indices: Sequence[int]) -> Samples | None:
+        """See `SampleSource`: without items that samples list. The first read of a sample is that of `read`."""
+        if self._listed or not indices or not 0 <= min(indices) <= max(indices) < self._length:
+            return None
+        verified, kept = self._verified, self._columns
+        try:
+            for index in indices:
+                if not verified[index]:
+                    self.read(index)
+            slots = self._slots.array[indices]
+            shards = [kept.get(number) or self._open.columns_of(number) for number in (slots >> ROW_BITS).tolist()]
+            rows = (slots & ROW_MASK).tolist()
+            found: dict[str, list[Array]] = {}
+            for field, (name, *_) in enumerate(shards[0]):
+                arrays = found[name] = []
+                for columns, row in zip(shards, rows, strict=True):
+                    _, values, offsets = columns[field]
+                    arrays.append(values[offsets[row] : offsets[row + 1]])
+        except (IndexError, CacheError):  # met again, and named, by `read`
+            return None
+        return Samples(found, len(rows))
 
     def _with_items(self, group: Group, index: int, sample: dict[str, Any], *, is_verified: bool) -> dict[str, Any]:
         slots = self.items_of(group, index)

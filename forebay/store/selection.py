@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from forebay.store.by_hand import ByHand
 from forebay.store.key import digest
 from forebay.store.layout import Array, Ints
 from forebay.store.sample_filter import Filter, FilterChoice
-from forebay.store.source import Sample, SampleSource, SourceUnion
+from forebay.store.source import Sample, Samples, SampleSource, SourceUnion
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,6 +101,10 @@ class Selection(ByHand):
         except ForebayError as err:
             err.add_note(f"sample {place} of {self.name}")
             raise
+
+    def read_batch(self, indices: Sequence[int]) -> Samples | None:
+        """See `SampleSource`."""
+        return self.source.read_batch([self._place(index) for index in indices])
 
     def arrays(self, index: int) -> dict[str, Any]:
         place = self._place(index)

@@ -21,6 +21,30 @@ if TYPE_CHECKING:
 
 Sample = Mapping[str, Any]
 """Tensor fields of one sample, arrays [n, *shape] and read-only; `patches` of images are a tuple of arrays."""
+
+
+class Samples(Sequence[Sample]):
+    """Samples that were read together: `columns` has of each field an array a sample."""
+
+    __slots__ = ("_length", "columns")
+
+    def __init__(self, columns: Mapping[str, list[Array]], length: int) -> None:
+        self.columns, self._length = columns, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(self._length))]
+        return {name: values[index] for name, values in self.columns.items()}
+
+
+def column(samples: Sequence[Sample], name: str) -> list[Any]:
+    """Returns one field of some samples, in their order. Raises KeyError where they have none of that name."""
+    return samples.columns[name] if isinstance(samples, Samples) else [sample[name] for sample in samples]
+
+
 SECONDS, RATE = "num_audio_samples", "sample_rate_hz"
 """The length by which samples have seconds, and the constant that makes seconds of it."""
 SECTIONS: Mapping[Group, str] = {"audio": "audio", "image": "vision"}
@@ -59,6 +83,10 @@ class SampleSource(ABC):
     def read_one(self, index: int) -> tuple[Sample, int]:
         """Returns what `read` returns, and the index of the sample that it is: of a bad one another stands in."""
         return self.read(index), index
+
+    def read_batch(self, indices: Sequence[int]) -> Samples | None:  # noqa: ARG002
+        """Returns samples as `read_one` has each; None where they are to be read one by one, for errors too."""
+        return None
 
     @abstractmethod
     def ids_digest(self) -> str:
@@ -175,6 +203,14 @@ class SourceUnion(SampleSource):
         except ForebayError as err:
             err.add_note(f"sample {inside} of {self.names[number]}")
             raise
+
+    def read_batch(self, indices: Sequence[int]) -> Samples | None:
+        """See `SampleSource`; of one source alone."""
+        number = bisect.bisect_right(self.offsets, min(indices, default=0)) - 1
+        if not indices or max(indices) >= self.offsets[-1] or max(indices) >= self.offsets[number + 1]:
+            return None
+        first = self.offsets[number]
+        return self.sources[number].read_batch([index - first for index in indices])
 
     def will_need(self, indices: Iterable[int]) -> None:
         """Asks the kernel to read these samples' pages ahead, of the sources that can, see `Cache.will_need`."""

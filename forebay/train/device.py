@@ -62,14 +62,18 @@ class SideStream:
         self._device = device
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)
 
-    def start(self, batch: Batch) -> Callable[[], Batch]:
-        """Begins to copy; the result waits, on the stream that is current then, and returns the batch on the device."""
+    def start(self, batch: Batch, finish: Callable[[Any], Batch] | None = None) -> Callable[[], Batch]:
+        """Begins to copy; the result waits, on the stream that is current then, and returns the batch on the device.
+
+        finish: what makes the batch of what was copied, on the same stream.
+        """
         with torch.cuda.stream(self._stream):
             move = batch.to if isinstance(batch, PatchBatch) else partial(moved, batch)
             copied: Batch = move(self._device, non_blocking=True)
+            copied = copied if finish is None else finish(copied)
             done = self._stream.record_event()
 
-        def finish() -> Batch:
+        def ready() -> Batch:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(done)
             for value in fields_of(copied).values():
@@ -78,7 +82,7 @@ class SideStream:
                     value.record_stream(current)
             return copied
 
-        return finish
+        return ready
 
 
 def is_host(device: torch.device | str | None) -> bool:

@@ -8,25 +8,30 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+from forebay.config.tree import DeviceFeaturesConfig
 from forebay.errors import ConfigError
 from forebay.plan.cursor import WEIGHTLESS, Cursor, CursorStep, LoaderState, Resumable
 from forebay.plan.make import Planned
 from forebay.plan.remote_cost import check_remote, windows_of
 from forebay.spans import COLLATE, DATA_WAIT, READ, span
 from forebay.steps.batch import IGNORED
-from forebay.steps.step import Batch, PaddingSide
+from forebay.steps.step import Batch, PaddingSide, Stored
 from forebay.store.by_hand import source_facts, table_html
 from forebay.store.layout import Array, Ints
 from forebay.store.remote.foresight import Foresight
-from forebay.store.source import SampleSource, SourceUnion, parts_of
+from forebay.store.source import Sample, SampleSource, SourceUnion, parts_of
+from forebay.train.augment.augmentation import Augmentation
+from forebay.train.augment.draws import Drawing, EpochDraws
 from forebay.train.collate.collator import BatchMaker, Collator, CropDraws
+from forebay.train.collate.device_features import DeviceFeatures
 from forebay.train.collate.patches import as_filler
+from forebay.train.collate.ragged import RaggedCollator, check_ragged
 from forebay.train.device import Ahead, side_stream
 from forebay.train.prefetch import BufferRing, Prefetch, ReadAhead
 from forebay.train.ranks import resolve_ranks
@@ -109,6 +114,8 @@ class LoaderSettings:
     padding_side: PaddingSide = "right"
     crop_s: float | None = None
     """Batches are of random crops of so many seconds, drawn by (seed, epoch, sample id); see `CropDraws`."""
+    form: Literal["padded", "ragged"] = "padded"
+    """`ragged`: a batch is a `RaggedBatch`, what the cache holds of its samples, one behind the other."""
     mask_fillers: bool = False
     """Batches of weight 0 have all labels -100. A sum of token losses over ranks is then right by itself; a mean over
     the batch's own tokens is NaN. Batches without labels, or with several classes a sample, cannot be masked: where
@@ -187,6 +194,8 @@ class Loader(Resumable):
         dp_world_size: int | None = None,
         collator: BatchMaker | None = None,
         finish: Callable[[Any], Batch] | None = None,
+        augment: Callable[[SampleSource], Augmentation] | None = None,
+        features: DeviceFeaturesConfig | None = None,
     ) -> None:
         """Starts nothing yet: threads live from `iter` to the end of the iterator.
 
@@ -194,6 +203,8 @@ class Loader(Resumable):
         `forebay.plan.cursor` for the epoch's end. collator: what makes the batches, for example of packs; None: a
         `Collator` of the settings.
         finish: what makes the batch handed out of the one that was copied to the device.
+        augment: what is changed of the samples of a source, in every epoch in another way.
+        features: what is made of waveforms below the cut.
         Raises ConfigError (also ValueError) for impossible values, PlanError where no rank has a step.
         """
         if dp_rank is None or dp_world_size is None:
@@ -207,18 +218,44 @@ class Loader(Resumable):
             locality=planned.locality,
         )
         check_remote(source, self.cursor, threads=settings.num_threads)
+        check_ragged(
+            settings.form,
+            is_packed=collator is not None,
+            crop_s=settings.crop_s,
+            as_tensordict=settings.as_tensordict,
+        )
+        self._side_stream, self._finish = side_stream(settings.device), finish
         # One a source: a micro-batch is of one of them, or they are all alike.
-        form: dict[str, Any] = {name: getattr(settings, name) for name in ("dtype", "padding_side", "crop_s")}
-        self._collators = [collator or Collator(part, **form) for part in parts_of(source)]
+        self._is_augmented = augment is not None
+        self._collators = [collator or self._collator(part, augment, features) for part in parts_of(source)]
         # Filled ahead, being filled, in the user's hands (one, and the one before it).
         num_buffers = settings.prefetch + settings.num_threads + 2
         self._ring = BufferRing(max_free=num_buffers, pin_memory=settings.is_pinned)
-        self._side_stream, self._finish = side_stream(settings.device), finish
         self._read_ahead = ReadAhead(source)
         self._totals = _Totals()
         self._columns = BatchColumns(source, settings.with_columns) if settings.with_columns else None
         self._weight = 1
         self._indices: list[int] = []
+
+    def _collator(
+        self,
+        part: SampleSource,
+        augment: Callable[[SampleSource], Augmentation] | None,
+        features: DeviceFeaturesConfig | None,
+    ) -> BatchMaker:
+        settings = self.settings
+        if settings.form == "ragged":
+            return RaggedCollator(part.fields)
+        has_items = part.constants.has_items
+        return Collator(
+            part,
+            dtype=settings.dtype,
+            padding_side=settings.padding_side,
+            crop_s=settings.crop_s,
+            on_device=self._side_stream is not None,
+            augmentation=augment(part) if augment is not None else None,
+            features=DeviceFeatures.of(features, Stored.of(part)) if features is not None and has_items else None,
+        )
 
     def __repr__(self) -> str:
         return f"Loader({self._said()}, of {self.source!r})"
@@ -258,13 +295,14 @@ class Loader(Resumable):
         if settings.epochs is not None and start.epoch >= settings.epochs:
             left = 0
         draws = None if settings.crop_s is None else CropDraws(seed=start.seed, epoch=start.epoch)
+        changes = EpochDraws(start.seed, start.epoch) if self._is_augmented else None
         # All shards of a block of a moving window are touched in its first steps.
         windows = windows_of(self.plan)
         depth = 0 if windows is None else windows.held(blocks=1)
         foresight = Foresight.of(self.source, self._ahead, depth=depth) if left else None
         filled = Prefetch(
             self._fill,
-            self._work(itertools.islice(steps, left), draws, foresight),
+            self._work(itertools.islice(steps, left), draws, changes, foresight),
             num_threads=settings.num_threads if left else 0,
             prefetch=settings.prefetch,
         )
@@ -333,11 +371,15 @@ class Loader(Resumable):
         }
 
     def _work(
-        self, steps: Iterator[CursorStep], draws: CropDraws | None, foresight: Foresight | None
+        self,
+        steps: Iterator[CursorStep],
+        draws: CropDraws | None,
+        changes: EpochDraws | None,
+        foresight: Foresight | None,
     ) -> Iterator[_Work]:
         """Yields what to fill, step by step."""
         for number, step in enumerate(steps):
-            work = _Work(number, step, step.samples.tolist(), draws, foresight)
+            work = _Work(number, step, step.samples.tolist(), draws, changes, foresight)
             self._read_ahead.announce(work.indices)
             yield work
 
@@ -350,29 +392,25 @@ class Loader(Resumable):
 
     def _fill(self, work: _Work) -> _Filled:
         """Returns the batch of one step; runs in a thread."""
-        index, samples, read = None, [], []
         began_s, began_cpu_s = time.perf_counter(), time.thread_time()
+        samples: Sequence[Sample] | None = None
         try:
             with self._read_ahead.watch():
                 with span(READ):
-                    for index in work.indices:
-                        sample, own = self.source.read_one(index)
-                        samples.append(work.draws.beside(sample, self.source.sample_id(own)) if work.draws else sample)
-                        read.append(own)
-                    index = None
+                    samples, read = self._read(work)
                     beside = self._beside(read)  # while the shards are here: to ask later can be a download
                 read_s, read_cpu_s = time.perf_counter() - began_s, time.thread_time() - began_cpu_s
                 part = self.source.part(work.indices[0]) if isinstance(self.source, SourceUnion) else 0
                 collator = self._collators[part]
                 with span(COLLATE):
-                    batch = collator.collate(samples, allocate=self._ring.take)
+                    drawing = work.changes and Drawing(list(map(self.source.sample_id, read)), work.changes)
+                    more = {"drawing": drawing} if drawing else {}
+                    batch = collator.collate(samples, allocate=self._ring.take, **more)
                 collate_s = time.perf_counter() - began_s - read_s
         except Exception as err:
-            which = f"samples {work.indices}" if index is None else f"sample {index}"
-            err.add_note(
-                f"while filling micro-batch {work.step.turn.position} of epoch {work.step.place.epoch}: "
-                f"{which} of cache {self.source.key[:16]}"
-            )
+            place = f"micro-batch {work.step.turn.position} of epoch {work.step.place.epoch}"
+            which = "" if samples is None else f": samples {work.indices} of cache {self.source.key[:16]}"
+            err.add_note(f"while filling {place}{which}")
             raise
         if self.settings.mask_fillers and self.plan.tail in WEIGHTLESS and self.dp_world_size > 1:
             _check_maskable(batch)
@@ -382,7 +420,23 @@ class Loader(Resumable):
         if work.foresight is not None:
             work.foresight.done(work.number)
         times = FillTimes(read_s=read_s, read_cpu_s=read_cpu_s, collate_s=collate_s)
-        return _Filled(batch, work.step, read, beside, frames=frames, room=room, times=times)
+        return _Filled(batch, work.step, read, beside, part=part, frames=frames, room=room, times=times)
+
+    def _read(self, work: _Work) -> tuple[Sequence[Sample], list[int]]:
+        """Returns the samples of a batch, together where that can be, and the index of each."""
+        draws, together = work.draws, None if work.draws else self.source.read_batch(work.indices)
+        if together is not None:
+            return together, work.indices
+        samples, read = [], []
+        for index in work.indices:
+            try:
+                sample, own = self.source.read_one(index)
+                samples.append(draws.beside(sample, self.source.sample_id(own)) if draws else sample)
+            except Exception as err:
+                err.add_note(f"sample {index} of cache {self.source.key[:16]}")
+                raise
+            read.append(own)
+        return samples, read
 
     def _beside(self, read: list[int]) -> Any:
         """Returns what is handed out beside a batch of these samples; None where that is the batch alone."""
@@ -403,11 +457,12 @@ class Loader(Resumable):
             if foresight is not None:
                 foresight.close()
 
-    def _on_device(self, filled: Iterator[_Filled], start: Callable[[Any], Callable[[], Any]]) -> Iterator[_Filled]:
+    def _on_device(self, filled: Iterator[_Filled], start: Callable[..., Callable[[], Any]]) -> Iterator[_Filled]:
         def started(item: _Filled) -> Callable[[], _Filled]:
-            finish, counts = start(item.batch), dataclasses.replace(item, batch={})  # no name on the host's memory
-            # Finished when it is handed out: what waits on the device is as small as what was copied.
-            return lambda: dataclasses.replace(counts, batch=self._finish(finish()) if self._finish else finish())
+            finish = self._finish or getattr(self._collators[item.part], "finish", None)
+            # No name on the host's memory.
+            ready, counts = start(item.batch, finish), dataclasses.replace(item, batch={})
+            return lambda: dataclasses.replace(counts, batch=ready())
 
         return Ahead(filled, started, depth=self.settings.device_prefetch)
 
@@ -450,17 +505,22 @@ class _Work:
     step: CursorStep
     indices: list[int]
     draws: CropDraws | None
+    changes: EpochDraws | None
     foresight: Foresight | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
-    """One batch and what it counts for. indices: of what was read. beside: what is handed out beside the batch."""
+    """One batch and what it counts for.
+
+    indices: of what was read. beside: what is handed out beside the batch. part: the source that it is of.
+    """
 
     batch: Any
     step: CursorStep
     indices: list[int]
     beside: Any
+    part: int
     frames: int
     room: int
     times: FillTimes

@@ -28,8 +28,8 @@ from forebay.store.sample_filter import Filter, FilterChoice, missing_of_all, sa
 from forebay.store.selection import filtered
 from forebay.store.shared_disk import wait_alone
 from forebay.store.source import SampleSource, SourceUnion, has_untimed_items, parts_of, source_kind
-from forebay.train.collate.collator import BatchMaker, Collator
-from forebay.train.collate.forms import items_of
+from forebay.train.augment.augmentation import Augmentation
+from forebay.train.collate.collator import BatchMaker
 from forebay.train.collate.packed import PackCollator, PackShapes, pack_form
 from forebay.train.collate.patches import DeviceExpansion, has_codes, pixel_dtype
 from forebay.train.device import is_host
@@ -85,11 +85,9 @@ def make_loader(
         source = select(config)
         planned = _planned(config, source) if shuffle else planned_in_order(config, source)
     collator: BatchMaker | None = None
-    finish: DeviceExpansion | None = None
+    finish: Callable[[Any], Any] | None = None
     if isinstance(config.plan, PackConfig):
         collator, finish = pack_forms(config, source, device=device, as_tensordict=as_tensordict)
-    elif not is_host(device) and has_one_form(source):
-        collator, finish = coded_forms(config, source)
     here: dict[str, Any] = {"as_tensordict": as_tensordict, "device": device, "device_prefetch": device_prefetch}
     here |= {"with_ids": with_ids, "with_columns": with_columns if isinstance(with_columns, str) else (*with_columns,)}
     return Loader(
@@ -100,13 +98,18 @@ def make_loader(
         dp_world_size=ranks.dp_world_size,
         collator=collator,
         finish=finish,
+        augment=_augment(config, source) if shuffle else None,
+        features=config.loader.device_features,
     )
 
 
-def has_one_form(source: SampleSource) -> bool:
-    """Returns whether all samples of a source become batches in one way, so that one collator makes all of them."""
-    first, *others = parts_of(source)
-    return all(part.constants == first.constants for part in others)
+def _augment(config: Config, source: SampleSource) -> Callable[[SampleSource], Augmentation] | None:
+    """Returns what makes the changes of a source, which texts alone have none of; None for a config without any."""
+    if not config.augment:
+        return None
+    if not any(part.constants.has_items for part in parts_of(source)):
+        raise ConfigError(f"{config.path}: augment changes clips and images, and the samples are texts alone")
+    return lambda part: Augmentation.of(config, part) if part.constants.has_items else Augmentation((), ())
 
 
 def loader_settings(config: Config) -> LoaderSettings:
@@ -119,6 +122,7 @@ def loader_settings(config: Config) -> LoaderSettings:
         num_threads=section.num_threads,
         prefetch=section.prefetch,
         pin_memory=section.pin_memory,
+        form=section.form,
     )
 
 
@@ -153,15 +157,6 @@ def _one_of_node(root: Path) -> Iterator[None]:
     with open(root / ".planning", "wb") as file:
         wait_alone(file.fileno())  # on a file system without locks all of them make it
         yield
-
-
-def coded_forms(config: Config, source: SampleSource) -> tuple[Collator | None, DeviceExpansion | None]:
-    """Returns what makes batches of codes on the host, and what then makes values of them; None where none are."""
-    settings, forms = loader_settings(config), [items.form for items in items_of(Stored.of(source))]
-    if settings.crop_s is not None or not any(map(has_codes, forms)):
-        return None, None
-    collator = Collator(source, dtype=settings.dtype, padding_side=settings.padding_side, as_codes=True)
-    return collator, DeviceExpansion(*forms, dtype=settings.dtype)
 
 
 def pack_forms(
@@ -199,6 +194,11 @@ def pack_collator(settings: LoaderConfig, plan: PlanConfig | None, source: Sampl
 
 def as_stored(config: Config) -> Config:
     """Returns a config whose packs keep their uint8 patches: the learner expands the patches on the device."""
+    if config.loader.form == "ragged":
+        raise ConfigError(
+            f'{config.path}: loader.form is "ragged", and forebay train takes padded batches; leave it out, or call '
+            "forebay.train.make_loader in a loop of your own"
+        )
     if config.plan is None or config.plan.kind != "pack":
         return config
     return replace(config, loader=replace(config.loader, pixels="uint8"))

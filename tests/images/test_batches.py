@@ -18,7 +18,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.train import make_loader
 from forebay.train.collate.collator import Collator
 from forebay.train.dataset import PlanSampler, SampleDataset
-from forebay.train.select import as_stored, coded_forms
+from forebay.train.select import as_stored
 from tests.images.processors import KINDS, SIDE, TABLE, TinyCorpus, tiny, tiny_corpus
 from tests.preprocess.here_pool import build_here
 
@@ -139,16 +139,14 @@ def test_images_alone_have_no_tokens_to_be_planned_by(corpus: TinyCorpus) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_a_device_makes_of_codes_is_what_the_host_makes(kind: str, dtype: str, tmp_path: Path) -> None:
-    config, cache = built(tiny_corpus(tmp_path, kind=kind), f"loader.dtype={dtype}")
-    coded, finish = coded_forms(config, cache)
-    if coded is None or finish is None:
-        assert kind == "float"
-        return
+    _, cache = built(tiny_corpus(tmp_path, kind=kind), f"loader.dtype={dtype}")
+    coded = Collator(cache, dtype=getattr(torch, dtype), on_device=True)
+    assert coded.is_finished_later == (kind != "float")
     samples = [cache.read(i) for i in range(3)]
     codes = coded.collate(samples, allocate=fresh)
     assert (codes["pixel_values"].dtype == torch.uint8) == (kind in ("stack", "cat"))
     host = Collator(cache, dtype=getattr(torch, dtype)).collate(samples, allocate=fresh)
-    same(host, finish(codes))
+    same(host, coded.finish(codes))
 
 
 def test_two_ranks_share_the_batches_of_one(corpus: TinyCorpus) -> None:

@@ -31,14 +31,15 @@ class FakeStream:
     def __init__(self) -> None:
         self.started = self.finished = 0
 
-    def start(self, batch: Batch) -> Callable[[], Batch]:
+    def start(self, batch: Batch, finish: Callable[[Any], Batch] | None = None) -> Callable[[], Batch]:
         self.started += 1
 
-        def finish() -> Batch:
-            self.finished += 1
-            return {name: tensor.clone() for name, tensor in batch.items()}  # holds the host's memory until then
+        def ready() -> Batch:
+            self.finished += 1  # holds the host's memory until then
+            copied = {name: t.clone() if isinstance(t, torch.Tensor) else t for name, t in batch.items()}
+            return copied if finish is None else finish(copied)
 
-        return finish
+        return ready
 
 
 def make_loader(source: FakeSource, **settings: object) -> Loader:
@@ -120,10 +121,11 @@ def test_patches_are_copied_as_they_are_and_expanded_when_handed_out(
     copied: list[object] = []
 
     class Moving(FakeStream):
-        def start(self, batch: Batch) -> Callable[[], Batch]:
+        def start(self, batch: Batch, finish: Callable[[Any], Batch] | None = None) -> Callable[[], Batch]:
             assert isinstance(batch, PatchBatch)
+            assert finish is not None
             copied.append(batch["patches"].dtype)
-            return lambda: batch.to("cpu")
+            return lambda: finish(batch.to("cpu"))
 
     source = FakeVlSource()
     wanted = list(pack_loader(collator=PackCollator(source, dtype=dtype)))

@@ -442,8 +442,10 @@ def test_an_error_of_the_source_reaches_the_caller_with_its_sample_and_cache(num
         next(batches)
     with pytest.raises(CacheCorruptError, match="stored checksum 1, computed 2") as caught:
         next(batches)
-    (note,) = caught.value.__notes__
-    assert note == f"while filling micro-batch {position} of epoch 0: sample 11 of cache {broken.key[:16]}"
+    assert caught.value.__notes__ == [
+        f"sample 11 of cache {broken.key[:16]}",
+        f"while filling micro-batch {position} of epoch 0",
+    ]
     assert loader_threads() == []
     assert loader.state_dict()["position"] == position  # where a later run can go on
 

@@ -14,9 +14,8 @@ import transformers
 import forebay
 from forebay.config import Config
 from forebay.errors import CacheMismatchError, ConfigError
-from forebay.store.source import SourceUnion
 from forebay.train.loop.run import run
-from forebay.train.select import has_one_form, make_loader, select
+from forebay.train.select import make_loader, select
 from tests.flat_constants import flat
 from tests.preprocess.here_pool import build_here
 from tests.preprocess.vision.corpus import PhotoCorpus, photo
@@ -224,12 +223,3 @@ def test_conversations_are_mixed_by_their_tokens(tmp_path: Path) -> None:
     seen = batches_of(config)
     assert sorted(sample_id for ids, _ in seen for sample_id in ids) == ["first0", "first1", "second0", "second1"]
     assert {"pixel_values", "input_ids", "attention_mask", "labels"} <= set(seen[0][1])
-    assert has_one_form(select(config))
-
-
-def test_only_sources_of_equal_constants_share_what_makes_their_batches() -> None:
-    alike = [Other(features="images", num_classes=2) for _ in range(2)]
-    other = Other(features="images", num_classes=2, prompt="label")
-    for parts, wanted in ((alike, True), ([alike[0], other], False)):
-        assert has_one_form(SourceUnion(parts, ["one", "two"], shares_batches=False)) is wanted
-    assert has_one_form(other)

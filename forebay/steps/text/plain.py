@@ -13,7 +13,7 @@ from forebay.steps.text.line import whisper_code
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Array
-from forebay.store.source import Sample
+from forebay.store.source import Sample, column
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,16 +111,12 @@ def whisper_text(
     positions count from the left. Labels are masked by position, from the stored `prefix_len`, never by comparing ids:
     a pad token that is also the end of text stays a target.
     """
-    from forebay.steps.batch import IGNORED, filled
+    from forebay.steps.batch import ignore_to, rows_of_tokens
 
-    sequences = [sample["input_ids"] for sample in samples]
-    shape = (len(samples), max(map(len, sequences)) - 1)
-    inputs = filled("decoder_input_ids", shape, pad_token_id, allocate=allocate)
-    labels = filled("labels", shape, IGNORED, allocate=allocate)
-    for ids, sample, inputs_row, labels_row in zip(sequences, samples, inputs.numpy(), labels.numpy(), strict=True):
-        prefix = max(sample["prefix_len"].item() - 1, 0)
-        inputs_row[: len(ids) - 1] = ids[:-1]
-        labels_row[prefix : len(ids) - 1] = ids[prefix + 1 :]
+    sequences = column(samples, "input_ids")
+    inputs = rows_of_tokens("decoder_input_ids", [ids[:-1] for ids in sequences], pad_token_id, allocate=allocate)
+    labels = rows_of_tokens("labels", [ids[1:] for ids in sequences], _IGNORED, allocate=allocate)
+    ignore_to(labels, [prefix.item() - 1 for prefix in column(samples, "prefix_len")])
     return {"decoder_input_ids": inputs, "labels": labels}
 
 
@@ -178,13 +174,10 @@ class PlainPrompt(Prompt):
 
 def label_text(samples: Sequence[Sample], *, padding_side: PaddingSide, allocate: Allocate) -> Batch:  # noqa: ARG001
     """Returns `labels` int64 [batch, longest], -100 on the `prefix_len` prompt tokens and on padding, right."""
-    from forebay.steps.batch import IGNORED, filled
+    from forebay.steps.batch import ignore_to, rows_of_tokens
 
-    sequences = [sample["input_ids"] for sample in samples]
-    labels = filled("labels", (len(samples), max(map(len, sequences))), IGNORED, allocate=allocate)
-    for ids, sample, row in zip(sequences, samples, labels.numpy(), strict=True):
-        prefix = sample["prefix_len"].item()
-        row[prefix : len(ids)] = ids[prefix:] if prefix else ids
+    labels = rows_of_tokens("labels", column(samples, "input_ids"), _IGNORED, allocate=allocate)
+    ignore_to(labels, [prefix.item() for prefix in column(samples, "prefix_len")])
     return {"labels": labels}
 
 
@@ -196,20 +189,16 @@ def causal_text(
     Labels are the ids, -100 on padding and on the `prefix_len` prompt tokens, by position, so that any padding side is
     right; a causal model moves them by one itself.
     """
-    from forebay.steps.batch import IGNORED, filled
+    from forebay.steps.batch import filled, ignore_to, rows_of_tokens
 
-    sequences = [sample["input_ids"] for sample in samples]
-    shape = (len(samples), max(map(len, sequences)))
-    inputs = filled("input_ids", shape, pad_token_id, allocate=allocate)
-    labels = filled("labels", shape, IGNORED, allocate=allocate)
-    mask = filled("attention_mask", shape, 0, allocate=allocate)
-    rows = zip(inputs.numpy(), mask.numpy(), labels.numpy(), strict=True)
-    for ids, sample, (inputs_row, mask_row, labels_row) in zip(sequences, samples, rows, strict=True):
-        start = shape[1] - len(ids) if padding_side == "left" else 0
-        prefix = int(sample["prefix_len"][0])
-        inputs_row[start : start + len(ids)] = ids
-        mask_row[start : start + len(ids)] = 1
-        labels_row[start + prefix : start + len(ids)] = ids[prefix:]
+    sequences, prefixes = column(samples, "input_ids"), column(samples, "prefix_len")
+    inputs = rows_of_tokens("input_ids", sequences, pad_token_id, side=padding_side, allocate=allocate)
+    labels = rows_of_tokens("labels", sequences, _IGNORED, side=padding_side, allocate=allocate)
+    mask = filled("attention_mask", (len(sequences), inputs.shape[1]), 0, allocate=allocate)
+    starts = [inputs.shape[1] - len(ids) if padding_side == "left" else 0 for ids in sequences]
+    for row, start, ids in zip(mask.numpy(), starts, sequences, strict=True):
+        row[start : start + len(ids)] = 1
+    ignore_to(labels, [start + int(prefix[0]) for start, prefix in zip(starts, prefixes, strict=True)])
     return {"input_ids": inputs, "attention_mask": mask, "labels": labels}
 
 

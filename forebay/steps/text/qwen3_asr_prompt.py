@@ -18,7 +18,7 @@ from forebay.steps.text.plain import causal_text
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary, joined, render_chat
 from forebay.store.layout import Array, FieldSpec
-from forebay.store.source import Sample
+from forebay.store.source import Sample, column
 
 Count = TypeVar("Count", int, np.ndarray)
 AUDIO_TOKEN = "<|audio_pad|>"
@@ -168,16 +168,17 @@ def qwen3_asr_text(
     that the model makes of the sample's feature frames. Labels begin behind the `prefix_len` stored tokens of the
     prompt.
     """
-    whole = list(map(_with_audio, samples))
+    names = ("input_ids", "prefix_len", "audio_index", "input_features")
+    whole = list(map(_with_audio, *(column(samples, name) for name in names)))
     return causal_text(whole, pad_token_id=pad_token_id, padding_side=padding_side, allocate=allocate)
 
 
-def _with_audio(sample: Sample) -> dict[str, Array]:
+def _with_audio(ids: Array, prefix_len: Array, audio_index: Array, frames: Array) -> dict[str, Array]:
     """Returns the ids with all audio tokens, and how many of them are the prompt."""
-    ids, prefix, index = sample["input_ids"], sample["prefix_len"].item(), sample["audio_index"].item()
-    repeats = np.ones(len(ids), np.int64)
-    repeats[index] = num_audio_tokens(len(sample["input_features"]))
-    return {"input_ids": np.repeat(ids, repeats), "prefix_len": repeats[:prefix].sum(keepdims=True)}
+    index, count = audio_index.item(), num_audio_tokens(len(frames))
+    audio = np.full(count, ids[index], ids.dtype)
+    prefix = prefix_len + (count - 1 if index < prefix_len[0] else 0)
+    return {"input_ids": np.concatenate((ids[:index], audio, ids[index + 1 :])), "prefix_len": prefix}
 
 
 def num_audio_tokens(num_frames: Count) -> Count:

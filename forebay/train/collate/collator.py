@@ -18,15 +18,19 @@ import torch
 from forebay.errors import ConfigError
 from forebay.plan.permutation import derive_key
 from forebay.steps.audio.audio_section import crop_samples
-from forebay.steps.batch import collate, fresh
+from forebay.steps.batch import collate_fields, fresh
 from forebay.steps.form import BatchForm
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored
 from forebay.steps.table import audio_step
 from forebay.store.layout import Array
 from forebay.store.source import Sample, SampleSource, SourceUnion
+from forebay.train.augment.augmentation import Augmentation
+from forebay.train.augment.draws import Drawing
+from forebay.train.collate.device_features import DeviceFeatures
 from forebay.train.collate.forms import count_tokens, items_of, text_of
-from forebay.train.collate.patches import Filler, weight_of
+from forebay.train.collate.patches import DeviceExpansion, Filler, weight_of
 from forebay.train.collate.patches import as_codes as coded
+from forebay.train.collate.ragged import Crossing, can_cross
 
 CROP_VERSION = 1
 """Bumped when the same seed, epoch, sample id and length give another crop."""
@@ -111,10 +115,10 @@ class Crops:
         assert field.length is not None
         return sum(min(len(field.array(s)), field.length) for s in samples), len(samples) * field.length
 
-    def collate(self, samples: Sequence[Sample], *, dtype: torch.dtype, allocate: Allocate) -> Batch:
-        """Returns the batch of these samples, each with its draw beside it; fields are in `dtype`."""
+    def columns(self, samples: Sequence[Sample]) -> dict[str, list[Sequence[Array]]]:
+        """Returns of each field what lies inside of every sample's crop; the draw of a sample is beside it."""
         cut = [self._cut(*each) for each in zip(samples, self.starts(samples), strict=True)]
-        return collate(self.form, cut, dtype=dtype, allocate=allocate, are_rows=True)
+        return {field.name: [each[field.name] for each in cut] for field in self.form.stored}
 
     def _cut(self, sample: Sample, start: int) -> Mapping[str, Sequence[Array]]:
         found: dict[str, Sequence[Array]] = {}
@@ -128,7 +132,10 @@ class BatchMaker(Protocol):
     """Samples to a batch; threads share it."""
 
     def collate(self, samples: Sequence[Sample], *, allocate: Allocate) -> Any:
-        """Returns the batch of these samples in tensors that `allocate` makes: a dict, or a `PatchBatch`."""
+        """Returns the batch of these samples in tensors that `allocate` makes: a dict, or a `PatchBatch`.
+
+        One that changes samples takes `drawing` too, see `Collator`.
+        """
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
         """Returns (frames, or tokens, of the samples, those that their batch has room for)."""
@@ -153,14 +160,19 @@ class Collator:
         dtype: torch.dtype = torch.float32,
         padding_side: PaddingSide = "right",
         crop_s: float | None = None,
-        as_codes: bool = False,
+        on_device: bool = False,
+        augmentation: Augmentation | None = None,
+        features: DeviceFeatures | None = None,
     ) -> None:
         """Takes from `source` its constants and field specifications only.
 
         source: of a union whose sources have other fields, each its own collator, as `Loader` has.
         dtype: of floating-point fields: float32, float16 or bfloat16. padding_side: of `input_ids`.
         crop_s: length of random crops; samples then have the draw of their crop beside them (`CropDraws.beside`).
-        as_codes: fields with a table are codes, of which `DeviceExpansion` makes values.
+        on_device: `finish` makes the batch of what `collate` gives, where it lies then: items cross over one behind the
+            other, or as codes.
+        features: that are made of waveforms, here or where `finish` is called.
+        augmentation: changes the samples for which `collate` is given their draws.
         Raises ConfigError for features, prompts or dtypes that have no batch form, or constants that are missing.
         """
         if dtype not in _DTYPES:
@@ -176,27 +188,85 @@ class Collator:
         self.dtype, self.padding_side = dtype, padding_side
         self._items = items_of(stored)
         self._text = text_of(stored)
-        if as_codes:
-            self._items = tuple(replace(each, form=coded(each.form)) for each in self._items)
+        self._augmentation, self._features, self._is_on_device = augmentation, features, on_device
+        self._crossing: dict[int, Crossing] = {}
+        self._expansion = DeviceExpansion(dtype=dtype)
         self._crops = None if crop_s is None else Crops.of(stored, crop_s=crop_s)
+        if self._crops is not None:
+            self._cross_crops(self._crops.form)
+        elif on_device:
+            self._cross()
+        elif features is not None or (augmentation is not None and augmentation.of_batches):
+            self._crossing = self._changed_crossings()
 
     def __call__(self, samples: Sequence[Sample | Mapping[str, torch.Tensor]]) -> Batch:
         """Returns the batch of these samples in memory of its own; a `collate_fn` for torch's DataLoader."""
         batch = self.collate([_as_arrays(sample) for sample in samples], allocate=fresh)
         return batch if weight_of(samples) else Filler(batch)
 
-    def collate(self, samples: Sequence[Sample], *, allocate: Allocate) -> Batch:
-        """Returns the batch of these samples in tensors that `allocate` makes; every element of them is written."""
+    def collate(self, samples: Sequence[Sample], *, allocate: Allocate, drawing: Drawing | None = None) -> Batch:
+        """Returns the batch of these samples in tensors that `allocate` makes; every element of them is written.
+
+        drawing: of the samples, where they are changed.
+        """
         if not samples:
             raise ValueError("a batch needs at least one sample")
-        if self._crops is not None:
-            return self._crops.collate(samples, dtype=self.dtype, allocate=allocate)
+        if self._augmentation is not None and drawing is not None:
+            samples = self._augmentation.changed(samples, drawing.ids, drawing.draws)
         batch: Batch = {}
-        for each in self._items:
-            batch |= each.collate(samples, dtype=self.dtype, allocate=allocate)
-        if self._text is not None:
+        if self._crops is not None:
+            batch = self._cropped(samples, allocate=allocate, drawing=drawing)
+        for place, each in enumerate(self._items if self._crops is None else ()):
+            crossing = self._crossing.get(place)
+            batch |= each.collate(samples, dtype=self.dtype, allocate=allocate, crossing=crossing, drawing=drawing)
+        if self._crossing and not self._is_on_device:
+            batch = self.finish(batch)
+        if self._text is not None and self._crops is None:
             batch |= self._text(samples, padding_side=self.padding_side, allocate=allocate)
         return batch
+
+    def _cropped(self, samples: Sequence[Sample], *, allocate: Allocate, drawing: Drawing | None) -> Batch:
+        assert self._crops is not None
+        columns, crossing = self._crops.columns(samples), self._crossing.get(0)
+        if crossing is not None:
+            return crossing.collate(columns, allocate=allocate, drawing=drawing)
+        return collate_fields(self._crops.form, columns, dtype=self.dtype, allocate=allocate, are_rows=True)
+
+    def finish(self, batch: Any) -> Batch:
+        """Returns the batch of what crossed over, on the device where that lies; without `on_device`, itself."""
+        for crossing in self._crossing.values():
+            batch = crossing.finish(batch)
+        return self._expansion(batch)
+
+    @property
+    def is_finished_later(self) -> bool:
+        """Whether `finish` has anything to do."""
+        return bool(self._crossing) or self._expansion.has_fields
+
+    def _cross_crops(self, form: BatchForm) -> None:
+        changes = self._augmentation if self._augmentation is not None and self._augmentation.of_batches else None
+        is_made = changes is not None or self._features is not None
+        if is_made and not can_cross(form):
+            raise ConfigError("loader.crop_s takes crops of features too, and augment is of waveforms; leave one out")
+        if can_cross(form) and (is_made or self._is_on_device):
+            self._crossing = {0: Crossing(form, self.dtype, changes, self._features)}
+
+    def _changed_crossings(self) -> dict[int, Crossing]:
+        """Returns the group that changes are of: where it can be finished later, by place."""
+        found = [place for place, each in enumerate(self._items) if can_cross(each.form)]
+        more = (self._augmentation, self._features)
+        return {place: Crossing(self._items[place].form, self.dtype, *more) for place in found[:1]}
+
+    def _cross(self) -> None:
+        forms = {place: each.form for place, each in enumerate(self._items)}
+        self._crossing = {place: Crossing(form, self.dtype) for place, form in forms.items() if can_cross(form)}
+        if self._augmentation is not None or self._features is not None:
+            self._crossing |= self._changed_crossings()
+        rest = {place: form for place, form in forms.items() if place not in self._crossing}
+        self._expansion = DeviceExpansion(*rest.values(), dtype=self.dtype)
+        self._items = tuple(
+            replace(each, form=coded(each.form)) if place in rest else each for place, each in enumerate(self._items)
+        )
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
         """Returns (frames, of text tokens, of the samples; those that their batch has room for)."""

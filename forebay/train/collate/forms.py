@@ -11,13 +11,15 @@ import torch
 
 from forebay.errors import ConfigError
 from forebay.steps.audio.declared import form_of
-from forebay.steps.batch import IGNORED, collate, count
+from forebay.steps.batch import IGNORED, collate, collate_fields, count
 from forebay.steps.form import BatchForm
 from forebay.steps.step import Allocate, Batch, Dtype, PaddingSide, Stored, TextBatch
 from forebay.steps.table import form_step, forms_of, prompts_beside, text_step_of, unknown
 from forebay.steps.text.transcript import Transcript
 from forebay.store.layout import TEXT, Array
-from forebay.store.source import Sample
+from forebay.store.source import Sample, column
+from forebay.train.augment.draws import Drawing
+from forebay.train.collate.ragged import Crossing
 
 IDS, MASK, LABELS = "input_ids", "label_mask", "labels"
 
@@ -37,18 +39,31 @@ class BatchItems:
     is_one_each: bool = True
     """Whether every sample has exactly one."""
 
-    def collate(self, samples: Sequence[Sample], *, dtype: Dtype, allocate: Allocate) -> Batch:
-        """Returns the fields of the form. Raises ConfigError for items that stand in no batch together."""
-        form, items = self.form, list(map(self.form.items, samples))
-        if not any(each[form.main.name] for each in items):
+    def collate(
+        self,
+        samples: Sequence[Sample],
+        *,
+        dtype: Dtype,
+        allocate: Allocate,
+        crossing: Crossing | None = None,
+        drawing: Drawing | None = None,
+    ) -> Batch:
+        """Returns the fields of the form. Raises ConfigError for items that stand in no batch together.
+
+        crossing: makes what a device finishes. drawing: of the samples, where they are changed.
+        """
+        form, columns = self.form, self.form.columns(samples)
+        if not any(columns[form.main.name]):
             return {}
         behind = [field.name for field in form.stored if field.join == "cat"]
-        gone = {name for name in behind if not any(len(array) for each in items for array in each[name])}
+        gone = {name for name in behind if not any(len(array) for arrays in columns[name] for array in arrays)}
         if gone:  # as the processor's own batch lacks an output that none of its images has
             kept = (f for f in form.fields if not gone & {f.name, f.mask_of, f.lengths_of})
             form = replace(form, fields=tuple(kept))
         try:
-            return collate(form, items, dtype=dtype, allocate=allocate, are_rows=True)
+            if crossing is not None:
+                return crossing.collate(columns, allocate=allocate, drawing=drawing)
+            return collate_fields(form, columns, dtype=dtype, allocate=allocate, are_rows=True)
         except (ValueError, IndexError) as err:
             raise ConfigError(
                 f"{self.who} of {form.made_by} stand in no batch together: {err}; its promise is {form.promise}: set "
@@ -64,7 +79,7 @@ class BatchItems:
         if self.counted == "items":
             items = sum(len(sample[main.on_disk]) for sample in samples)
             return items, items
-        return count(main, [(main.array(sample),) for sample in samples])
+        return count(main, self.form.columns(samples)[main.name], are_rows=True)
 
     @property
     def has_rows(self) -> bool:
@@ -78,7 +93,7 @@ class BatchItems:
 
 def count_tokens(samples: Sequence[Sample]) -> tuple[int, int]:
     """Returns (tokens of the samples, those that their batch has room for)."""
-    lengths = [len(sample[IDS]) for sample in samples]
+    lengths = list(map(len, column(samples, IDS)))
     return sum(lengths), len(lengths) * max(lengths)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +34,6 @@ def model_inputs(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, "use_cache": False}
 
 
-_REMEDY = (
-    "a batch of uint8 patches is not what a model takes: pass model(**forebay.train.to_model_inputs(batch, "
-    'constants)), or set loader.pixels = "float32"'
-)
-
-
 class PatchBatch:
     """The fields of a batch with uint8 `patches`: `batch["labels"]`, `"labels" in batch`, `batch.fields`.
 
@@ -47,6 +41,12 @@ class PatchBatch:
     raises TypeError and names `to_model_inputs`. accelerate and Lightning move the batch to a device by `to`;
     transformers' Trainer leaves it where it is, and stops at the model's call.
     """
+
+    remedy: ClassVar[str] = (
+        "a batch of uint8 patches is not what a model takes: pass model(**forebay.train.to_model_inputs(batch, "
+        'constants)), or set loader.pixels = "float32"'
+    )
+    """What to do instead, for whoever takes it for a dict."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         """Keeps `fields`, tensors and numbers by name."""
@@ -64,15 +64,15 @@ class PatchBatch:
         return len(self.fields)
 
     def __repr__(self) -> str:
-        return f"PatchBatch({', '.join(self.fields)})"
+        return f"{type(self).__name__}({', '.join(self.fields)})"
 
     def __getattr__(self, name: str) -> NoReturn:
         # `get`, `items`, `pop`: whoever asks for them takes the batch for a dict.
-        raise AttributeError(f"PatchBatch has no attribute {name!r}: {_REMEDY}")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}: {self.remedy}")
 
     def keys(self) -> NoReturn:
         """Raises TypeError: Python asks for it in `**batch` and `dict(batch)`."""
-        raise TypeError(_REMEDY)
+        raise TypeError(self.remedy)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> PatchBatch:
         """Returns the batch with its tensors on `device`; the patches stay uint8."""
@@ -83,6 +83,11 @@ class PatchBatch:
         return type(self)(
             {name: v.pin_memory() if isinstance(v, torch.Tensor) else v for name, v in self.fields.items()}
         )
+
+    @classmethod
+    def filler(cls) -> type[PatchBatch]:
+        """Returns the class of such a batch of weight 0."""
+        return PatchFiller
 
     def __getstate__(self) -> dict[str, Any]:
         return self.fields
@@ -116,7 +121,7 @@ def weight_of(batch: object) -> int:
 
 def as_filler(batch: PatchBatch | dict[str, Any]) -> PatchBatch | dict[str, Any]:
     """Returns the same batch with weight 0."""
-    return PatchFiller(batch.fields) if isinstance(batch, PatchBatch) else Filler(batch)
+    return batch.filler()(batch.fields) if isinstance(batch, PatchBatch) else Filler(batch)
 
 
 def fields_of(batch: PatchBatch | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -172,6 +177,11 @@ class DeviceExpansion:
         """Takes the tables of the forms of a batch. dtype: of what are floats."""
         self._dtype, self._fields = dtype, [one for form in forms for one in _coded(form)]
         self._tables = {one.name: torch.from_numpy(one.values) for one in self._fields}
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether any field is made of codes."""
+        return bool(self._fields)
 
     def __call__(self, batch: PatchBatch | Mapping[str, Any]) -> dict[str, Any]:
         """Returns the batch with values in place of codes; of a `PatchBatch` the arguments of the model."""
