@@ -148,8 +148,7 @@ def _major_faults() -> int:
 
 _GROWTH = 1.25
 """A shelf that meets a larger batch makes its buffers larger by this factor: slow growth does not reallocate."""
-_SMALL_BYTES = 1 << 14
-"""What is no larger comes from the allocator, which has it without a page fault, for a fifth of what a loan costs."""
+_LEAST_BYTES = 1 << 14
 _ALIGNMENT = 64
 """Bytes; a cache line. numpy gives 16, and a copy of a whole sample into memory that begins inside of a line takes
 twice as long (AMD EPYC: 17 us instead of 9 for 180 KB)."""
@@ -165,10 +164,13 @@ class BufferRing:
     started from it have ended, which a ring outside of it cannot see.
     """
 
-    def __init__(self, *, max_free: int, pin_memory: bool = False) -> None:
-        """Makes an empty ring that keeps at most `max_free` returned buffers a name; more go back to the system."""
+    def __init__(self, *, max_free: int, pin_memory: bool = False, least_bytes: int = _LEAST_BYTES) -> None:
+        """Makes an empty ring that keeps at most `max_free` returned buffers a name; more go back to the system.
+
+        least_bytes: what is smaller is no loan. The allocator has it without a page fault, at a fifth of the cost.
+        """
         self.pin_memory = pin_memory
-        self._max_free = max_free
+        self._max_free, self._least_bytes = max_free, least_bytes
         self._shelves: dict[str, _Shelf] = {}
 
     def take(self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype) -> torch.Tensor:
@@ -176,7 +178,7 @@ class BufferRing:
         if self.pin_memory:
             return torch.empty(shape, dtype=dtype, pin_memory=True)
         size_bytes = math.prod(shape) * dtype.itemsize
-        if size_bytes <= _SMALL_BYTES:
+        if size_bytes < self._least_bytes:
             return torch.empty(shape, dtype=dtype)
         shelf = self._shelves.get(name)
         if shelf is None:

@@ -15,7 +15,7 @@ from forebay.train.prefetch import BufferRing
 
 
 def make_ring(max_free: int = 8) -> BufferRing:
-    return BufferRing(max_free=max_free)
+    return BufferRing(max_free=max_free, least_bytes=0)
 
 
 def test_a_dropped_tensor_lends_its_memory_to_the_next() -> None:
