@@ -22,6 +22,7 @@ from forebay.steps.batch import fresh
 from forebay.store.layout import Array
 from forebay.store.source import Sample, SampleSource, SourceUnion
 from forebay.train.collate.collator import Collator
+from forebay.train.collate.device_features import DeviceFeatures
 from forebay.train.device import Batch
 from forebay.train.select import loader_settings, pack_collator
 
@@ -78,7 +79,9 @@ class BucketCase:
         sample = self._sample(source)
         part = source.sources[source.part(self.index)] if isinstance(source, SourceUnion) else source
         settings = loader_settings(config)
-        collator = Collator(part, dtype=settings.dtype, padding_side=settings.padding_side, crop_s=settings.crop_s)
+        features = DeviceFeatures.wanted(config.loader.device_features, part)
+        named = {name: getattr(settings, name) for name in ("dtype", "padding_side", "crop_s")}
+        collator = Collator(part, **named, features=features)
         return collator.collate([sample] * size, allocate=fresh)
 
     def _sample(self, source: SampleSource) -> Sample:

@@ -30,6 +30,7 @@ from forebay.plan.make import make_plan, samples_of
 from forebay.steps.recipe import plan_example
 from forebay.store.source import SampleSource, parts_of
 from forebay.terminal import CommandReport
+from forebay.train.collate.device_features import constants_seen
 from forebay.train.collate.patches import fields_of
 from forebay.train.device import Batch
 from forebay.train.loop.launch import process_state
@@ -81,7 +82,7 @@ def calibrate(config: Config, options: CalibrateOptions, *, tell: Tell) -> Calib
         return None
     source = opened(config)
     for part in parts_of(source):
-        check_constants(facts, part.constants)
+        check_constants(facts, constants_seen(config, part.constants))
     cases = _cases_of(config, source)
     asked = _chosen(options.buckets, list(cases))
     entries = Entries.of(options.out or Path(config.path).parent / FILE_NAME)

@@ -27,6 +27,7 @@ from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import ROW_BITS, TEXT
 from forebay.store.source import Sample, SampleSource, SourceUnion, parts_of
 from forebay.train.collate.collator import BatchMaker, Collator
+from forebay.train.collate.device_features import DeviceFeatures
 from forebay.train.collate.patches import PatchBatch, moved
 from forebay.train.loader import Loader
 from forebay.train.select import loader_settings, pack_forms
@@ -86,7 +87,9 @@ def loader_over(bench: Bench, source: SampleSource, planned: Planned, *, num_thr
     if isinstance(config.plan, PackConfig):
         collator, finish = pack_forms(config, source, device=None, as_tensordict=False)
     settings = dataclasses.replace(loader_settings(config), num_threads=num_threads)
-    return Loader(source, planned, settings, dp_rank=0, dp_world_size=1, collator=collator, finish=finish)
+    features = config.loader.device_features
+    named: dict[str, Any] = {"dp_rank": 0, "dp_world_size": 1, "features": features}
+    return Loader(source, planned, settings, collator=collator, finish=finish, **named)
 
 
 def makers(bench: Bench, source: SampleSource) -> list[BatchMaker]:
@@ -94,7 +97,9 @@ def makers(bench: Bench, source: SampleSource) -> list[BatchMaker]:
     config, settings = bench.config, loader_settings(bench.config)
     if isinstance(config.plan, PackConfig):
         return [pack_forms(config, source, device=None, as_tensordict=False)[0]]
-    return [Collator(part, dtype=settings.dtype, padding_side=settings.padding_side) for part in parts_of(source)]
+    made = config.loader.device_features
+    named: dict[str, Any] = {"dtype": settings.dtype, "padding_side": settings.padding_side}
+    return [Collator(part, **named, features=DeviceFeatures.wanted(made, part)) for part in parts_of(source)]
 
 
 def collated(source: SampleSource, makers: Sequence[BatchMaker], samples: list[Sample], *, index: int) -> Any:

@@ -30,6 +30,7 @@ from forebay.measure.predict import PlannedBatch, Skip, StepTime, StepTimes
 from forebay.plan.cursor import Cursor
 from forebay.plan.interface import Plan
 from forebay.store.source import SampleSource, length_of, parts_of, without_audio
+from forebay.train.collate.device_features import constants_seen
 from forebay.train.collate.patches import fields_of
 from forebay.train.device import Batch
 from forebay.train.loader import Loader
@@ -87,7 +88,7 @@ class StepRunner:
         Raises CacheMismatchError where the model cannot train on the source.
         """
         for part in [] if source is None else parts_of(source):
-            check_constants(facts, part.constants)
+            check_constants(facts, constants_seen(config, part.constants))
         has_text_alone = source is not None and without_audio(source) is not None
         accelerator = make_accelerator(config, has_text_alone=has_text_alone, may_rest=facts.own_loss is not None)
         constants = {} if source is None else source.constants

@@ -21,7 +21,7 @@ from forebay.plan.make import Planned
 from forebay.plan.remote_cost import check_remote, windows_of
 from forebay.spans import COLLATE, DATA_WAIT, READ, span
 from forebay.steps.batch import IGNORED
-from forebay.steps.step import Batch, PaddingSide, Stored
+from forebay.steps.step import Batch, PaddingSide
 from forebay.store.by_hand import source_facts, table_html
 from forebay.store.layout import Array, Ints
 from forebay.store.remote.foresight import Foresight
@@ -246,7 +246,6 @@ class Loader(Resumable):
         settings = self.settings
         if settings.form == "ragged":
             return RaggedCollator(part.fields)
-        has_items = part.constants.has_items
         return Collator(
             part,
             dtype=settings.dtype,
@@ -254,7 +253,7 @@ class Loader(Resumable):
             crop_s=settings.crop_s,
             on_device=self._side_stream is not None,
             augmentation=augment(part) if augment is not None else None,
-            features=DeviceFeatures.of(features, Stored.of(part)) if features is not None and has_items else None,
+            features=DeviceFeatures.wanted(features, part),
         )
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.config.tree import DeviceFeaturesConfig
+from forebay.config.tree import Config, DeviceFeaturesConfig
 from forebay.errors import ConfigError
 from forebay.steps.audio.framing import CENTRE_SAMPLES, FRAME_SAMPLES, HOP_SAMPLES
 from forebay.steps.audio.log_mel import MAX_SAMPLES, MIN_SAMPLES, LogMel, Qwen3Asr
@@ -25,6 +25,7 @@ from forebay.steps.audio.w2v_bert import MIN_SAMPLES as MIN_W2V_SAMPLES
 from forebay.steps.form import BatchForm
 from forebay.steps.step import AudioStep, Stored
 from forebay.store.layout import Constants, FieldSpec
+from forebay.store.source import SampleSource
 
 _RATE_HZ = 16_000
 _FFT_SAMPLES = 512
@@ -59,6 +60,11 @@ class DeviceFeatures:
         step = _STEPS[settings.features](settings)
         return cls(step, step.batch(stored_as(step, stored)))
 
+    @classmethod
+    def wanted(cls, settings: DeviceFeaturesConfig | None, source: SampleSource) -> DeviceFeatures | None:
+        """Returns the feature of a source; None where none is asked for, and of texts alone. Raises as `of`."""
+        return None if settings is None or not source.constants.has_items else cls.of(settings, Stored.of(source))
+
     def num_frames(self, lengths: Sequence[int]) -> list[int]:
         """Returns the frames that batches have of clips of so many samples. Raises ValueError for clips without any."""
         counts = _FRAMES[type(self.step)](np.array(lengths, np.int64)).tolist()
@@ -74,6 +80,25 @@ class DeviceFeatures:
         values, pads = _MAKE[type(self.step)](self.step, waves, lengths, frames, max(counts))
         inside = _flat_places(frames, values.shape[1], sum(counts))
         return Made(values.reshape(-1, values.shape[2]).index_select(0, inside), pads)
+
+
+def config_seen(config: Config) -> Config:
+    """Returns the config that says what a model is given: with `loader.device_features`, that of a cache of these."""
+    made = config.loader.device_features
+    if made is None or config.audio is None or config.audio.features != "waveform":
+        return config
+    settings = {} if made.n_mels is None else {"n_mels": made.n_mels}
+    return replace(config, audio=replace(config.audio, features=made.features, settings=settings))
+
+
+def constants_seen(config: Config, constants: Constants) -> Constants:
+    """Returns the constants by which a model is checked, in the same way."""
+    made = config.loader.device_features
+    if made is None or constants.get("features") != "waveform":
+        return constants
+    step = _STEPS[made.features](made)
+    audio = {**constants.of("audio"), "features": step.name, **step.constants}
+    return Constants({**constants.groups, "audio": audio})
 
 
 def stored_as(step: AudioStep, stored: Stored) -> Stored:

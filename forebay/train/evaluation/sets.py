@@ -19,6 +19,7 @@ from forebay.plan.make import plan_of
 from forebay.steps.recipe import load_config
 from forebay.store.selection import first_samples
 from forebay.store.source import SampleSource, SourceUnion, parts_of
+from forebay.train.collate.device_features import constants_seen
 from forebay.train.evaluation.rates import jiwer_module, languages_of
 from forebay.train.loader import Loader
 from forebay.train.models.families import FAMILIES, ModelFacts
@@ -90,7 +91,7 @@ def _opened(
         )
     for part in parts_of(source):
         _check_classes(entry, part.constants, trained)
-        check_constants(facts, part.constants)
+        check_constants(facts, constants_seen(planned_by, part.constants))
     _check_tokenizer(config, entry, source)
     return EvalSet(
         settings=entry,
@@ -110,6 +111,7 @@ def _source(config: Config, entry: EvalConfig, facts: ModelFacts) -> tuple[Confi
         else:
             named = where_it_lies(load_config(str(entry.config)), config)
             reading = {name: getattr(settings, name) for name in ("cache", "verify", "max_open_shards")}
+            reading["device_features"] = named.loader.device_features or settings.device_features
             planned_by = replace(named, loader=replace(named.loader, **reading))
             check_config(facts, planned_by)
             source = select(planned_by)
@@ -173,10 +175,11 @@ def _loader(config: Config, planned_by: Config, source: SampleSource, *, rank: i
     return Loader(
         source,
         planned,
-        replace(loader_settings(config), crop_s=None, with_ids=True),
+        replace(loader_settings(config), crop_s=None, form="padded", with_ids=True),
         dp_rank=rank,
         dp_world_size=num_ranks,
         collator=collator,
+        features=planned_by.loader.device_features if source.constants.get("features") == "waveform" else None,
     )
 
 

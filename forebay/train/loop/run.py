@@ -32,6 +32,7 @@ from forebay.plan.plan_usage import Drawn, Population, Usage, UsageCounter, draw
 from forebay.store.remote.remote_shards import RemoteShards
 from forebay.store.source import SampleSource, parts_of, source_kind, without_audio
 from forebay.terminal import CommandReport
+from forebay.train.collate.device_features import constants_seen
 from forebay.train.collate.patches import fields_of
 from forebay.train.device import Batch
 from forebay.train.evaluation.evaluations import Evaluations, failed_line
@@ -132,7 +133,7 @@ def run(
         with phases("data"):
             loader = make_loader(as_stored(config), dp_rank=state.process_index, dp_world_size=state.num_processes)
             for part in parts_of(loader.source):
-                check_constants(facts, part.constants)
+                check_constants(facts, constants_seen(config, part.constants))
         report = train(
             config,
             loader=loader,

@@ -19,6 +19,7 @@ from forebay.steps.image.image_section import image_step_of
 from forebay.steps.table import steps_named
 from forebay.store.image.codec import PATCHES
 from forebay.terminal import first_of
+from forebay.train.collate.device_features import config_seen
 from forebay.train.models import generic
 from forebay.train.models.families import FAMILIES, ModelFacts, family_of
 from forebay.train.models.generic import check_ids, check_model_type, tasks_of
@@ -221,6 +222,7 @@ def _freeze_as_made(model: Any, model_class: Any, config: Any) -> None:
 
 def check_config(facts: ModelFacts, config: Config) -> None:
     """Returns when the model takes what the config makes, else raises ConfigError with both values; reads no data."""
+    config = config_seen(config)
     if facts.own_loss is not None:
         generic.check_config(facts, config)
         return

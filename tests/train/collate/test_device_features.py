@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +24,7 @@ from forebay.train import loader as loader_module
 from forebay.train import make_loader
 from forebay.train.collate.collator import Collator
 from forebay.train.collate.device_features import DeviceFeatures, stored_as
+from forebay.train.loop.run import run
 from tests.flat_constants import flat
 from tests.preprocess.corpus import Corpus, speech_corpus
 from tests.preprocess.here_pool import build_here
@@ -167,3 +170,42 @@ def test_another_number_of_bins_needs_no_other_cache_and_masks_come_behind(corpu
 def test_what_cannot_be_made_is_refused(corpus: Corpus, overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_loader(config_of(corpus, *overrides))
+
+
+def demo_wave(folder: Path, *overrides: str) -> Config:
+    """Returns the demo as a config of waveforms, 6 clips of it, trained on and evaluated as log-mels."""
+    root = Path(__file__).parents[3]
+    text = (root / "configs" / "demo_speech.toml").read_text()
+    text = text.replace('features = "log_mel"', 'features = "waveform"').replace("n_mels = 80", "")
+    text = text.replace('dtype = "float16"  ', "").replace("../demo", str(root / "demo"))
+    path = folder / "wave.toml"
+    path.write_text(text.replace("demo_speech.toml", "wave.toml").replace("max_samples = 16", "max_samples = 2"))
+    few = ("source.max_samples=6", "source.max_duration_s=4.0", "loader.cache=off", "train.max_steps=2")
+    made = 'loader.device_features={features="log_mel"}'
+    return load_config(path, overrides=[*few, made, f"train.output_dir={folder / 'runs'}", *overrides])
+
+
+def test_a_run_trains_on_features_of_changed_waveforms_and_evaluates_plain_ones(tmp_path: Path) -> None:
+    changes = 'augment=[{kind="speed", factors=[0.9, 1.1]}, {kind="gain", db=[-9, 9]}, {kind="spec_augment"}]'
+    AcceleratorState._reset_state(reset_partial_state=True)
+    report = run(demo_wave(tmp_path, changes), log=lambda line: None)
+    assert report is not None
+    assert (report.steps, report.evaluations_failed) == (2, 0)
+    (folder,) = (tmp_path / "runs").iterdir()
+    lines = [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
+    AcceleratorState._reset_state(reset_partial_state=True)
+    plain = run(demo_wave(tmp_path, f"train.output_dir={tmp_path / 'plain'}"), log=lambda line: None)
+    assert plain is not None
+    assert plain.steps == 2
+    (folder,) = (tmp_path / "plain").iterdir()
+    before = json.loads((folder / "eval.jsonl").read_text().splitlines()[0])
+    assert lines[0]["num_samples"] == before["num_samples"] == 2
+
+
+def test_a_model_that_takes_other_features_is_refused_with_them(tmp_path: Path) -> None:
+    config = demo_wave(tmp_path, 'loader.device_features={features="qwen3_asr"}')
+    with pytest.raises(ConfigError, match=r'audio\.features is "qwen3_asr", but .* takes "log_mel"'):
+        run(config, log=lambda line: None)
+    wide = demo_wave(tmp_path, 'loader.device_features={features="log_mel", n_mels=128}')
+    with pytest.raises(ConfigError, match=r"n_mels is 128, but the model in .* takes 80 mel bins"):
+        run(wide, log=lambda line: None)
