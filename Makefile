@@ -7,13 +7,15 @@ PEERS := .venv-peers
 PEERS_INSTALLED := $(PEERS)/.installed
 SITE := .venv-docs
 SITE_INSTALLED := $(SITE)/.installed
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_INSTALLED := $(FRAMEWORKS)/.installed
 # Tests and benchmarks run beside each other on few cores, so each of them gets one thread.
 PINNED := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # Prints the CPU seconds of a command and its children behind it.
 CPU_OF := bash -c 'TIMEFORMAT="CPU: user %U s, system %S s; wall %R s"; time "$$@"' --
 BENCHMARKS := $(filter-out __init__ data here_pool picture report shard_cache,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: demo demo-remote test test-wide faults check format config-docs bench bench-tiny bench-peers images docs wheel clean
+.PHONY: demo demo-remote test test-wide test-frameworks faults check format config-docs bench bench-tiny bench-peers images docs wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/forebay preprocess configs/demo_speech.toml
@@ -40,6 +42,10 @@ test: $(INSTALLED)
 # The tests that take long for what they add to `make test`: before an issue is closed.
 test-wide: $(INSTALLED)
 	$(PINNED) FOREBAY_TEST_COLD=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m wide --hypothesis-profile wide
+
+# The examples of other frameworks, in an environment of their own; outside of `.ci/run`.
+test-frameworks: $(FRAMEWORKS_INSTALLED)
+	$(PINNED) $(FRAMEWORKS)/bin/python -m pytest -p no:cacheprovider -c /dev/null --rootdir . --noconftest tests/frameworks/jax_loop.py
 
 # All rows of the fault table with their long counts, two beside each other. They take some hours. An interrupted run goes on where it was. The command
 # ends with 1 if an outcome was wrong. `python -m tests.faults --row kill` runs one row; `--folder /dev/shm` is faster, in memory.
@@ -107,10 +113,15 @@ $(PEERS_INSTALLED): constraints.txt benchmarks/requirements-peers.txt benchmarks
 	$(PEERS)/bin/pip uninstall --quiet --yes torchvision || true
 	touch $(PEERS_INSTALLED)
 
+$(FRAMEWORKS_INSTALLED): constraints.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build]' pytest jax
+	touch $(FRAMEWORKS_INSTALLED)
+
 $(SITE_INSTALLED): constraints.txt
 	$(PYTHON) -m venv $(SITE)
 	$(SITE)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt zensical
 	touch $(SITE_INSTALLED)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(SITE) build dist caches runs *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(SITE) $(FRAMEWORKS) build dist caches runs *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -27,7 +27,7 @@ from forebay.store.metadata import check_file, checked_fields, groups_of, items_
 from forebay.store.open_shards import SLOTS, CheckedArray, OpenShards, ShardFiles, no_such_row, open_slots
 from forebay.store.shard import Shard, ShardEntry, row_of, shard_fields, shard_name, table_dtype
 from forebay.store.shared_disk import look_anew
-from forebay.store.source import Samples
+from forebay.store.source import SampleBatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -223,7 +223,7 @@ class Cache(ByHand):
         self._verified[index] = 1
         return sample
 
-    def read_batch(self, indices: Sequence[int]) -> Samples | None:
+    def read_batch(self, indices: Sequence[int]) -> SampleBatch | None:
         """See `SampleSource`: without items that samples list. The first read of a sample is that of `read`."""
         if self._listed or not indices or not 0 <= min(indices) <= max(indices) < self._length:
             return None
@@ -243,7 +243,7 @@ class Cache(ByHand):
                     arrays.append(values[offsets[row] : offsets[row + 1]])
         except (IndexError, CacheError):  # met again, and named, by `read`
             return None
-        return Samples(found, len(rows))
+        return SampleBatch(found, len(rows))
 
     def _with_items(self, group: Group, index: int, sample: dict[str, Any], *, is_verified: bool) -> dict[str, Any]:
         slots = self.items_of(group, index)

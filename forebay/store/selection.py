@@ -14,7 +14,7 @@ from forebay.store.by_hand import ByHand
 from forebay.store.key import digest
 from forebay.store.layout import Array, Ints
 from forebay.store.sample_filter import Filter, FilterChoice
-from forebay.store.source import Sample, Samples, SampleSource, SourceUnion
+from forebay.store.source import Sample, SampleBatch, SampleSource, SourceUnion
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,7 +102,7 @@ class Selection(ByHand):
             err.add_note(f"sample {place} of {self.name}")
             raise
 
-    def read_batch(self, indices: Sequence[int]) -> Samples | None:
+    def read_batch(self, indices: Sequence[int]) -> SampleBatch | None:
         """See `SampleSource`."""
         return self.source.read_batch([self._place(index) for index in indices])
 

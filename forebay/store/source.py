@@ -23,7 +23,7 @@ Sample = Mapping[str, Any]
 """Tensor fields of one sample, arrays [n, *shape] and read-only; `patches` of images are a tuple of arrays."""
 
 
-class Samples(Sequence[Sample]):
+class SampleBatch(Sequence[Sample]):
     """Samples that were read together: `columns` has of each field an array a sample."""
 
     __slots__ = ("_length", "columns")
@@ -42,7 +42,7 @@ class Samples(Sequence[Sample]):
 
 def column(samples: Sequence[Sample], name: str) -> list[Any]:
     """Returns one field of some samples, in their order. Raises KeyError where they have none of that name."""
-    return samples.columns[name] if isinstance(samples, Samples) else [sample[name] for sample in samples]
+    return samples.columns[name] if isinstance(samples, SampleBatch) else [sample[name] for sample in samples]
 
 
 SECONDS, RATE = "num_audio_samples", "sample_rate_hz"
@@ -84,7 +84,7 @@ class SampleSource(ABC):
         """Returns what `read` returns, and the index of the sample that it is: of a bad one another stands in."""
         return self.read(index), index
 
-    def read_batch(self, indices: Sequence[int]) -> Samples | None:  # noqa: ARG002
+    def read_batch(self, indices: Sequence[int]) -> SampleBatch | None:  # noqa: ARG002
         """Returns samples as `read_one` has each; None where they are to be read one by one, for errors too."""
         return None
 
@@ -204,7 +204,7 @@ class SourceUnion(SampleSource):
             err.add_note(f"sample {inside} of {self.names[number]}")
             raise
 
-    def read_batch(self, indices: Sequence[int]) -> Samples | None:
+    def read_batch(self, indices: Sequence[int]) -> SampleBatch | None:
         """See `SampleSource`; of one source alone."""
         number = bisect.bisect_right(self.offsets, min(indices, default=0)) - 1
         if not indices or max(indices) >= self.offsets[-1] or max(indices) >= self.offsets[number + 1]:

@@ -30,9 +30,9 @@ from forebay.train.augment.augmentation import Augmentation
 from forebay.train.augment.draws import Drawing, EpochDraws
 from forebay.train.collate.collator import BatchMaker, Collator, CropDraws
 from forebay.train.collate.device_features import DeviceFeatures
-from forebay.train.collate.patches import as_filler
+from forebay.train.collate.patches import as_arrays, as_filler
 from forebay.train.collate.ragged import RaggedCollator, check_ragged
-from forebay.train.device import Ahead, side_stream
+from forebay.train.device import Ahead, is_host, side_stream
 from forebay.train.prefetch import BufferRing, Prefetch, ReadAhead
 from forebay.train.ranks import resolve_ranks
 
@@ -122,6 +122,8 @@ class LoaderSettings:
     there are fillers, the first batch raises ConfigError."""
     as_tensordict: bool = False
     """Batches are TensorDicts."""
+    output: Literal["torch", "numpy"] = "torch"
+    """`numpy`: the fields of batches are arrays of the same memory, for loops of other frameworks."""
     with_ids: bool = False
     """What is handed out is a pair: the batch, and the ids of its samples in their order, a list of strings."""
     with_columns: tuple[str, ...] = ()
@@ -144,6 +146,12 @@ class LoaderSettings:
                 raise ConfigError(f"{name} is {value!r} (wanted {least} or more)")
         if self.with_ids and self.with_columns:
             raise ConfigError('with_ids and with_columns are both given; name "sample_id" among with_columns')
+        if self.output not in ("torch", "numpy"):
+            raise ConfigError(f"output is {self.output!r}, wanted 'torch' or 'numpy'")
+        if self.output == "numpy" and (self.as_tensordict or not is_host(self.device)):
+            raise ConfigError('output is "numpy", which is arrays on the host: leave device and as_tensordict out')
+        if self.output == "numpy" and self.dtype == torch.bfloat16:
+            raise ConfigError('output is "numpy", which has no bfloat16; set loader.dtype = "float32" or "float16"')
         if self.pin_memory and not torch.cuda.is_available():
             raise ConfigError("pin_memory is true but torch sees no CUDA device; leave loader.pin_memory out")
 
@@ -478,7 +486,8 @@ class Loader(Resumable):
             has_rows = all(getattr(collator, "has_rows", True) for collator in self._collators)
             batch = TensorDict(item.batch, batch_size=[len(item.indices)] if has_rows else [])
         else:
-            batch = item.batch if self._weight else as_filler(item.batch)
+            batch = item.batch if self.settings.output == "torch" else as_arrays(item.batch)
+            batch = batch if self._weight else as_filler(batch)
         return batch if item.beside is None else (batch, item.beside)
 
 

@@ -55,6 +55,7 @@ def make_loader(
     dp_world_size: int | None = None,
     device_mesh: DeviceMesh | None = None,
     as_tensordict: bool = False,
+    output: Literal["torch", "numpy"] = "torch",
     device: torch.device | str | None = None,
     device_prefetch: int = 1,
 ) -> Loader:
@@ -73,6 +74,7 @@ def make_loader(
     with_columns: names of columns of the row table (`cache.column_names`), those of `source.keep_columns` among them:
     pairs are handed out, the batch and a dict of name to the values of its samples in their order, None where there is
     none. A column is read once, as a whole; `sample_id` may be one, `with_ids` is for ids alone.
+    output: "numpy" hands out arrays in place of tensors, of the same memory, for loops of other frameworks.
     dp_rank, dp_world_size, device_mesh: which batches are this process's, see `resolve_ranks`; left out, they are
     found.
     device, device_prefetch: where batches are handed out, and how many are copied there ahead, see `Loader`; they
@@ -88,7 +90,8 @@ def make_loader(
     finish: Callable[[Any], Any] | None = None
     if isinstance(config.plan, PackConfig):
         collator, finish = pack_forms(config, source, device=device, as_tensordict=as_tensordict)
-    here: dict[str, Any] = {"as_tensordict": as_tensordict, "device": device, "device_prefetch": device_prefetch}
+    here: dict[str, Any] = {"as_tensordict": as_tensordict, "output": output}
+    here |= {"device": device, "device_prefetch": device_prefetch}
     here |= {"with_ids": with_ids, "with_columns": with_columns if isinstance(with_columns, str) else (*with_columns,)}
     return Loader(
         source,

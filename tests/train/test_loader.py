@@ -23,6 +23,7 @@ from forebay.plan.make_buckets import bucket_plan
 from forebay.plan.names import plan_key
 from forebay.steps.step import Batch
 from forebay.train.collate.collator import Collator
+from forebay.train.collate.patches import fields_of
 from forebay.train.dataset import PlanSampler, SampleDataset
 from forebay.train.loader import Loader
 from forebay.train.prefetch import THREAD_NAME
@@ -534,3 +535,28 @@ def test_torchs_dataloader_gives_the_loaders_batches(num_workers: int) -> None:
         sampler.set_epoch(epoch)
         assert len(peer) == len(loader)
         assert_equal(copies(peer), copies(loader))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", ["padded", "ragged"])
+def test_arrays_for_other_frameworks_are_the_tensors_of_the_same_batches(form: str) -> None:
+    source = make_source()
+    arrays, tensors = make_loader(source, output="numpy", form=form), make_loader(source, form=form)
+    for one, other in zip(arrays, tensors, strict=True):
+        fields: Any = fields_of(other)
+        assert list(one) == list(fields)
+        for name, array in one.items():
+            assert isinstance(array, np.ndarray)
+            assert np.array_equal(array, fields[name].numpy())
+            assert array.dtype == fields[name].numpy().dtype
+
+
+def test_arrays_that_numpy_cannot_hold_are_refused() -> None:
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"dtype": torch.bfloat16}, 'which has no bfloat16; set loader.dtype = "float32"'),
+        ({"device": "cuda"}, "arrays on the host: leave device and as_tensordict out"),
+        ({"as_tensordict": True}, "leave device and as_tensordict out"),
+        ({"output": "jax"}, "output is 'jax', wanted 'torch' or 'numpy'"),
+    )
+    for settings, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            make_loader(make_source(), **{"output": "numpy", **settings})

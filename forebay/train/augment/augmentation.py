@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import soxr
 import torch
 
 from forebay.config.augment import OF_WAVEFORMS, AugmentConfig
@@ -237,6 +236,8 @@ class Speed:
 
 def faster(waveform: Array, factor: float) -> Array:
     """Returns samples, int16 or float32 [n], as about n / factor of the same dtype."""
+    import soxr  # not at import: reading alone is to be light
+
     scale = np.float32(32768) if waveform.dtype == np.int16 else np.float32(1)
     made = soxr.resample(waveform.astype(np.float32) / scale, factor, 1.0, quality="HQ")
     if waveform.dtype != np.int16:

@@ -20,8 +20,6 @@ from forebay.errors import ConfigError
 from forebay.steps.run_code import CodeError, loaded, refusing
 from forebay.train.augment.draws import Draws
 
-_CODE = "FB146"
-
 
 @dataclass(frozen=True, slots=True)
 class _Code:
@@ -46,7 +44,7 @@ class OwnFunction:
         try:
             self._function = loaded(code.content, code.path, code.name)
         except CodeError as err:
-            raise ConfigError(f"{setting}: {code.path}: {err}", code=_CODE) from err
+            raise ConfigError(f"{setting}: {code.path}: {err}", code="FB146") from err
         self._pool: ProcessPoolExecutor | None = None
         if processes:
             context = multiprocessing.get_context("forkserver")
@@ -58,11 +56,11 @@ class OwnFunction:
         """Returns the function that a config names; raises ConfigError where it may not, or names none."""
         spec, setting = str(settings.function), f"{config.path}: {name}.function"
         if problem := spec_problem(spec):
-            raise ConfigError(f"{setting}: {problem}", code=_CODE)
+            raise ConfigError(f"{setting}: {problem}", code="FB146")
         if not config.run.allow_code:
-            raise ConfigError(not_allowed(setting, spec), code=_CODE)
+            raise ConfigError(not_allowed(setting, spec), code="FB146")
         folder, (file, _, function) = Path(config.path).parent, spec.rpartition(":")
-        content = source_of(folder / file, folder, Asker(setting, _CODE))
+        content = source_of(folder / file, folder, Asker(setting, "FB146"))
         code = _Code(content, str(folder / file), function)
         return cls(code, setting, processes=settings.processes or 0, changes_length=bool(settings.changes_length))
 
@@ -77,7 +75,7 @@ class OwnFunction:
                 found = list(self._pool.map(_called, samples, keys, chunksize=max(1, len(samples) // 2)))
             except BrokenProcessPool as err:
                 raise ConfigError(
-                    f"{self._called}: a process that called it ended; look for its last words above", code=_CODE
+                    f"{self._called}: a process that called it ended; look for its last words above", code="FB146"
                 ) from err
         return [
             self._checked(sample, made, sample_id) for sample, made, sample_id in zip(samples, found, ids, strict=True)
@@ -104,7 +102,7 @@ class OwnFunction:
         return made
 
     def _refused(self, sample_id: str, what: str) -> ConfigError:
-        return ConfigError(f"{self._called}: sample {sample_id}: {what}", code=_CODE)
+        return ConfigError(f"{self._called}: sample {sample_id}: {what}", code="FB146")
 
 
 def _shown(value: Any) -> str:
@@ -116,7 +114,7 @@ def _inner(value: np.ndarray[Any, Any]) -> str:
 
 
 class _Raised(Exception):  # noqa: N818  it carries a line
-    """What the user's code raised, as one line."""
+    """An exception of the user's code, as one line."""
 
 
 def _call(function: Any, sample: dict[str, Any], key: int) -> Any:

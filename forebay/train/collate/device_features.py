@@ -33,7 +33,7 @@ _PREEMPHASIS = 0.97
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class FeatureLines:
     """Features of a batch, one clip behind the other: float32 [frames of all, bins]; pads: float32 [batch], or none."""
 
     lines: torch.Tensor
@@ -72,14 +72,16 @@ class DeviceFeatures:
             raise ValueError(f"{self.step.name} of a clip of {min(lengths)} samples has no frame")
         return list(map(int, counts))
 
-    def make(self, waves: torch.Tensor, lengths: torch.Tensor, frames: torch.Tensor, counts: Sequence[int]) -> Made:
+    def make(
+        self, waves: torch.Tensor, lengths: torch.Tensor, frames: torch.Tensor, counts: Sequence[int]
+    ) -> FeatureLines:
         """Returns the features of padded waveforms, float32 [batch, samples] with zeros behind each clip.
 
         lengths, frames: int64 [batch], samples and frames of each; counts: the latter, as the host knows them.
         """
         values, pads = _MAKE[type(self.step)](self.step, waves, lengths, frames, max(counts))
         inside = _flat_places(frames, values.shape[1], sum(counts))
-        return Made(values.reshape(-1, values.shape[2]).index_select(0, inside), pads)
+        return FeatureLines(values.reshape(-1, values.shape[2]).index_select(0, inside), pads)
 
 
 def config_seen(config: Config) -> Config:

@@ -124,6 +124,13 @@ def as_filler(batch: PatchBatch | dict[str, Any]) -> PatchBatch | dict[str, Any]
     return batch.filler()(batch.fields) if isinstance(batch, PatchBatch) else Filler(batch)
 
 
+def as_arrays(batch: PatchBatch | Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a batch as numpy arrays of the same memory."""
+    return {
+        name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in fields_of(batch).items()
+    }
+
+
 def fields_of(batch: PatchBatch | Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a batch of any form as a mapping."""
     return batch.fields if isinstance(batch, PatchBatch) else batch

@@ -40,7 +40,7 @@ Crossed = dict[str, Any]
 
 
 class RaggedBatch(PatchBatch):
-    """What a cache holds of a batch's samples, one behind the other: no padding, no cast, nothing made of it.
+    """A batch as the cache holds its samples, one behind the other: no padding, no cast, nothing made of it.
 
     `batch["input_features"]` [rows, n_mels] is of the stored dtype, and sample i has the rows from
     `batch["input_features_offsets"][i]` to that of i + 1; so every stored field. `batch.nested(name)` is torch's nested
