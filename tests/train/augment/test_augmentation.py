@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +14,22 @@ import soxr
 import torch
 
 from forebay.config import Config
+from forebay.config.augment import AugmentConfig
+from forebay.config.data import SourceConfig
 from forebay.errors import ConfigError
 from forebay.store.cache import Cache, open_cache
+from forebay.store.source import SourceUnion
 from forebay.train import loader as loader_module
 from forebay.train import make_loader
 from forebay.train.augment.augmentation import faster
+from forebay.train.select import _augment
 from tests.images.processors import TinyCorpus, tiny, tiny_corpus
 from tests.preprocess.corpus import Corpus, speech_corpus
 from tests.preprocess.here_pool import build_here
+from tests.train.fake_source import FakeSource
 from tests.train.test_device import FakeStream
 
+CONFIG = Config(name="a", source=SourceConfig(kind="tar", manifest="a.parquet"))
 GAIN = '{kind="gain", db=[-6, 6]}'
 CODE = "augment.py"
 
@@ -59,6 +66,17 @@ def by_id(loader: Any) -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
+def test_texts_alone_of_a_mixture_are_left_as_they_are() -> None:
+    clips, texts = FakeSource([300, 400], features="log_mel"), FakeSource([9, 9], features="none", prompt="plain")
+    settings = AugmentConfig(kind="spec_augment")
+    config = dataclasses.replace(CONFIG, augment=(settings,))
+    makes = _augment(config, SourceUnion([clips, texts], ["clips", "texts"], shares_batches=False))
+    assert makes is not None
+    assert [len(makes(part).of_batches) for part in (clips, texts)] == [1, 0]
+    with pytest.raises(ConfigError, match="augment changes clips and images, and the samples are texts alone"):
+        _augment(config, texts)
+
+
 def all_changes(corpus: Corpus) -> str:
     noise = noise_of(corpus)
     return augmented(
@@ -75,10 +93,14 @@ def test_changes_are_the_same_on_any_rank_and_after_any_resume(spoken: Corpus) -
     plain = by_id(make_loader(spoken.config(), with_ids=True))
     assert len(whole) == 17
     assert sum(len(whole[name]) != len(plain[name]) for name in whole) > 5  # other speeds
-    ranks = [by_id(make_loader(config, dp_rank=rank, dp_world_size=2, with_ids=True)) for rank in range(2)]
-    for found in ranks:
-        for name, values in found.items():
-            assert np.array_equal(values, whole[name]), name
+    for world in (2, 3):
+        ranks = [by_id(make_loader(config, dp_rank=rank, dp_world_size=world, with_ids=True)) for rank in range(world)]
+        assert {name for found in ranks for name in found} == set(whole)
+        for found in ranks:
+            for name, values in found.items():
+                # A sample that stands in another batch there is padded to another length, by which a Fourier
+                # transform rounds: reverberation alone knows it.
+                assert np.abs(values - whole[name]).max() < 1e-6, name
     loader = make_loader(config, with_ids=True)
     steps = iter(loader)
     first = [ids for _, ids in itertools.islice(steps, 2)]
