@@ -9,8 +9,9 @@ SITE := .venv-docs
 SITE_INSTALLED := $(SITE)/.installed
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_INSTALLED := $(FRAMEWORKS)/.installed
-# Tests and benchmarks run beside each other on few cores, so each of them gets one thread.
-PINNED := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+# Tests and benchmarks run beside each other on few cores, so each of them gets one thread. They start hundreds of processes, which
+# are to read compiled modules where a container says that Python writes none.
+PINNED := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # Prints the CPU seconds of a command and its children behind it.
 CPU_OF := bash -c 'TIMEFORMAT="CPU: user %U s, system %S s; wall %R s"; time "$$@"' --
 BENCHMARKS := $(filter-out __init__ data here_pool picture report shard_cache,$(basename $(notdir $(wildcard benchmarks/*.py))))
