@@ -7,6 +7,7 @@ batch of speech is padding, and float16 in the cache is float32 in most models: 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 
 from forebay.errors import ConfigError
 from forebay.steps.form import BatchForm, FieldForm
-from forebay.steps.form_values import finish_named, places_of
+from forebay.steps.form_values import Table, finish_named, places_of
 from forebay.steps.image.tables import expand_on_device
 from forebay.steps.step import Allocate
 from forebay.store.layout import Array, FieldSpec
@@ -28,8 +29,8 @@ from forebay.train.augment.draws import Drawing
 from forebay.train.collate.device_features import DeviceFeatures
 from forebay.train.collate.patches import PatchBatch
 
-OFFSETS = "_offsets"
-"""Behind the name of a field: where each sample begins, int64 [samples + 1]."""
+OFFSETS, ITEMS = "_offsets", "_items"
+"""Behind the name of a field: where each array begins, int64 [arrays + 1]; which arrays are whose, [samples + 1]."""
 _LENGTHS, _PADS, _ROOM, _DRAWN = ".lengths", ".pads", ".room", ".drawn."
 _COUNTS, _FRAMES = ".counts", ".frames"
 """Behind the name of a field that crosses over: no field of a batch has a name with a dot."""
@@ -76,27 +77,36 @@ class RaggedCollator:
 
     def __init__(self, fields: Mapping[str, FieldSpec]) -> None:
         """fields: of the source."""
-        self._names = [spec.name for spec in fields.values() if spec.role == "tensor"]
-        self._dtypes = {name: _crossing_dtype(fields[name].numpy_dtype) for name in self._names}
+        self._nothing = {
+            spec.name: np.zeros((0, *spec.shape), spec.numpy_dtype) for spec in fields.values() if spec.role == "tensor"
+        }
 
     def collate(self, samples: Sequence[Sample], *, allocate: Allocate) -> RaggedBatch:
-        """Returns the batch of these samples in tensors that `allocate` makes."""
+        """Returns the batch of these samples in tensors that `allocate` makes.
+
+        Of items that samples list, offsets are those of the items, and NAME_items says which items are whose.
+        """
         batch: dict[str, torch.Tensor] = {}
-        starts = allocate("offsets", (len(self._names), len(samples) + 1), dtype=torch.int64)
-        rows = starts.numpy()
-        rows[:, 0] = 0
-        for name, offsets, row in zip(self._names, starts.unbind(), rows, strict=True):
+        for name, nothing in self._nothing.items():
             arrays = column(samples, name)
-            ends = list(itertools.accumulate(map(len, arrays)))
-            row[1:] = ends
-            batch[name] = _behind(name, arrays, ends[-1], dtype=self._dtypes[name], allocate=allocate)
+            if isinstance(arrays[0], tuple):
+                batch[name + ITEMS] = _offsets(name + ITEMS, arrays, allocate=allocate)
+                arrays = [array for own in arrays for array in own] or [nothing]
+            offsets, dtype = _offsets(name + OFFSETS, arrays, allocate=allocate), _crossing_dtype(nothing.dtype)
+            batch[name] = _behind(name, arrays, int(offsets[-1]), dtype=dtype, allocate=allocate)
             batch[name + OFFSETS] = offsets
         return RaggedBatch(batch)
 
     def count_frames(self, samples: Sequence[Sample]) -> tuple[int, int]:
-        """Returns how many rows the first field has, twice: nothing is padded."""
-        rows = sum(map(len, column(samples, self._names[0])))
+        """Returns how many rows, or items, the first field has, twice: nothing is padded."""
+        rows = sum(map(len, column(samples, next(iter(self._nothing)))))
         return rows, rows
+
+
+def _offsets(name: str, parts: Sequence[Any], *, allocate: Allocate) -> torch.Tensor:
+    out = allocate(name, (len(parts) + 1,), dtype=torch.int64)
+    out.numpy()[:] = [0, *itertools.accumulate(map(len, parts))]
+    return out
 
 
 def _behind(name: str, arrays: Sequence[Array], rows: int, *, dtype: torch.dtype, allocate: Allocate) -> torch.Tensor:
@@ -288,7 +298,7 @@ class _Rows:
         """Returns the values, still one behind the other."""
         field, lines = self.field, self.lines
         if field.table is not None:
-            table = torch.from_numpy(field.table.values).to(lines.device)
+            table = _table_on(field.table, lines.device)
             axis = field.order[field.table.axis]
             return expand_on_device(lines, table, axis, dtype=dtype, inner=field.table.inner, copies=field.table.copies)
         return (lines.float() * field.scale if field.scale is not None else lines).to(dtype)
@@ -299,6 +309,11 @@ class _Rows:
         if self.field.side == "left":
             firsts = firsts + self.room - self.made
         return places_of(firsts, self.made, count)
+
+
+@functools.cache  # a copy from the host waits for the device
+def _table_on(table: Table, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(table.values).to(device)
 
 
 def check_ragged(form: str, *, is_packed: bool, crop_s: float | None, as_tensordict: bool) -> None:

@@ -17,6 +17,7 @@ from forebay.steps.audio.w2v_bert import NormalisedPairs
 from forebay.steps.batch import collate, fresh
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.steps.form_values import Table
+from forebay.store.layout import FieldSpec
 from forebay.train import loader as loader_module
 from forebay.train.collate.collator import Collator
 from forebay.train.collate.patches import as_filler, weight_of
@@ -139,6 +140,21 @@ def test_a_ragged_batch_is_what_is_stored_one_behind_the_other(features: str, pr
             parts = batch.nested(name).unbind()
             assert all(np.array_equal(one.numpy(), array) for one, array in zip(parts, arrays, strict=True))
     assert collator.count_frames(source.samples) == (753, 753)
+
+
+def test_a_ragged_batch_of_listed_images_says_whose_they_are() -> None:
+    rng = np.random.default_rng(0)
+    fields = {"patches": FieldSpec(name="patches", dtype="uint8", shape=(6,), group="image")}
+    images = [rng.integers(0, 255, (rows, 6), np.uint8) for rows in (4, 2, 7)]
+    batch = RaggedCollator(fields).collate(
+        [{"patches": (images[0], images[1])}, {"patches": ()}, {"patches": (images[2],)}], allocate=fresh
+    )
+    assert np.array_equal(batch["patches"].numpy(), np.concatenate(images))
+    assert batch["patches_offsets"].tolist() == [0, 4, 6, 13]
+    assert batch["patches_items"].tolist() == [0, 2, 2, 3]
+    bare = RaggedCollator(fields).collate([{"patches": ()}, {"patches": ()}], allocate=fresh)
+    assert bare["patches"].shape == (0, 6)
+    assert bare["patches_items"].tolist() == [0, 0, 0]
 
 
 def test_a_ragged_batch_is_no_mapping_and_goes_from_process_to_process() -> None:
