@@ -113,7 +113,7 @@ class ChatEncoder(OneByOne):
         # Messages may write other control tokens, such as `<think>`.
         self._reserved = tokens_pattern({*named_tokens(self._vocabulary, self._marks), *_ALL_VISION_TOKENS})
         self._merge_size = merge_size
-        self._backend = self._vocabulary.tokenizer.backend_tokenizer
+        self._backend = self._vocabulary.open.backend
         self._backend.no_truncation()
         self._backend.no_padding()
 
