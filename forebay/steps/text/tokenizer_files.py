@@ -15,6 +15,10 @@ from typing import Any, Self
 
 from forebay.steps.text.symbols import GPT2, MARK, QWEN2, cut_of
 
+ALONE = ("tokenizers",)
+"""The modules of a step that needs no more of a tokenizer than an `OpenTokenizer`."""
+TRANSFORMERS = ("transformers.models.auto.tokenization_auto",)
+"""The modules of a step that renders chat templates, and of one whose tokenizer is not plain."""
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The names that transformers has for the tokens of any tokenizer."""
 
