@@ -40,6 +40,8 @@ class Runner(Protocol):
 _THREADS = "OMP_NUM MKL_NUM OPENBLAS_NUM NUMEXPR_NUM VECLIB_MAXIMUM RAYON_NUM"
 PINNED = {f"{name}_THREADS": "1" for name in _THREADS.split()} | {"TOKENIZERS_PARALLELISM": "false"}
 """Environment of a worker: one thread each, so that workers do not fight for the cores."""
+_ALONE = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Environment of the process that workers are forked from: pyarrow starts no thread when it is imported."""
 
 
 class _Forks:
@@ -54,7 +56,7 @@ class _Forks:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "forebay.preprocess.worker", "forks", *numbers, *modules],
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, **PINNED, "PYTHONPATH": path},
+                env={**os.environ, **_ALONE, **PINNED, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
             )
         self._count = 0
