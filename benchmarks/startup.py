@@ -68,7 +68,7 @@ def imports(modules: str) -> str:
 
 
 def rounds_of(contestants: dict[str, Callable[[], float]], *, rounds: int) -> dict[str, list[float]]:
-    """Returns the seconds of every contestant, in turns; a round before them compiles and loads what lies on the disk."""
+    """Returns the seconds of every contestant, in turns; a round before them compiles and loads files."""
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for round_ in range(rounds + 1):
         for name, work in contestants.items():

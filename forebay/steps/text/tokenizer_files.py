@@ -180,9 +180,10 @@ class _Files:
         if len(lists) > 1 or not all(isinstance(each, (list, str)) for each in (*lists, *more)):
             return None
         added = {entry["content"]: entry for entry in document["added_tokens"]}
-        if not added.keys() >= {*named.values(), *more} or not _agree(folder, config, added):
+        special = {*named.values(), *more}
+        if not all(added[token]["special"] for token in special) or not _agree(folder, config, added):
             return None
-        if kind.rebuilds and not _is_rebuilt(document, added, {*named.values(), *more}):
+        if kind.rebuilds and not _is_rebuilt(document, added, special):
             return None
         return cls(named=named, more=more, template=_template(folder, config))
 

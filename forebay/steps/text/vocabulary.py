@@ -46,7 +46,7 @@ class Vocabulary:
         self._ready: dict[str, list[int]] = {}
         self.eos_token_id = self.open.id_of("eos_token")
         self._unknown = _unknown_token(self._document["model"])
-        self._unknown_id = self._added.get(self._unknown) if is_symbol_table(folder) else None
+        self._unknown_id = self._added.get(self._unknown or "") if is_symbol_table(folder) else None
         self._reserve({*self.open.special, *filter(_TIME.fullmatch, self._added)})
         self._reserve(self._marks(self.open.chat_template))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from forebay.config.pretrained_folder import tokenizer_digest
@@ -68,7 +68,7 @@ def test_a_demo_tokenizer_is_the_one_of_transformers(name: str, monkeypatch: pyt
     assert alone.control_ids == other.control_ids
     assert (alone.size, alone.eos_token_id, alone.pad_token_id) == (other.size, other.eos_token_id, other.pad_token_id)
     for text in texts:
-        answers = []
+        answers: list[Any] = []
         for each in (alone, other):
             try:
                 answers.append(each.encode(text, sample_id=""))
@@ -199,6 +199,7 @@ def test_whatever_the_files_say_it_is_that_of_transformers_or_left_to_it(name: s
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
         (folder / "tokenizer.json").write_text(json.dumps(document))
         found = plain_tokenizer(folder)
+        event("left to transformers" if found is None else "by its files")
         if found is None:
             return
         texts = [*TEXTS[:40], *(f"a {token}b" for token in found.added)]
