@@ -176,7 +176,7 @@ class _Files:
         named = {name: _content(config[name]) for name in NAMES if config.get(name) is not None}
         others = [value for name, value in config.items() if name.endswith("_token") and name not in NAMES]
         lists = [config[name] for name in ("extra_special_tokens", "additional_special_tokens") if config.get(name)]
-        more = [*filter(None, others), *(token for tokens in lists for token in tokens)]
+        more = [*(token for token in others if token is not None), *(token for tokens in lists for token in tokens)]
         if len(lists) > 1 or not all(isinstance(each, (list, str)) for each in (*lists, *more)):
             return None
         added = {entry["content"]: entry for entry in document["added_tokens"]}

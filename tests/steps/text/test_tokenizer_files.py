@@ -40,7 +40,10 @@ def facts(found: OpenTokenizer, *, texts: list[str]) -> dict[str, Any]:
     document = json.loads(found.backend.to_str())
     found.backend.no_truncation()
     found.backend.no_padding()
-    encoded = found.backend.encode_batch(texts, add_special_tokens=False)
+    try:
+        ids = [one.ids for one in found.backend.encode_batch(texts, add_special_tokens=False)]
+    except Exception as err:
+        return {"refuses": str(err)}  # a table without the unknown token that its model names
     return {
         "named": dict(found.named),
         "special": found.special,
@@ -48,8 +51,8 @@ def facts(found: OpenTokenizer, *, texts: list[str]) -> dict[str, Any]:
         "added": found.added,
         "tokens": document["added_tokens"],
         "vocab": found.backend.get_vocab(),
-        "ids": [one.ids for one in encoded],
-        "texts": [found.backend.decode(one.ids, skip_special_tokens=False) for one in encoded],
+        "ids": ids,
+        "texts": [found.backend.decode(each, skip_special_tokens=False) for each in ids],
         "named ids": {name: found.id_of(name) for name in found.named},
     }
 
