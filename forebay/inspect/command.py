@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from forebay.errors import (
     MissingExtraError,
     RemoteError,
 )
-from forebay.inspect.bucket_manifests import CONFIG_NAME, Places, bucket_manifests, write_table, write_wav
 from forebay.inspect.facts import Pack, cache_facts, pack_bytes, read_pack, read_plan, unreadable_facts
 from forebay.inspect.inspect_lines import (
     pack_lines,
@@ -38,7 +37,6 @@ from forebay.inspect.inspect_lines import (
 from forebay.inspect.sample import Sample, Sounds, read_sample, sample_index
 from forebay.plan.disk import is_plan
 from forebay.plan.plan_usage import FILE_NAME, add_counts, unpack_ids, walk_usage
-from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import Array
 from forebay.store.lookup import find_cache, require, sealed_caches
@@ -50,6 +48,9 @@ from forebay.store.sample_filter import Filter
 from forebay.store.seal import VerifyReport, verify_folder
 from forebay.terminal import print_json, print_lines, wrapped
 from forebay.visible import printable
+
+if TYPE_CHECKING:
+    from forebay.inspect.bucket_manifests import Places
 
 DONE, FAILED = 0, 1
 
@@ -85,6 +86,8 @@ def show(target: str | Path | Config, options: InspectOptions) -> int:
     cache is not there, another CacheError where the cache or the plan cannot be read.
     """
     if isinstance(target, Config):
+        from forebay.steps.recipe import recipe_of  # not at import: a folder is looked at without the steps
+
         found = require(target, find_cache(target, recipe_of(target)))
         return _show_cache(found.place, target, replace(options, remote=target.remote))
     place = url_or_path(target)
@@ -95,6 +98,8 @@ def show(target: str | Path | Config, options: InspectOptions) -> int:
 
 def show_bucket_manifests(config: Config, folder: Path, *, seed: int, places: Places, as_json: bool) -> int:
     """Writes the bucket manifests of a config, prints what was written and returns 0; see `bucket_manifests`."""
+    from forebay.inspect.bucket_manifests import CONFIG_NAME, bucket_manifests
+
     written = bucket_manifests(config, folder, seed=seed, places=places)
     if as_json:
         print_json({"written": [str(path) for path in written], CONFIG_NAME: json.loads(written[-1].read_bytes())})
@@ -168,6 +173,8 @@ def plan_roots(place: str, named: str | None, remote: RemoteConfig) -> list[Path
 
 def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, config: Config | None) -> list[str]:
     if sample is not None and outputs.wav is not None:
+        from forebay.inspect.bucket_manifests import write_wav
+
         tensors = sample.tensors
         if "waveform" not in tensors and config is not None and outputs.sounds is not None:
             heard = outputs.sounds(config, cache)(sample.row)
@@ -186,6 +193,8 @@ def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, conf
         else:
             raise ConfigError(f"--png: {cache.place} has no audio to draw; leave --png out")
     if outputs.export is not None:
+        from forebay.inspect.bucket_manifests import write_table
+
         write_table(cache, outputs.export)
     return [str(path) for path in (outputs.wav, outputs.png, outputs.export) if path is not None]
 

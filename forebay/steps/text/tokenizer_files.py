@@ -169,7 +169,10 @@ class _Files:
         unknown = [name for name in config if not name.endswith("_token") and name not in _WITHOUT_EFFECT]
         if unknown or any(config.get(name) for name in ("add_prefix_space", "split_special_tokens")):
             return None
-        if config.get("backend", "tokenizers") != "tokenizers" or not config.keys() >= {*kind.defaults}:
+        # Without an unknown token they do; without another one of their defaults they may raise.
+        if any(config.get(name) is None and (name != "unk_token" or name not in config) for name in kind.defaults):
+            return None
+        if config.get("backend", "tokenizers") != "tokenizers":
             return None
         if document["model"].get("dropout") or document.get("truncation") or document.get("padding"):
             return None
