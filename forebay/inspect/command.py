@@ -36,7 +36,6 @@ from forebay.inspect.inspect_lines import (
 )
 from forebay.inspect.sample import Sample, Sounds, read_sample, sample_index
 from forebay.plan.disk import is_plan
-from forebay.plan.plan_usage import FILE_NAME, add_counts, unpack_ids, walk_usage
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import Array
 from forebay.store.lookup import find_cache, require, sealed_caches
@@ -312,6 +311,8 @@ def usage_facts(path: Path, *, remote: RemoteConfig | None = None) -> dict[str, 
     remote: how the stores of caches are asked whose folders are URLs.
     Raises ConfigError where the file cannot be read, CacheCorruptError, CacheMismatchError for what is no usage log.
     """
+    from forebay.plan.plan_usage import FILE_NAME, walk_usage
+
     try:
         head, lines = walk_usage(path)
         return _facts(path, head, _added(head, (line for line, _ in lines)), remote)
@@ -335,6 +336,8 @@ class _Added:
 
 
 def _added(head: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> _Added:
+    from forebay.plan.plan_usage import add_counts, unpack_ids
+
     done = head["from_step"]
     found = _Added(
         last={"step": done, "to": {"epoch": 0, "position": 0}},
@@ -418,6 +421,8 @@ def _shards(head: Mapping[str, Any], counts: Array) -> dict[str, Any]:
 
 def _sample_ids(head: Mapping[str, Any], indices: Array, remote: RemoteConfig | None) -> list[str] | None:
     """Returns the ids of samples; None where not all of the caches that were used are there."""
+    from forebay.plan.plan_usage import unpack_ids
+
     names: list[str] = []
     for described in head["caches"]:
         try:
