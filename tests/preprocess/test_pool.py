@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import os
 import signal
@@ -185,9 +186,8 @@ def converted(has_pandas: bool) -> tuple[bool, list[int | None]]:  # noqa: FBT00
 
     array = pa.array([1, None])
     if has_pandas:
-        import pandas as pd
-
-        array = pa.concat_arrays([array, pa.array(pd.Series([3]))])
+        pandas = importlib.import_module("pandas")
+        array = pa.concat_arrays([array, pa.array(pandas.Series([3]))])
         assert pa.table({"a": array}).to_pandas().shape == (3, 1)
     return "pandas" in sys.modules, array.to_pylist()
 
