@@ -29,7 +29,10 @@ BUILDS = {
     "log_mel, whisper": ("demo_speech", f"{SOUND} torch tokenizers"),
     "text": ("demo_text", f"{BARE} tokenizers"),
     "qwen3_asr, its chat template": ("demo_qwen3_asr", f"{SOUND} torch tokenizers transformers.AutoTokenizer"),
-    "patches, chat": ("demo_vision", f"{BARE} torch tokenizers PIL.Image transformers.AutoTokenizer"),
+    "patches, chat": (
+        "demo_vision",
+        f"{BARE} torch tokenizers PIL.Image transformers.AutoTokenizer transformers.Qwen2VLImageProcessorPil",
+    ),
 }
 """By name the config under `configs/`, and what its steps are made of."""
 

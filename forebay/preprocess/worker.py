@@ -49,13 +49,14 @@ def serve_forks(orders_fd: int, parent: int, modules: Sequence[str]) -> None:
     """
     if not _ends_with(parent):
         return
+    gc.disable()  # nothing that is imported is garbage
     _without_pandas()
     for module in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on the end of the orders ends it, and its workers first
-    gc.collect()
     gc.freeze()  # so that a collection in a worker does not copy the pages of all that was imported
+    gc.enable()
     workers: dict[int, int] = {}
     with socket.socket(fileno=orders_fd) as orders:
         while order := _order(orders):
