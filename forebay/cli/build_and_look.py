@@ -27,6 +27,7 @@ from forebay.cli.options import (
 from forebay.config.remote import RemoteConfig, is_url, url_or_path
 from forebay.config.tree import stand_in
 from forebay.errors import ConfigError
+from forebay.extras import arrow_without_pandas
 from forebay.visible import json_text
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class PreprocessCommand(ConfigCommand):
         if self.address is not None and self.runner != "ray":
             raise ConfigError("--address is of a Ray cluster: give --runner ray too, or leave it out")
         config, wanted = self.loaded(), self.into(Options, part=self.shards, seal_only=self.seal)
+        if config.source.kind != "python":  # whose rows come from code of the user, in this process
+            arrow_without_pandas()
         if self.prepare:
             return self.printed(prepare(config, wanted, num_parts=None if self.array is None else self.array[0]))
         return self.printed(build(config, wanted))

@@ -19,10 +19,10 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
+from forebay.extras import arrow_without_pandas
 from forebay.task_map import begin, mark_in
 from forebay.visible import visible_output
 
@@ -50,7 +50,7 @@ def serve_forks(orders_fd: int, parent: int, modules: Sequence[str]) -> None:
     if not _ends_with(parent):
         return
     gc.disable()  # nothing that is imported is garbage
-    _without_pandas()
+    arrow_without_pandas()
     for module in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
@@ -69,29 +69,6 @@ def serve_forks(orders_fd: int, parent: int, modules: Sequence[str]) -> None:
         os.kill(pid, signal.SIGKILL)
     for pid in workers.values():
         os.waitpid(pid, 0)
-
-
-class _NoPandas(MetaPathFinder):
-    """Makes pandas missing."""
-
-    def find_spec(self, fullname: str, *_: object) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("not for pyarrow's first conversion", name=fullname)
-
-
-def _without_pandas() -> None:
-    """Converts a first value to arrow: with that pyarrow imports pandas where it is installed, for a quarter second.
-
-    It wants to know pandas' own missing values, which no task converts. Whoever imports pandas later has it.
-    """
-    import pyarrow as pa
-
-    finder = _NoPandas()
-    sys.meta_path.insert(0, finder)
-    try:
-        pa.array([None])
-    finally:
-        sys.meta_path.remove(finder)
 
 
 def _ends_with(parent: int) -> bool:
