@@ -56,7 +56,7 @@ def cpu_s(*words: str) -> float:
 
 
 def _environment() -> dict[str, str]:
-    """As of an installed forebay, whose files are compiled once and not in every process."""
+    """Returns that of an installed forebay, whose files are compiled once and not in every process."""
     found = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**found, "HF_HUB_OFFLINE": "1", "PYTHONPYCACHEPREFIX": str(BENCH_DATA / "pycache")}
 

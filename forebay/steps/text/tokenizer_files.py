@@ -144,7 +144,7 @@ _WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Files:
-    """What the files of a folder say. named: tokens by `NAMES`. more: other special tokens. template: may be empty."""
+    """Answers of a folder's files. named: tokens by `NAMES`. more: other special tokens. template: may be empty."""
 
     named: Mapping[str, str]
     more: Collection[str]

@@ -36,7 +36,7 @@ def by_transformers(folder: Path) -> OpenTokenizer:
 
 
 def facts(found: OpenTokenizer, *, texts: list[str]) -> dict[str, Any]:
-    """What a vocabulary takes of a tokenizer, and the ids of texts, control tokens among them."""
+    """Everything that a vocabulary takes of a tokenizer, and ids of texts, control tokens among them."""
     document = json.loads(found.backend.to_str())
     found.backend.no_truncation()
     found.backend.no_padding()
