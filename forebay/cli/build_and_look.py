@@ -12,18 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from forebay.cli.options import (
-    DONE,
-    FAILED,
-    CacheCommand,
-    Command,
-    ConfigCommand,
-    argument,
-    command,
-    on_disk,
-    option,
-    sealed_of,
-)
+from forebay.cli.options import DONE, FAILED, CacheCommand, Command, ConfigCommand, argument, command, on_disk, option
 from forebay.config.remote import RemoteConfig, is_url, url_or_path
 from forebay.config.tree import stand_in
 from forebay.errors import ConfigError
@@ -319,7 +308,7 @@ class ExportCommand(CacheCommand):
         if isinstance(found, str):
             cache = open_cache(found, remote=self.remote(self.set))
         else:
-            cache = open_cache(sealed_of(found).place, remote=found.remote)
+            cache = open_cache(self.sealed(found).place, remote=found.remote)
         note(cache.folder)
         return self.printed((export_zarr if self.form == "zarr" else export)(cache, self.into(ExportOptions)))
 

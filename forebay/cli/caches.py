@@ -19,7 +19,6 @@ from forebay.cli.options import (
     command,
     load_config,
     option,
-    sealed_of,
 )
 from forebay.config.load import read_remote
 from forebay.config.pretrained_folder import split_id
@@ -59,7 +58,7 @@ class PushCommand(CacheCommand):
             if not Path(source).exists():
                 raise ConfigError(f"{source}: no such cache or config; see what there is: forebay cache ls")
             config = self.load(self.config, overrides=self.set)
-            sealed = sealed_of(config)
+            sealed = self.sealed(config)
             if sealed.url is not None:
                 raise ConfigError(
                     f"{source}: its cache lies in a store already: {sealed.url}; to have it here: cache pull"
@@ -176,7 +175,7 @@ def _sealed_place(asked: CacheCommand, text: str) -> str:
     """Returns the folder or URL of a cache that was named, or of the cache of a config that was."""
     if is_url(url_or_path(text)) or not Path(text).is_file():
         return text
-    return sealed_of(asked.load(text)).place
+    return asked.sealed(asked.load(text)).place
 
 
 @command("fetch")

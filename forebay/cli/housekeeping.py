@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from forebay.cli.options import DONE, FAILED, CacheCommand, argument, command, load_config, option, sealed_of
+from forebay.cli.options import DONE, FAILED, CacheCommand, argument, command, load_config, option
 from forebay.config.load import read_remote
 from forebay.config.remote import is_url, parse_url, url_or_path
 from forebay.errors import CacheNotFoundError, ConfigError
@@ -315,5 +315,5 @@ class VerifyCommand(_RootCommand):
             if isinstance(found, str):
                 yield cache_folder(found, settings), found, None
             else:
-                sealed = sealed_of(found)
+                sealed = self.sealed(found)
                 yield mirrored(sealed, found.remote).folder, sealed.place, text

@@ -159,20 +159,19 @@ class CacheCommand(Command):
             changed.append(f"run.num_workers={workers}")
         return load_config(config, overrides=changed)
 
+    def sealed(self, config: Config) -> Sealed:
+        """Returns the sealed cache of a config. Raises CacheNotFoundError where there is none."""
+        from forebay.steps.recipe import recipe_of
+        from forebay.store.lookup import find_cache, require
+
+        return require(config, find_cache(config, recipe_of(config)))
+
 
 def load_config(config: str, *, overrides: Sequence[str] = ()) -> Config:
     """Returns a config with the settings of its steps checked. Raises ConfigError."""
     from forebay.steps import recipe  # not at import: what looks at folders needs none of the steps
 
     return recipe.load_config(config, overrides=overrides)
-
-
-def sealed_of(config: Config) -> Sealed:
-    """Returns the sealed cache of a config. Raises CacheNotFoundError where there is none."""
-    from forebay.steps.recipe import recipe_of
-    from forebay.store.lookup import find_cache, require
-
-    return require(config, find_cache(config, recipe_of(config)))
 
 
 @dataclass(kw_only=True)

@@ -8,7 +8,8 @@ settings below were read in transformers 5.23, and tests compare both. Anything 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -92,43 +93,29 @@ _BPE = {
 _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
-def _as_it_is(document: Mapping[str, Any]) -> bool:  # noqa: ARG001  this class takes tokenizer.json whatever it holds
-    return True
-
-
-def _as_whisper(document: Mapping[str, Any]) -> bool:
-    return document["normalizer"] is None and cut_of(document) is GPT2
-
-
-def _as_qwen2(document: Mapping[str, Any]) -> bool:
-    return document["normalizer"] == {"type": "NFC"} and cut_of(document) is QWEN2
-
-
 @dataclass(frozen=True, slots=True)
-class _Class:
-    """A class of transformers.
+class _Rebuilt:
+    """A class of transformers that makes a tokenizer of vocabulary, merges and added tokens, by rules of its own.
 
-    makes: whether it makes of a tokenizer.json what that says. defaults: names whose tokens it chooses itself where
-    the folder does not say them. model_types: those of config.json for which transformers takes this class. rebuilds:
-    it makes the tokenizer of vocabulary and merges, and adds the tokens to it.
+    normalizer, cut: these rules. defaults: names whose tokens it chooses itself where the folder does not say them.
+    model_types: those of config.json for which transformers takes this class.
     """
 
-    makes: Callable[[Mapping[str, Any]], bool]
-    defaults: Collection[str] = ()
-    model_types: Collection[str] = ()
-    rebuilds: bool = True
+    normalizer: Any
+    cut: re.Pattern[str]
+    defaults: Collection[str]
+    model_types: Collection[str]
 
 
-_BACKEND = _Class(_as_it_is, rebuilds=False)
+_AS_IT_IS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes that take tokenizer.json whatever it holds, if no config.json names a model."""
 _QWEN_MODELS = (
     *("qwen2", "qwen2_moe", "qwen2_audio", "qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3", "qwen3_moe"),
     *("qwen3_asr", "qwen3_vl", "qwen3_vl_moe", "qwen3_next", "qwen3_omni_moe"),
 )
-_CLASSES = {
-    "PreTrainedTokenizerFast": _BACKEND,
-    "TokenizersBackend": _BACKEND,
-    "WhisperTokenizer": _Class(_as_whisper, ("unk_token", "bos_token", "eos_token"), ("whisper",)),
-    "Qwen2Tokenizer": _Class(_as_qwen2, ("unk_token", "eos_token", "pad_token"), _QWEN_MODELS),
+_REBUILT = {
+    "WhisperTokenizer": _Rebuilt(None, GPT2, ("unk_token", "bos_token", "eos_token"), ("whisper",)),
+    "Qwen2Tokenizer": _Rebuilt({"type": "NFC"}, QWEN2, ("unk_token", "eos_token", "pad_token"), _QWEN_MODELS),
 }
 _WITHOUT_EFFECT = frozenset(
     (
@@ -163,14 +150,11 @@ class _Files:
         config, document = _json(folder / "tokenizer_config.json"), _json(folder / _TOKENIZER)
         model_type = _json(folder / "config.json").get("model_type") or ""
         wanted = config["tokenizer_class"]
-        kind = _CLASSES.get(wanted) or _CLASSES.get(wanted.removesuffix("Fast"))
-        if kind is None or (model_type and model_type not in kind.model_types) or not kind.makes(document):
+        rebuilt = _REBUILT.get(wanted.removesuffix("Fast"))
+        if model_type not in ("", *(rebuilt.model_types if rebuilt else ())) or not (rebuilt or wanted in _AS_IT_IS):
             return None
         unknown = [name for name in config if not name.endswith("_token") and name not in _WITHOUT_EFFECT]
         if unknown or any(config.get(name) for name in ("add_prefix_space", "split_special_tokens")):
-            return None
-        # Without an unknown token they do; without another one of their defaults they may raise.
-        if any(config.get(name) is None and (name != "unk_token" or name not in config) for name in kind.defaults):
             return None
         if config.get("backend", "tokenizers") != "tokenizers":
             return None
@@ -186,7 +170,7 @@ class _Files:
         special = {*named.values(), *more}
         if not all(added[token]["special"] for token in special) or not _agree(folder, config, added):
             return None
-        if kind.rebuilds and not _is_rebuilt(document, added, special):
+        if rebuilt and not _is_rebuilt(rebuilt, config, document, added, special):
             return None
         return cls(named=named, more=more, template=_template(folder, config))
 
@@ -205,8 +189,19 @@ def _agree(folder: Path, config: Mapping[str, Any], added: Mapping[str, Any]) ->
     return True
 
 
-def _is_rebuilt(document: Mapping[str, Any], added: Mapping[str, Any], special: Collection[str]) -> bool:
+def _is_rebuilt(
+    by: _Rebuilt,
+    config: Mapping[str, Any],
+    document: Mapping[str, Any],
+    added: Mapping[str, Any],
+    special: Collection[str],
+) -> bool:
     """Whether a tokenizer that is made anew, of vocabulary, merges and added tokens, is that of the document."""
+    # Without an unknown token they do; without another one of their defaults they may raise.
+    if any(config.get(name) is None and (name != "unk_token" or name not in config) for name in by.defaults):
+        return False
+    if document["normalizer"] != by.normalizer or cut_of(document) is not by.cut:
+        return False
     model = {name: value for name, value in document["model"].items() if name not in ("vocab", "merges")}
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         model[name] = model.get(name) or ""
