@@ -33,7 +33,8 @@ from forebay.task_map import Map
 ROOT = Path(__file__).parents[1]
 BENCH_DATA = ROOT / "bench-data"
 SPEECH = ROOT / "demo" / "speech"
-
+FORMS = {"flac": ("FLAC", "PCM_16"), "mp3": ("MP3", "MPEG_LAYER_III"), "opus": ("OGG", "OPUS")}
+"""How clips may be written: by the end of their names what libsndfile calls container and encoding."""
 _VERSION = 1
 """Bumped when the same hours give other files."""
 
@@ -105,19 +106,22 @@ class _Recording:
     text: str
 
 
-def corpus(*, hours: float, num_tars: int) -> Corpus:
-    """Returns the corpus of at least so many hours; builds it if it is missing (5 hours: half a minute of CPU)."""
-    folder = BENCH_DATA / f"speech-{hours:g}h-{num_tars}tars-v{_VERSION}"
+def corpus(*, hours: float, num_tars: int, form: str = "flac") -> Corpus:
+    """Returns the corpus of at least so many hours; builds it if it is missing (5 hours: half a minute of CPU).
+
+    form: of `FORMS`.
+    """
+    folder = BENCH_DATA / f"speech-{hours:g}h-{num_tars}tars-v{_VERSION}{'' if form == 'flac' else f'-{form}'}"
     if not folder.is_dir():
         BENCH_DATA.mkdir(exist_ok=True)
         aside = temporary_name(folder)
         aside.mkdir()
-        write_corpus(aside, _lengths(hours), num_tars=num_tars)
+        write_corpus(aside, _lengths(hours), num_tars=num_tars, form=form)
         aside.rename(folder)
     return Corpus(folder=folder)
 
 
-def write_corpus(folder: Path, lengths: Array, *, num_tars: int) -> Corpus:
+def write_corpus(folder: Path, lengths: Array, *, num_tars: int, form: str = "flac") -> Corpus:
     """Returns a corpus of clips of these lengths, in audio samples, written into an empty folder."""
     recordings = _recordings()
     rows: list[dict[str, Any]] = []
@@ -125,7 +129,7 @@ def write_corpus(folder: Path, lengths: Array, *, num_tars: int) -> Corpus:
         name = f"train-{number:05d}.tar"
         with tarfile.open(folder / name, "w") as tar:
             for index in part.tolist():
-                row = _add(tar, index, length=int(lengths[index]), recordings=recordings)
+                row = _add(tar, index, length=int(lengths[index]), recordings=recordings, form=form)
                 rows.append({"tar_path": name, **row})
     pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
     shutil.copytree(SPEECH / "model", folder / "model")
@@ -154,15 +158,16 @@ def _recordings() -> dict[str, list[_Recording]]:
 
 
 def _add(
-    tar: tarfile.TarFile, index: int, *, length: int, recordings: Mapping[str, Sequence[_Recording]]
+    tar: tarfile.TarFile, index: int, *, length: int, recordings: Mapping[str, Sequence[_Recording]], form: str
 ) -> dict[str, Any]:
     rng = np.random.default_rng([_VERSION, index])
     language = sorted(recordings)[int(rng.integers(len(recordings)))]
     samples, text = _concatenated(recordings[language], length, rng)
     buffer = io.BytesIO()
-    sf.write(buffer, samples, SAMPLE_RATE_HZ, format="FLAC", subtype="PCM_16")
+    container, subtype = FORMS[form]
+    sf.write(buffer, samples, SAMPLE_RATE_HZ, format=container, subtype=subtype)
     sample_id = f"{language}-{index:06d}"
-    info = tarfile.TarInfo(f"{sample_id}.flac")
+    info = tarfile.TarInfo(f"{sample_id}.{form}")
     info.size = len(buffer.getvalue())  # not tell(): libsndfile ends by writing the header again
     buffer.seek(0)
     tar.addfile(info, buffer)

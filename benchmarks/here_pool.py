@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 
 class HerePool:
     """A pool that works in its own process: no worker starts, and none loads transformers anew."""
 
-    def __init__(self, num_workers: int = 1, *, shows: bool = True) -> None:
+    def __init__(self, num_workers: int = 1, *, shows: bool = True, modules: Sequence[str] = ()) -> None:  # noqa: ARG002
         self.num_workers, self.shows = num_workers, shows
 
     def __enter__(self) -> HerePool:

@@ -220,6 +220,27 @@ def efficiency(pool: Pool, parts: Sequence[Share]) -> list[dict[str, Any]]:
     ]
 
 
+def other_forms(pool: Pool, *, hours: float, num_tars: int, rounds: int) -> list[dict[str, Any]]:
+    """Returns the CPU of one process over clips in other forms, and how many times that of bare loops it is."""
+    rows = []
+    for form in ("mp3", "opus"):
+        data = corpus(hours=hours, num_tars=num_tars, form=form)
+        with tempfile.TemporaryDirectory(dir=BENCH_DATA) as root:
+            tasks = shard_tasks(data.config(cache_root=Path(root)), pool.map)
+            pool.map(ours, [tasks[:2]])
+            costs = [[pool.map(work, [tasks])[0].cpu_s for work in (ours, bare, bare_stored)] for _ in range(rounds)]
+        made, plainly, stored = zip(*costs, strict=True)
+        rows.append(
+            {
+                "one process, tars of": form,
+                "cpu_s_per_hour": median(made) / (data.audio_s / 3600),
+                "times_bare": ratio(made, plainly),
+                "times_bare_stored": ratio(made, stored),
+            }
+        )
+    return rows
+
+
 def two_processes(tasks: Sequence[ShardTask], *, rounds: int) -> list[dict[str, Any]]:
     """Returns the wall time of two workers over all shards, beside two processes that loop over half of them each."""
     halves = [[task for index, task in enumerate(tasks) if index // 2 % 2 == half] for half in (0, 1)]
@@ -286,12 +307,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         pool.map(ours, [tasks[:2]])  # loads the libraries
         pool.map(plain, [parts[0].clips[:BATCH_SIZE]])
         one = efficiency(pool, parts)
+        others = other_forms(pool, hours=0.05 if options.tiny else 1, num_tars=2, rounds=rounds)
     document = {
         "machine": machine("numpy", "torch", "transformers", "soundfile"),
         "hours": data.audio_s / 3600,
         "rounds": rounds,
         "difference_of_allowed": worst,
         "one_process": one,
+        "other_forms": others,
         "two_processes": two_processes(tasks, rounds=2 * rounds),
         "command": command(data),
     }

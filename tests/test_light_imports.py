@@ -103,6 +103,32 @@ def test_a_command_needs_no_training_packages(
     assert says in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "others"),
+    [
+        (("--help",), ("numpy.ma", "forebay.steps", "forebay.caches")),
+        (("inspect", "CACHE"), ("forebay.steps.recipe", "forebay.preprocess", "forebay.rows")),
+        (("cache", "ls", "--cache-root", "ROOT"), ("forebay.steps.recipe", "forebay.preprocess")),
+        (("key", "CONFIG", "--set", "audio.features=log_mel"), ("forebay.preprocess.groups", "forebay.rows.list_rows")),
+    ],
+)
+def test_a_look_imports_nothing_that_takes_long(
+    cache: Path, arguments: tuple[str, ...], others: tuple[str, ...], tmp_path: Path
+) -> None:
+    places = {"CACHE": cache, "CONFIG": cache.parents[1] / "config.toml", "ROOT": cache.parent}
+    result = forebay(
+        tmp_path,
+        "import sys, runpy; sys.argv = ['forebay', *sys.argv[1:]]\n"
+        "try: runpy.run_module('forebay', run_name='__main__')\n"
+        "except SystemExit as end: print(end.code, *sys.modules, file=sys.stderr)",
+        *(places.get(part, part) for part in arguments),
+        is_code=True,
+    )
+    code, *names = result.stderr.split()
+    assert (code, "forebay.cli" in names) == ("0", True)
+    assert not {"pandas", "pyarrow.dataset", *HEAVY, *others}.intersection(names)
+
+
 def test_the_key_of_raw_data_needs_no_training_packages(without: Path, cache: Path, tmp_path: Path) -> None:
     result = forebay(without, "key", cache.parents[1] / "config.toml", "--cache-root", tmp_path, "--json")
     assert result.returncode == 0, result.stderr

@@ -22,7 +22,6 @@ from forebay.config.remote import RemoteConfig, is_url, parse_url
 from forebay.config.train import EvalConfig
 from forebay.config.tree import Config, MixtureSource
 from forebay.errors import CacheError, ConfigError, ForebayError, ManifestError, RemoteError
-from forebay.steps.recipe import load_config, recipe_of
 from forebay.store.lookup import Sealed
 from forebay.store.memo import FILE_NAME as MEMO
 from forebay.store.memo import Memo
@@ -219,6 +218,8 @@ def config_files(named: Iterable[str], *, below: str | None) -> list[str]:
 
 def wanted_by(files: Sequence[str], survey: Survey) -> Wanted:
     """Returns what configs want of a root. What cannot be read is named in `problems`; nothing is hashed."""
+    from forebay.steps.recipe import load_config  # not at import: a root without configs is listed without the steps
+
     wanted = Wanted()
     for file in files:
         try:
@@ -230,6 +231,8 @@ def wanted_by(files: Sequence[str], survey: Survey) -> Wanted:
 
 def _add(wanted: Wanted, file: str, config: Config, survey: Survey, *, depth: int) -> None:
     """Adds what a config is read from, and what the configs that it names are read from."""
+    from forebay.steps.recipe import load_config
+
     wanted.found.setdefault(file, [])
     if config.text is not None:
         wanted.tokenizers.setdefault(tokenizer_digest(Path(config.text.tokenizer)), config.text.tokenizer)
@@ -255,6 +258,8 @@ def _name_of(place: str, survey: Survey) -> str | None:
 
 def _look(wanted: Wanted, file: str, config: Config, survey: Survey) -> None:
     """Adds the caches of a config's recipe: that of its sources, or else all that a build of it would begin from."""
+    from forebay.steps.recipe import recipe_of
+
     key = recipe_of(config).key
     of_recipe = [item for item in survey.caches if item.document["recipe_key"] == key]
     states = {item.name: _state(config, item, survey) for item in of_recipe if not is_derived(item.document["recipe"])}

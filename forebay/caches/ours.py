@@ -13,7 +13,6 @@ from typing import Any
 
 from forebay.caches.root_items import Check, Inside, Read
 from forebay.errors import CacheCorruptError
-from forebay.plan.disk import STATISTICS
 from forebay.store.cold.arrays import ROOT as COLD
 from forebay.store.files import is_temporary
 from forebay.store.held import ORIGIN
@@ -148,6 +147,8 @@ def _check_plan(descriptor: int, _: Path) -> Callable[[str], bool]:
     arrays: Any = read_document(descriptor, FILE_NAME)[0].get("arrays")
     if not isinstance(arrays, dict) or any("/" in name for name in arrays):
         raise CacheCorruptError("its metadata.json names no arrays")
+    from forebay.plan.disk import STATISTICS
+
     return {FILE_NAME, STATISTICS, *(f"{name}.npy" for name in arrays)}.__contains__
 
 

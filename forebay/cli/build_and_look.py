@@ -10,15 +10,19 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.cli.options import DONE, FAILED, CacheCommand, Command, ConfigCommand, argument, command, on_disk, option
 from forebay.config.remote import RemoteConfig, is_url, url_or_path
 from forebay.config.tree import stand_in
 from forebay.errors import ConfigError
-from forebay.steps.recipe import recipe_of
-from forebay.store.lookup import find_cache, require
+from forebay.extras import arrow_without_pandas
 from forebay.visible import json_text
+
+if TYPE_CHECKING:
+    from forebay.config.tree import Config
+    from forebay.preprocess.decode import Heard
+    from forebay.store.cache import Cache
 
 _OF_SLURM = "with --runner slurm (docs/machines.md)"
 
@@ -77,6 +81,8 @@ class PreprocessCommand(ConfigCommand):
         if self.address is not None and self.runner != "ray":
             raise ConfigError("--address is of a Ray cluster: give --runner ray too, or leave it out")
         config, wanted = self.loaded(), self.into(Options, part=self.shards, seal_only=self.seal)
+        if config.source.kind != "python":  # whose rows come from code of the user, in this process
+            arrow_without_pandas()
         if self.prepare:
             return self.printed(prepare(config, wanted, num_parts=None if self.array is None else self.array[0]))
         return self.printed(build(config, wanted))
@@ -222,7 +228,6 @@ class InspectCommand(ConfigCommand):
     def run(self) -> int:
         from forebay.inspect import command
         from forebay.inspect.command import run_usage
-        from forebay.preprocess.decode import Heard
 
         is_page = self._is_page()
         if self.usage is not None:
@@ -246,7 +251,7 @@ class InspectCommand(ConfigCommand):
             seed, folder = 42 if self.seed is None else self.seed, self.bucket_manifests
             return command.show_bucket_manifests(config, folder, seed=seed, places=tar_places, as_json=self.json)
         target, settings = (place, self.remote(self.set)) if config is None else (config, config.remote)
-        how = {"sounds": Heard, "as_json": self.json, "remote": settings}
+        how = {"sounds": _heard, "as_json": self.json, "remote": settings}
         if is_page:
             from forebay.inspect.page.overview import CardChoice
             from forebay.inspect.page.page_command import ReportOptions, report
@@ -274,6 +279,13 @@ class InspectCommand(ConfigCommand):
         return bool(pages)
 
 
+def _heard(config: Config, cache: Cache) -> Heard:
+    """Returns what decodes the recordings of a cache; of a cache that keeps its sounds nobody asks."""
+    from forebay.preprocess.decode import Heard
+
+    return Heard(config, cache)
+
+
 @command("export")
 class ExportCommand(CacheCommand):
     """Write the samples of a cache as files of another form; goes on."""
@@ -296,7 +308,7 @@ class ExportCommand(CacheCommand):
         if isinstance(found, str):
             cache = open_cache(found, remote=self.remote(self.set))
         else:
-            cache = open_cache(require(found, find_cache(found, recipe_of(found))).place, remote=found.remote)
+            cache = open_cache(self.sealed(found).place, remote=found.remote)
         note(cache.folder)
         return self.printed((export_zarr if self.form == "zarr" else export)(cache, self.into(ExportOptions)))
 

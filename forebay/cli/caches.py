@@ -9,13 +9,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.cli.options import DONE, FAILED, CacheCommand, Command, ConfigCommand, argument, command, option
+from forebay.cli.options import (
+    DONE,
+    FAILED,
+    CacheCommand,
+    Command,
+    ConfigCommand,
+    argument,
+    command,
+    load_config,
+    option,
+)
 from forebay.config.load import read_remote
 from forebay.config.pretrained_folder import split_id
 from forebay.config.remote import RemoteConfig, is_url, parse_url, url_or_path
 from forebay.errors import ConfigError
-from forebay.steps.recipe import load_config, recipe_of
-from forebay.store.lookup import find_cache, require
 
 _CACHE = "the folder of a cache, or the TOML file that made it"
 _PLACE = "of the cache; with a slash at its end, of a folder of caches"
@@ -50,7 +58,7 @@ class PushCommand(CacheCommand):
             if not Path(source).exists():
                 raise ConfigError(f"{source}: no such cache or config; see what there is: forebay cache ls")
             config = self.load(self.config, overrides=self.set)
-            sealed = require(config, find_cache(config, recipe_of(config)))
+            sealed = self.sealed(config)
             if sealed.url is not None:
                 raise ConfigError(
                     f"{source}: its cache lies in a store already: {sealed.url}; to have it here: cache pull"
@@ -167,8 +175,7 @@ def _sealed_place(asked: CacheCommand, text: str) -> str:
     """Returns the folder or URL of a cache that was named, or of the cache of a config that was."""
     if is_url(url_or_path(text)) or not Path(text).is_file():
         return text
-    config = asked.load(text)
-    return require(config, find_cache(config, recipe_of(config))).place
+    return asked.sealed(asked.load(text)).place
 
 
 @command("fetch")

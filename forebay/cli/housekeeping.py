@@ -9,16 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from forebay.caches.root_items import opened_root
-from forebay.cli.options import DONE, FAILED, CacheCommand, argument, command, option
+from forebay.cli.options import DONE, FAILED, CacheCommand, argument, command, load_config, option
 from forebay.config.load import read_remote
 from forebay.config.remote import is_url, parse_url, url_or_path
 from forebay.errors import CacheNotFoundError, ConfigError
 from forebay.progress import during
-from forebay.steps.recipe import load_config, recipe_of
-from forebay.store.cache import open_cache
-from forebay.store.lookup import find_cache, mirrored, require
-from forebay.store.remote.mirror import cache_folder
 
 if TYPE_CHECKING:
     from forebay.caches.prune import Rules
@@ -55,6 +50,7 @@ class _RootCommand(CacheCommand):
     @contextmanager
     def surveyed(self, place: str | None, files: Sequence[str] = ()) -> Iterator[Survey]:
         """Yields what lies under the root that was named, else that of the configs, else `caches`."""
+        from forebay.caches.root_items import opened_root
         from forebay.caches.survey import survey
 
         settings = read_remote(self.set)
@@ -265,6 +261,9 @@ class DiffCommand(_RootCommand):
     def _side(self, text: str) -> Side:
         """Returns what a cache, a URL or a config is compared by; a config may have no cache yet."""
         from forebay.caches.verify_and_diff import Side
+        from forebay.steps.recipe import recipe_of
+        from forebay.store.cache import open_cache
+        from forebay.store.lookup import find_cache
 
         found, settings = self.named(text), read_remote(self.set)
         if not isinstance(found, str):
@@ -299,7 +298,10 @@ class VerifyCommand(_RootCommand):
 
     def _asked(self) -> Iterator[tuple[Path, str, str | None]]:
         """Yields folder, name and config of every cache that is to be verified."""
+        from forebay.caches.root_items import opened_root
         from forebay.caches.survey import survey
+        from forebay.store.lookup import mirrored
+        from forebay.store.remote.mirror import cache_folder
 
         settings = read_remote(self.set)
         if self.all:
@@ -313,5 +315,5 @@ class VerifyCommand(_RootCommand):
             if isinstance(found, str):
                 yield cache_folder(found, settings), found, None
             else:
-                sealed = require(found, find_cache(found, recipe_of(found)))
+                sealed = self.sealed(found)
                 yield mirrored(sealed, found.remote).folder, sealed.place, text

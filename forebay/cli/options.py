@@ -15,15 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from forebay.config.load import read_remote
 from forebay.config.pretrained_folder import model_place
 from forebay.config.remote import RemoteConfig, is_url, url_or_path
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
-from forebay.steps.recipe import load_config
 from forebay.visible import json_text
+
+if TYPE_CHECKING:
+    from forebay.store.lookup import Sealed
 
 DONE, FAILED, BAD_CONFIG, NO_CACHE, INTERRUPTED = 0, 1, 2, 3, 130
 CLOSED = 128 + 13
@@ -156,6 +158,20 @@ class CacheCommand(Command):
         if (workers := getattr(self, "workers", None)) is not None:
             changed.append(f"run.num_workers={workers}")
         return load_config(config, overrides=changed)
+
+    def sealed(self, config: Config) -> Sealed:
+        """Returns the sealed cache of a config. Raises CacheNotFoundError where there is none."""
+        from forebay.steps.recipe import recipe_of
+        from forebay.store.lookup import find_cache, require
+
+        return require(config, find_cache(config, recipe_of(config)))
+
+
+def load_config(config: str, *, overrides: Sequence[str] = ()) -> Config:
+    """Returns a config with the settings of its steps checked. Raises ConfigError."""
+    from forebay.steps import recipe  # not at import: what looks at folders needs none of the steps
+
+    return recipe.load_config(config, overrides=overrides)
 
 
 @dataclass(kw_only=True)

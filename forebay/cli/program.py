@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import difflib
 import errno
+import gc
 import logging
 import os
 import select
@@ -70,6 +71,8 @@ reads the output any more (`| head`); what an error means: forebay explain CODE"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `forebay COMMAND ...` and returns its exit code."""
+    if arguments is None:  # a process of its own
+        gc.freeze()
     with visible_output(), _prompt_interrupt():
         try:
             try:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from forebay.errors import (
     MissingExtraError,
     RemoteError,
 )
-from forebay.inspect.bucket_manifests import CONFIG_NAME, Places, bucket_manifests, write_table, write_wav
 from forebay.inspect.facts import Pack, cache_facts, pack_bytes, read_pack, read_plan, unreadable_facts
 from forebay.inspect.inspect_lines import (
     pack_lines,
@@ -37,8 +36,6 @@ from forebay.inspect.inspect_lines import (
 )
 from forebay.inspect.sample import Sample, Sounds, read_sample, sample_index
 from forebay.plan.disk import is_plan
-from forebay.plan.plan_usage import FILE_NAME, add_counts, unpack_ids, walk_usage
-from forebay.steps.recipe import recipe_of
 from forebay.store.cache import Cache, open_cache
 from forebay.store.layout import Array
 from forebay.store.lookup import find_cache, require, sealed_caches
@@ -50,6 +47,9 @@ from forebay.store.sample_filter import Filter
 from forebay.store.seal import VerifyReport, verify_folder
 from forebay.terminal import print_json, print_lines, wrapped
 from forebay.visible import printable
+
+if TYPE_CHECKING:
+    from forebay.inspect.bucket_manifests import Places
 
 DONE, FAILED = 0, 1
 
@@ -85,6 +85,8 @@ def show(target: str | Path | Config, options: InspectOptions) -> int:
     cache is not there, another CacheError where the cache or the plan cannot be read.
     """
     if isinstance(target, Config):
+        from forebay.steps.recipe import recipe_of  # not at import: a folder is looked at without the steps
+
         found = require(target, find_cache(target, recipe_of(target)))
         return _show_cache(found.place, target, replace(options, remote=target.remote))
     place = url_or_path(target)
@@ -95,6 +97,8 @@ def show(target: str | Path | Config, options: InspectOptions) -> int:
 
 def show_bucket_manifests(config: Config, folder: Path, *, seed: int, places: Places, as_json: bool) -> int:
     """Writes the bucket manifests of a config, prints what was written and returns 0; see `bucket_manifests`."""
+    from forebay.inspect.bucket_manifests import CONFIG_NAME, bucket_manifests
+
     written = bucket_manifests(config, folder, seed=seed, places=places)
     if as_json:
         print_json({"written": [str(path) for path in written], CONFIG_NAME: json.loads(written[-1].read_bytes())})
@@ -168,6 +172,8 @@ def plan_roots(place: str, named: str | None, remote: RemoteConfig) -> list[Path
 
 def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, config: Config | None) -> list[str]:
     if sample is not None and outputs.wav is not None:
+        from forebay.inspect.bucket_manifests import write_wav
+
         tensors = sample.tensors
         if "waveform" not in tensors and config is not None and outputs.sounds is not None:
             heard = outputs.sounds(config, cache)(sample.row)
@@ -186,6 +192,8 @@ def _write(cache: Cache, sample: Sample | None, outputs: InspectOptions, *, conf
         else:
             raise ConfigError(f"--png: {cache.place} has no audio to draw; leave --png out")
     if outputs.export is not None:
+        from forebay.inspect.bucket_manifests import write_table
+
         write_table(cache, outputs.export)
     return [str(path) for path in (outputs.wav, outputs.png, outputs.export) if path is not None]
 
@@ -303,6 +311,8 @@ def usage_facts(path: Path, *, remote: RemoteConfig | None = None) -> dict[str, 
     remote: how the stores of caches are asked whose folders are URLs.
     Raises ConfigError where the file cannot be read, CacheCorruptError, CacheMismatchError for what is no usage log.
     """
+    from forebay.plan.plan_usage import FILE_NAME, walk_usage
+
     try:
         head, lines = walk_usage(path)
         return _facts(path, head, _added(head, (line for line, _ in lines)), remote)
@@ -326,6 +336,8 @@ class _Added:
 
 
 def _added(head: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> _Added:
+    from forebay.plan.plan_usage import add_counts, unpack_ids
+
     done = head["from_step"]
     found = _Added(
         last={"step": done, "to": {"epoch": 0, "position": 0}},
@@ -409,6 +421,8 @@ def _shards(head: Mapping[str, Any], counts: Array) -> dict[str, Any]:
 
 def _sample_ids(head: Mapping[str, Any], indices: Array, remote: RemoteConfig | None) -> list[str] | None:
     """Returns the ids of samples; None where not all of the caches that were used are there."""
+    from forebay.plan.plan_usage import unpack_ids
+
     names: list[str] = []
     for described in head["caches"]:
         try:

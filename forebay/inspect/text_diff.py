@@ -216,7 +216,7 @@ class VocabularyPieces:
     """The tokens of a vocabulary by id."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        backend = vocabulary.tokenizer.backend_tokenizer
+        backend = vocabulary.open.backend
         document = json.loads(backend.to_str())
         model = document["model"]
         steps = (step for name in ("pre_tokenizer", "decoder") for step in _steps(document[name]))
@@ -225,7 +225,7 @@ class VocabularyPieces:
         self._control = vocabulary.control_ids
         self._added = {int(entry["id"]) for entry in document.get("added_tokens", [])}
         self._unknown = _unknown_id(model, backend)
-        self._token: dict[int, str] = {number: token for token, number in vocabulary.tokenizer.get_vocab().items()}
+        self._token: dict[int, str] = {number: token for token, number in backend.get_vocab().items()}
         codes = np.zeros(vocabulary.size, np.uint8)
         for number in self._token:
             codes[number] = KINDS.index(self.piece(number).kind)

@@ -24,7 +24,6 @@ from forebay.plan.shard_line import shard_run, with_locality
 from forebay.plan.statistics import batch_statistics, pack_statistics
 from forebay.plan.window import window_plan
 from forebay.progress import during
-from forebay.steps.recipe import plan_example
 from forebay.steps.step import TextStep
 from forebay.steps.table import text_step_of
 from forebay.store.key import digest
@@ -103,6 +102,8 @@ def plan_of(config: Config, source: SampleSource, *, keep: bool = True) -> Plann
     """
     settings, samples = config.plan, samples_of(source)
     if settings is None:
+        from forebay.steps.recipe import plan_example
+
         raise ConfigError(
             f"{config.path}: no [plan] section; add one, for example: {plan_example(config)}", code="FB104"
         )

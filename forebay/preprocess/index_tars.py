@@ -170,7 +170,7 @@ def _run(task: functools.partial[_Outcome], paths: Sequence[str], num_workers: i
     if num_workers <= 1 or len(paths) <= 1:
         yield from map(task, paths)
         return
-    with Pool(min(num_workers, len(paths))) as pool:
+    with Pool(min(num_workers, len(paths)), modules=(__name__,)) as pool:
         try:
             for _, outcome in pool.run(task, paths):
                 yield outcome

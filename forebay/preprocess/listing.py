@@ -7,18 +7,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from forebay.config.tree import Config
 from forebay.errors import BuildError
-from forebay.preprocess.groups import Groups, Listing
-from forebay.preprocess.pool import Pool
-from forebay.rows.list_rows import list_rows
-from forebay.rows.manifest import Manifest
-from forebay.rows.meanings.own import meaning_of
-from forebay.rows.named_files import shown_name
 from forebay.steps.form import promises
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.key import SourceDigest, cache_key, content_of, explained
@@ -30,6 +24,10 @@ from forebay.store.remote.raw.raw_sources import localized, naming_urls, place_o
 from forebay.store.source_files import SourceFile
 from forebay.task_map import Map
 from forebay.visible import printable
+
+if TYPE_CHECKING:
+    from forebay.preprocess.groups import Groups, Listing
+    from forebay.rows.manifest import Manifest
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
@@ -43,6 +41,9 @@ def listed(config: Config, groups: Groups, *, map_: Map = map, is_hashed: bool =
     is_hashed: all files will be hashed, so those of a store are downloaded as a whole when they are first read.
     Raises ConfigError or ManifestError where the config or its manifest cannot be used.
     """
+    from forebay.rows.list_rows import list_rows  # not at import: a cache that is sealed is known without its rows
+    from forebay.rows.meanings.own import meaning_of
+
     forget()
     source, meaning = localized(config).source, meaning_of(config)
     manifest = list_rows(source, meaning, cache_root=config.cache_root, map_=map_, is_hashed=is_hashed)
@@ -57,6 +58,8 @@ def resolve(config: Config, memo: Memo, map_: Map, *, recipe: Recipe) -> Listing
     Raises ConfigError or ManifestError where the config or its manifest cannot be used, BuildError where a file goes on
     changing while it is read.
     """
+    from forebay.preprocess.groups import Groups, Listing
+
     groups = Groups.of(config, recipe)
     manifest = _hashed_manifest(config, memo, map_, groups=groups)
     key = cache_key(recipe.key, _digests(manifest))
@@ -65,6 +68,8 @@ def resolve(config: Config, memo: Memo, map_: Map, *, recipe: Recipe) -> Listing
 
 def known_key(config: Config, memo: Memo, map_: Map, *, recipe: Recipe, may_hash: bool) -> str | None:
     """Returns the key that a build would give, or None where a file would have to be hashed and may not be."""
+    from forebay.preprocess.groups import Groups
+
     groups = Groups.of(config, recipe)
     manifest = listed(config, groups, map_=map_, is_hashed=True)
     if not may_hash and any(memo.known(file.path) is None for file in _present(manifest)):
@@ -133,6 +138,8 @@ def _present(manifest: Manifest) -> list[SourceFile]:
 
 
 def _digests(manifest: Manifest) -> list[SourceDigest]:
+    from forebay.rows.named_files import shown_name
+
     return [SourceDigest(name=shown_name(file), xxh3_128=file.xxh3_128) for file in manifest.files]
 
 
@@ -163,6 +170,8 @@ def explain(config: Config, *, may_hash: bool) -> dict[str, Any]:
     if lookup.found is not None:
         key: str | None = lookup.found.key
     else:
+        from forebay.preprocess.pool import Pool
+
         with naming_urls(), Pool(config.run.num_workers or os.cpu_count() or 1) as pool:
             key = known_key(config, memo, pool.map, recipe=recipe, may_hash=may_hash)
     nearest = None

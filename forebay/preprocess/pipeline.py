@@ -221,7 +221,7 @@ def _build_cache(config: Config, options: Options) -> BuildReport:
         setting = "run.cache_root" if config.remote_root is None else "remote.shard_dir"
         require_writable(config.cache_root, setting=setting)
     with (
-        Pool(config.run.num_workers or os.cpu_count() or 1, shows=options.progress) as pool,
+        _pool(config, options, recipe) as pool,
         _runner(options, pool) as runner,
     ):
         run = Run(config, options, _prepared(config, options, recipe, pool, memo), pool, memo, runner=runner)
@@ -267,6 +267,12 @@ def _of_another(config: Config, recipe: Recipe, options: Options, memo: Memo, *,
     return found
 
 
+def _pool(config: Config, options: Options, recipe: Recipe) -> Pool:
+    """Returns the workers of a build, which have what the recipe's steps import from their start."""
+    modules = (__name__, *recipe.libraries)
+    return Pool(config.run.num_workers or os.cpu_count() or 1, shows=options.progress, modules=modules)
+
+
 def _runner(options: Options, pool: Pool) -> AbstractContextManager[Runner]:
     """Returns who makes the shards. A cluster that does not answer shows before anything is listed."""
     is_local = options.runner == "local" or options.dry_run
@@ -307,7 +313,7 @@ def prepare(config: Config, options: Options | None = None, *, num_parts: int | 
             remove_prepared(config, recipe)
             return PrepareReport.of_standing(standing, seconds=time.monotonic() - started_s)
         _require(config, recipe)
-        with Pool(config.run.num_workers or os.cpu_count() or 1, shows=options.progress) as pool:
+        with _pool(config, options, recipe) as pool:
             found, is_new = _shared(config, options, recipe, pool, memo)
     require_key(config, found.listing.key, options.key)
     require_parts(config, num_parts or 0, found.num_shards)

@@ -1,9 +1,9 @@
 """Worker processes for the tasks of a build.
 
-Own processes instead of `concurrent.futures`: they start by `python -m`, so that a user's script needs no `__main__`
-guard and no lock of a forked thread is inherited; BLAS threads are pinned before numpy loads; and when one dies, its
-task and the sample it was at are known. Tasks and results cross a socket pair between these processes by pickle;
-nothing is stored.
+Own processes instead of `concurrent.futures`: they are forks of a process that starts by `python -m`, so that a user's
+script needs no `__main__` guard, no lock of a thread is inherited, and what they need is imported once; BLAS threads
+are pinned before numpy loads; and when one dies, its task and the sample it was at are known. Tasks and results cross a
+socket pair between these processes by pickle; nothing is stored.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from forebay.preprocess.worker import ORDER, START, STATUS, WAIT
 from forebay.progress import Progress
 from forebay.store.memo import hash_now
 from forebay.task_map import WorkerDied
@@ -39,11 +40,67 @@ class Runner(Protocol):
 _THREADS = "OMP_NUM MKL_NUM OPENBLAS_NUM NUMEXPR_NUM VECLIB_MAXIMUM RAYON_NUM"
 PINNED = {f"{name}_THREADS": "1" for name in _THREADS.split()} | {"TOKENIZERS_PARALLELISM": "false"}
 """Environment of a worker: one thread each, so that workers do not fight for the cores."""
+_ALONE = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Environment of the process that workers are forked from: pyarrow starts no thread when it is imported."""
+
+
+class _Forks:
+    """The process that the workers of a pool are forks of; `forebay/preprocess/worker.py` says what it does."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        """Starts it. modules: what it imports for all of them."""
+        self._orders, theirs = socket.socketpair()
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with theirs:
+            numbers = map(str, (theirs.fileno(), os.getpid()))
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "forebay.preprocess.worker", "forks", *numbers, *modules],
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, **_ALONE, **PINNED, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+            )
+        self._count = 0
+
+    def start(self, connection_fd: int, marks_fd: int) -> _Fork:
+        """Orders a worker, without waiting for it. Raises OSError where this process has ended."""
+        self._count += 1
+        socket.send_fds(self._orders, [ORDER.pack(START, self._count)], [connection_fd, marks_fd])
+        return _Fork(self, self._count)
+
+    def status_of(self, number: int) -> int:
+        """Returns how a worker has ended, when it has; if this process has ended, and its workers with it, how that."""
+        with contextlib.suppress(OSError):
+            self._orders.sendall(ORDER.pack(WAIT, number))
+            if answer := self._orders.recv(STATUS.size, socket.MSG_WAITALL):
+                return int(STATUS.unpack(answer)[0])
+        return self._process.wait()
+
+    def end(self) -> None:
+        """Kills the workers and ends this process."""
+        self._orders.close()
+        self._process.terminate()  # ends it while it imports, when it has no workers yet
+        self._process.wait()
+
+
+@dataclass(frozen=True)
+class _Fork:
+    """A worker, with that of the face of `subprocess.Popen` which a pool uses."""
+
+    forks: _Forks
+    number: int
+
+    def kill(self) -> None:
+        """Ends it with all of them."""
+        self.forks.end()
+
+    def wait(self) -> int:
+        """Returns how it has ended, when it has."""
+        return self.forks.status_of(self.number)
 
 
 @dataclass
 class _Worker:
-    process: subprocess.Popen[bytes]
+    process: _Fork
     connection: Connection
     marks: mmap.mmap
     task: Any = None
@@ -66,10 +123,11 @@ class Pool:
     They end with the `with` block, and are killed if that ends by an error.
     """
 
-    def __init__(self, num_workers: int, *, shows: bool = True) -> None:
-        """shows: whether `map` says how far it is."""
-        self._num_workers, self._shows = num_workers, shows
+    def __init__(self, num_workers: int, *, shows: bool = True, modules: Sequence[str] = ()) -> None:
+        """shows: whether `map` says how far it is. modules: what tasks import, so that it is imported once for all."""
+        self._num_workers, self._shows, self._modules = num_workers, shows, modules
         self._workers: list[_Worker] = []
+        self._forks: _Forks | None = None
 
     def __enter__(self) -> Pool:
         return self
@@ -159,21 +217,20 @@ class Pool:
 
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
-        with tempfile.TemporaryFile() as file:
+        with theirs, tempfile.TemporaryFile() as file:
             file.write(bytes(8))
             file.flush()
             marks = mmap.mmap(file.fileno(), 8)
-            numbers = map(str, (theirs.fileno(), file.fileno(), os.getpid()))
-            command = [sys.executable, "-m", "forebay.preprocess.worker", *numbers]
-            path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-            process = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(), file.fileno()),
-                env={**os.environ, **PINNED, "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-            )
-        theirs.close()
+            process = self._fork(theirs.fileno(), file.fileno())
         return _Worker(process, Connection(ours.detach()), marks)
+
+    def _fork(self, connection_fd: int, marks_fd: int) -> _Fork:
+        if self._forks is not None:
+            with contextlib.suppress(OSError):  # somebody has killed it, and all workers with it
+                return self._forks.start(connection_fd, marks_fd)
+            self._forks.end()
+        self._forks = _Forks(self._modules)
+        return self._forks.start(connection_fd, marks_fd)
 
 
 def position_of(marks: mmap.mmap) -> int:

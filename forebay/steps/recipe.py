@@ -79,6 +79,11 @@ class Recipe:
         """Packages that make values, beside forebay's own, and their versions; in no key."""
         return {name: found for group in self.groups for name, found in group.made_with.items()}
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Modules that a process needs which makes values: see `GroupRecipe.libraries`."""
+        return tuple(dict.fromkeys(name for group in self.groups for name in group.libraries))
+
     def without_code(self) -> Self:
         """Returns the recipe without the functions of the user; for those who only look, and run no code."""
         return replace(self, groups=tuple(group.without_code() for group in self.groups))

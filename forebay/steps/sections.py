@@ -65,6 +65,11 @@ class GroupRecipe(ABC):
         """Packages that make values, beside forebay's own, and their versions; in no key."""
         return {}
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Modules that the steps import when they make values. A hint: one that is missing is imported when needed."""
+        return tuple(name for step in self.steps for name in step.libraries)
+
     def without_code(self) -> Self:
         """Returns the group without the functions of the user; for those who only look, and run no code."""
         return self

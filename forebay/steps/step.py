@@ -56,13 +56,14 @@ class Step:
     name: what a config calls the step; its key in the table. stored_as: the step whose stored form and batches this
     one's values have, and by whose name caches call them; empty where that is the step itself. given: the fields that
     no config sets beside that name, for example the digest of a folder. axes: what the first axis of each field counts,
-    or its length where that is the same for all samples.
+    or its length where that is the same for all samples. libraries: modules that it imports when it makes values.
     """
 
     name: ClassVar[str] = ""
     stored_as: ClassVar[str] = ""
     axes: ClassVar[dict[str, str | int]] = {}
     given: ClassVar[frozenset[str]] = frozenset()
+    libraries: ClassVar[tuple[str, ...]] = ()
 
     def identity(self) -> dict[str, Any]:
         """Returns the canonical description of the step: its class name and every field that is compared."""
@@ -291,6 +292,7 @@ class ImageStep(ItemStep):
     items: ClassVar[str] = "images"
     unit: ClassVar[str] = "patches"
     is_of_transformers: ClassVar[bool] = False
+    libraries: ClassVar[tuple[str, ...]] = ("PIL.Image", "torch", "transformers")
 
     processor: str
     max_pixels: int = 89_478_485

@@ -196,7 +196,8 @@ def load_sources(path: Path) -> list[StoredSource]:
     import pyarrow.parquet as pq
 
     try:
-        columns = pq.read_table(path).to_pydict()
+        with pq.ParquetFile(path) as file:  # `read_table` imports pyarrow.dataset, and that pandas if it is installed
+            columns = file.read().to_pydict()
         rows = zip(*(columns[field.name] for field in fields(StoredSource)), strict=True)
         return [StoredSource(os.fsdecode(name), *others) for name, *others in rows]
     except (OSError, KeyError, TypeError, UnicodeDecodeError, pa.ArrowException) as err:

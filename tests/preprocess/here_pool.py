@@ -25,5 +25,5 @@ def build_here(config: Any, **options: Any) -> BuildReport:
 def kept_workers(num_workers: int = 2) -> Iterator[None]:
     """Builds within the block share worker processes: a process loads transformers once, not once a build."""
     with Pool(num_workers) as pool, pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("forebay.preprocess.pipeline.Pool", lambda _, shows: contextlib.nullcontext(pool))
+        monkeypatch.setattr("forebay.preprocess.pipeline.Pool", lambda *_, **__: contextlib.nullcontext(pool))
         yield

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from forebay.preprocess.pool import PINNED, Pool
@@ -117,6 +119,92 @@ def test_workers_end_when_their_parent_is_killed() -> None:
         time.sleep(0.01)
     assert len(processes) == 4
     assert not any(is_running(process) for process in processes)
+
+
+def end_forks(path: str) -> str:
+    """Kills the process that this one is a fork of, where `path` is not there yet."""
+    file = Path(path)
+    if not file.exists():
+        file.touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)  # this process ends with it
+    return "second try" if is_second_try() else "first try"
+
+
+def test_workers_whose_common_process_was_killed_are_replaced_with_it(tmp_path: Path) -> None:
+    with Pool(2) as pool:
+        assert "second try" in pool.map(end_forks, [str(tmp_path / "a")] * 2)
+        pool.map(abs, range(8))  # an idle worker has died too, and is found so by the task that it is given
+        assert pool.map(end_forks, [str(tmp_path / "a")] * 4) == ["first try"] * 4
+
+
+def in_worker(name: str) -> tuple[bool, int]:
+    """Whether a module was imported before this task, and how many threads run."""
+    return name in sys.modules, threading.active_count()
+
+
+def cold(code: str, folder: Path) -> str:
+    """Returns what a process prints that has nothing loaded, and finds modules in a folder; `-B` is of no warm one."""
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-B", "-c", f"from forebay.preprocess.pool import Pool\n{code}"]
+    made = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    assert made.stderr == ""
+    return made.stdout
+
+
+IN_WORKER = """
+from tests.preprocess.test_pool import in_worker
+with Pool(2, modules=("no_such_module", "fails", "given")) as pool:
+    print(*sorted(set(pool.map(in_worker, ["given"] * 8))))
+"""
+
+
+def test_modules_are_imported_before_a_worker_begins_and_one_that_fails_is_left_to_the_tasks(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("raise ValueError('not here')")
+    (tmp_path / "given.py").write_text("")
+    assert cold(IN_WORKER, tmp_path) == "(True, 1)\n"
+
+
+def test_a_worker_begins_anew_where_a_module_has_started_a_thread(tmp_path: Path) -> None:
+    """A lock that the thread held would be held in a fork for ever."""
+    (tmp_path / "given.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    assert cold(IN_WORKER, tmp_path) == "(False, 1)\n"
+
+
+CONVERTED = """
+from tests.preprocess.test_pool import converted
+with Pool(1, modules=("pyarrow",)) as pool:
+    print(*pool.map(converted, [False, True]))
+"""
+
+
+def converted(has_pandas: bool) -> tuple[bool, list[int | None]]:  # noqa: FBT001  a task
+    """Whether pandas is imported after values were converted to arrow, and the values; of a frame, if that is asked."""
+    import pyarrow as pa
+
+    array = pa.array([1, None])
+    if has_pandas:
+        pandas = importlib.import_module("pandas")
+        array = pa.concat_arrays([array, pa.array(pandas.Series([3]))])
+        assert pa.table({"a": array}).to_pandas().shape == (3, 1)
+    return "pandas" in sys.modules, array.to_pylist()
+
+
+def test_a_task_imports_pandas_only_if_it_asks_for_it(tmp_path: Path) -> None:
+    assert cold(CONVERTED, tmp_path) == "(False, [1, None]) (True, [1, None, 3])\n"
+
+
+def drawn(_: int) -> float:
+    return float(np.random.random())
+
+
+def test_workers_draw_other_numbers(tmp_path: Path) -> None:
+    code = "from tests.preprocess.test_pool import drawn\nwith Pool(2, modules=['numpy.random']) as pool: print(%s)"
+    runs = [cold(code % "*sorted(set(pool.map(drawn, range(20))))", tmp_path) for _ in range(2)]
+    assert runs[0] != runs[1]
+    assert all(len(run.split()) == 20 for run in runs)
 
 
 def _pid(_: int) -> int:

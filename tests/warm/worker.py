@@ -58,6 +58,11 @@ class WarmProcess:
         with contextlib.suppress(OSError):
             self._server.send(bytes([signal.SIGKILL]))
 
+    def terminate(self) -> None:
+        """Asks the process to end."""
+        with contextlib.suppress(OSError):
+            self._server.send(bytes([signal.SIGTERM]))
+
     def wait(self) -> int:
         """Returns how the process has ended, when it has."""
         if self._status is None:

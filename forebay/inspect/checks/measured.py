@@ -306,7 +306,7 @@ class Walk:
 
     def pool(self) -> Pool:
         """Returns new processes."""
-        return Pool(self.workers or os.cpu_count() or 1, shows=self.progress)
+        return Pool(self.workers or os.cpu_count() or 1, shows=self.progress, modules=(__name__,))
 
     def columns(
         self,

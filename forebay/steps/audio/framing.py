@@ -142,6 +142,7 @@ class AtFrames(Framing, AudioStep):
     """A step whose values stand beside the frames of `mel`, one a frame: their lengths are those of `mel`."""
 
     sample_rate_hz: ClassVar[int | None] = None
+    libraries: ClassVar[tuple[str, ...]] = ("torch",)
 
 
 def _whole_blocks(rows: int) -> int:

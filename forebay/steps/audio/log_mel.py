@@ -29,6 +29,7 @@ class LogMel(AudioStep):
     """
 
     name: ClassVar[str] = "log_mel"
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "forebay.steps.audio.spectrum")
     axes: ClassVar[dict[str, str | int]] = {"input_features": "frames", "pad_value": 1}
     max_s: ClassVar[float | None] = 30.0
 
@@ -102,6 +103,7 @@ class Qwen3Asr(AudioStep):
     """The values of `Qwen3ASRFeatureExtractor` for a clip alone, valid frames only: `input_features` [frames, 128]."""
 
     name: ClassVar[str] = "qwen3_asr"
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "forebay.steps.audio.spectrum")
     axes: ClassVar[dict[str, str | int]] = {"input_features": "frames"}
 
     dtype: Literal["float16", "float32"] = "float16"

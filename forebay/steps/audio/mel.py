@@ -40,6 +40,7 @@ class Mel(AudioStep):
     """
 
     name: ClassVar[str] = "mel"
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "forebay.steps.audio.spectrum")
     axes: ClassVar[dict[str, str | int]] = {"mel": "frames", "pitch": "frames", "energy": "frames"}
     given: ClassVar[frozenset[str]] = frozenset({"rate_hz"})
     sample_rate_hz: ClassVar[int | None] = None

@@ -36,6 +36,7 @@ class W2vBert(AudioStep):
     """
 
     name: ClassVar[str] = "w2v_bert"
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "forebay.steps.audio.spectrum")
     axes: ClassVar[dict[str, str | int]] = {"fbanks": "frames", "valid_frames": 1}
     min_samples: ClassVar[int] = MIN_SAMPLES
     # Whole blocks of the feature engine. BLAS may round a row by its place among the 32 of a product (OpenBLAS on AVX2

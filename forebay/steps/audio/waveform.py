@@ -19,6 +19,8 @@ _INT16_SCALE = np.float32(32768.0)
 class Decode(Step):
     """Mono float32 at `sample_rate_hz`: mean of channels, soxr HQ; then the first `clip_s` seconds if that is set."""
 
+    libraries: ClassVar[tuple[str, ...]] = ("soundfile", "soxr")
+
     sample_rate_hz: int = 16_000
     clip_s: float | None = None
     max_sample_bytes: int = 256 * 1024 * 1024

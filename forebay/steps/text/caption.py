@@ -17,6 +17,7 @@ from forebay.errors import ConfigError, TextError
 from forebay.steps.form import BatchForm, FieldForm, Promise
 from forebay.steps.step import TextStep
 from forebay.steps.text.row_encoder import TURN, OneByOne, Size
+from forebay.steps.text.tokenizer_files import TRANSFORMERS
 from forebay.steps.text.vocabulary import load_tokenizer, require_digest, tokens_pattern
 from forebay.store.layout import Array, FieldSpec
 
@@ -37,6 +38,7 @@ class Caption(TextStep):
     """
 
     name: ClassVar[str] = "plain"
+    libraries: ClassVar[tuple[str, ...]] = TRANSFORMERS
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "token_type_ids": "tokens"}
     given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "processor", "tokenizer_folder", "processor_folder"})
     needs_items: ClassVar[int | None] = 1

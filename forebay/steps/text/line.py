@@ -65,14 +65,32 @@ _QWEN3_ASR_NAMES = {
 """The 30 languages of the Qwen3-ASR model card; a test compares them with transformers' list."""
 
 
+_WHISPER_NAMES = """
+af afrikaans; am amharic; ar arabic; as assamese; az azerbaijani; ba bashkir; be belarusian; bg bulgarian; bn
+bengali; bo tibetan; br breton; bs bosnian; ca catalan valencian; cs czech; cy welsh; da danish; de german; el
+greek; en english; es castilian spanish; et estonian; eu basque; fa persian; fi finnish; fo faroese; fr
+french; gl galician; gu gujarati; ha hausa; haw hawaiian; he hebrew; hi hindi; hr croatian; ht haitian
+haitian_creole; hu hungarian; hy armenian; id indonesian; is icelandic; it italian; ja japanese; jw javanese;
+ka georgian; kk kazakh; km khmer; kn kannada; ko korean; la latin; lb letzeburgesch luxembourgish; ln lingala;
+lo lao; lt lithuanian; lv latvian; mg malagasy; mi maori; mk macedonian; ml malayalam; mn mongolian; mr
+marathi; ms malay; mt maltese; my burmese myanmar; ne nepali; nl dutch flemish; nn nynorsk; no norwegian; oc
+occitan; pa panjabi punjabi; pl polish; ps pashto pushto; pt portuguese; ro moldavian moldovan romanian; ru
+russian; sa sanskrit; sd sindhi; si sinhala sinhalese; sk slovak; sl slovenian; sn shona; so somali; sq
+albanian; sr serbian; su sundanese; sv swedish; sw swahili; ta tamil; te telugu; tg tajik; th thai; tk
+turkmen; tl tagalog; tr turkish; tt tatar; uk ukrainian; ur urdu; uz uzbek; vi vietnamese; yi yiddish; yo
+yoruba; yue cantonese; zh chinese mandarin
+"""
+"""Whisper's codes, each with its names in English; a test compares them with transformers' list."""
+_WHISPER_CODES = {
+    word.replace("_", " "): code
+    for code, *names in map(str.split, _WHISPER_NAMES.split(";"))
+    for word in (code, *names)
+}
+
+
 def whisper_code(language: str) -> str | None:
     """Returns Whisper's code (`en`) of a code or English name, in any case; None for languages that Whisper has not."""
-    # Whisper's own list, by way of the tokenizer's module, which is loaded with every Whisper tokenizer.
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
-
-    wanted = _without_region(language)
-    code = TO_LANGUAGE_CODE.get(wanted, wanted)
-    return str(code) if code in LANGUAGES else None
+    return _WHISPER_CODES.get(_without_region(language))
 
 
 def qwen3_asr_name(language: str) -> str | None:

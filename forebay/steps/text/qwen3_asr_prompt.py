@@ -15,6 +15,7 @@ from forebay.steps.audio.log_mel import CHUNK_FRAMES
 from forebay.steps.step import Allocate, Batch, PaddingSide, Stored, TextBatch
 from forebay.steps.text.line import qwen3_asr_name
 from forebay.steps.text.plain import causal_text
+from forebay.steps.text.tokenizer_files import TRANSFORMERS
 from forebay.steps.text.transcript import Prompt, TokenSequence, Transcript, Utterance
 from forebay.steps.text.vocabulary import Vocabulary, joined, render_chat
 from forebay.store.layout import Array, FieldSpec
@@ -33,6 +34,7 @@ class Qwen3AsrChat(Transcript):
     """The folder's chat template around prompt and audio, then the transcript; beside it `audio_index` int32 [1]."""
 
     name: ClassVar[str] = "qwen3_asr"
+    libraries: ClassVar[tuple[str, ...]] = TRANSFORMERS
     axes: ClassVar[dict[str, str | int]] = {**Transcript.axes, "audio_index": 1}
     audio_features: ClassVar[str | None] = "qwen3_asr"
 

@@ -145,8 +145,8 @@ def _json(document: Mapping[str, Any]) -> bytes:
 
 
 _LETTERS, _OTHERS = "[A-Za-z]", " ?[^ A-Za-z0-9]+| +(?![^ ])| +"
-_GPT2 = re.compile(rf"'(?:[stmd]|re|ve|ll)| ?{_LETTERS}+| ?[0-9]+|{_OTHERS}")
-_QWEN2 = re.compile(rf"'(?:[stmd]|re|ve|ll|[STMD]|R[eE]|rE|V[eE]|vE|L[lL]|lL)|[^A-Za-z0-9]?{_LETTERS}+|[0-9]|{_OTHERS}")
+GPT2 = re.compile(rf"'(?:[stmd]|re|ve|ll)| ?{_LETTERS}+| ?[0-9]+|{_OTHERS}")
+QWEN2 = re.compile(rf"'(?:[stmd]|re|ve|ll|[STMD]|R[eE]|rE|V[eE]|vE|L[lL]|lL)|[^A-Za-z0-9]?{_LETTERS}+|[0-9]|{_OTHERS}")
 
 _QWEN2_RULE = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -177,7 +177,7 @@ class Words:
 
         document: its tokenizer.json. A cut that is known by name and is another one after all is not taken either.
         """
-        cut = _cut_of(document)
+        cut = cut_of(document)
         if cut is None:
             return None
         pieces = tokenizer.pre_tokenizer.pre_tokenize_str(_PROBE)
@@ -213,19 +213,20 @@ class Words:
         return True
 
 
-def _cut_of(document: Mapping[str, Any]) -> re.Pattern[str] | None:
+def cut_of(document: Mapping[str, Any]) -> re.Pattern[str] | None:
+    """Returns `GPT2` or `QWEN2`, by which a tokenizer.json cuts printable ASCII into words; None for another cut."""
     if document["normalizer"] not in _KEPT_BY or document["model"].get("dropout"):
         return None
     rules = document["pre_tokenizer"]
     if rules is None:
         return None
     if _is_bytes(rules, use_regex=True):
-        return _GPT2
+        return GPT2
     parts = rules.get("pretokenizers", ())
     if rules["type"] != "Sequence" or len(parts) != 2 or not _is_bytes(parts[1], use_regex=False):
         return None
     split = {"type": "Split", "pattern": {"Regex": _QWEN2_RULE}, "behavior": "Isolated", "invert": False}
-    return _QWEN2 if parts[0] == split else None
+    return QWEN2 if parts[0] == split else None
 
 
 def _is_bytes(rules: Mapping[str, Any], *, use_regex: bool) -> bool:

@@ -21,6 +21,7 @@ from forebay.steps.text.label import NoText
 from forebay.steps.text.line import TextLine
 from forebay.steps.text.normal.normal_step import Where
 from forebay.steps.text.normal.normal_step import problems_of as problems_of_line
+from forebay.steps.text.tokenizer_files import ALONE, TRANSFORMERS, is_plain
 from forebay.store.layout import TEXT, Group
 
 
@@ -89,6 +90,11 @@ class TextGroup(GroupRecipe):
     @property
     def steps(self) -> tuple[Step, ...]:
         return (self.step,)
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        alone = self.step.libraries
+        return TRANSFORMERS if alone == ALONE and not is_plain(Path(self.folder)) else alone
 
     def document(self) -> dict[str, Any]:
         return {"prompt": self.step.name, **self.step.document()}

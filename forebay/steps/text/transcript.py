@@ -19,6 +19,7 @@ from forebay.steps.step import Fields, RowText, Stored, TextBatch, TextStep, no_
 from forebay.steps.text.line import OpenLine, PreparedTexts, Staged, TextLine, is_unseen
 from forebay.steps.text.normal.normal_step import NOWHERE, SIMPLE, Problem, code_in, made_steps
 from forebay.steps.text.row_encoder import EncodedRow, EncodedRows
+from forebay.steps.text.tokenizer_files import ALONE
 from forebay.steps.text.vocabulary import Vocabulary
 from forebay.store.layout import Array, FieldSpec, Group
 from forebay.store.texts import TextStore
@@ -44,6 +45,7 @@ class Transcript(TextStep):
     reads_labels: ClassVar[bool] = False
     audio_features: ClassVar[str | None] = None
     batch_names: ClassVar[frozenset[str]] = frozenset({"labels"})
+    libraries: ClassVar[tuple[str, ...]] = ALONE
 
     tokenizer: str
     prompt: str = field(init=False)

@@ -189,7 +189,7 @@ def _code(language: str) -> str:
 
 
 def _token(vocabulary: Vocabulary, token: str, setting: str) -> int:
-    found = vocabulary.tokenizer.get_vocab().get(token)
+    found = vocabulary.open.backend.token_to_id(token)
     if found is None:
         raise ConfigError(
             f"text.{setting} is {token!r}, which the tokenizer in {vocabulary.folder} does not have; name one of its "
@@ -200,10 +200,10 @@ def _token(vocabulary: Vocabulary, token: str, setting: str) -> int:
 
 
 def _named(vocabulary: Vocabulary, kind: str) -> list[int]:
-    found = getattr(vocabulary.tokenizer, f"{kind}_token_id")
+    found = vocabulary.open.id_of(f"{kind}_token")
     if found is None:
         raise ConfigError(
             f"text.add_{kind} is true, and the tokenizer in {vocabulary.folder} names no {kind}_token; leave it out",
             code="FB106",
         )
-    return [int(found)]
+    return [found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from forebay.config.pretrained_folder import tokenizer_digest
 from forebay.errors import ConfigError, TextError
 from forebay.pretrained import from_folder, without_dropout
 from forebay.steps.text.symbols import CLASS, Words, fast_letters, is_symbol_table
+from forebay.steps.text.tokenizer_files import OpenTokenizer, plain_tokenizer, template_of
 
 _TIME = re.compile(r"<(?:timestamp|\|\d+\.\d+\|)>")
 _UNSTEADY = re.compile(r"strftime_now|\|\s*random\b")
@@ -32,47 +34,53 @@ class Vocabulary:
         """Loads the tokenizer.
 
         digest: what the key was made with. Raises ConfigError where the folder's files have another one by now, or
-        where transformers cannot load them.
+        where transformers cannot load them. transformers is imported only where the files alone do not say all.
         """
         require_digest("text.tokenizer", folder, tokenizer_digest(folder), digest)
         self.folder = folder
-        self.tokenizer = _fast(load_tokenizer(folder), folder)
-        self._document = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        self.open = plain_tokenizer(folder) or OpenTokenizer.of(self.tokenizer)
+        """The tokenizer without transformers."""
+        self._document = json.loads(self.open.backend.to_str())
         self._document.update(post_processor=None, truncation=None, padding=None)
-        self._added: dict[str, int] = self.tokenizer.get_added_vocab()
+        self._added = self.open.added
         self._ready: dict[str, list[int]] = {}
-        self.eos_token_id = _optional_int(self.tokenizer.eos_token_id)
+        self.eos_token_id = self.open.id_of("eos_token")
         self._unknown = _unknown_token(self._document["model"])
-        self._unknown_id = self._added.get(self._unknown) if is_symbol_table(folder) else None
-        self._reserve({*self.tokenizer.all_special_tokens, *filter(_TIME.fullmatch, self._added)})
-        self._reserve(self._marks(self.tokenizer))
+        self._unknown_id = self._added.get(self._unknown or "") if is_symbol_table(folder) else None
+        self._reserve({*self.open.special, *filter(_TIME.fullmatch, self._added)})
+        self._reserve(self._marks(self.open.chat_template))
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """transformers' tokenizer, for chat templates and what else only that can do; imports transformers."""
+        return _fast(load_tokenizer(self.folder), self.folder)
 
     def renders(self, owner: Any) -> None:
         """Takes the chat template of a tokenizer or processor as the one that is rendered: its marks are no text.
 
         Raises ConfigError where what it writes depends on the day, or on chance.
         """
-        if found := _UNSTEADY.search(_template(owner)):
+        template = template_of(owner)
+        if found := _UNSTEADY.search(template):
             raise ConfigError(
                 f"text.tokenizer: the chat template of {self.folder} asks for the date of the day or for chance "
                 f"({found[0]}), so ids would differ from build to build; take it out of a copy of the template",
                 code="FB126",
             )
-        self._reserve(self._marks(owner))
+        self._reserve(self._marks(template))
 
-    def _marks(self, owner: Any) -> set[str]:
-        template = _template(owner)
+    def _marks(self, template: str) -> set[str]:
         return {token for token in self._added if token in template and _MARK.fullmatch(token)}
 
     def _reserve(self, tokens: set[str]) -> None:
         """Keeps tokens as text where a text has them."""
         for entry in self._document["added_tokens"]:
             entry["special"] |= entry["content"] in tokens
-        self._plain = type(self.tokenizer.backend_tokenizer).from_str(json.dumps(self._document))
+        self._plain = type(self.open.backend).from_str(json.dumps(self._document))
         self._plain.encode_special_tokens = True
         control = {entry["content"] for entry in self._document["added_tokens"] if entry["special"]}
         # An unknown token that is another one's too ends a text, or fills up: no character becomes that.
-        named = {self.tokenizer.bos_token, self.tokenizer.eos_token, self.tokenizer.pad_token}
+        named = {self.open.named.get(name) for name in ("bos_token", "eos_token", "pad_token")}
         self.control_ids = frozenset(self._added[token] for token in control - ({self._unknown} - named))
         # Of a model's own pieces: an id that it cannot give is not looked for in every text.
         self._refused = self.control_ids.intersection(self._plain.get_vocab(with_added_tokens=False).values())
@@ -82,12 +90,12 @@ class Vocabulary:
     @property
     def size(self) -> int:
         """One more than the largest id: what a model's embedding must hold."""
-        return 1 + int(max(self.tokenizer.get_vocab().values()))
+        return 1 + int(max(self.open.backend.get_vocab().values()))
 
     @property
     def pad_token_id(self) -> int | None:
         """Id that fills up batches: the pad token, else the end token, where the tokenizer names one."""
-        pad = _optional_int(self.tokenizer.pad_token_id)
+        pad = self.open.id_of("pad_token")
         return self.eos_token_id if pad is None else pad
 
     def find(self, token: str) -> int | None:
@@ -138,7 +146,7 @@ class Vocabulary:
         ready = self._ready.get(text)
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids if ready is None else ready.copy()
         if self._refused and (found := self._refused.intersection(ids)):
-            token = self.tokenizer.convert_ids_to_tokens(min(found))
+            token = self.open.backend.id_to_token(min(found))
             raise TextError(
                 "bad_text", f"{sample_id}: the tokenizer reads {token} in the text as a control token; clean the text"
             )
@@ -186,11 +194,6 @@ def joined(parts: Iterable[str | int]) -> list[str | int]:
         elif part != "":
             found.append(part)
     return found
-
-
-def _template(owner: Any) -> str:
-    found = getattr(owner, "chat_template", None) or ""
-    return str(found.get("default", "") if isinstance(found, dict) else found)
 
 
 def _unknown_token(model: Mapping[str, Any]) -> str | None:
@@ -248,7 +251,3 @@ def _fast(tokenizer: Any, folder: Path) -> Any:
             code="FB105",
         )
     return tokenizer
-
-
-def _optional_int(value: Any) -> int | None:
-    return None if value is None else int(value)

@@ -27,8 +27,8 @@ def of_model(model: Any, *, control: frozenset[int] = frozenset(), decoder: Any 
     backend = Tokenizer(model)
     if decoder is not None:
         backend.decoder = decoder
-    tokenizer = SimpleNamespace(backend_tokenizer=backend, get_vocab=backend.get_vocab)
-    vocabulary = SimpleNamespace(tokenizer=tokenizer, control_ids=control, size=backend.get_vocab_size())
+    opened = SimpleNamespace(backend=backend)
+    vocabulary = SimpleNamespace(open=opened, control_ids=control, size=backend.get_vocab_size())
     return VocabularyPieces(cast(Vocabulary, vocabulary))
 
 
@@ -92,8 +92,8 @@ def test_the_unknown_token_is_what_the_model_names(model: Any, unknown: int | No
 def test_a_byte_level_step_is_found_among_others() -> None:
     backend = Tokenizer(models.BPE(vocab={"\u00e2": 0, "\u0120a": 1}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(), pre_tokenizers.ByteLevel()])
-    tokenizer = SimpleNamespace(backend_tokenizer=backend, get_vocab=backend.get_vocab)
-    pieces = VocabularyPieces(cast(Vocabulary, SimpleNamespace(tokenizer=tokenizer, control_ids=frozenset(), size=2)))
+    opened = SimpleNamespace(backend=backend)
+    pieces = VocabularyPieces(cast(Vocabulary, SimpleNamespace(open=opened, control_ids=frozenset(), size=2)))
     assert [pieces.piece(number) for number in range(2)] == [
         VocabularyPiece("piece", b"\xe2"),
         VocabularyPiece("text", b" a"),

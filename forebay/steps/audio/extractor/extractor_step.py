@@ -37,6 +37,7 @@ class Extractor(Declared):
     """
 
     name: ClassVar[str] = "extractor"
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "transformers")
     given: ClassVar[frozenset[str]] = frozenset({"digest", "kind", "rate_hz"})
 
     extractor: str = field(default="", compare=False)

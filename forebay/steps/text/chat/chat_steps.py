@@ -31,6 +31,7 @@ from forebay.steps.text.chat.conversation import (
 from forebay.steps.text.chat.processor_form import REFUSALS, TextForm, find_text_form
 from forebay.steps.text.chat.processor_ids import Writer, WrittenIds
 from forebay.steps.text.row_encoder import TURN, OneByOne, Size
+from forebay.steps.text.tokenizer_files import TRANSFORMERS
 from forebay.steps.text.vocabulary import Vocabulary, render_chat, require_digest, tokens_pattern
 from forebay.store.layout import Array, FieldSpec
 
@@ -51,6 +52,7 @@ class Chat(TextStep):
     """
 
     name: ClassVar[str] = "chat"
+    libraries: ClassVar[tuple[str, ...]] = TRANSFORMERS
     beside: ClassVar[frozenset[str]] = frozenset({"patches"})
     can_pack: ClassVar[bool] = True
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", "label_mask": "tokens"}
@@ -113,7 +115,7 @@ class ChatEncoder(OneByOne):
         # Messages may write other control tokens, such as `<think>`.
         self._reserved = tokens_pattern({*named_tokens(self._vocabulary, self._marks), *_ALL_VISION_TOKENS})
         self._merge_size = merge_size
-        self._backend = self._vocabulary.tokenizer.backend_tokenizer
+        self._backend = self._vocabulary.open.backend
         self._backend.no_truncation()
         self._backend.no_padding()
 
@@ -177,6 +179,7 @@ class ProcessorChat(TextStep):
     """
 
     name: ClassVar[str] = "chat"
+    libraries: ClassVar[tuple[str, ...]] = TRANSFORMERS
     axes: ClassVar[dict[str, str | int]] = {"input_ids": "tokens", MASK: "tokens"}
     given: ClassVar[frozenset[str]] = frozenset({"tokenizer", "processor", "tokenizer_folder", "processor_folder"})
 
