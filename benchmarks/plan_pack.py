@@ -8,8 +8,10 @@ forebay's packers stand:
 - what online packers do in the order of arrival: next fit, and first fit with 64 packs open;
 - padding without packs: a shuffle, padded to the longest sample of a batch.
 
-Two more parts pack under both budgets at once, tokens and image patches, and pack 10 million samples. Speeds are
-samples a CPU second, medians of the rounds, on one thread. The order of the contestants turns from round to round.
+More parts pack along the line with 8 to 256 samples in sight, of any length up to 8192 and of clips too (1 to 30 s, 50
+tokens a second), beside packers that are greedy with as many in sight or as many packs open; under both budgets at
+once, tokens and image patches; and 10 million samples. Speeds are samples a CPU second, medians of the rounds, on one
+thread. The order of the contestants turns from round to round.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import time
 import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -33,19 +36,40 @@ SEQ_LEN = 8192
 OPEN_PACKS = 64
 
 
-def question_answers(count: int) -> Array:
+def question_answers(count: int, *, seed: int = 0) -> Array:
     """Returns int32 [count] tokens: 200 to 400, 2 % of them 401 to 8192."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     lengths = rng.integers(200, 401, count, dtype=np.int32)
     is_long = rng.random(count) < 0.02
     lengths[is_long] = rng.integers(401, SEQ_LEN + 1, int(is_long.sum()))
     return lengths
 
 
-def lognormal(count: int) -> Array:
+def lognormal(count: int, *, seed: int = 0) -> Array:
     """Returns int32 [count] tokens of median 600, sigma 1, cut off at 8192."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     return np.clip(np.exp(rng.normal(np.log(600), 1.0, count)), 1, SEQ_LEN).astype(np.int32)
+
+
+def uniform(count: int, *, seed: int = 0) -> Array:
+    """Returns int32 [count] tokens: any number up to 8192."""
+    return np.random.default_rng(seed).integers(1, SEQ_LEN + 1, count, dtype=np.int32)
+
+
+def clips(count: int, *, seed: int = 0) -> Array:
+    """Returns int32 [count] tokens: 50 a second of clips of 1 to 30 s, by the usual histogram of ASR."""
+    rng = np.random.default_rng(seed)
+    edges_s, shares = np.array([1, 3, 5, 7, 10, 15, 20, 30]), np.array([12.6, 24.8, 13.7, 35.3, 13.1, 0.5, 0.01])
+    part = rng.choice(len(shares), count, p=shares / shares.sum())
+    return (50 * (edges_s[part] + (edges_s[part + 1] - edges_s[part]) * rng.random(count))).astype(np.int32)
+
+
+LENGTHS: dict[str, Callable[..., Array]] = {
+    "uniform": uniform,
+    "VQA-like": question_answers,
+    "lognormal": lognormal,
+    "ASR": clips,
+}
 
 
 def photos_and_text(count: int) -> tuple[Array, Array]:
@@ -95,7 +119,7 @@ def next_fit(lengths: Array) -> list[list[int]]:
     return packs
 
 
-def first_fit(lengths: Array) -> list[list[int]]:
+def first_fit(lengths: Array, *, open_packs: int = OPEN_PACKS) -> list[list[int]]:
     """Packs in the order of arrival into the first open pack with room; closes the fullest pack for a new one."""
     packs: list[list[int]] = []
     rooms: list[int] = []
@@ -103,7 +127,7 @@ def first_fit(lengths: Array) -> list[list[int]]:
     for sample, length in enumerate(lengths.tolist()):
         place = next((place for place, room in enumerate(rooms) if room >= length), None)
         if place is None:
-            if len(rooms) == OPEN_PACKS:
+            if len(rooms) == open_packs:
                 fullest = rooms.index(min(rooms))
                 packs.append(current.pop(fullest))
                 rooms.pop(fullest)
@@ -113,6 +137,24 @@ def first_fit(lengths: Array) -> list[list[int]]:
         current[place].append(sample)
         rooms[place] -= length
     return packs + current
+
+
+def largest_first(lengths: Array, *, seq_len: int, buffer_size: int) -> list[list[int]]:
+    """Packs of `buffer_size` waiting samples the oldest and then, time and again, the largest that fits."""
+    line = iter(enumerate(lengths.tolist()))
+    waiting, packs = list(islice(line, buffer_size)), list[list[int]]()
+    while waiting:
+        number: int | None = 0
+        room, pack = seq_len, list[int]()
+        while number is not None:
+            sample, length = waiting.pop(number)
+            waiting += islice(line, 1)
+            pack.append(sample)
+            room -= length
+            fitting = [place for place, (_, length) in enumerate(waiting) if length <= room]
+            number = max(fitting, key=lambda place: (waiting[place][1], -place), default=None)
+        packs.append(pack)
+    return packs
 
 
 def ours(lengths: Array, **settings: Any) -> PackPlan:
@@ -154,6 +196,31 @@ def packers(lengths: Array, *, rounds: int) -> list[dict[str, Any]]:
     size = max(int(SEQ_LEN // lengths.mean()), 1)
     padding = padding_in_line(lengths, size).share
     return [*rows, {**dict.fromkeys(rows[0]), "packer": f"no packs, {size} a batch", "empty_percent": 100 * padding}]
+
+
+def buffers(count: int) -> list[dict[str, Any]]:
+    """Returns a row for each kind of lengths and number of samples in sight: how full packs are, and the speed."""
+    rows = []
+    for name, make in LENGTHS.items():
+        lengths = make(count)
+        full = int(lengths.sum(dtype=np.int64)) / SEQ_LEN
+        for size in (8, 16, 32, 64, 128, 256):
+            start = time.process_time()
+            plan = ours(lengths, buffer_size=size)
+            cpu_s = time.process_time() - start
+            greedy = largest_first(lengths, seq_len=SEQ_LEN, buffer_size=size)
+            rows.append(
+                {
+                    "lengths": name,
+                    "buffer_size": size,
+                    "forebay_percent": 100 * full / plan.num_batches,
+                    "largest_first_percent": 100 * full / len(greedy),
+                    "first_fit_percent": 100 * full / len(first_fit(lengths, open_packs=size)),
+                    "next_fit_percent": 100 * full / len(next_fit(lengths)),
+                    "million_samples_per_cpu_s": count / cpu_s / 1e6,
+                }
+            )
+    return rows
 
 
 def two_budgets(count: int) -> list[dict[str, Any]]:
@@ -210,6 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "many samples": [large(make, many) for make in (question_answers, lognormal)],
         "question_answers": packers(question_answers(some), rounds=options.rounds or rounds),
         "lognormal": packers(lognormal(some), rounds=options.rounds or rounds),
+        "samples in sight": buffers(some // 5),
         "two budgets": two_budgets(some),
     }
     show(document, as_json=options.json)

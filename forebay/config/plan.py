@@ -133,7 +133,8 @@ class PackConfig:
     max_frames: int | None = None
     """The same for recordings: frames, as they are stored, of a pack at most; samples where `waveform` is stored."""
     buffer_size: int = 0
-    """Samples along the cache that the packer sees at once, so that a pack's samples lie near each other. 0: all."""
+    """Samples along the cache that the packer sees at once, so that a pack's samples lie near each other. 0: all. A log
+    line warns of a buffer that is smaller than a pack."""
     algorithm: Literal["best_fit", "best_fit_decreasing"] = "best_fit"
     """`best_fit`: with exact completion. Over all samples it never makes more packs than `best_fit_decreasing`, the
     usual algorithm."""

@@ -12,8 +12,9 @@ from forebay.plan.bucket_plan import ORDER_VERSION, read_calibration
 from forebay.store.key import digest
 from forebay.store.layout import PLANS
 
-PACKER_VERSION = 2
-"""Bumped when the same lengths and settings give other packs. 1 had the histogram's packs, or those of one line."""
+PACKER_VERSION = 3
+"""Bumped when the same lengths and settings give other packs. 1 had the histogram's packs, or those of one line; 2 had
+exact completions alone along a line."""
 _OPTIONAL = ("edges_s", "edges", "k", "batch_tokens", "calibration", "locality")
 """Settings of buckets that stay out of the document where they are left out."""
 

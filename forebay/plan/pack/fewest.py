@@ -13,7 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from forebay.plan.pack.fit import Pattern, best_fit, best_fit_decreasing, shuffled_groups, stream_packs
+from forebay.plan.pack.along_line import stream_packs
+from forebay.plan.pack.fit import Pattern, best_fit, best_fit_decreasing, shuffled_groups
 from forebay.store.layout import Array, Ints
 
 Packs = tuple[Array, Array]

@@ -5,8 +5,11 @@ An epoch's order is one keyed permutation of the packs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import ceil, inf
 from typing import Any, Self
 
 import numpy as np
@@ -15,10 +18,13 @@ from forebay.config.plan import PackConfig, PlanConfig
 from forebay.errors import PlanError
 from forebay.plan.bucket_plan import ORDER_VERSION
 from forebay.plan.interface import EpochOrder, KeptPlan, Tail, check_epoch, checked_positions, in_batches, places_of
+from forebay.plan.pack.along_line import stream_packs
 from forebay.plan.pack.fewest import Packs, fewest, fewest_packs, vector_best_fit
-from forebay.plan.pack.fit import best_fit_decreasing, hand_out, shuffle_inside, shuffled_groups, stream_packs
+from forebay.plan.pack.fit import best_fit_decreasing, hand_out, shuffle_inside, shuffled_groups
 from forebay.plan.permutation import Permutations, derive_key
 from forebay.store.layout import Array, Ints
+
+logger = logging.getLogger(__name__)
 
 
 def unplaced_by(settings: PackConfig) -> tuple[str, str]:
@@ -30,6 +36,13 @@ _SEEN_AT_ONCE = 256
 """Samples, drawn from all, that a packer under two budgets chooses from."""
 _FEW, _BUFFERS = 4096, (64, 256, 1024)
 """So few samples are packed along their line too, as under `buffer_size`: of few a lucky line can be the best."""
+_PRICES: tuple[float, ...] = (0.0, 0.1, inf)
+_FULL = 1000
+"""Prices of `stream_packs` that are tried while packs are more than one in so many above the fewest possible."""
+_TRIAL = 8192
+"""Samples at the beginning of a line that tell whether exact completions serve it."""
+_SLOW, _FAR = 8192, 20
+"""Of more samples, best fit of vectors is tried only if a line has one pack in so many above the fewest possible."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -113,11 +126,12 @@ def pack_plan(tokens: Array, *, patches: Array | None = None, settings: PackConf
 
     tokens: integers [num_samples], of 1 or more. patches: integers [num_samples], of the sample's images, or frames of
     its recordings; needed for `max_patches` or `max_frames`.
-    With `buffer_size` packs are made along the samples as they are stored (`stream_packs`). Else of all of them at
-    once, on the histogram of lengths (`best_fit`, or `best_fit_decreasing` where that needs fewer packs), and the
-    samples of a length are drawn at random; only where such packs exceed the second budget along a shuffled line of all
-    samples. A function of the lengths and settings, on any machine. O(num_samples) memory; time: 10 million samples in
-    3 s on the histogram, 30 s along a line.
+    With `buffer_size` packs are made along the samples as they are stored (`stream_packs`); a buffer smaller than a
+    pack is a warning in the log. Else packs are made of all samples at once, on the histogram of lengths (`best_fit`,
+    or `best_fit_decreasing` where that needs fewer packs), and the samples of a length are drawn at random; only where
+    such packs exceed the second budget along a shuffled line of all samples. A function of the lengths and settings, on
+    any machine. O(num_samples) memory; time: 10 million samples in 3 s on the histogram; along a line 0.4 to 1.2
+    million a second, 0.1 million where exact completions do not serve (uniform lengths).
     Raises PlanError for no samples, a length below 1, missing patches, nothing that fits, and under `overlong =
     "error"` for the first sample that does not fit.
     """
@@ -128,51 +142,110 @@ def pack_plan(tokens: Array, *, patches: Array | None = None, settings: PackConf
         is_placed[found] = False
     placed = np.flatnonzero(is_placed).astype(np.int32 if len(tokens) < 2**31 else np.int64)
     own_patches = patches[placed].astype(np.int32) if patches is not None and settings.most_units is not None else None
-    members, offsets = _packed(tokens[placed].astype(np.int32), own_patches, settings, seq_len=seq_len)
+    members, offsets = _packed(tokens[placed].astype(np.int32), own_patches, settings)
+    _warn_of_short_buffer(tokens[placed], num_packs=len(offsets) - 1, settings=settings)
     members = placed[members]
     shuffle_inside(members, offsets, key=derive_key("forebay packs", settings.pack_seed, "inside"))
     return PackPlan(members=members, offsets=offsets, unplaced=unplaced, settings=settings)
 
 
-def _packed(tokens: Array, patches: Array | None, settings: PackConfig, *, seq_len: int) -> tuple[Array, Array]:
-    """Returns places pack by pack and where packs begin."""
-    key = derive_key("forebay packs", settings.pack_seed, "line")
-
-    def along(line: Array, seen: int) -> Packs:
-        held = None if patches is None else patches[line]
-        places, offsets = stream_packs(
-            tokens[line], seq_len=seq_len, patches=held, max_patches=settings.most_units, buffer_size=seen
-        )
-        return line[places], offsets
-
-    as_stored = np.arange(len(tokens))
-    if 0 < settings.buffer_size < len(tokens):
-        return along(as_stored, settings.buffer_size)
-    counts = np.bincount(tokens, minlength=seq_len + 1)
-    is_best = settings.algorithm == "best_fit"
-    patterns = (
-        fewest_packs(counts, seq_len=seq_len, key=key) if is_best else best_fit_decreasing(counts, seq_len=seq_len)
-    )
-    found, least = hand_out(tokens, patterns, key=key), fewest(counts, seq_len=seq_len)
-    lines: list[tuple[Array, int]] = []
+def _packed(tokens: Array, patches: Array | None, settings: PackConfig) -> Packs:
+    """Returns places pack by pack and where packs begin. patches: None without a second budget."""
+    counts = np.bincount(tokens, minlength=settings.seq_len + 1)
+    least = fewest(counts, seq_len=settings.seq_len)
     if patches is not None and settings.most_units is not None:
-        held = np.add.reduceat(patches[found[0]], found[1][:-1], dtype=np.int64)
-        if held.max() > settings.most_units:
-            least = max(least, -(-int(patches.sum(dtype=np.int64)) // settings.most_units))
-            found = along(shuffled_groups(np.zeros_like(tokens), key=key), _SEEN_AT_ONCE)
-            if len(found[1]) - 1 > least:
-                rooms = {"seq_len": seq_len, "max_patches": settings.most_units}
-                found = min(found, vector_best_fit(tokens, patches, **rooms, least=least), key=_num_packs)
-    if is_best and len(tokens) <= _FEW:
-        lines = [(as_stored, seen) for seen in _BUFFERS if seen < len(tokens)]
-    for line, seen in lines:
-        if _num_packs(found) > least:
-            found = min(found, along(line, seen), key=_num_packs)
+        least = max(least, -(-int(patches.sum(dtype=np.int64)) // settings.most_units))
+    as_stored = partial(_as_stored, tokens, patches, settings, least=least)
+    if 0 < settings.buffer_size < len(tokens):
+        return as_stored(seen=settings.buffer_size)
+    found = _by_tokens(tokens, patches, settings, counts)
+    if found is None and patches is not None:
+        found = _by_both(tokens, patches, settings, least=least)
+    assert found is not None
+    for seen in _BUFFERS if settings.algorithm == "best_fit" and len(tokens) <= _FEW else ():
+        if seen < len(tokens) and _num_packs(found) > least:
+            found = min(found, as_stored(seen=seen), key=_num_packs)
     return found
+
+
+def _by_tokens(tokens: Array, patches: Array | None, settings: PackConfig, counts: Array) -> Packs | None:
+    """Returns the packs of all samples on the histogram of lengths; None if they exceed the second budget."""
+    most = settings.most_units or 0
+    if patches is not None:
+        shares = patches.astype(np.int64) * settings.seq_len, tokens.astype(np.int64) * most
+        demands = int(patches.sum(dtype=np.int64)) * settings.seq_len, int(tokens.sum(dtype=np.int64)) * most
+        if (shares[0] > shares[1]).any() and 10 * demands[0] > 9 * demands[1]:
+            return None  # a mean pack is so near the budget that some are above it
+    key = derive_key("forebay packs", settings.pack_seed, "line")
+    if settings.algorithm == "best_fit":
+        patterns = fewest_packs(counts, seq_len=settings.seq_len, key=key)
+    else:
+        patterns = best_fit_decreasing(counts, seq_len=settings.seq_len)
+    members, offsets = hand_out(tokens, patterns, key=key)
+    if patches is not None and np.add.reduceat(patches[members], offsets[:-1], dtype=np.int64).max() > most:
+        return None
+    return members, offsets
+
+
+def _by_both(tokens: Array, patches: Array, settings: PackConfig, *, least: int) -> Packs:
+    """Returns packs of all samples under both budgets, along a shuffled line."""
+    line = shuffled_groups(np.zeros_like(tokens), key=derive_key("forebay packs", settings.pack_seed, "line"))
+    found = _along(tokens, patches, settings, line, seen=_SEEN_AT_ONCE)
+    if _num_packs(found) > (least if len(tokens) <= _SLOW else least + least // _FAR):
+        rooms = {"seq_len": settings.seq_len, "max_patches": settings.most_units or 0}
+        found = min(found, vector_best_fit(tokens, patches, **rooms, least=least), key=_num_packs)
+    return found
+
+
+def _as_stored(tokens: Array, patches: Array | None, settings: PackConfig, *, seen: int, least: int) -> Packs:
+    """Returns the packs along the samples as they are stored: under one budget the fewest of several prices.
+
+    Where exact completions alone are worse at the beginning of a long line, they are not made along all of it.
+    """
+    along, line = partial(_along, tokens, patches, settings, seen=seen), np.arange(len(tokens))
+    if patches is not None:
+        return along(line)
+    prices = _PRICES
+    if len(line) > 2 * _TRIAL:
+        exact = _num_packs(along(line[:_TRIAL]))
+        is_full = exact <= int(tokens[:_TRIAL].sum(dtype=np.int64)) // settings.seq_len + 2
+        if not is_full and exact > _num_packs(along(line[:_TRIAL], price=prices[1])):
+            prices = prices[1:]
+    found = along(line, price=prices[0])
+    for price in prices[1:]:
+        if _num_packs(found) > least + least // _FULL:
+            found = min(found, along(line, price=price), key=_num_packs)
+    return found
+
+
+def _along(
+    tokens: Array, patches: Array | None, settings: PackConfig, line: Array, *, seen: int, price: float = 0.0
+) -> Packs:
+    held = None if patches is None else patches[line]
+    places, offsets = stream_packs(
+        tokens[line],
+        seq_len=settings.seq_len,
+        patches=held,
+        max_patches=settings.most_units,
+        buffer_size=seen,
+        price=price,
+    )
+    return line[places], offsets
 
 
 def _num_packs(packs: Packs) -> int:
     return len(packs[1]) - 1
+
+
+def _warn_of_short_buffer(tokens: Array, *, num_packs: int, settings: PackConfig) -> None:
+    each = len(tokens) / num_packs
+    if 0 < settings.buffer_size < each:
+        fill = int(tokens.sum(dtype=np.int64)) / num_packs / settings.seq_len
+        logger.warning(
+            "plan.buffer_size is %d, and a pack of plan.seq_len = %d holds %.1f samples; packs are %.2f %% full: with "
+            "more samples in sight they are fuller; set plan.buffer_size = %d, or 0 for all samples",
+            *(settings.buffer_size, settings.seq_len, each, 100 * fill, 4 * ceil(each)),
+        )
 
 
 def _checked(tokens: Array, patches: Array | None, settings: PackConfig) -> int:

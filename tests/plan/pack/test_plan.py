@@ -97,15 +97,22 @@ def test_never_more_packs_than_best_fit_decreasing(lengths: Lengths) -> None:
     assert made(tokens, seq_len=seq_len).num_batches <= decreasing.num_batches
 
 
-@given(pack_lengths(), st.integers(1, 7))
-def test_a_pack_holds_the_oldest_sample_of_the_buffer(lengths: Lengths, buffer_size: int) -> None:
-    plan = made_if_any_fits(lengths, buffer_size=buffer_size)
+@given(pack_lengths(), BUFFERS.filter(bool), st.sampled_from([1, 2]))
+def test_a_pack_holds_the_oldest_sample_and_others_in_sight(lengths: Lengths, buffer_size: int, budgets: int) -> None:
+    tokens, _, seq_len, _ = lengths
+    found = made_if_any_fits(lengths, buffer_size=buffer_size) if budgets == 2 else None
+    plan = made(np.minimum(tokens, seq_len), seq_len=seq_len, buffer_size=buffer_size) if budgets == 1 else found
     if plan is None or buffer_size >= len(plan.members):
         return
     line = sorted(plan.members.tolist())
-    for pack in packs_of(plan):
+    seen_at = dict.fromkeys(line[:buffer_size], 0)
+    for number, pack in enumerate(packs_of(plan)):
         assert min(pack) == line[0]
-        assert set(pack.tolist()) <= set(line[:buffer_size])
+        # What is taken makes room for the next of the line, so that as many are in sight at any time.
+        assert set(pack.tolist()) <= set(line[: buffer_size + len(pack) - 1])
+        for sample in line[: buffer_size + len(pack)]:
+            seen_at.setdefault(sample, number + 1)
+        assert max(number - seen_at[sample] for sample in pack.tolist()) < buffer_size
         line = [sample for sample in line if sample not in set(pack.tolist())]
     assert line == []
 
@@ -213,8 +220,8 @@ def test_seeds_and_epochs_order_packs_anew() -> None:
     [
         ({}, "2a640ccf0bf3ffd8"),
         ({"algorithm": "best_fit_decreasing"}, "2a640ccf0bf3ffd8"),
-        ({"buffer_size": 64, "pack_seed": 3}, "d984c3387785703e"),
-        ({"max_patches": 16_384}, "9878d339ac33e2c3"),
+        ({"buffer_size": 64, "pack_seed": 3}, "1b02eca3f6078dce"),
+        ({"max_patches": 16_384}, "a2a238fd2c29e29c"),
     ],
 )
 def test_packs_are_the_recorded_ones(settings: dict[str, Any], digest: str) -> None:
