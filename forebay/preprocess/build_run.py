@@ -191,7 +191,7 @@ class Run:
         files = self.listing.files
         if self.runner is not self.pool:
             return self.runner.run(self._on_node(), tasks)
-        if all(file.stat is None or file.stat[0] >= 0 for file in files):
+        if not (files.has_stat & (files.stats[:, 0] < 0)).any():
             return self.pool.run(make_shard, tasks)
         return self.pool.run(Fresh(make_shard), iter(Arriving(tasks, _media_paths, total=len(files))))
 
@@ -310,7 +310,7 @@ class Run:
         finished = self.workspace.finished(
             {group: [cut.key for cut in self.cuts if cut.group == group] for group in self.groups.names}
         )
-        memo = self.memo.dump([file.path for file in self.listing.files])
+        memo = self.memo.dump(self.listing.files.paths)
         rows = read_rows(self.listing, finished)
         self.failures += rows.failures
         failures = [*(f for receipt in self.workspace.receipts.values() for f in receipt.failures), *rows.failures]

@@ -6,6 +6,7 @@ import json
 import math
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -46,7 +47,7 @@ class TarTask:
     language: str | None
     path: Path
     rows: pa.Table
-    files: tuple[SourceFile, ...]
+    files: Sequence[SourceFile]
     text: TextItems
     column: str
     decode: Decode

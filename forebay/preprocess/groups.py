@@ -23,12 +23,13 @@ from forebay.preprocess.text_group import NAMES, TOLD, TextItems
 from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest
 from forebay.rows.media_reader import MediaReader, sparse_files
+from forebay.rows.source_table import SourceFiles
 from forebay.steps.recipe import Recipe
 from forebay.store.image.codec import Codec
 from forebay.store.key import digest
 from forebay.store.layout import FORMAT_VERSION, TEXT, Constants, FieldSpec, Group
 from forebay.store.memo import SIZE
-from forebay.store.source_files import SourceFile, StoredSource
+from forebay.store.source_files import SourceFile, StoredSources
 
 GROUPS: Mapping[Group, Callable[[Config, Any], ItemGroup]] = {"audio": AudioItems.of, "image": ImageItems.of}
 """What makes the items of a group, by the group's name in a recipe."""
@@ -149,7 +150,7 @@ class Groups:
         """
         made = {**self.recipe.by_name, TEXT: self.text.steps}
         steps = {name: [step.identity() for step in group.steps] for name, group in made.items()}
-        names = [file.name for file in listing.files]
+        names = listing.files.name_list()
         size = self.shard_rows(rows_per_shard)
         for group in self.items:
             items = listing.items[group.name]
@@ -162,7 +163,7 @@ class Groups:
             content = self.text.content(self._text_rows(listing, start, stop), names)
             yield Cut(group=TEXT, index=index, start=start, stop=stop, key=_key(TEXT, steps, probe, content))
 
-    def task_rows(self, listing: Listing, cut: Cut) -> tuple[tuple[SourceFile, ...], pa.Table]:
+    def task_rows(self, listing: Listing, cut: Cut) -> tuple[SourceFiles, pa.Table]:
         """Returns the rows of one shard, one an element of it, and the files that they use."""
         if cut.group == TEXT:
             rows = self.text.task_rows(self._text_rows(listing, cut.start, cut.stop))
@@ -203,7 +204,7 @@ class Groups:
     ) -> Iterator[Values]:
         """Yields the fields of every row of a task, in order. read: gives what reads the items of a group."""
         if group == TEXT:
-            return self.text.samples(rows, [file.name for file in files])
+            return self.text.samples(rows, SourceFiles.of(files).name_list())
         found = self.item_group(group)
         return found.samples(rows, read(found))
 
@@ -282,14 +283,14 @@ class Listing:
         return self.groups.items_of(self.manifest)
 
     @property
-    def files(self) -> tuple[SourceFile, ...]:
+    def files(self) -> SourceFiles:
         """Every file whose content defines the samples."""
-        return self.manifest.files
+        return SourceFiles.of(self.manifest.files)
 
     @cached_property
-    def hashes(self) -> Sequence[str]:
+    def hashes(self) -> list[str]:
         """xxh3-128 by file, ABSENT where a file cannot be opened."""
-        return [file.xxh3_128 for file in self.files]
+        return self.files.hash_list()
 
     def readers(self, config: Config) -> dict[Group, MediaReader]:
         """Returns what reads the items of each group, as they were when they were listed, for threads to share."""
@@ -306,11 +307,8 @@ class Listing:
             for group in self.groups.items
         }
 
-    def sources(self) -> list[StoredSource]:
+    def sources(self) -> StoredSources:
         """Returns the files as the sealed cache remembers them."""
-        return [
-            StoredSource(
-                file.name, file.entry, file.listed, file.xxh3_128, -1 if file.stat is None else file.stat[SIZE]
-            )
-            for file in self.files
-        ]
+        files = self.files
+        sizes = np.where(files.has_stat, files.stats[:, SIZE], -1)
+        return StoredSources(files.name_list(), files.entries, files.is_listed, files.hash_list(), sizes)

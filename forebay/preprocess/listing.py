@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -18,16 +17,16 @@ from forebay.preprocess.pool import Pool
 from forebay.rows.list_rows import list_rows
 from forebay.rows.manifest import Manifest
 from forebay.rows.meanings.own import meaning_of
-from forebay.rows.named_files import shown_name
+from forebay.rows.source_table import SourceFiles
 from forebay.steps.form import promises
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.key import SourceDigest, cache_key, content_of, explained
+from forebay.store.layout import Array
 from forebay.store.lookup import find_cache
-from forebay.store.memo import Memo
-from forebay.store.remote.raw.arriving import run_on_sources, unhashed
+from forebay.store.memo import AnyPath, Memo, stats_of
+from forebay.store.remote.raw.arriving import run_on_sources
 from forebay.store.remote.raw.origin import forget
-from forebay.store.remote.raw.raw_sources import localized, naming_urls, place_of
-from forebay.store.source_files import SourceFile
+from forebay.store.remote.raw.raw_sources import is_hash_known, localized, naming_urls, place_of
 from forebay.task_map import Map
 from forebay.visible import printable
 
@@ -67,7 +66,7 @@ def known_key(config: Config, memo: Memo, map_: Map, *, recipe: Recipe, may_hash
     """Returns the key that a build would give, or None where a file would have to be hashed and may not be."""
     groups = Groups.of(config, recipe)
     manifest = listed(config, groups, map_=map_, is_hashed=True)
-    if not may_hash and any(memo.known(file.path) is None for file in _present(manifest)):
+    if not may_hash and not _all_known(manifest, memo):
         return None
     manifest = _hashed_manifest(config, memo, map_, groups=groups, known=manifest)
     return cache_key(recipe.key, _digests(manifest))
@@ -96,44 +95,63 @@ def _hashed_manifest(
     )
 
 
-def _with_hashes(manifest: Manifest, memo: Memo, map_: Map) -> tuple[tuple[SourceFile, ...], str | None]:
+def _with_hashes(manifest: Manifest, memo: Memo, map_: Map) -> tuple[SourceFiles, str | None]:
     """Returns the files of a manifest with their hashes, and one that has changed since it was listed, if any."""
-    present = _present(manifest)
+    files = SourceFiles.of(manifest.files)
+    present = _present(manifest)  # those that are absent stay without a hash
+    own = files.take(present)
+    paths = own.paths
     try:
-        found = memo.hashed([file.path for file in present], map_=_arriving(map_, present))
+        stats, digests = memo.hashed(paths, map_=_arriving(map_, own))
     except FileNotFoundError as err:
-        return (), str(err.filename)
-    files = list(manifest.files)  # those that are absent stay without a hash
-    numbers = np.setdiff1d(np.arange(len(files)), manifest.absent)
-    for number, hashed in zip(numbers.tolist(), found, strict=True):
-        if hashed.stat != files[number].stat:
-            return (), str(files[number].path)
-        files[number] = replace(files[number], xxh3_128=hashed.xxh3_128)
-    return tuple(files), None
+        return files, str(err.filename)
+    if len(moved := np.flatnonzero((stats != own.stats).any(axis=1) | ~own.has_stat)):
+        return files, paths[int(moved[0])]
+    return files.with_digests(present, digests), None
 
 
-def _arriving(map_: Map, files: Sequence[SourceFile]) -> Map:
+def _arriving(map_: Map, files: SourceFiles) -> Map:
     """Returns a map over paths that keeps those of a store in this process: their download, ahead, hashes them."""
-    if not any(file.stat is not None and file.stat[0] < 0 for file in files):
+    if not (files.has_stat & (files.stats[:, 0] < 0)).any():
         return map_
 
-    def mapped(function: Callable[[Path], R], paths: Sequence[Path]) -> list[R]:
-        of_store = [path for path in paths if place_of(path) is not None]
-        others = [path for path in paths if place_of(path) is None]
-        found = run_on_sources(map, function, of_store, unhashed, is_remote=True, total=len(of_store))
-        results = dict(zip(of_store, found, strict=True)) | dict(zip(others, map_(function, others), strict=True))
-        return [results[path] for path in paths]
+    def mapped(function: Callable[[Sequence[AnyPath]], R], tasks: Sequence[Sequence[AnyPath]]) -> list[R]:
+        # An object is a task by itself: it is hashed as it comes.
+        split = [part for task in tasks for part in ([[path] for path in task] if _is_of_store(task) else [task])]
+        is_of_store = [_is_of_store(task) for task in split]
+        of_store = [task for task, is_it in zip(split, is_of_store, strict=True) if is_it]
+        others = [task for task, is_it in zip(split, is_of_store, strict=True) if not is_it]
+        arrived = iter(run_on_sources(map, function, of_store, _unhashed, is_remote=True, total=len(of_store)))
+        hashed = iter(map_(function, others))
+        return [next(arrived) if is_it else next(hashed) for is_it in is_of_store]
 
     return cast(Map, mapped)
 
 
-def _present(manifest: Manifest) -> list[SourceFile]:
-    absent = set(manifest.absent)
-    return [file for number, file in enumerate(manifest.files) if number not in absent]
+def _is_of_store(task: Sequence[AnyPath]) -> bool:
+    return any(place_of(path) is not None for path in task)
+
+
+def _unhashed(task: Sequence[AnyPath]) -> list[str]:
+    return [os.fspath(path) for path in task if not is_hash_known(path)]
+
+
+def _present(manifest: Manifest) -> Array:
+    """Returns the numbers of the files that are there."""
+    return np.setdiff1d(np.arange(len(manifest.files)), np.array(manifest.absent, np.int64))
+
+
+def _all_known(manifest: Manifest, memo: Memo) -> bool:
+    """Whether no file has to be hashed."""
+    paths = SourceFiles.of(manifest.files).take(_present(manifest)).paths
+    stats, is_there = stats_of(paths)
+    return bool((is_there & memo.known_of(paths, stats)[1]).all())
 
 
 def _digests(manifest: Manifest) -> list[SourceDigest]:
-    return [SourceDigest(name=shown_name(file), xxh3_128=file.xxh3_128) for file in manifest.files]
+    files = SourceFiles.of(manifest.files)
+    pairs = zip(files.shown_names(), files.hash_list(), strict=True)
+    return [SourceDigest(name=name, xxh3_128=found) for name, found in pairs]
 
 
 def explain_lines(document: Mapping[str, Any], *, with_nearest: bool) -> Iterator[str]:

@@ -103,7 +103,7 @@ class Stage:
         """Returns the stage for tasks that read these files of this node."""
         return replace(self, mirrors=mirrors_in(files))
 
-    def here(self, files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
+    def here(self, files: Sequence[SourceFile]) -> Sequence[SourceFile]:
         """Returns the files of a task with the paths that they have on this node."""
         return rebased(files, self.mirrors, self.settings)
 

@@ -308,21 +308,24 @@ def candidate_rows(
 
 
 def first_places(
-    rows: pa.Table, parts: Sequence[RowPart], group: Group, number: Callable[[str, int], int]
+    rows: pa.Table, parts: Sequence[RowPart], group: Group, numbers: Callable[[Any, int], Array]
 ) -> dict[str, Any]:
     """Returns where the first item of each row lies, as columns; each row has one.
 
-    number: (name, source file) -> the number of a file of its own, asked for in the order of the rows.
+    numbers: (names, source file) -> the numbers of files of their own, asked for in the order of the rows.
     """
-    numbers = [
-        part.group if path is None else number(path, part.group)
-        for part in parts
-        for path in part.items[group]["path"].to_pylist()
-    ]
+    found = []
+    for own, run in itertools.groupby(parts, key=lambda part: part.group):
+        paths = pa.chunked_array([c for part in run for c in part.items[group]["path"].chunks], _TEXT).combine_chunks()
+        is_file = np.asarray(paths.is_valid())
+        of_run = np.full(len(paths), own, np.int32)
+        if is_file.any():
+            of_run[is_file] = numbers(paths.drop_null(), own)
+        found.append(of_run)
     offsets, references = flattened(rows[group])
     first = pa.array(references[offsets[:-1]])
     places = pa.concat_tables([part.items[group] for part in parts]).take(first)
-    file = pa.array(numbers, pa.int32()).take(first)
+    file = pa.array(np.concatenate([np.zeros(0, np.int32), *found])).take(first)
     return {"file": file, **{name: places[name] for name in ("member", "offset", "size")}}
 
 

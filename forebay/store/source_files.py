@@ -13,19 +13,22 @@ import io
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, overload
+
+import numpy as np
 
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, RemoteDeniedError, RemoteMissingError
 from forebay.store.inputs import SAMPLES, is_unlisted
 from forebay.store.key import SHORT, differences
-from forebay.store.memo import SIZE, Memo, Stat
+from forebay.store.layout import Array
+from forebay.store.memo import SIZE, Memo, Stat, digests_of, file_stats, hexes
 from forebay.store.remote.raw import raw_sources as sources
-from forebay.store.remote.raw.raw_sources import is_file, localized, look_up, source_stat
+from forebay.store.remote.raw.raw_sources import localized
 
 logger = logging.getLogger(__name__)
 COMPRESSED_TARS = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
@@ -89,30 +92,63 @@ def leads_out(path: Path, entry: str) -> str | None:
     return sources.leads_out(path, anchor(entry))
 
 
-def listed_files(source: SourceConfig, *, meaning: str = "recordings") -> list[SourceFile]:
+class EntryFiles(NamedTuple):
+    """The files that an entry of `source.manifest` stands for. names: as they enter the key.
+
+    base: the folder that they are relative to. paths: where they are; None: each below `base`, under its name.
+    """
+
+    entry: int
+    base: str
+    names: list[str]
+    paths: list[str] | None = None
+
+
+def entry_files(source: SourceConfig, *, meaning: str = "recordings") -> list[EntryFiles]:
     """Returns the files that the entries of `source.manifest` stand for, folders and globs in sorted order.
 
     A file stands for itself, a folder for its files of the kind's type (an `hf` folder of several splits for those of
     `source.split`), a glob for what it matches, perhaps nothing. meaning: of the rows, `Config.meaning`.
     """
-    files = []
+    found = []
     for number, entry in enumerate(source.manifests):
-        base = anchor(entry)
-        files += [
-            SourceFile(Path(os.path.relpath(path, base)).as_posix(), path, entry=number)
-            for path in _expand(source, Path(entry), meaning)
-        ]
+        path, kind = Path(entry), SOURCE_KINDS[source.kind]
+        if kind.is_deep and sources.place_of(path) is None and path.is_dir():
+            endings = tuple(pattern[1:] for pattern in kind.files_of(meaning))
+            found.append(EntryFiles(number, str(path), _below_here(path, endings)))
+        else:
+            found.append(_named(anchor(entry), number, _expand(source, path, meaning)))
     if source.texts is not None:
-        texts = Path(source.texts)
-        files.append(SourceFile(Path(os.path.relpath(texts, anchor(source.manifests[0]))).as_posix(), texts))
-    return files
+        found.append(_named(anchor(source.manifests[0]), 0, [Path(source.texts)]))
+    return found
+
+
+def _named(base: Path, entry: int, paths: Sequence[Path]) -> EntryFiles:
+    names = [Path(os.path.relpath(path, base)).as_posix() for path in paths]
+    return EntryFiles(entry, str(base), names, [str(path) for path in paths])
+
+
+def listed_files(source: SourceConfig, *, meaning: str = "recordings") -> list[SourceFile]:
+    """Returns what `entry_files` does, a file by itself."""
+    return [
+        SourceFile(name, Path(path), entry=found.entry)
+        for found in entry_files(source, meaning=meaning)
+        for name, path in zip(found.names, found.paths or below(found.base, found.names), strict=True)
+    ]
+
+
+def below(base: str, names: Iterable[str]) -> list[str]:
+    """Returns the paths of files by their names relative to a folder, as `pathlib` joins them."""
+    front = "" if base == "." else f"{base.rstrip('/')}/"
+    return [name if name.startswith("/") else front + name for name in names]
 
 
 def _expand(source: SourceConfig, path: Path, meaning: str) -> list[Path]:
     if sources.is_folder(path):
         kind = SOURCE_KINDS[source.kind]
         if kind.is_deep:
-            return _below(path, tuple(pattern[1:] for pattern in kind.files_of(meaning)))
+            endings = tuple(pattern[1:] for pattern in kind.files_of(meaning))
+            return sorted(sources.files_below(path, lambda name: _is_wanted(name, endings)), key=str)
         folder = path / source.split if kind.has_splits and sources.exists(path / _DICT) else path
         found: list[Path] = []
         for patterns in (kind.files, *kind.else_files):
@@ -125,20 +161,21 @@ def _expand(source: SourceConfig, path: Path, meaning: str) -> list[Path]:
     return [p for p in sources.glob_files(path) if not _is_ours(p)] if glob.has_magic(str(path)) else []
 
 
-def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
-    """Returns the files at any depth whose names end so, in any case of letters; what is hidden is left out."""
+def _is_wanted(name: Path, endings: tuple[str, ...]) -> bool:
+    return name.name.lower().endswith(endings) and not any(part.startswith(".") for part in name.parts)
 
-    def is_wanted(name: Path) -> bool:
-        return name.name.lower().endswith(endings) and not any(part.startswith(".") for part in name.parts)
 
-    if sources.place_of(folder) is not None:
-        return sorted(sources.files_below(folder, is_wanted), key=str)
-    found = []
-    for base, folders, names in sources.walk(folder):
+def _below_here(folder: Path, endings: tuple[str, ...]) -> list[str]:
+    """Returns the files at any depth whose names end so, in any case of letters; what is hidden is left out.
+
+    The folders are read, and of the files only links are looked at.
+    """
+    found: list[str] = []
+    for below_it, folders, names in sources.walk_files(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        wanted = [name for name in names if name.lower().endswith(endings) and not name.startswith(".")]
-        found += [path for name in wanted if os.path.isfile(path := f"{base}/{name}")]
-    return [Path(path) for path in sorted(found)]
+        front = f"{below_it}/" if below_it else ""
+        found += [front + n for n in names if n.lower().endswith(endings) and not n.startswith(".")]
+    return sorted(found)
 
 
 def hf_splits(folder: Path) -> list[str]:
@@ -171,18 +208,56 @@ def _is_ours(path: Path) -> bool:
     return _OURS.fullmatch("/".join(path.parts[-2:])) is not None
 
 
-def dump_sources(sources: Sequence[StoredSource]) -> bytes:
+class StoredSources(Sequence[StoredSource]):
+    """The source files that a sealed cache remembers, by column: loose files may be millions."""
+
+    def __init__(self, names: Sequence[str], entries: Any, listed: Any, hashes: Sequence[str], sizes: Array) -> None:
+        """entries, listed: an integer and a bool a file. hashes: as `StoredSource` has them. sizes: int64 [files]."""
+        self.names, self.hashes = names, hashes
+        self.entries, self.is_listed, self.sizes = np.asarray(entries, np.int32), np.asarray(listed, bool), sizes
+
+    @classmethod
+    def of(cls, found: Iterable[StoredSource]) -> StoredSources:
+        """Returns some files, by column."""
+        if isinstance(found, StoredSources):
+            return found
+        each = list(found)
+        sizes = np.array([source.size_bytes for source in each], np.int64)
+        names, hashes = [source.name for source in each], [source.xxh3_128 for source in each]
+        return cls(names, [source.entry for source in each], [source.listed for source in each], hashes, sizes)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, at: int) -> StoredSource: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[StoredSource]: ...
+    def __getitem__(self, at: int | slice) -> StoredSource | list[StoredSource]:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        listed, size = bool(self.is_listed[at]), int(self.sizes[at])
+        return StoredSource(self.names[at], int(self.entries[at]), listed, self.hashes[at], size)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def dump_sources(found: Iterable[StoredSource]) -> bytes:
     """Returns the parquet file that a cache keeps of its sources."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    stored = StoredSources.of(found)
     table = pa.table(
         {
-            "name": pa.array([os.fsencode(s.name) for s in sources], pa.binary()),
-            "entry": pa.array([s.entry for s in sources], pa.int32()),
-            "listed": pa.array([s.listed for s in sources], pa.bool_()),
-            "xxh3_128": pa.array([s.xxh3_128 for s in sources], pa.string()),
-            "size_bytes": pa.array([s.size_bytes for s in sources], pa.int64()),
+            "name": pa.array(map(os.fsencode, stored.names), pa.binary()),
+            "entry": pa.array(stored.entries, pa.int32()),
+            "listed": pa.array(stored.is_listed, pa.bool_()),
+            "xxh3_128": pa.array(stored.hashes, pa.string()),
+            "size_bytes": pa.array(stored.sizes, pa.int64()),
         }
     )
     buffer = io.BytesIO()
@@ -190,16 +265,23 @@ def dump_sources(sources: Sequence[StoredSource]) -> bytes:
     return buffer.getvalue()
 
 
-def load_sources(path: Path) -> list[StoredSource]:
+def load_sources(path: Path) -> StoredSources:
     """Returns the sources that a cache was made of. Raises CacheCorruptError where the file is not what was written."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        columns = pq.read_table(path).to_pydict()
-        rows = zip(*(columns[field.name] for field in fields(StoredSource)), strict=True)
-        return [StoredSource(os.fsdecode(name), *others) for name, *others in rows]
-    except (OSError, KeyError, TypeError, UnicodeDecodeError, pa.ArrowException) as err:
+        table = pq.read_table(path)
+        if any(table[name].null_count for name in ("name", "entry", "listed", "xxh3_128", "size_bytes")):
+            raise TypeError("a value is null")
+        return StoredSources(
+            [os.fsdecode(name) for name in table["name"].to_pylist()],
+            table["entry"].to_pylist(),
+            table["listed"].to_pylist(),
+            table["xxh3_128"].to_pylist(),
+            np.array(table["size_bytes"].to_pylist(), np.int64),
+        )
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as err:
         raise CacheCorruptError(
             f"{path} is not the sources of a cache: {err}; run: forebay preprocess CONFIG --rebuild"
         ) from err
@@ -228,29 +310,59 @@ def compare_sources(
 def _compared(
     config: Config, stored: Sequence[StoredSource], memo: Memo, *, may_hash: bool
 ) -> tuple[SourceState, list[str]]:
-    listed = [(f.entry, f.name) for f in listed_files(config.source, meaning=config.meaning)]
-    expected = [(s.entry, s.name) for s in stored if s.listed]
+    stored = StoredSources.of(stored)
+    listed = [pair for each in entry_files(config.source, meaning=config.meaning) for pair in _pairs(each)]
+    chosen = np.flatnonzero(stored.is_listed)
+    expected = [(int(stored.entries[n]), stored.names[n]) for n in chosen.tolist()]
     if listed and listed != expected:
         return "changed", sorted({name for _, name in set(listed) ^ set(expected)} or {name for _, name in listed})
+    paths = stored_paths(config, stored)
     if not listed and (there := [s.name for s in stored if s.listed and _file_of(config, s)]):
         # The cache's manifest is there and the config's is not: it names another one.
         return "changed", there
-    sources.look_up([path for source in stored if (path := path_of(config, source)) is not None])
-    stored = [source for source in stored if source.xxh3_128 != ABSENT or source.size_bytes < 0]
-    found = [(source, _file_of(config, source)) for source in stored]
-    present = [(source, path) for source, path in found if path is not None]
+    sources.look_up([path for path in paths if path is not None])
+    is_absent = np.array([not found for found in stored.hashes], bool)  # ABSENT
+    asked = np.flatnonzero(~is_absent | (stored.sizes < 0))
+    asked = asked[[paths[number] is not None for number in asked.tolist()]] if None in paths else asked
+    stats, is_there = file_stats([str(paths[number]) for number in asked.tolist()])
+    present = asked[is_there]
     # Sizes first: a file of another size is another file, and costs no reading.
-    if changed := [s.name for s, path in present if sources.source_stat(path)[SIZE] != s.size_bytes]:
+    if changed := [stored.names[n] for n in present[stats[is_there, SIZE] != stored.sizes[present]].tolist()]:
         return "changed", changed
-    paths = [path for _, path in present]
-    if not may_hash and any(memo.known(path) is None for path in paths):
+    here, stats = [str(paths[number]) for number in present.tolist()], stats[is_there]
+    if not may_hash and not memo.known_of(here, stats)[1].all():
         return "unknown", []
-    hashes = memo.hashes(paths)
-    if changed := [s.name for (s, _), now in zip(present, hashes, strict=True) if s.xxh3_128 != now]:
+    _, digests = memo.hashed(here, stats=stats)
+    is_same = ~is_absent[present]  # a file that was absent when the cache was built has come
+    is_same[is_same] = digests[is_same] == digests_of([stored.hashes[n] for n in present[is_same].tolist()])
+    if changed := [stored.names[n] for n in present[~is_same].tolist()]:
         return "changed", changed
     # A file that was not there when the cache was built is missed by nobody.
-    absent = [s.name for s, path in found if path is None and s.xxh3_128 != ABSENT]
+    missing = np.ones(len(stored), bool)
+    missing[present] = False
+    missing &= ~is_absent
+    absent = [stored.names[n] for n in np.flatnonzero(missing).tolist()]
     return "absent" if absent else "same", absent
+
+
+def _pairs(found: EntryFiles) -> Iterator[tuple[int, str]]:
+    return ((found.entry, name) for name in found.names)
+
+
+def stored_paths(config: Config, stored: StoredSources) -> list[str | None]:
+    """Returns where sources of a cache would be by the config's manifests; None where those have no such entry."""
+    found: list[str | None] = [None] * len(stored)
+    for number, entry in enumerate(sources.localized(config).source.places):
+        chosen = np.flatnonzero(stored.entries == number).tolist()
+        if not chosen:
+            continue
+        base = anchor(entry)
+        names = [stored.names[place] for place in chosen]
+        is_here = sources.place_of(base) is None
+        paths = below(str(base), names) if is_here else [str(base / name) for name in names]
+        for place, path in zip(chosen, paths, strict=True):
+            found[place] = path
+    return found
 
 
 def source_differences(
@@ -342,25 +454,31 @@ def _compared_derived(
     for source in stored:
         expected.setdefault(source.name, set()).add(source.xxh3_128)
         sizes.setdefault(source.name, set()).add(source.size_bytes)
-    if changed := sorted({name for name, path in seen if source_stat(path)[SIZE] not in sizes[name]}):
+    paths = [path for _, path in seen]
+    stats, is_there = file_stats(paths)
+    names = [name for (name, _), found in zip(seen, is_there.tolist(), strict=True) if found]
+    paths = [path for path, found in zip(paths, is_there.tolist(), strict=True) if found]
+    stats = stats[is_there]
+    found_sizes = stats[:, SIZE].tolist()
+    if changed := sorted({name for name, size in zip(names, found_sizes, strict=True) if size not in sizes[name]}):
         return "changed", changed
-    if not may_hash and any(memo.known(path) is None for _, path in seen):
+    if not may_hash and not memo.known_of(paths, stats)[1].all():
         return "unknown", []
-    hashes = memo.hashes([path for _, path in seen])
-    if changed := sorted({name for (name, _), now in zip(seen, hashes, strict=True) if now not in expected[name]}):
+    hashes = hexes(memo.hashed(paths, stats=stats)[1])
+    if changed := sorted({name for name, now in zip(names, hashes, strict=True) if now not in expected[name]}):
         return "changed", changed
-    found = {(name, now) for (name, _), now in zip(seen, hashes, strict=True)}
-    missing = [s.name for s in stored if s.xxh3_128 != ABSENT and (s.name, s.xxh3_128) not in found]
+    known = set(zip(names, hashes, strict=True))
+    missing = [s.name for s in stored if s.xxh3_128 != ABSENT and (s.name, s.xxh3_128) not in known]
     return "absent" if missing else "same", missing
 
 
 def _seen(config: Config, stored: Sequence[StoredSource]) -> Seen:
-    """Returns name and path of every file that is there and that a cache was made of, by the config's manifests."""
+    """Returns name and path of every file that a cache was made of and that may be there, by the config's manifests."""
     names = {source.name for source in stored if source.xxh3_128 != ABSENT}
     files = listed_files(localized(config).source, meaning=config.meaning)
     listed = {(file.name, file.path) for file in files if file.name in names}
     # What a manifest names is only found where its entry is in the place that it had.
     named = {(s.name, path) for s in stored if s.name in names and (path := path_of(config, s)) is not None}
     found = sorted(listed | named)
-    look_up([path for _, path in found])
-    return [(name, path) for name, path in found if is_file(path)]
+    sources.look_up([path for _, path in found])
+    return found

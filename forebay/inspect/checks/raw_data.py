@@ -64,7 +64,7 @@ class RawTask:
 
     start: int
     rows: pa.Table
-    files: tuple[SourceFile, ...]
+    files: Sequence[SourceFile]
     groups: Groups
     group: Group
     limits: Limits

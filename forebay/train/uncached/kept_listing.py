@@ -99,7 +99,7 @@ class Counted:
         return self.manifest.rows
 
     @property
-    def files(self) -> tuple[SourceFile, ...]:
+    def files(self) -> Sequence[SourceFile]:
         """The files, as of a manifest."""
         return self.manifest.files
 

@@ -26,7 +26,7 @@ from forebay.store.memo import SIZE
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.room import gb
 from forebay.store.remote.raw.origin import Place, forget
-from forebay.store.remote.raw.raw_sources import is_hash_known, place_of
+from forebay.store.remote.raw.raw_sources import place_of
 from forebay.store.source_files import SourceFile
 from forebay.task_map import Map
 
@@ -177,16 +177,11 @@ def is_remote(source: SourceConfig) -> bool:
     return any(place_of(entry) is not None for entry in source.manifests)
 
 
-def unhashed(path: Path) -> list[Path]:
-    """Returns the path, in a list, unless it is of an object whose hash the node knows."""
-    return [] if is_hash_known(path) else [path]
-
-
 def tell_if_too_large(files: Sequence[SourceFile]) -> None:
     """Logs a warning where the raw data of a store is more than the node keeps, so that it is downloaded again."""
     sizes: dict[Any, int] = {}
     for file in files:
-        if file.stat is not None and file.stat[0] < 0 and (place := place_of(file.path)) is not None:
+        if file.stat is not None and (place := place_of(file.path)) is not None:
             settings = place.origin.mirror.settings
             sizes[settings] = sizes.get(settings, 0) + file.stat[SIZE]
     for settings, size_bytes in sizes.items():

@@ -1,0 +1,205 @@
+"""The files of a listing by column: where each row is a file of its own, an object a file would be a kilobyte."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, overload
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.store.layout import Array
+from forebay.store.memo import digests_of, hexes
+from forebay.store.source_files import SourceFile, below
+
+_NAME = pa.large_binary()
+_DIGEST_BYTES = 16
+_BLOCK = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceFiles(Sequence[SourceFile]):
+    """Source files, each made when it is asked for.
+
+    bases: by entry, the folders that names are relative to. names: as `SourceFile.name`, as bytes. own: the paths of
+    those that do not lie below their base under their name, null of all others. entries: int32 [files]. is_listed: bool
+    [files]. stats: int64 [files, 5], of those that `has_stat`. digests: V16 [files], of those that are `is_hashed`.
+    """
+
+    bases: tuple[str, ...]
+    names: Any
+    own: Any
+    entries: Array
+    is_listed: Array
+    stats: Array
+    has_stat: Array
+    digests: Array
+    is_hashed: Array
+
+    @classmethod
+    def made(
+        cls,
+        bases: Sequence[str],
+        names: Any,
+        *,
+        own: Any = None,
+        entries: Array | int = 0,
+        is_listed: bool = True,
+    ) -> Self:
+        """Returns files that nobody has looked at yet. names, own: arrow's binaries, or lists of bytes."""
+        count = len(names)
+        return cls(
+            tuple(bases),
+            pa.array(names, _NAME) if isinstance(names, list) else names,
+            pa.nulls(count, _NAME) if own is None else pa.array(own, _NAME) if isinstance(own, list) else own,
+            np.broadcast_to(np.asarray(entries, np.int32), count).copy(),
+            np.full(count, is_listed),
+            np.zeros((count, 5), np.int64),
+            np.zeros(count, bool),
+            np.zeros(count, "V16"),
+            np.zeros(count, bool),
+        )
+
+    @classmethod
+    def of(cls, files: Iterable[SourceFile]) -> SourceFiles:
+        """Returns some files, by column."""
+        if isinstance(files, SourceFiles):
+            return files
+        each = list(files)
+        made = cls.made(
+            (),
+            [os.fsencode(file.name) for file in each],
+            own=[os.fsencode(file.path) for file in each],
+            entries=np.array([file.entry for file in each], np.int32),
+        )
+        return replace(
+            made,
+            is_listed=np.array([file.listed for file in each], bool),
+            stats=np.array([file.stat or (0,) * 5 for file in each], np.int64).reshape(-1, 5),
+            has_stat=np.array([file.stat is not None for file in each], bool),
+            digests=digests_of([file.xxh3_128 or "0" * (2 * _DIGEST_BYTES) for file in each]),
+            is_hashed=np.array([bool(file.xxh3_128) for file in each], bool),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[SourceFiles]) -> SourceFiles:
+        """Returns files that follow each other; the bases of all are one list, or begin as the longest does."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = zip(*((part.entries, part.is_listed, part.stats, part.has_stat) for part in parts), strict=True)
+        hashed = zip(*((part.digests, part.is_hashed) for part in parts), strict=True)
+        return cls(
+            max((part.bases for part in parts), key=len),
+            pa.concat_arrays([part.names for part in parts]),
+            pa.concat_arrays([part.own for part in parts]),
+            *map(np.concatenate, columns),
+            *map(np.concatenate, hashed),
+        )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, at: int) -> SourceFile: ...
+    @overload
+    def __getitem__(self, at: slice) -> SourceFiles: ...
+    def __getitem__(self, at: int | slice) -> SourceFile | SourceFiles:
+        if isinstance(at, slice):
+            return self.take(np.arange(len(self))[at])
+        at = range(len(self))[at]
+        own, name = self.own[at].as_py(), os.fsdecode(self.names[at].as_py())
+        path = below(self.bases[self.entries[at]], [name])[0] if own is None else os.fsdecode(own)
+        return SourceFile(
+            name,
+            Path(path),
+            entry=int(self.entries[at]),
+            listed=bool(self.is_listed[at]),
+            stat=tuple(self.stats[at].tolist()) if self.has_stat[at] else None,
+            xxh3_128=self.digests[at].tobytes().hex() if self.is_hashed[at] else "",
+        )
+
+    def __iter__(self) -> Iterator[SourceFile]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(SourceFile.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def take(self, numbers: Array) -> SourceFiles:
+        """Returns some of the files. numbers: int [some]."""
+        at = pa.array(numbers, pa.int64())
+        columns = (self.entries, self.is_listed, self.stats, self.has_stat, self.digests, self.is_hashed)
+        return type(self)(self.bases, self.names.take(at), self.own.take(at), *(column[numbers] for column in columns))
+
+    def with_stats(self, numbers: Array, stats: Array, is_there: Array) -> SourceFiles:
+        """Returns the files with the stats that some of them have, where they are there."""
+        own, has_stat = self.stats.copy(), self.has_stat.copy()
+        own[numbers], has_stat[numbers] = stats, is_there
+        return replace(self, stats=own, has_stat=has_stat)
+
+    def with_digests(self, numbers: Array, digests: Array) -> SourceFiles:
+        """Returns the files with the hashes of some of them."""
+        own, is_hashed = self.digests.copy(), self.is_hashed.copy()
+        own[numbers], is_hashed[numbers] = digests, True
+        return replace(self, digests=own, is_hashed=is_hashed)
+
+    def written_paths(self) -> Any:
+        """Returns all paths, as arrow's binaries."""
+        if not self.bases:
+            return self.own
+        fronts = pa.array([os.fsencode(below(base, [""])[0]) for base in self.bases], _NAME)
+        joined = pc.binary_join_element_wise(fronts.take(pa.array(self.entries)), self.names, pa.scalar(b"", _NAME))
+        return pc.coalesce(self.own, joined)
+
+    @property
+    def paths(self) -> Texts:
+        """All paths."""
+        return Texts(self.written_paths())
+
+    def name_list(self) -> list[str]:
+        """Returns all names."""
+        return Texts(self.names)[:]
+
+    def shown_names(self) -> list[str]:
+        """Returns all names as `shown_name` has them."""
+        return [name.decode("utf-8", "backslashreplace") for name in self.names.to_pylist()]
+
+    def hash_list(self) -> list[str]:
+        """Returns all hashes, as `SourceFile.xxh3_128`."""
+        found = hexes(self.digests)
+        for number in np.flatnonzero(~self.is_hashed).tolist():
+            found[number] = ""
+        return found
+
+
+class Texts(Sequence[str]):
+    """File names or paths, each a string when it is asked for."""
+
+    def __init__(self, written: Any) -> None:
+        """written: arrow's binaries, as `os.fsencode` gives them."""
+        self._written = written
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        if isinstance(at, slice):
+            return [os.fsdecode(data) for data in self._written[at].to_pylist()]
+        return os.fsdecode(self._written[int(at)].as_py())
+
+    def __iter__(self) -> Iterator[str]:
+        return itertools.chain.from_iterable(self[at : at + _BLOCK] for at in range(0, len(self), _BLOCK))
+
+    def take(self, numbers: Array) -> Texts:
+        """Returns some of them."""
+        return Texts(self._written.take(pa.array(numbers)))
