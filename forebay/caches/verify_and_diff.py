@@ -308,7 +308,7 @@ def _sources(a: Cache, b: Cache) -> Names:
     )
 
 
-def _sources_of(cache: Cache) -> Sequence[StoredSource]:
+def _sources_of(cache: Cache) -> list[StoredSource]:
     path = cache.folder / SOURCES_NAME
     if SOURCES_NAME in cache.metadata["files"]:
         check_file(path, cache.metadata["files"][SOURCES_NAME], verify=True)

@@ -29,7 +29,7 @@ from forebay.store.image.codec import Codec
 from forebay.store.key import digest
 from forebay.store.layout import FORMAT_VERSION, TEXT, Constants, FieldSpec, Group
 from forebay.store.memo import SIZE
-from forebay.store.source_files import SourceFile, StoredSources
+from forebay.store.source_files import SourceFile, StoredSource
 
 GROUPS: Mapping[Group, Callable[[Config, Any], ItemGroup]] = {"audio": AudioItems.of, "image": ImageItems.of}
 """What makes the items of a group, by the group's name in a recipe."""
@@ -150,12 +150,12 @@ class Groups:
         """
         made = {**self.recipe.by_name, TEXT: self.text.steps}
         steps = {name: [step.identity() for step in group.steps] for name, group in made.items()}
-        names = listing.files.name_list()
+        names, hashes = listing.files.all_names, listing.files.hashes
         size = self.shard_rows(rows_per_shard)
         for group in self.items:
             items = listing.items[group.name]
             for index, (start, stop) in enumerate(cut_rows(items.group, rows_per_shard=size)):
-                content = group.content(items.table.slice(start, stop - start), listing.hashes)
+                content = group.content(items.table.slice(start, stop - start), hashes)
                 key = _key(group.name, steps, probe, content)
                 yield Cut(group=group.name, index=index, start=start, stop=stop, key=key)
         groups = listing.rows["group"].to_numpy()
@@ -179,6 +179,8 @@ class Groups:
     def _text_rows(self, listing: Listing, start: int, stop: int) -> pa.Table:
         """Returns rows of the listing with what prompts are told of the items that they list, and their names."""
         rows = listing.rows.slice(start, stop - start)
+        if not self.text.listed:
+            return rows
         told: list[list[Any]] = [[] for _ in range(len(rows))]
         named: list[dict[str, list[str]]] = [{} for _ in range(len(rows))]
         for group in self.items:
@@ -194,8 +196,6 @@ class Groups:
                 own = inverse[first:last].tolist()
                 told[row] += [values[place] for place in own]
                 named[row][group.lists] = [names[place] for place in own]
-        if not self.text.listed:
-            return rows
         rows = rows.append_column(TOLD, pa.array(map(json.dumps, told), pa.large_string()))
         return rows.append_column(NAMES, pa.array(map(json.dumps, named), pa.large_string()))
 
@@ -204,7 +204,7 @@ class Groups:
     ) -> Iterator[Values]:
         """Yields the fields of every row of a task, in order. read: gives what reads the items of a group."""
         if group == TEXT:
-            return self.text.samples(rows, SourceFiles.of(files).name_list())
+            return self.text.samples(rows, SourceFiles.of(files).all_names)
         found = self.item_group(group)
         return found.samples(rows, read(found))
 
@@ -287,11 +287,6 @@ class Listing:
         """Every file whose content defines the samples."""
         return SourceFiles.of(self.manifest.files)
 
-    @cached_property
-    def hashes(self) -> list[str]:
-        """xxh3-128 by file, ABSENT where a file cannot be opened."""
-        return self.files.hash_list()
-
     def readers(self, config: Config) -> dict[Group, MediaReader]:
         """Returns what reads the items of each group, as they were when they were listed, for threads to share."""
         sparse = sparse_files(self.rows, self.files) if "size" in self.rows.column_names else frozenset[int]()
@@ -307,8 +302,9 @@ class Listing:
             for group in self.groups.items
         }
 
-    def sources(self) -> StoredSources:
-        """Returns the files as the sealed cache remembers them."""
+    def sources(self) -> Iterator[StoredSource]:
+        """Yields the files as the sealed cache remembers them."""
         files = self.files
         sizes = np.where(files.has_stat, files.stats[:, SIZE], -1)
-        return StoredSources(files.name_list(), files.entries, files.is_listed, files.hash_list(), sizes)
+        numbers = (files.entries.tolist(), files.is_listed.tolist())
+        yield from map(StoredSource, files.all_names, *numbers, files.hashes, sizes.tolist())

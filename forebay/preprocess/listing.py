@@ -116,20 +116,15 @@ def _arriving(map_: Map, files: SourceFiles) -> Map:
         return map_
 
     def mapped(function: Callable[[Sequence[AnyPath]], R], tasks: Sequence[Sequence[AnyPath]]) -> list[R]:
-        # An object is a task by itself: it is hashed as it comes.
-        split = [part for task in tasks for part in ([[path] for path in task] if _is_of_store(task) else [task])]
-        is_of_store = [_is_of_store(task) for task in split]
-        of_store = [task for task, is_it in zip(split, is_of_store, strict=True) if is_it]
-        others = [task for task, is_it in zip(split, is_of_store, strict=True) if not is_it]
-        arrived = iter(run_on_sources(map, function, of_store, _unhashed, is_remote=True, total=len(of_store)))
-        hashed = iter(map_(function, others))
-        return [next(arrived) if is_it else next(hashed) for is_it in is_of_store]
+        paths = [path for task in tasks for path in task]
+        of_store = [[path] for path in paths if place_of(path) is not None]
+        others = [[path] for path in paths if place_of(path) is None]
+        found = run_on_sources(map, function, of_store, _unhashed, is_remote=True, total=len(of_store))
+        made = zip([*of_store, *others], [*found, *map_(function, others)], strict=True)
+        results = {task[0]: result for task, result in made}
+        return [results[path] for path in paths]
 
     return cast(Map, mapped)
-
-
-def _is_of_store(task: Sequence[AnyPath]) -> bool:
-    return any(place_of(path) is not None for path in task)
 
 
 def _unhashed(task: Sequence[AnyPath]) -> list[str]:
@@ -148,10 +143,10 @@ def _all_known(manifest: Manifest, memo: Memo) -> bool:
     return bool((is_there & memo.known_of(paths, stats)[1]).all())
 
 
-def _digests(manifest: Manifest) -> list[SourceDigest]:
+def _digests(manifest: Manifest) -> Iterator[SourceDigest]:
     files = SourceFiles.of(manifest.files)
-    pairs = zip(files.shown_names(), files.hash_list(), strict=True)
-    return [SourceDigest(name=name, xxh3_128=found) for name, found in pairs]
+    for name, found in zip(files.shown_names, files.hashes, strict=True):
+        yield SourceDigest(name=name, xxh3_128=found)
 
 
 def explain_lines(document: Mapping[str, Any], *, with_nearest: bool) -> Iterator[str]:

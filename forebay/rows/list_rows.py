@@ -167,11 +167,11 @@ def locate_tasks(manifest: Manifest, listing: RowListing) -> Iterator[LocateTask
     paths = SourceFiles.of(manifest.files).paths
     for group, start, stop in cuts:
         part = rows.slice(start, stop - start)
-        numbers = np.unique([group, *part["file"].to_pylist()])
+        numbers = np.unique([group, *part["file"].to_pylist()]).tolist()
         yield LocateTask(
             group=group,
             name=shown_name(manifest.files[group]),
-            paths=dict(zip(numbers.tolist(), paths.take(numbers), strict=True)),
+            paths={number: paths[number] for number in numbers},
             rows=part,
             cache_root=listing.cache_root,
             column=source.columns.media,

@@ -21,11 +21,19 @@ from forebay.config.data import PICTURES, SOURCE_KINDS, SourceConfig
 from forebay.config.pretrained_folder import hub_advice, processor_digest
 from forebay.config.remote import is_url
 from forebay.errors import BuildError, ManifestError
-from forebay.rows.source_table import SourceFiles, Texts
+from forebay.rows.source_table import SourceFiles
 from forebay.store.layout import Array
 from forebay.store.memo import Hashed, Hashing, Memo, Stat, anywhere, hash_now, hexes, stats_of
 from forebay.store.remote.raw.origin import forget
-from forebay.store.remote.raw.raw_sources import identity, is_elsewhere, is_folder, look_up, named_path, place_of
+from forebay.store.remote.raw.raw_sources import (
+    MIRRORS,
+    identity,
+    is_elsewhere,
+    is_folder,
+    look_up,
+    named_path,
+    place_of,
+)
 from forebay.store.source_files import SourceFile, anchor, below, entry_files, hf_splits, leads_out
 
 _YOUNG_NS = 2_000_000_000
@@ -264,8 +272,8 @@ def stamped(files: Sequence[SourceFile]) -> SourceFiles:
     todo, paths = np.flatnonzero(~found.has_stat), found.paths
     if not len(todo):
         return found
-    chosen = paths.take(todo) if len(todo) < len(found) else paths
-    look_up(chosen)
+    chosen = [paths[number] for number in todo.tolist()]
+    look_up(path for path in chosen if MIRRORS in path)
     stats, is_there = stats_of(chosen)
     young = np.flatnonzero(is_there & (stats[:, -1] > time.time_ns() - _YOUNG_NS))
     for _ in range(_WAITS):
@@ -273,28 +281,30 @@ def stamped(files: Sequence[SourceFile]) -> SourceFiles:
             break
         is_coarse = bool((is_there[young] & (stats[young, -1] % 1_000_000_000 == 0)).any())
         time.sleep(_COARSE_TICK_S if is_coarse else _TICK_S)
-        again, is_left = stats_of(chosen.take(young))
+        again, is_left = stats_of([chosen[number] for number in young.tolist()])
         moved = (again != stats[young]).any(axis=1) | (is_left != is_there[young])
         stats[young], is_there[young] = again, is_left
         young = young[moved]
     return found.with_stats(todo, stats, is_there)
 
 
-def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, map_: Hashing) -> None:
-    """Raises BuildError, with the name, for a file whose content is not what was listed.
+def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, map_: Hashing) -> Array:
+    """Returns the stats of files as they are now, int64 [files, 5], zeros of what is not there.
 
-    It costs one stat a file, and the hash of a file whose stat moved. Stores are asked anew.
+    Raises BuildError, with the name, for a file whose content is not what was listed. It costs one stat a file, and the
+    hash of a file whose stat moved. Stores are asked anew.
     """
     forget()
     known = SourceFiles.of(files)
     stats, is_there, paths = _states(known)
     moved = np.flatnonzero(known.is_hashed & ~_are_same(known, stats, is_there))
     try:
-        _, digests = memo.hashed(paths.take(moved), map_=map_)
+        stats[moved], digests = memo.hashed([paths[number] for number in moved.tolist()], map_=map_)
     except FileNotFoundError as err:
         raise _changed(str(err.filename), "is gone") from err
     for number, now in zip(moved.tolist(), hexes(digests), strict=True):
         _require_content(known[number], now)
+    return stats
 
 
 def unchanged_stats(files: Sequence[SourceFile]) -> list[Stat | None]:
@@ -314,10 +324,10 @@ def unchanged_stats(files: Sequence[SourceFile]) -> list[Stat | None]:
     return [tuple(stat) if there else None for stat, there in zip(stats.tolist(), is_there.tolist(), strict=True)]
 
 
-def _states(files: SourceFiles) -> tuple[Array, Array, Texts]:
+def _states(files: SourceFiles) -> tuple[Array, Array, list[str]]:
     """Returns the stats of files as they are now, whether there is one, and their paths."""
     paths = files.paths
-    look_up(paths)
+    look_up(path for path in paths if MIRRORS in path)
     return (*stats_of(paths), paths)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,6 @@ from forebay.store.source_files import SourceFile, below
 
 _NAME = pa.large_binary()
 _DIGEST_BYTES = 16
-_BLOCK = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,48 +158,32 @@ class SourceFiles(Sequence[SourceFile]):
         return pc.coalesce(self.own, joined)
 
     @property
-    def paths(self) -> Texts:
+    def paths(self) -> list[str]:
         """All paths."""
-        return Texts(self.written_paths())
+        return _decoded(self.written_paths())
 
-    def name_list(self) -> list[str]:
-        """Returns all names."""
-        return Texts(self.names)[:]
+    @property
+    def all_names(self) -> list[str]:
+        """All names."""
+        return _decoded(self.names)
 
+    @property
     def shown_names(self) -> list[str]:
-        """Returns all names as `shown_name` has them."""
+        """All names as `shown_name` has them."""
         return [name.decode("utf-8", "backslashreplace") for name in self.names.to_pylist()]
 
-    def hash_list(self) -> list[str]:
-        """Returns all hashes, as `SourceFile.xxh3_128`."""
+    @property
+    def hashes(self) -> list[str]:
+        """All hashes, as `SourceFile.xxh3_128`."""
         found = hexes(self.digests)
         for number in np.flatnonzero(~self.is_hashed).tolist():
             found[number] = ""
         return found
 
 
-class Texts(Sequence[str]):
-    """File names or paths, each a string when it is asked for."""
-
-    def __init__(self, written: Any) -> None:
-        """written: arrow's binaries, as `os.fsencode` gives them."""
-        self._written = written
-
-    def __len__(self) -> int:
-        return len(self._written)
-
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[str]: ...
-    def __getitem__(self, at: int | slice) -> str | list[str]:
-        if isinstance(at, slice):
-            return [os.fsdecode(data) for data in self._written[at].to_pylist()]
-        return os.fsdecode(self._written[int(at)].as_py())
-
-    def __iter__(self) -> Iterator[str]:
-        return itertools.chain.from_iterable(self[at : at + _BLOCK] for at in range(0, len(self), _BLOCK))
-
-    def take(self, numbers: Array) -> Texts:
-        """Returns some of them."""
-        return Texts(self._written.take(pa.array(numbers)))
+def _decoded(written: Any) -> list[str]:
+    if sys.getfilesystemencoding() == "utf-8":
+        with contextlib.suppress(pa.ArrowInvalid):  # a name that is not UTF-8
+            found: list[str] = written.cast(pa.large_string()).to_pylist()
+            return found
+    return [os.fsdecode(data) for data in written.to_pylist()]

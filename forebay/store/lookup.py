@@ -74,7 +74,7 @@ class Sealed:
         """Whether it was made of other caches: then it is only used where it is named."""
         return is_derived(self.metadata["recipe"])
 
-    def sources(self) -> Sequence[StoredSource]:
+    def sources(self) -> list[StoredSource]:
         """Returns the files it was made of. Raises CacheCorruptError where their list is not what was sealed."""
         path = self.folder / SOURCES_NAME
         if SOURCES_NAME in self.metadata["files"]:
@@ -269,9 +269,9 @@ def _named_cache(config: Config) -> Sealed:
 
 def _candidates(
     config: Config, recipe: KeyedRecipe, sealed: Sequence[Sealed]
-) -> list[tuple[Sealed, Sequence[StoredSource]]]:
+) -> list[tuple[Sealed, list[StoredSource]]]:
     """Caches of the recipe with their sources. A damaged one is left out, so that a build makes it again."""
-    found: list[tuple[Sealed, Sequence[StoredSource]]] = []
+    found: list[tuple[Sealed, list[StoredSource]]] = []
     for cache in sealed:
         if not _answers(cache, recipe) or (cache.is_derived and not config.loader.cache_dir):
             continue

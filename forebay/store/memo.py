@@ -42,7 +42,7 @@ FILE_NAME = "hashes.memo"
 _RACY_NS = 2_000_000_000
 """The coarsest time stamps in use (FAT) tick every two seconds."""
 _READINGS = 3
-_PIECE_FILES, _PIECE_BYTES = 50_000, 64 << 30
+_PIECE_FILES, _PIECE_BYTES = 16_384, 64 << 30
 """What is hashed between two savings."""
 _TASK_FILES, _TASK_BYTES = 256, 64 << 20
 """What is hashed by one task: of small files the way to a worker costs more than the hash."""
@@ -143,7 +143,11 @@ class Memo:
                 stats[number] = source_stat(paths[number])  # says why there is none
         stats = stats.copy()
         digests, is_known = self.known_of(paths, stats)
-        for piece in _pieces(np.flatnonzero(~is_known), stats, files=_PIECE_FILES, size=_PIECE_BYTES):
+        left = np.flatnonzero(~is_known)
+        while len(left):
+            most = max(_PIECE_FILES, len(self._records) // 8)  # each saving writes all entries
+            piece = next(_pieces(left, stats, files=most, size=_PIECE_BYTES))
+            left = left[len(piece) :]
             tasks = [
                 [paths[number] for number in task.tolist()]
                 for task in _pieces(piece, stats, files=_TASK_FILES, size=_TASK_BYTES)
@@ -160,11 +164,14 @@ class Memo:
             self._save()
         return stats, digests
 
-    def dump(self, paths: Sequence[AnyPath] | None = None) -> bytes:
-        """Returns the memo file of all entries, or of those that describe these paths as they are now."""
+    def dump(self, paths: Sequence[AnyPath] | None = None, *, stats: Array | None = None) -> bytes:
+        """Returns the memo file of all entries, or of those that describe these paths as they are now.
+
+        stats: as they are now, where somebody has just looked; zeros of what is not there.
+        """
         records = self._records
         if paths is not None:
-            stats, is_there = stats_of(paths)
+            stats, is_there = stats_of(paths) if stats is None else (stats, stats.any(axis=1))
             objects = np.flatnonzero(stats[:, 0] < 0).tolist()
             twins = [twin for number in objects if (twin := _etag_stat(paths[number])) is not None]
             at, is_known = self._find(np.concatenate([stats[is_there], np.array(twins, np.int64).reshape(-1, 5)]))
@@ -271,12 +278,7 @@ def stats_of(paths: Sequence[AnyPath]) -> tuple[Array, Array]:
 
     One stat a file; the zeros of a file that cannot be had say nothing.
     """
-    stats, is_there = np.zeros((len(paths), 5), np.int64), np.ones(len(paths), bool)
-    for start in range(0, len(paths), _BLOCK):
-        found = [stat_now(path) for path in paths[start : start + _BLOCK]]
-        stats[start : start + len(found)] = [stat or _NO_STAT for stat in found]
-        is_there[start : start + len(found)] = [stat is not None for stat in found]
-    return stats, is_there
+    return _looked_at(stat_now, paths)
 
 
 def file_stats(paths: Sequence[AnyPath]) -> tuple[Array, Array]:
@@ -284,12 +286,15 @@ def file_stats(paths: Sequence[AnyPath]) -> tuple[Array, Array]:
 
     Raises OSError where a folder may not be read, RemoteError where a store does not say what it has.
     """
+    return _looked_at(file_stat, paths)
+
+
+def _looked_at(look: Callable[[AnyPath], Stat | None], paths: Sequence[AnyPath]) -> tuple[Array, Array]:
     stats, is_there = np.zeros((len(paths), 5), np.int64), np.ones(len(paths), bool)
-    for number, path in enumerate(paths):
-        stat = file_stat(path)
-        is_there[number] = stat is not None
-        if stat is not None:
-            stats[number] = stat
+    for start in range(0, len(paths), _BLOCK):
+        found = list(map(look, paths[start : start + _BLOCK]))
+        is_there[start : start + len(found)] = [stat is not None for stat in found]
+        stats[start : start + len(found)] = [stat or _NO_STAT for stat in found]
     return stats, is_there
 
 

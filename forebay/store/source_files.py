@@ -10,29 +10,28 @@ from __future__ import annotations
 
 import glob
 import io
+import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
-
-import numpy as np
+from typing import Any, Literal, NamedTuple
 
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, RemoteDeniedError, RemoteMissingError
 from forebay.store.inputs import SAMPLES, is_unlisted
 from forebay.store.key import SHORT, differences
-from forebay.store.layout import Array
-from forebay.store.memo import SIZE, Memo, Stat, digests_of, file_stats, hexes
+from forebay.store.memo import SIZE, Memo, Stat, file_stats, hexes
 from forebay.store.remote.raw import raw_sources as sources
 from forebay.store.remote.raw.raw_sources import localized
 
 logger = logging.getLogger(__name__)
 COMPRESSED_TARS = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
 """How names of compressed tars end; their members cannot be read by place."""
+_BLOCK = 4096
 _DICT = "dataset_dict.json"
 _OURS = re.compile(r"logs/data_usage\.jsonl|tar_index/[0-9a-f]{32}\.parquet|text_index/[0-9a-f]{32}\.lines")
 _SPLIT_FILE = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
@@ -208,80 +207,32 @@ def _is_ours(path: Path) -> bool:
     return _OURS.fullmatch("/".join(path.parts[-2:])) is not None
 
 
-class StoredSources(Sequence[StoredSource]):
-    """The source files that a sealed cache remembers, by column: loose files may be millions."""
-
-    def __init__(self, names: Sequence[str], entries: Any, listed: Any, hashes: Sequence[str], sizes: Array) -> None:
-        """entries, listed: an integer and a bool a file. hashes: as `StoredSource` has them. sizes: int64 [files]."""
-        self.names, self.hashes = names, hashes
-        self.entries, self.is_listed, self.sizes = np.asarray(entries, np.int32), np.asarray(listed, bool), sizes
-
-    @classmethod
-    def of(cls, found: Iterable[StoredSource]) -> StoredSources:
-        """Returns some files, by column."""
-        if isinstance(found, StoredSources):
-            return found
-        each = list(found)
-        sizes = np.array([source.size_bytes for source in each], np.int64)
-        names, hashes = [source.name for source in each], [source.xxh3_128 for source in each]
-        return cls(names, [source.entry for source in each], [source.listed for source in each], hashes, sizes)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @overload
-    def __getitem__(self, at: int) -> StoredSource: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[StoredSource]: ...
-    def __getitem__(self, at: int | slice) -> StoredSource | list[StoredSource]:
-        if isinstance(at, slice):
-            return [self[number] for number in range(*at.indices(len(self)))]
-        listed, size = bool(self.is_listed[at]), int(self.sizes[at])
-        return StoredSource(self.names[at], int(self.entries[at]), listed, self.hashes[at], size)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def dump_sources(found: Iterable[StoredSource]) -> bytes:
+def dump_sources(sources: Iterable[StoredSource]) -> bytes:
     """Returns the parquet file that a cache keeps of its sources."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    stored = StoredSources.of(found)
-    table = pa.table(
-        {
-            "name": pa.array(map(os.fsencode, stored.names), pa.binary()),
-            "entry": pa.array(stored.entries, pa.int32()),
-            "listed": pa.array(stored.is_listed, pa.bool_()),
-            "xxh3_128": pa.array(stored.hashes, pa.string()),
-            "size_bytes": pa.array(stored.sizes, pa.int64()),
-        }
-    )
+    kinds = {"name": "binary", "entry": "int32", "listed": "bool", "xxh3_128": "string", "size_bytes": "int64"}
+    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in kinds.items()])
+    left, blocks = iter(sources), []
+    while block := list(itertools.islice(left, _BLOCK)):
+        columns = [[getattr(source, name) for source in block] for name in kinds]
+        blocks.append(pa.record_batch([list(map(os.fsencode, columns[0])), *columns[1:]], schema=schema))
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
+    pq.write_table(pa.Table.from_batches(blocks, schema).combine_chunks(), buffer, compression="zstd")
     return buffer.getvalue()
 
 
-def load_sources(path: Path) -> StoredSources:
+def load_sources(path: Path) -> list[StoredSource]:
     """Returns the sources that a cache was made of. Raises CacheCorruptError where the file is not what was written."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
-        if any(table[name].null_count for name in ("name", "entry", "listed", "xxh3_128", "size_bytes")):
-            raise TypeError("a value is null")
-        return StoredSources(
-            [os.fsdecode(name) for name in table["name"].to_pylist()],
-            table["entry"].to_pylist(),
-            table["listed"].to_pylist(),
-            table["xxh3_128"].to_pylist(),
-            np.array(table["size_bytes"].to_pylist(), np.int64),
-        )
-    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as err:
+        columns = pq.read_table(path).to_pydict()
+        rows = zip(*(columns[field.name] for field in fields(StoredSource)), strict=True)
+        return [StoredSource(os.fsdecode(name), *others) for name, *others in rows]
+    except (OSError, KeyError, TypeError, UnicodeDecodeError, pa.ArrowException) as err:
         raise CacheCorruptError(
             f"{path} is not the sources of a cache: {err}; run: forebay preprocess CONFIG --rebuild"
         ) from err
@@ -310,58 +261,48 @@ def compare_sources(
 def _compared(
     config: Config, stored: Sequence[StoredSource], memo: Memo, *, may_hash: bool
 ) -> tuple[SourceState, list[str]]:
-    stored = StoredSources.of(stored)
-    listed = [pair for each in entry_files(config.source, meaning=config.meaning) for pair in _pairs(each)]
-    chosen = np.flatnonzero(stored.is_listed)
-    expected = [(int(stored.entries[n]), stored.names[n]) for n in chosen.tolist()]
+    entries = entry_files(config.source, meaning=config.meaning)
+    listed = [(each.entry, name) for each in entries for name in each.names]
+    expected = [(s.entry, s.name) for s in stored if s.listed]
     if listed and listed != expected:
         return "changed", sorted({name for _, name in set(listed) ^ set(expected)} or {name for _, name in listed})
-    paths = stored_paths(config, stored)
     if not listed and (there := [s.name for s in stored if s.listed and _file_of(config, s)]):
         # The cache's manifest is there and the config's is not: it names another one.
         return "changed", there
-    sources.look_up([path for path in paths if path is not None])
-    is_absent = np.array([not found for found in stored.hashes], bool)  # ABSENT
-    asked = np.flatnonzero(~is_absent | (stored.sizes < 0))
-    asked = asked[[paths[number] is not None for number in asked.tolist()]] if None in paths else asked
-    stats, is_there = file_stats([str(paths[number]) for number in asked.tolist()])
-    present = asked[is_there]
-    # Sizes first: a file of another size is another file, and costs no reading.
-    if changed := [stored.names[n] for n in present[stats[is_there, SIZE] != stored.sizes[present]].tolist()]:
-        return "changed", changed
-    here, stats = [str(paths[number]) for number in present.tolist()], stats[is_there]
-    if not may_hash and not memo.known_of(here, stats)[1].all():
-        return "unknown", []
-    _, digests = memo.hashed(here, stats=stats)
-    is_same = ~is_absent[present]  # a file that was absent when the cache was built has come
-    is_same[is_same] = digests[is_same] == digests_of([stored.hashes[n] for n in present[is_same].tolist()])
-    if changed := [stored.names[n] for n in present[~is_same].tolist()]:
-        return "changed", changed
+    named = list(zip(stored, stored_paths(config, stored), strict=True))
+    sources.look_up(path for _, path in named if path is not None and sources.MIRRORS in path)
     # A file that was not there when the cache was built is missed by nobody.
-    missing = np.ones(len(stored), bool)
-    missing[present] = False
-    missing &= ~is_absent
-    absent = [stored.names[n] for n in np.flatnonzero(missing).tolist()]
+    named = [(s, path) for s, path in named if s.xxh3_128 != ABSENT or s.size_bytes < 0]
+    stats, is_there = file_stats([path or "" for _, path in named])
+    present = [pair for pair, found in zip(named, is_there.tolist(), strict=True) if found]
+    paths, stats = [str(path) for _, path in present], stats[is_there]
+    # Sizes first: a file of another size is another file, and costs no reading.
+    if changed := [
+        s.name for (s, _), size in zip(present, stats[:, SIZE].tolist(), strict=True) if s.size_bytes != size
+    ]:
+        return "changed", changed
+    if not may_hash and not memo.known_of(paths, stats)[1].all():
+        return "unknown", []
+    hashes = hexes(memo.hashed(paths, stats=stats)[1])
+    if changed := [s.name for (s, _), now in zip(present, hashes, strict=True) if s.xxh3_128 != now]:
+        return "changed", changed
+    pairs = zip(named, is_there.tolist(), strict=True)
+    absent = [s.name for (s, _), found in pairs if not found and s.xxh3_128 != ABSENT]
     return "absent" if absent else "same", absent
 
 
-def _pairs(found: EntryFiles) -> Iterator[tuple[int, str]]:
-    return ((found.entry, name) for name in found.names)
-
-
-def stored_paths(config: Config, stored: StoredSources) -> list[str | None]:
+def stored_paths(config: Config, stored: Sequence[StoredSource]) -> list[str | None]:
     """Returns where sources of a cache would be by the config's manifests; None where those have no such entry."""
-    found: list[str | None] = [None] * len(stored)
-    for number, entry in enumerate(sources.localized(config).source.places):
-        chosen = np.flatnonzero(stored.entries == number).tolist()
-        if not chosen:
-            continue
-        base = anchor(entry)
-        names = [stored.names[place] for place in chosen]
-        is_here = sources.place_of(base) is None
-        paths = below(str(base), names) if is_here else [str(base / name) for name in names]
-        for place, path in zip(chosen, paths, strict=True):
-            found[place] = path
+    bases = [anchor(entry) for entry in sources.localized(config).source.places]
+    fronts = [None if sources.place_of(base) is not None else below(str(base), [""])[0] for base in bases]
+    found: list[str | None] = []
+    for source in stored:
+        if source.entry >= len(bases):
+            found.append(None)
+        elif (front := fronts[source.entry]) is None or source.name.startswith("/"):
+            found.append(str(bases[source.entry] / source.name))
+        else:
+            found.append(front + source.name)
     return found
 
 

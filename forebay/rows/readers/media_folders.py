@@ -53,10 +53,10 @@ def list_folder(source: SourceConfig) -> Manifest:
     table. Raises ManifestError for two recordings that a row of the table may mean.
     """
     files = manifest_files(source)
-    paths = files.paths[:]
+    paths = files.paths
     numbers = _recordings(paths)
     require_rows(len(numbers), files)
-    names = files.take(numbers).shown_names()
+    names = files.take(numbers).shown_names
     failures, unused = Failures(), Unused()
     columns: dict[str, Any] = {"text": None}
     kept: dict[str, Any] = {}
@@ -250,7 +250,7 @@ def read_texts(
     names: of the recordings, relative to their folder. Rows that mean no recording, or one that an earlier row means,
     have failed, behind the recordings. Raises ManifestError where a row may mean several recordings.
     """
-    number = files.paths[:].index(str(Path(source.texts or "")))
+    number = files.paths.index(str(Path(source.texts or "")))
     table = open_rows(files[number], number, source)
     columns, kept = table.values()
     paths = table.paths().to_pylist()

@@ -29,7 +29,8 @@ from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.raw.origin import Place, Version, objects_of, origin_of
 from forebay.store.shared_disk import wait_shared
 
-_MIRRORS = "/mirrors/"
+MIRRORS = "/mirrors/"
+"""Part of the path of every object."""
 _ATTEMPTS = 3
 _NO_FILE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP))
 
@@ -68,13 +69,13 @@ def local_entry(text: str, settings: RemoteConfig) -> str:
 def place_of(path: str | os.PathLike[str]) -> Place | None:
     """Returns the object that a path in a mirror names; None for a path of this machine."""
     text = os.fspath(path)
-    at = text.find(_MIRRORS)
+    at = text.find(MIRRORS)
     while at >= 0:
-        identity, _, name = text[at + len(_MIRRORS) :].partition("/")
+        identity, _, name = text[at + len(MIRRORS) :].partition("/")
         try:
-            origin = origin_of(f"{text[:at]}{_MIRRORS}{identity}", os.getpid())
+            origin = origin_of(f"{text[:at]}{MIRRORS}{identity}", os.getpid())
         except LookupError:
-            at = text.find(_MIRRORS, at + 1)
+            at = text.find(MIRRORS, at + 1)
         else:
             return Place(origin, posixpath.normpath(f"{origin.url.key}/{name}").strip("/"), name)
     return None
@@ -436,12 +437,12 @@ def kept_path(path: str | os.PathLike[str], folder: Path, ending: str) -> Path:
     return folder / f"{hashlib.sha256(os.fsencode(identity(path))).hexdigest()[:32]}{ending}"
 
 
-_PATH = re.compile(r"[^\s'\",;]*?" + _MIRRORS + r"[^\s'\",;:/]+(?:/[^\s'\",;:]*)?")
+_PATH = re.compile(r"[^\s'\",;]*?" + MIRRORS + r"[^\s'\",;:/]+(?:/[^\s'\",;:]*)?")
 
 
 def shown(text: str) -> str:
     """Returns a text in which paths in mirrors are the URLs that they stand for."""
-    return _PATH.sub(_url_of, text) if _MIRRORS in text else text
+    return _PATH.sub(_url_of, text) if MIRRORS in text else text
 
 
 def _url_of(found: re.Match[str]) -> str:
