@@ -230,8 +230,8 @@ def load_sources(path: Path) -> list[StoredSource]:
 
     try:
         columns = pq.read_table(path).to_pydict()
-        rows = zip(*(columns[field.name] for field in fields(StoredSource)), strict=True)
-        return [StoredSource(os.fsdecode(name), *others) for name, *others in rows]
+        names, *others = (columns[field.name] for field in fields(StoredSource))
+        return list(map(StoredSource, map(os.fsdecode, names), *others))
     except (OSError, KeyError, TypeError, UnicodeDecodeError, pa.ArrowException) as err:
         raise CacheCorruptError(
             f"{path} is not the sources of a cache: {err}; run: forebay preprocess CONFIG --rebuild"
@@ -262,43 +262,45 @@ def _compared(
     config: Config, stored: Sequence[StoredSource], memo: Memo, *, may_hash: bool
 ) -> tuple[SourceState, list[str]]:
     entries = entry_files(config.source, meaning=config.meaning)
-    listed = [(each.entry, name) for each in entries for name in each.names]
-    expected = [(s.entry, s.name) for s in stored if s.listed]
-    if listed and listed != expected:
-        return "changed", sorted({name for _, name in set(listed) ^ set(expected)} or {name for _, name in listed})
-    if not listed and (there := [s.name for s in stored if s.listed and _file_of(config, s)]):
+    # Columns, not pairs: of loose files there are millions, and the collector of cycles would visit each pair.
+    listed = [name for each in entries for name in each.names]
+    listed_of = [each.entry for each in entries for _ in each.names]
+    own = [source for source in stored if source.listed]
+    if listed and (listed != [s.name for s in own] or listed_of != [s.entry for s in own]):
+        there, known = set(zip(listed_of, listed, strict=True)), {(s.entry, s.name) for s in own}
+        return "changed", sorted({name for _, name in there ^ known} or {name for _, name in there})
+    if not listed and (shown := [s.name for s in own if _file_of(config, s)]):
         # The cache's manifest is there and the config's is not: it names another one.
-        return "changed", there
-    named = list(zip(stored, stored_paths(config, stored), strict=True))
-    sources.look_up(path for _, path in named if path is not None and sources.MIRRORS in path)
+        return "changed", shown
     # A file that was not there when the cache was built is missed by nobody.
-    named = [(s, path) for s, path in named if s.xxh3_128 != ABSENT or s.size_bytes < 0]
-    stats, is_there = file_stats([path or "" for _, path in named])
-    present = [pair for pair, found in zip(named, is_there.tolist(), strict=True) if found]
-    paths, stats = [str(path) for _, path in present], stats[is_there]
+    asked = [source for source in stored if source.xxh3_128 != ABSENT or source.size_bytes < 0]
+    paths = stored_paths(config, asked)
+    sources.look_up(path for path in paths if sources.MIRRORS in path)
+    stats, is_there = file_stats(paths)
+    found = list(itertools.compress(asked, is_there.tolist()))
+    paths, stats = list(itertools.compress(paths, is_there.tolist())), stats[is_there]
     # Sizes first: a file of another size is another file, and costs no reading.
-    if changed := [
-        s.name for (s, _), size in zip(present, stats[:, SIZE].tolist(), strict=True) if s.size_bytes != size
-    ]:
+    sizes = stats[:, SIZE].tolist()
+    if changed := [s.name for s, size in zip(found, sizes, strict=True) if s.size_bytes != size]:
         return "changed", changed
     if not may_hash and not memo.known_of(paths, stats)[1].all():
         return "unknown", []
     hashes = hexes(memo.hashed(paths, stats=stats)[1])
-    if changed := [s.name for (s, _), now in zip(present, hashes, strict=True) if s.xxh3_128 != now]:
+    if changed := [s.name for s, now in zip(found, hashes, strict=True) if s.xxh3_128 != now]:
         return "changed", changed
-    pairs = zip(named, is_there.tolist(), strict=True)
-    absent = [s.name for (s, _), found in pairs if not found and s.xxh3_128 != ABSENT]
+    gone = itertools.compress(asked, (~is_there).tolist())
+    absent = [source.name for source in gone if source.xxh3_128 != ABSENT]
     return "absent" if absent else "same", absent
 
 
-def stored_paths(config: Config, stored: Sequence[StoredSource]) -> list[str | None]:
-    """Returns where sources of a cache would be by the config's manifests; None where those have no such entry."""
+def stored_paths(config: Config, stored: Sequence[StoredSource]) -> list[str]:
+    """Returns where sources of a cache would be by the config's manifests; "" where those have no such entry."""
     bases = [anchor(entry) for entry in sources.localized(config).source.places]
     fronts = [None if sources.place_of(base) is not None else below(str(base), [""])[0] for base in bases]
-    found: list[str | None] = []
+    found = []
     for source in stored:
         if source.entry >= len(bases):
-            found.append(None)
+            found.append("")
         elif (front := fronts[source.entry]) is None or source.name.startswith("/"):
             found.append(str(bases[source.entry] / source.name))
         else:
