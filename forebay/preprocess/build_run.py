@@ -190,7 +190,7 @@ class Run:
         files = self.listing.files
         if self.runner is not self.pool:
             return self.runner.run(self._on_node(), tasks)
-        if not (files.has_stat & (files.stats[:, 0] < 0)).any():
+        if not files.is_of_store.any():
             return self.pool.run(make_shard, tasks)
         return self.pool.run(Fresh(make_shard), iter(Arriving(tasks, _media_paths, total=len(files))))
 

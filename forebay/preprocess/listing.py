@@ -112,7 +112,7 @@ def _with_hashes(manifest: Manifest, memo: Memo, map_: Map) -> tuple[SourceFiles
 
 def _arriving(map_: Map, files: SourceFiles) -> Map:
     """Returns a map over paths that keeps those of a store in this process: their download, ahead, hashes them."""
-    if not (files.has_stat & (files.stats[:, 0] < 0)).any():
+    if not files.is_of_store.any():
         return map_
 
     def mapped(function: Callable[[Sequence[AnyPath]], R], tasks: Sequence[Sequence[AnyPath]]) -> list[R]:

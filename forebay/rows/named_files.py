@@ -172,8 +172,8 @@ def manifest_files(source: SourceConfig, *, meaning: str = "recordings") -> Sour
     parts = [
         SourceFiles.made(
             bases,
-            [os.fsencode(name) for name in each.names],
-            own=None if each.paths is None else [os.fsencode(path) for path in each.paths],
+            pa.array(map(os.fsencode, each.names), _BYTES),
+            own=None if each.paths is None else pa.array(map(os.fsencode, each.paths), _BYTES),
             entries=each.entry,
         )
         for each in entries
@@ -297,7 +297,7 @@ def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, map_: Hashing)
     forget()
     known = SourceFiles.of(files)
     stats, is_there, paths = _states(known)
-    moved = np.flatnonzero(known.is_hashed & ~_are_same(known, stats, is_there))
+    moved = np.flatnonzero(known.is_hashed & ~are_same(known, stats, is_there))
     try:
         stats[moved], digests = memo.hashed([paths[number] for number in moved.tolist()], map_=map_)
     except FileNotFoundError as err:
@@ -314,7 +314,7 @@ def unchanged_stats(files: Sequence[SourceFile]) -> list[Stat | None]:
     """
     known = SourceFiles.of(files)
     stats, is_there, _ = _states(known)
-    for number in np.flatnonzero(~_are_same(known, stats, is_there)).tolist():
+    for number in np.flatnonzero(~are_same(known, stats, is_there)).tolist():
         file = known[number]
         if not is_there[number]:
             raise _changed(str(file.path), "is gone")
@@ -331,7 +331,7 @@ def _states(files: SourceFiles) -> tuple[Array, Array, list[str]]:
     return (*stats_of(paths), paths)
 
 
-def _are_same(files: SourceFiles, stats: Array, is_there: Array) -> Array:
+def are_same(files: SourceFiles, stats: Array, is_there: Array) -> Array:
     """Returns bool [files], whether files have the stat that they had, on whichever machine."""
     is_same = (anywhere(stats) == anywhere(files.stats)).all(axis=1)
     return np.asarray((is_same | ~is_there) & (is_there == files.has_stat))

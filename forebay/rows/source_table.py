@@ -51,12 +51,12 @@ class SourceFiles(Sequence[SourceFile]):
         entries: Array | int = 0,
         is_listed: bool = True,
     ) -> Self:
-        """Returns files that nobody has looked at yet. names, own: arrow's binaries, or lists of bytes."""
+        """Returns files that nobody has looked at yet. names, own: arrow's binaries."""
         count = len(names)
         return cls(
             tuple(bases),
-            pa.array(names, _NAME) if isinstance(names, list) else names,
-            pa.nulls(count, _NAME) if own is None else pa.array(own, _NAME) if isinstance(own, list) else own,
+            names,
+            pa.nulls(count, _NAME) if own is None else own,
             np.broadcast_to(np.asarray(entries, np.int32), count).copy(),
             np.full(count, is_listed),
             np.zeros((count, 5), np.int64),
@@ -70,20 +70,28 @@ class SourceFiles(Sequence[SourceFile]):
         """Returns some files, by column."""
         if isinstance(files, SourceFiles):
             return files
-        each = list(files)
-        made = cls.made(
-            (),
-            [os.fsencode(file.name) for file in each],
-            own=[os.fsencode(file.path) for file in each],
-            entries=np.array([file.entry for file in each], np.int32),
-        )
+        rows = ((os.fsencode(f.name), os.fsencode(f.path), f.entry, f.listed, f.stat, f.xxh3_128) for f in files)
+        return cls.of_columns(*(list(zip(*rows, strict=True)) or [()] * 6))
+
+    @classmethod
+    def of_columns(
+        cls,
+        names: Sequence[bytes],
+        paths: Sequence[bytes],
+        entries: Sequence[int],
+        listed: Sequence[bool],
+        stats: Sequence[Sequence[int] | None],
+        hashes: Sequence[str],
+    ) -> SourceFiles:
+        """Returns files by what each has, as `SourceFile` names it."""
+        nothing = "0" * (2 * _DIGEST_BYTES)
         return replace(
-            made,
-            is_listed=np.array([file.listed for file in each], bool),
-            stats=np.array([file.stat or (0,) * 5 for file in each], np.int64).reshape(-1, 5),
-            has_stat=np.array([file.stat is not None for file in each], bool),
-            digests=digests_of([file.xxh3_128 or "0" * (2 * _DIGEST_BYTES) for file in each]),
-            is_hashed=np.array([bool(file.xxh3_128) for file in each], bool),
+            cls.made((), pa.array(names, _NAME), own=pa.array(paths, _NAME), entries=np.array(entries, np.int32)),
+            is_listed=np.array(listed, bool),
+            stats=np.array([stat or (0,) * 5 for stat in stats], np.int64).reshape(-1, 5),
+            has_stat=np.array([stat is not None for stat in stats], bool),
+            digests=digests_of([found or nothing for found in hashes]),
+            is_hashed=np.array(hashes, object) != "",
         )
 
     @classmethod
@@ -148,6 +156,11 @@ class SourceFiles(Sequence[SourceFile]):
         own, is_hashed = self.digests.copy(), self.is_hashed.copy()
         own[numbers], is_hashed[numbers] = digests, True
         return replace(self, digests=own, is_hashed=is_hashed)
+
+    @property
+    def is_of_store(self) -> Array:
+        """Whether a file is an object of a store, bool [files]."""
+        return np.asarray(self.has_stat & (self.stats[:, 0] < 0))
 
     def written_paths(self) -> Any:
         """Returns all paths, as arrow's binaries."""

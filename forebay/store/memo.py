@@ -311,8 +311,7 @@ def is_young(stat: Any, seen_ns: Any) -> Any:
 
     Of many files: stat int64 [files, 5], seen_ns int64 [files], the result bool [files].
     """
-    newest = np.max(np.asarray(stat)[..., -2:], axis=-1) if isinstance(stat, np.ndarray) else max(stat[-2:])
-    return newest > seen_ns - _RACY_NS
+    return np.asarray(stat)[..., -2:].max(axis=-1) > seen_ns - _RACY_NS
 
 
 def is_same(now: Stat | None, known: Stat | None) -> bool:

@@ -198,18 +198,18 @@ Mirrors = tuple[tuple[str, Url], ...]
 """Folders of one node, each with the URL that it stands for."""
 
 
-def mirrors_in(files: Iterable[SourceFile]) -> Mirrors:
+def mirrors_in(paths: Iterable[str]) -> Mirrors:
     """Returns the mirrors of this node that files lie in, as another node must know them."""
-    places = (place_of(file.path) for file in files)
+    places = map(place_of, paths)
     return tuple(sorted({(str(p.origin.folder), p.origin.url) for p in places if p is not None}, key=str))
 
 
-def rebased(files: Sequence[SourceFile], mirrors: Mirrors, settings: RemoteConfig) -> tuple[SourceFile, ...]:
+def rebased(files: Sequence[SourceFile], mirrors: Mirrors, settings: RemoteConfig) -> Sequence[SourceFile]:
     """Returns files, whose paths another node has listed, with the paths that they have here.
 
     mirrors: folders of that node, with the URL that each stands for. A path outside of them is the same on all nodes.
     """
-    return tuple(_rebased(file, mirrors, settings) for file in files) if mirrors else tuple(files)
+    return tuple(_rebased(file, mirrors, settings) for file in files) if mirrors else files
 
 
 def _rebased(file: SourceFile, mirrors: Mirrors, settings: RemoteConfig) -> SourceFile:
