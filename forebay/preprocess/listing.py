@@ -99,7 +99,7 @@ def _with_hashes(manifest: Manifest, memo: Memo, map_: Map) -> tuple[SourceFiles
     """Returns the files of a manifest with their hashes, and one that has changed since it was listed, if any."""
     files = SourceFiles.of(manifest.files)
     present = _present(manifest)  # those that are absent stay without a hash
-    own = files.take(present)
+    own = files if len(present) == len(files) else files.take(present)
     paths = own.paths
     try:
         stats, digests = memo.hashed(paths, map_=_arriving(map_, own))

@@ -82,6 +82,7 @@ class Memo:
         self.path = root / FILE_NAME
         self._trusts_etags = trusts_etags
         self._records, self._places = np.zeros(0, _RECORD), np.zeros(0, np.uint64)
+        self._saved: Stat | None = None
         self.add_file(self.path)
 
     @classmethod
@@ -202,10 +203,12 @@ class Memo:
     def _save(self) -> None:
         # Another builder may have saved since: take its entries in. What two writers lose to each other is hashed
         # again.
-        self.add_file(self.path)
+        if stat_now(self.path) != self._saved:
+            self.add_file(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(self.path, self.dump())
+            self._saved = stat_now(self.path)
         except OSError as err:
             logger.info("hashes are not kept: %s: %s", self.path, err.strerror)
 
