@@ -35,9 +35,10 @@ from forebay.rows.manifest import (
 )
 from forebay.rows.meanings.image_class import EXCLUDED
 from forebay.rows.meanings.recordings import span_columns
-from forebay.rows.named_files import path_stem, shown_name
+from forebay.rows.named_files import path_stem
 from forebay.rows.reader import FilePiece, Sink
 from forebay.rows.readers.json_lines import JsonError
+from forebay.rows.source_table import SourceFiles
 from forebay.store.files import sweep, temporary_name
 from forebay.store.layout import BUILDING, Array, Group
 from forebay.store.source_files import SourceFile
@@ -293,7 +294,8 @@ def candidate_rows(
 
     rows: of `listed_rows`. places: gives more columns of those that can be used, `file` among them: where they lie.
     """
-    stems = pa.array([path_stem(shown_name(file).rpartition("/")[2]) for file in files], pa.large_string())
+    shown = SourceFiles.of(files).shown_names
+    stems = pa.array((path_stem(name.rpartition("/")[2]) for name in shown), pa.large_string())
     derived = joined(stems.take(rows["group"].combine_chunks()), "/", rows["offset"])
     place = rows.schema.get_field_index("sample_id")
     rows = rows.set_column(place, "sample_id", pc.coalesce(rows["sample_id"], derived))
@@ -304,7 +306,7 @@ def candidate_rows(
     table = row_table({name: rows[name] for name in names} | {**places(rows)}, num_rows=len(rows))
     for name, column in {TEXT_AT: TEXT_AT, **LISTS}.items():
         table = table.append_column(column, rows[name]) if name in rows.column_names else table
-    return Manifest(files=tuple(files), rows=with_kept(table, kept), rejected=rejected)
+    return Manifest(files=files, rows=with_kept(table, kept), rejected=rejected)
 
 
 def first_places(

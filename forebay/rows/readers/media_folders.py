@@ -167,8 +167,9 @@ def _picture_pieces(whole: FilePiece, files: Sequence[SourceFile]) -> Iterator[F
 
     Texts are among the files where they are read, see `SourceKind.files_of`.
     """
+    listed = SourceFiles.of(files)
     for entry, written in enumerate(whole.source.manifests):
-        own = [(number, file) for number, file in enumerate(files) if file.entry == entry]
+        own = [(number, listed[number]) for number in np.flatnonzero(listed.entries == entry).tolist()]
         images = [(number, file) for number, file in own if is_picture(file)]
         if not images:
             raise ManifestError(f"{written}: no images; add them, or correct source.manifest", code="FB204")
