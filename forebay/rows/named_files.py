@@ -81,55 +81,31 @@ class NamedFiles:
         home, base = manifest.path.parent if folder is None else folder, self._anchors[entry]
         encoded = written.dictionary_encode()
         different = encoded.dictionary
-        is_plain = np.zeros(len(different), bool)
+        is_odd, names = np.ones(len(different), bool), different.cast(_BYTES)
         if place_of(home) is None and home.is_relative_to(base):
-            is_plain = ~np.asarray(pc.match_substring_regex(different, _NOT_PLAIN))
-        front = os.fsencode(below(str(home), [""])[0])
-        paths = pc.binary_join_element_wise(pa.scalar(front, _BYTES), different.cast(_BYTES), pa.scalar(b"", _BYTES))
-        if not is_plain.all():
-            odd = pa.array(~is_plain)
-            others = [str(named_path(name, home, named_in=manifest.path)) for name in different.filter(odd).to_pylist()]
-            paths = pc.replace_with_mask(paths, odd, pa.array(map(os.fsencode, others), _BYTES))
+            is_odd = np.asarray(pc.match_substring_regex(different, _NOT_PLAIN))
+            names = _below(home.relative_to(base), different)
+        paths, own = _below(home, different), pa.nulls(len(different), _BYTES)
+        if is_odd.any():
+            odd = pa.array(is_odd)
+            each = different.filter(odd).to_pylist()
+            found = [named_path(name, home, named_in=manifest.path) for name in each]
+            own = pc.replace_with_mask(own, odd, pa.array(map(os.fsencode, found), _BYTES))
+            paths = pc.coalesce(own, paths)
+            of_odd = (os.fsencode(self._name(path, name, base)) for path, name in zip(found, each, strict=True))
+            names = pc.replace_with_mask(names, odd, pa.array(of_odd, _BYTES))
         by_path = paths.dictionary_encode()  # names of one file may be written in several ways
         known = self.files
-        found = pc.index_in(by_path.dictionary, value_set=known.written_paths())
-        numbers = np.asarray(pc.fill_null(found, -1)).astype(np.int32)
+        numbers = np.asarray(pc.fill_null(pc.index_in(by_path.dictionary, value_set=known.written_paths()), -1))
         new = np.flatnonzero(numbers < 0)
+        numbers = numbers.astype(np.int32)
         numbers[new] = np.arange(len(known), len(known) + len(new))
         codes = by_path.indices.to_numpy()
-        _, first = np.unique(codes, return_index=True)
-        self._add(first[new], different, paths, is_plain, manifest=manifest, entry=entry, home=home)
+        first = pa.array(np.unique(codes, return_index=True)[1][new])
+        added = SourceFiles.made(self._bases, names.take(first), own=own.take(first), entries=entry, is_listed=False)
+        require_confined(added, self._source, named_in=manifest.path)
+        self._parts.append(added)
         return np.asarray(numbers[codes[encoded.indices.to_numpy()]])
-
-    def _add(
-        self,
-        chosen: Array,
-        written: Any,
-        paths: Any,
-        is_plain: Array,
-        *,
-        manifest: SourceFile,
-        entry: int,
-        home: Path,
-    ) -> None:
-        """Adds files. is_plain: names that lie below the base of the entry as they are written."""
-        if not len(chosen):
-            return
-        base = self._anchors[entry]
-        is_odd = pa.array(~is_plain[chosen])
-        at = pa.array(chosen)
-        own = pc.if_else(is_odd, paths.take(at), pa.scalar(None, _BYTES))
-        names = written.take(at).cast(_BYTES)
-        if home.is_relative_to(base) and (between := home.relative_to(base).as_posix()) != ".":
-            front = os.fsencode(f"{between}/")
-            names = pc.binary_join_element_wise(pa.scalar(front, _BYTES), names, pa.scalar(b"", _BYTES))
-        if own.null_count < len(own):
-            pairs = zip(own.drop_null().to_pylist(), written.take(at).filter(is_odd).to_pylist(), strict=True)
-            odd = [os.fsencode(self._name(Path(os.fsdecode(path)), name, base)) for path, name in pairs]
-            names = pc.replace_with_mask(names, is_odd, pa.array(odd, _BYTES))
-        found = SourceFiles.made(self._bases, names, own=own, entries=entry, is_listed=False)
-        require_confined(found, self._source, named_in=manifest.path)
-        self._parts.append(found)
 
     def listed(self, paths: Any) -> Array:
         """Returns the numbers of manifests, int32 [paths]. paths: arrow's strings without nulls."""
@@ -148,6 +124,12 @@ class NamedFiles:
         if PurePosixPath(written).is_absolute() or is_url(written):
             return written
         return (Path(os.path.relpath(path.parent, base)) / path.name).as_posix()
+
+
+def _below(folder: Path, names: Any) -> Any:
+    """Returns the paths of files by their names relative to a folder, as arrow's binaries."""
+    front = pa.scalar(os.fsencode(below(str(folder), [""])[0]), _BYTES)
+    return pc.binary_join_element_wise(front, names.cast(_BYTES), pa.scalar(b"", _BYTES))
 
 
 def manifest_files(source: SourceConfig, *, meaning: str = "recordings") -> SourceFiles:

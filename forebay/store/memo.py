@@ -35,7 +35,7 @@ from forebay.errors import RemoteDeniedError
 from forebay.progress import Progress
 from forebay.store.files import hash_opened, is_temporary, write_bytes
 from forebay.store.layout import NOTES, PLANS, Array
-from forebay.store.remote.raw.raw_sources import file_stat, place_of, source_stat, stat_of_status
+from forebay.store.remote.raw.raw_sources import place_of, source_stat, stat_of_status
 
 logger = logging.getLogger(__name__)
 FILE_NAME = "hashes.memo"
@@ -276,26 +276,14 @@ def hash_now(path: AnyPath) -> Hashed:
     return Hashed(before, started_ns, digest)
 
 
-def stats_of(paths: Sequence[AnyPath]) -> tuple[Array, Array]:
+def stats_of(paths: Sequence[AnyPath], look: Callable[[AnyPath], Stat | None] | None = None) -> tuple[Array, Array]:
     """Returns the stat of every file as it is now, int64 [files, 5], and bool [files], whether there is one.
 
-    One stat a file; the zeros of a file that cannot be had say nothing.
+    One stat a file; the zeros of a file that cannot be had say nothing. look: gives it, by default `stat_now`.
     """
-    return _looked_at(stat_now, paths)
-
-
-def file_stats(paths: Sequence[AnyPath]) -> tuple[Array, Array]:
-    """Returns what `stats_of` does, and whether each is a file or an object.
-
-    Raises OSError where a folder may not be read, RemoteError where a store does not say what it has.
-    """
-    return _looked_at(file_stat, paths)
-
-
-def _looked_at(look: Callable[[AnyPath], Stat | None], paths: Sequence[AnyPath]) -> tuple[Array, Array]:
     stats, is_there = np.zeros((len(paths), 5), np.int64), np.ones(len(paths), bool)
     for start in range(0, len(paths), _BLOCK):
-        found = list(map(look, paths[start : start + _BLOCK]))
+        found = list(map(look or stat_now, paths[start : start + _BLOCK]))
         is_there[start : start + len(found)] = [stat is not None for stat in found]
         stats[start : start + len(found)] = [stat or _NO_STAT for stat in found]
     return stats, is_there

@@ -24,7 +24,7 @@ from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, RemoteDeniedError, RemoteMissingError
 from forebay.store.inputs import SAMPLES, is_unlisted
 from forebay.store.key import SHORT, differences
-from forebay.store.memo import SIZE, Memo, Stat, file_stats, hexes
+from forebay.store.memo import SIZE, Memo, Stat, hexes, stats_of
 from forebay.store.remote.raw import raw_sources as sources
 from forebay.store.remote.raw.raw_sources import localized
 
@@ -276,7 +276,7 @@ def _compared(
     asked = [source for source in stored if source.xxh3_128 != ABSENT or source.size_bytes < 0]
     paths = stored_paths(config, asked)
     sources.look_up(path for path in paths if sources.MIRRORS in path)
-    stats, is_there = file_stats(paths)
+    stats, is_there = stats_of(paths, sources.file_stat)
     found = list(itertools.compress(asked, is_there.tolist()))
     paths, stats = list(itertools.compress(paths, is_there.tolist())), stats[is_there]
     # Sizes first: a file of another size is another file, and costs no reading.
@@ -398,7 +398,7 @@ def _compared_derived(
         expected.setdefault(source.name, set()).add(source.xxh3_128)
         sizes.setdefault(source.name, set()).add(source.size_bytes)
     paths = [path for _, path in seen]
-    stats, is_there = file_stats(paths)
+    stats, is_there = stats_of(paths, sources.file_stat)
     names = [name for (name, _), found in zip(seen, is_there.tolist(), strict=True) if found]
     paths = [path for path, found in zip(paths, is_there.tolist(), strict=True) if found]
     stats = stats[is_there]
