@@ -276,7 +276,10 @@ def main_process(folder: Path, sizes: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def measure_kind(work: tuple[Path, Path]) -> dict[str, Any]:
-    """Returns what a build costs its main process, and one that finds its cache. work: configs (warm, measured)."""
+    """Returns what a build costs its main process, and one that finds its cache.
+
+    work: the configs of a small build before it, and of the measured one.
+    """
     warm, path = work
     reports: list[BuildReport] = []
     with free():
@@ -294,18 +297,21 @@ def _load(path: Path) -> Config:
     return load_config(path, overrides=[f"run.cache_root={path.parent / 'caches'}"])
 
 
-def kinds(folder: Path, sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Returns a row for every kind of source and size, with what a further row adds since the size before."""
+def kinds(folder: Path, sizes: Sequence[int], *, settled_s: float = 3.0) -> list[dict[str, Any]]:
+    """Returns a row for every kind of source and size, with what a further row adds since the size before.
+
+    settled_s: how old files are when they are hashed.
+    """
     rows = []
     for kind in KINDS:
         warm, smaller = write_kind(kind, folder / kind / "warm", num_rows=100), dict[str, Any]()
         for size in sizes:
             path = write_kind(kind, folder / kind / str(size), num_rows=size)
-            time.sleep(3)
+            time.sleep(settled_s)
             shutil.rmtree(warm.parent / "caches", ignore_errors=True)
             with Pool(1, shows=False) as pool:
                 found = pool.map(measure_kind, [(warm, path)])[0]
-            row: dict[str, Any] = {"kind": kind, "rows": f"{found['rows']:,}", "slope": None}
+            row: dict[str, Any] = {"kind": kind, "rows": f"{found['rows']:,}"}
             for name, unit, per in (
                 ("cpu_s", "cpu_us", 1e6),
                 ("peak_bytes", "peak_bytes", 1),
@@ -317,7 +323,7 @@ def kinds(folder: Path, sizes: Sequence[int]) -> list[dict[str, Any]]:
             rows.append({**row, "wall_s": found["wall_s"]})
             smaller = found
             shutil.rmtree(path.parent)
-    return [{name: value for name, value in row.items() if name != "slope"} for row in rows]
+    return rows
 
 
 def write_clips(folder: Path, *, num_clips: int, duration_s: float) -> Path:
@@ -413,6 +419,7 @@ def _look(name: str, cache: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(__doc__, argv)
     sizes = (500, 2000) if options.tiny else (10_000, 100_000, 1_000_000)
+    loose = (200, 400) if options.tiny else (5_000, 20_000, 80_000)
     looked = (1000, 2000) if options.tiny else (10_000, 100_000, 300_000)
     BENCH_DATA.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as name:
@@ -420,7 +427,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         document = {
             "machine": machine("numpy", "pyarrow", "soundfile"),
             "main_process": main_process(folder, sizes),
-            "kinds": kinds(folder / "kinds", (200, 400) if options.tiny else (5_000, 20_000, 80_000)),
+            "kinds": kinds(folder / "kinds", loose, settled_s=0.0 if options.tiny else 3.0),
             "workers": workers(
                 folder, num_clips=64 if options.tiny else 2048, rounds=1 if options.tiny else options.rounds or 5
             ),

@@ -179,5 +179,3 @@ KINDS: Mapping[str, Callable[[Path, int], str]] = {
     "text": _text,
     "python": _python,
 }
-LOOSE = ("csv of files", "json lines of files", "folder, texts beside", "folder, texts in a table")
-"""Kinds whose rows are files."""
