@@ -6,7 +6,6 @@ Rows of one file that share images are brought together.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -274,7 +273,8 @@ class ListedImages:
     def references_to(self, task: ImageTask, position: int) -> Array:
         """Returns every reference to one of the images of a task that was given to the tasks' map."""
         file, member, offset = (task.places[name][position].as_py() for name in _PLACE[:3])
-        numbers = np.flatnonzero(self.files.files.written_paths() == os.fsencode(task.files[file].path))
+        path = str(task.files[file].path)
+        numbers = [number for number, known in enumerate(self.files.files.paths) if known == path]
         places = self.places()
         is_it = (places["member"].to_numpy() == member) & (places["offset"].to_numpy() == offset)
         return np.flatnonzero(is_it & np.isin(self.file, numbers))
