@@ -304,7 +304,7 @@ class Listing:
 
     def sources(self) -> Iterator[StoredSource]:
         """Yields the files as the sealed cache remembers them."""
-        files = self.files
-        sizes = np.where(files.has_stat, files.stats[:, SIZE], -1)
-        numbers = (files.entries.tolist(), files.is_listed.tolist())
-        yield from map(StoredSource, files.all_names, *numbers, files.hashes, sizes.tolist())
+        for files in self.files.blocks():
+            sizes = np.where(files.has_stat, files.stats[:, SIZE], -1)
+            numbers = (files.entries.tolist(), files.is_listed.tolist())
+            yield from map(StoredSource, files.all_names, *numbers, files.hashes, sizes.tolist())

@@ -32,6 +32,7 @@ from forebay.visible import printable
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
+_PIECE_FILES = 16_384
 _LISTINGS = 3
 """Times that sources are listed where they change meanwhile."""
 
@@ -100,13 +101,14 @@ def _with_hashes(manifest: Manifest, memo: Memo, map_: Map) -> tuple[SourceFiles
     files = SourceFiles.of(manifest.files)
     present = _present(manifest)  # those that are absent stay without a hash
     own = files if len(present) == len(files) else files.take(present)
-    paths = own.paths
+    pieces = own.blocks(max(_PIECE_FILES, len(own) // 8))  # the memo is written after each
     try:
-        stats, digests = memo.hashed(paths, map_=_arriving(map_, own))
+        found = [memo.hashed(piece.paths, map_=_arriving(map_, own)) for piece in pieces]
     except FileNotFoundError as err:
         return files, str(err.filename)
+    stats, digests = map(np.concatenate, zip(*found, strict=True))
     if len(moved := np.flatnonzero((stats != own.stats).any(axis=1) | ~own.has_stat)):
-        return files, paths[int(moved[0])]
+        return files, str(own[int(moved[0])].path)
     return files.with_digests(present, digests), None
 
 
@@ -144,9 +146,9 @@ def _all_known(manifest: Manifest, memo: Memo) -> bool:
 
 
 def _digests(manifest: Manifest) -> Iterator[SourceDigest]:
-    files = SourceFiles.of(manifest.files)
-    for name, found in zip(files.shown_names, files.hashes, strict=True):
-        yield SourceDigest(name=name, xxh3_128=found)
+    for part in SourceFiles.of(manifest.files).blocks():
+        for name, found in zip(part.shown_names, part.hashes, strict=True):
+            yield SourceDigest(name=name, xxh3_128=found)
 
 
 def explain_lines(document: Mapping[str, Any], *, with_nearest: bool) -> Iterator[str]:

@@ -145,6 +145,10 @@ class SourceFiles(Sequence[SourceFile]):
         columns = (self.entries, self.is_listed, self.stats, self.has_stat, self.digests, self.is_hashed)
         return type(self)(self.bases, self.names.take(at), self.own.take(at), *(column[numbers] for column in columns))
 
+    def blocks(self, size: int = 4096) -> Iterator[SourceFiles]:
+        """Yields the files, so many at a time: what is made of a block in Python goes with it."""
+        yield from (self[start : start + size] for start in range(0, max(1, len(self)), size))
+
     def with_stats(self, numbers: Array, stats: Array, is_there: Array) -> SourceFiles:
         """Returns the files with the stats that some of them have, where they are there."""
         own, has_stat = self.stats.copy(), self.has_stat.copy()
