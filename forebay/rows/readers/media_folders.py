@@ -128,7 +128,7 @@ def _text(path: str) -> str:
     """Returns the text of a file. Raises UnicodeDecodeError, ManifestError where it cannot be read."""
     try:
         is_here = place_of(path) is None
-        with nullcontext(path) if is_here else at_hand(Path(path)) as local, open(local, "rb") as file:
+        with nullcontext(path) if is_here else at_hand(Path(path)) as local, open(local, "rb", buffering=0) as file:
             return file.read().decode("utf-8-sig").strip()
     except OSError as err:
         raise ManifestError(
