@@ -161,9 +161,9 @@ def together(folder: Path, *, num_parts: int, is_prepared: bool) -> dict[str, An
     log.touch()
     real = memo.hash_now
 
-    def noting(file: Path) -> Any:
+    def noting(file: str) -> Any:
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
-        os.write(descriptor, f"{file.name}\n".encode())
+        os.write(descriptor, f"{os.path.basename(file)}\n".encode())
         os.close(descriptor)
         return real(file)
 

@@ -10,6 +10,10 @@ process builds each size.
   A build of 1,000 rows has loaded every library before. `slope` is what one more row adds between the last two sizes.
 - **Bytes a task** is the longest pickle of `(function, task)` that was sent to a worker.
 
+The next table is the same for every kind of source (`benchmarks/source_kinds.py`), with the slope of CPU and memory.
+`again` is CPU of finding the sealed cache: one more build of the same config, hashes known. The files are three seconds
+old by then, since the memo distrusts younger ones. What hashes the files is in the workers.
+
 The next table is a worker's own cost for short WAV clips: `make_shard` on real clips, features and text, in one
 process.
 
@@ -27,6 +31,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,8 +48,10 @@ import pyarrow.parquet as pq
 from benchmarks.data import BENCH_DATA, SPEECH, shard_tasks
 from benchmarks.looked import ROWS, made_cache
 from benchmarks.report import Cost, arguments, machine, median, show, timed
+from benchmarks.source_kinds import KINDS, write_kind
 from forebay import load_config
 from forebay.cli import program
+from forebay.config import Config
 from forebay.preprocess.audio_group import AudioItems
 from forebay.preprocess.build_report import BuildReport, Options
 from forebay.preprocess.group import Read, Values
@@ -268,6 +275,57 @@ def main_process(folder: Path, sizes: Sequence[int]) -> list[dict[str, Any]]:
     return [{**row, "slope": row.get("slope")} for row in rows]
 
 
+def measure_kind(work: tuple[Path, Path]) -> dict[str, Any]:
+    """Returns what a build costs its main process, and one that finds its cache.
+
+    work: the configs of a small build before it, and of the measured one.
+    """
+    warm, path = work
+    reports: list[BuildReport] = []
+    with free():
+        for config in (_load(warm), _load(path)):
+            with _resident() as memory:
+                cost = timed(lambda config=config: reports.append(build(config, Options(progress=False))))  # type: ignore[misc]
+        again = timed(lambda: reports.append(build(_load(path), Options(progress=False))))
+    if reports[-1].shards_written:
+        raise RuntimeError(f"{path}: the cache was not found again")
+    found = {"cpu_s": cost.cpu_s, "peak_bytes": memory["peak"], "again_s": again.cpu_s}
+    return {"rows": reports[1].num_samples, **found, "wall_s": cost.wall_s}
+
+
+def _load(path: Path) -> Config:
+    return load_config(path, overrides=[f"run.cache_root={path.parent / 'caches'}"])
+
+
+def kinds(folder: Path, sizes: Sequence[int], *, settled_s: float = 3.0) -> list[dict[str, Any]]:
+    """Returns a row for every kind of source and size, with what a further row adds since the size before.
+
+    settled_s: how old files are when they are hashed.
+    """
+    rows = []
+    for kind in KINDS:
+        warm, smaller = write_kind(kind, folder / kind / "warm", num_rows=100), dict[str, Any]()
+        for size in sizes:
+            path = write_kind(kind, folder / kind / str(size), num_rows=size)
+            time.sleep(settled_s)
+            shutil.rmtree(warm.parent / "caches", ignore_errors=True)
+            with Pool(1, shows=False) as pool:
+                found = pool.map(measure_kind, [(warm, path)])[0]
+            row: dict[str, Any] = {"kind": kind, "rows": f"{found['rows']:,}"}
+            for name, unit, per in (
+                ("cpu_s", "cpu_us", 1e6),
+                ("peak_bytes", "peak_bytes", 1),
+                ("again_s", "again_us", 1e6),
+            ):
+                row[f"{unit}_a_row"] = found[name] / found["rows"] * per
+                more = found["rows"] - smaller.get("rows", 0)
+                row[f"{unit}_slope"] = (found[name] - smaller[name]) / more * per if smaller else None
+            rows.append({**row, "wall_s": found["wall_s"]})
+            smaller = found
+            shutil.rmtree(path.parent)
+    return rows
+
+
 def write_clips(folder: Path, *, num_clips: int, duration_s: float) -> Path:
     """Writes one tar of WAV clips of noise with its manifest; returns the config."""
     folder.mkdir(parents=True)
@@ -361,6 +419,7 @@ def _look(name: str, cache: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(__doc__, argv)
     sizes = (500, 2000) if options.tiny else (10_000, 100_000, 1_000_000)
+    loose = (200, 400) if options.tiny else (5_000, 20_000, 80_000)
     looked = (1000, 2000) if options.tiny else (10_000, 100_000, 300_000)
     BENCH_DATA.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BENCH_DATA) as name:
@@ -368,6 +427,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         document = {
             "machine": machine("numpy", "pyarrow", "soundfile"),
             "main_process": main_process(folder, sizes),
+            "kinds": kinds(folder / "kinds", loose, settled_s=0.0 if options.tiny else 3.0),
             "workers": workers(
                 folder, num_clips=64 if options.tiny else 2048, rounds=1 if options.tiny else options.rounds or 5
             ),

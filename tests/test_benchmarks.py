@@ -16,7 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile as sf
 
-from benchmarks import data, report, stages
+from benchmarks import data, report, source_kinds, stages
+from forebay import load_config
+from forebay.rows.list_rows import list_rows
+from forebay.rows.meanings.own import meaning_of
 
 
 @pytest.fixture
@@ -211,3 +214,13 @@ def test_calibrate_counts_the_trials_of_a_search(capsys: pytest.CaptureFixture[s
     assert len(rows) == len(calibrate.DEVICES)
     assert {row["reached"] for row in rows} == {"yes"}
     assert max(row["trials, most"] for row in rows) <= 6
+
+
+@pytest.mark.parametrize("kind", [kind for kind in source_kinds.KINDS if kind != "python"])  # a build alone runs code
+def test_every_kind_of_source_has_the_same_rows(tmp_path: Path, kind: str) -> None:
+    config = load_config(source_kinds.write_kind(kind, tmp_path / "source", num_rows=3))
+    found = list_rows(config.source, meaning_of(config), cache_root=tmp_path / "caches")
+    assert found.rows["text"].to_pylist() == [source_kinds.said(number) for number in range(3)]
+    assert not len(found.rejected)
+    durations = [0.0] * 3 if kind == "text" else [0.002] * 3
+    assert found.rows["duration_s"].to_pylist() == durations

@@ -30,7 +30,7 @@ from forebay.rows.manifest import described
 from forebay.rows.named_files import require_unchanged
 from forebay.steps.recipe import recipe_of
 from forebay.store.key import differences, folder_name
-from forebay.store.layout import TEXT, Group
+from forebay.store.layout import TEXT, Array, Group
 from forebay.store.lookup import Sealed
 from forebay.store.memo import Memo
 from forebay.store.remote.raw.arriving import Arriving, Fresh
@@ -88,8 +88,7 @@ class Run:
             self._make(missing, log)
             if not self.workspace.has_all(self._named(self.cuts), self.pool.map):
                 return self._unsealed()
-            self._compare_sources()
-            report = self._seal(standing)
+            report = self._seal(standing, self._compare_sources())
         self.workspace.remove()
         self.workspace.remove_superseded()
         remove_prepared(self.config, self.listing.recipe)
@@ -191,7 +190,7 @@ class Run:
         files = self.listing.files
         if self.runner is not self.pool:
             return self.runner.run(self._on_node(), tasks)
-        if all(file.stat is None or file.stat[0] >= 0 for file in files):
+        if not files.is_of_store.any():
             return self.pool.run(make_shard, tasks)
         return self.pool.run(Fresh(make_shard), iter(Arriving(tasks, _media_paths, total=len(files))))
 
@@ -294,9 +293,12 @@ class Run:
             code="FB301",
         )
 
-    def _compare_sources(self) -> None:
-        """Raises BuildError where a source, tokenizer or processor is not what it was when it was listed."""
-        require_unchanged(self.listing.files, memo=self.memo, map_=self.pool.map)
+    def _compare_sources(self) -> Array:
+        """Returns the stats of the sources, see `require_unchanged`.
+
+        Raises BuildError where a source, tokenizer or processor is not what it was when it was listed.
+        """
+        stats = require_unchanged(self.listing.files, memo=self.memo, map_=self.pool.map)
         changed = differences(recipe_of(self.config).document, self.listing.recipe.document)
         if changed:
             raise BuildError(
@@ -305,12 +307,13 @@ class Run:
                 f"run: forebay preprocess {self.config.path}",
                 code="FB303",
             )
+        return stats
 
-    def _seal(self, standing: Sealed | None) -> BuildReport:
+    def _seal(self, standing: Sealed | None, stats: Array) -> BuildReport:
         finished = self.workspace.finished(
             {group: [cut.key for cut in self.cuts if cut.group == group] for group in self.groups.names}
         )
-        memo = self.memo.dump([file.path for file in self.listing.files])
+        memo = self.memo.dump(self.listing.files.paths, stats=stats)
         rows = read_rows(self.listing, finished)
         self.failures += rows.failures
         failures = [*(f for receipt in self.workspace.receipts.values() for f in receipt.failures), *rows.failures]

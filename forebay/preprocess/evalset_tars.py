@@ -6,6 +6,7 @@ import json
 import math
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +23,7 @@ from forebay.preprocess.text_group import TextItems
 from forebay.rows.manifest import reduced
 from forebay.rows.media_reader import MediaReader, sparse_files
 from forebay.rows.named_files import shown_name, unchanged_stats
+from forebay.rows.source_table import SourceFiles
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.store.by_hand import pcm16_wav
 from forebay.store.files import write_aside
@@ -46,7 +48,7 @@ class TarTask:
     language: str | None
     path: Path
     rows: pa.Table
-    files: tuple[SourceFile, ...]
+    files: Sequence[SourceFile]
     text: TextItems
     column: str
     decode: Decode
@@ -102,7 +104,7 @@ def make_tar(task: TarTask) -> Entry | None:
 
 
 def _take(task: TarTask, taken: _Taken) -> None:
-    texts = task.text.samples(task.rows, [file.name for file in task.files])
+    texts = task.text.samples(task.rows, SourceFiles.of(task.files).all_names)
     with MediaReader(
         task.files,
         max_open=task.max_open_tars,

@@ -18,6 +18,7 @@ from forebay.preprocess.workspace import Failure
 from forebay.rows.image_facts import flattened
 from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest
+from forebay.rows.source_table import SourceFiles
 from forebay.store.image.codec import Codec
 from forebay.store.layout import Array, FieldSpec, Group, Ints
 from forebay.store.shard import Shard, ShardEntry
@@ -256,7 +257,7 @@ class ItemGroup(Protocol):
         """Returns what metadata.json says of the items of the samples that are kept."""
 
 
-def narrow(rows: pa.Table, files: Sequence[SourceFile]) -> tuple[tuple[SourceFile, ...], pa.Table]:
+def narrow(rows: pa.Table, files: Sequence[SourceFile]) -> tuple[SourceFiles, pa.Table]:
     """Returns the files that rows use, and a copy of the rows with `file` renumbered to them.
 
     A copy: a slice keeps the whole table that it was cut from, and its pickle sends all of it.
@@ -264,7 +265,7 @@ def narrow(rows: pa.Table, files: Sequence[SourceFile]) -> tuple[tuple[SourceFil
     used, inverse = np.unique(rows["file"].to_numpy(), return_inverse=True)
     index = rows.column_names.index("file")
     taken = rows.take(pa.array(np.arange(len(rows))))
-    return tuple(files[i] for i in used.tolist()), taken.set_column(index, "file", pa.array(inverse, pa.int32()))
+    return SourceFiles.of(files).take(used), taken.set_column(index, "file", pa.array(inverse, pa.int32()))
 
 
 def with_group(fields: Sequence[FieldSpec], group: Group) -> tuple[FieldSpec, ...]:

@@ -23,6 +23,7 @@ from forebay.preprocess.text_group import NAMES, TOLD, TextItems
 from forebay.rows.kept_columns import column_of, fields_of
 from forebay.rows.manifest import Manifest
 from forebay.rows.media_reader import MediaReader, sparse_files
+from forebay.rows.source_table import SourceFiles
 from forebay.steps.recipe import Recipe
 from forebay.store.image.codec import Codec
 from forebay.store.key import digest
@@ -149,12 +150,12 @@ class Groups:
         """
         made = {**self.recipe.by_name, TEXT: self.text.steps}
         steps = {name: [step.identity() for step in group.steps] for name, group in made.items()}
-        names = [file.name for file in listing.files]
+        names, hashes = listing.files.all_names, listing.files.hashes
         size = self.shard_rows(rows_per_shard)
         for group in self.items:
             items = listing.items[group.name]
             for index, (start, stop) in enumerate(cut_rows(items.group, rows_per_shard=size)):
-                content = group.content(items.table.slice(start, stop - start), listing.hashes)
+                content = group.content(items.table.slice(start, stop - start), hashes)
                 key = _key(group.name, steps, probe, content)
                 yield Cut(group=group.name, index=index, start=start, stop=stop, key=key)
         groups = listing.rows["group"].to_numpy()
@@ -162,7 +163,7 @@ class Groups:
             content = self.text.content(self._text_rows(listing, start, stop), names)
             yield Cut(group=TEXT, index=index, start=start, stop=stop, key=_key(TEXT, steps, probe, content))
 
-    def task_rows(self, listing: Listing, cut: Cut) -> tuple[tuple[SourceFile, ...], pa.Table]:
+    def task_rows(self, listing: Listing, cut: Cut) -> tuple[SourceFiles, pa.Table]:
         """Returns the rows of one shard, one an element of it, and the files that they use."""
         if cut.group == TEXT:
             rows = self.text.task_rows(self._text_rows(listing, cut.start, cut.stop))
@@ -178,6 +179,8 @@ class Groups:
     def _text_rows(self, listing: Listing, start: int, stop: int) -> pa.Table:
         """Returns rows of the listing with what prompts are told of the items that they list, and their names."""
         rows = listing.rows.slice(start, stop - start)
+        if not self.text.listed:
+            return rows
         told: list[list[Any]] = [[] for _ in range(len(rows))]
         named: list[dict[str, list[str]]] = [{} for _ in range(len(rows))]
         for group in self.items:
@@ -193,8 +196,6 @@ class Groups:
                 own = inverse[first:last].tolist()
                 told[row] += [values[place] for place in own]
                 named[row][group.lists] = [names[place] for place in own]
-        if not self.text.listed:
-            return rows
         rows = rows.append_column(TOLD, pa.array(map(json.dumps, told), pa.large_string()))
         return rows.append_column(NAMES, pa.array(map(json.dumps, named), pa.large_string()))
 
@@ -203,7 +204,7 @@ class Groups:
     ) -> Iterator[Values]:
         """Yields the fields of every row of a task, in order. read: gives what reads the items of a group."""
         if group == TEXT:
-            return self.text.samples(rows, [file.name for file in files])
+            return self.text.samples(rows, SourceFiles.of(files).all_names)
         found = self.item_group(group)
         return found.samples(rows, read(found))
 
@@ -282,14 +283,9 @@ class Listing:
         return self.groups.items_of(self.manifest)
 
     @property
-    def files(self) -> tuple[SourceFile, ...]:
+    def files(self) -> SourceFiles:
         """Every file whose content defines the samples."""
-        return self.manifest.files
-
-    @cached_property
-    def hashes(self) -> Sequence[str]:
-        """xxh3-128 by file, ABSENT where a file cannot be opened."""
-        return [file.xxh3_128 for file in self.files]
+        return SourceFiles.of(self.manifest.files)
 
     def readers(self, config: Config) -> dict[Group, MediaReader]:
         """Returns what reads the items of each group, as they were when they were listed, for threads to share."""
@@ -306,11 +302,9 @@ class Listing:
             for group in self.groups.items
         }
 
-    def sources(self) -> list[StoredSource]:
-        """Returns the files as the sealed cache remembers them."""
-        return [
-            StoredSource(
-                file.name, file.entry, file.listed, file.xxh3_128, -1 if file.stat is None else file.stat[SIZE]
-            )
-            for file in self.files
-        ]
+    def sources(self) -> Iterator[StoredSource]:
+        """Yields the files as the sealed cache remembers them."""
+        for files in self.files.blocks():
+            sizes = np.where(files.has_stat, files.stats[:, SIZE], -1)
+            numbers = (files.entries.tolist(), files.is_listed.tolist())
+            yield from map(StoredSource, files.all_names, *numbers, files.hashes, sizes.tolist())

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -16,21 +15,23 @@ from forebay.errors import BuildError
 from forebay.steps.form import promises
 from forebay.steps.recipe import Recipe, recipe_of
 from forebay.store.key import SourceDigest, cache_key, content_of, explained
+from forebay.store.layout import Array
 from forebay.store.lookup import find_cache
-from forebay.store.memo import Memo
-from forebay.store.remote.raw.arriving import run_on_sources, unhashed
+from forebay.store.memo import AnyPath, Memo, stats_of
+from forebay.store.remote.raw.arriving import run_on_sources
 from forebay.store.remote.raw.origin import forget
-from forebay.store.remote.raw.raw_sources import localized, naming_urls, place_of
-from forebay.store.source_files import SourceFile
+from forebay.store.remote.raw.raw_sources import is_hash_known, localized, naming_urls, place_of
 from forebay.task_map import Map
 from forebay.visible import printable
 
 if TYPE_CHECKING:
     from forebay.preprocess.groups import Groups, Listing
     from forebay.rows.manifest import Manifest
+    from forebay.rows.source_table import SourceFiles
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
+_PIECE_FILES = 16_384
 _LISTINGS = 3
 """Times that sources are listed where they change meanwhile."""
 
@@ -72,7 +73,7 @@ def known_key(config: Config, memo: Memo, map_: Map, *, recipe: Recipe, may_hash
 
     groups = Groups.of(config, recipe)
     manifest = listed(config, groups, map_=map_, is_hashed=True)
-    if not may_hash and any(memo.known(file.path) is None for file in _present(manifest)):
+    if not may_hash and not _all_known(manifest, memo):
         return None
     manifest = _hashed_manifest(config, memo, map_, groups=groups, known=manifest)
     return cache_key(recipe.key, _digests(manifest))
@@ -101,46 +102,65 @@ def _hashed_manifest(
     )
 
 
-def _with_hashes(manifest: Manifest, memo: Memo, map_: Map) -> tuple[tuple[SourceFile, ...], str | None]:
+def _with_hashes(manifest: Manifest, memo: Memo, map_: Map) -> tuple[SourceFiles, str | None]:
     """Returns the files of a manifest with their hashes, and one that has changed since it was listed, if any."""
-    present = _present(manifest)
+    from forebay.rows.source_table import SourceFiles
+
+    files = SourceFiles.of(manifest.files)
+    present = _present(manifest)  # those that are absent stay without a hash
+    own = files if len(present) == len(files) else files.take(present)
+    pieces = own.blocks(max(_PIECE_FILES, len(own) // 8))  # the memo is written after each
     try:
-        found = memo.hashed([file.path for file in present], map_=_arriving(map_, present))
+        found = [memo.hashed(piece.paths, map_=_arriving(map_, own)) for piece in pieces]
     except FileNotFoundError as err:
-        return (), str(err.filename)
-    files = list(manifest.files)  # those that are absent stay without a hash
-    numbers = np.setdiff1d(np.arange(len(files)), manifest.absent)
-    for number, hashed in zip(numbers.tolist(), found, strict=True):
-        if hashed.stat != files[number].stat:
-            return (), str(files[number].path)
-        files[number] = replace(files[number], xxh3_128=hashed.xxh3_128)
-    return tuple(files), None
+        return files, str(err.filename)
+    stats, digests = map(np.concatenate, zip(*found, strict=True))
+    if len(moved := np.flatnonzero((stats != own.stats).any(axis=1) | ~own.has_stat)):
+        return files, str(own[int(moved[0])].path)
+    return files.with_digests(present, digests), None
 
 
-def _arriving(map_: Map, files: Sequence[SourceFile]) -> Map:
+def _arriving(map_: Map, files: SourceFiles) -> Map:
     """Returns a map over paths that keeps those of a store in this process: their download, ahead, hashes them."""
-    if not any(file.stat is not None and file.stat[0] < 0 for file in files):
+    if not files.is_of_store.any():
         return map_
 
-    def mapped(function: Callable[[Path], R], paths: Sequence[Path]) -> list[R]:
-        of_store = [path for path in paths if place_of(path) is not None]
-        others = [path for path in paths if place_of(path) is None]
-        found = run_on_sources(map, function, of_store, unhashed, is_remote=True, total=len(of_store))
-        results = dict(zip(of_store, found, strict=True)) | dict(zip(others, map_(function, others), strict=True))
+    def mapped(function: Callable[[Sequence[AnyPath]], R], tasks: Sequence[Sequence[AnyPath]]) -> list[R]:
+        paths = [path for task in tasks for path in task]
+        of_store = [[path] for path in paths if place_of(path) is not None]
+        others = [[path] for path in paths if place_of(path) is None]
+        found = run_on_sources(map, function, of_store, _unhashed, is_remote=True, total=len(of_store))
+        made = zip([*of_store, *others], [*found, *map_(function, others)], strict=True)
+        results = {task[0]: result for task, result in made}
         return [results[path] for path in paths]
 
     return cast(Map, mapped)
 
 
-def _present(manifest: Manifest) -> list[SourceFile]:
-    absent = set(manifest.absent)
-    return [file for number, file in enumerate(manifest.files) if number not in absent]
+def _unhashed(task: Sequence[AnyPath]) -> list[str]:
+    return [os.fspath(path) for path in task if not is_hash_known(path)]
 
 
-def _digests(manifest: Manifest) -> list[SourceDigest]:
-    from forebay.rows.named_files import shown_name
+def _present(manifest: Manifest) -> Array:
+    """Returns the numbers of the files that are there."""
+    return np.setdiff1d(np.arange(len(manifest.files)), np.array(manifest.absent, np.int64))
 
-    return [SourceDigest(name=shown_name(file), xxh3_128=file.xxh3_128) for file in manifest.files]
+
+def _all_known(manifest: Manifest, memo: Memo) -> bool:
+    """Whether no file has to be hashed."""
+    from forebay.rows.source_table import SourceFiles
+
+    paths = SourceFiles.of(manifest.files).take(_present(manifest)).paths
+    stats, is_there = stats_of(paths)
+    return bool((is_there & memo.known_of(paths, stats)[1]).all())
+
+
+def _digests(manifest: Manifest) -> Iterator[SourceDigest]:
+    from forebay.rows.source_table import SourceFiles
+
+    for part in SourceFiles.of(manifest.files).blocks():
+        for name, found in zip(part.shown_names, part.hashes, strict=True):
+            yield SourceDigest(name=name, xxh3_128=found)
 
 
 def explain_lines(document: Mapping[str, Any], *, with_nearest: bool) -> Iterator[str]:

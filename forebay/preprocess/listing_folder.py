@@ -26,15 +26,17 @@ from forebay.config.remote import is_url, parse_url
 from forebay.config.tree import Config
 from forebay.rows.kept_columns import PREFIX, STORED_TYPES
 from forebay.rows.manifest import CONVERSATION_SCHEMA, IMAGE_SCHEMA, LISTS, REJECTED_SCHEMA, ROW_SCHEMA, Manifest
+from forebay.rows.named_files import are_same
+from forebay.rows.source_table import SourceFiles
 from forebay.steps.recipe import Recipe
 from forebay.store.files import hash_file, remove_aside, temporary_name, write_aside, write_bytes
 from forebay.store.key import SHORT, digest
 from forebay.store.layout import BUILDING, Array, Group
-from forebay.store.memo import SIZE, Stat, is_same, is_young, stat_now
+from forebay.store.memo import SIZE, is_young, stats_of
 from forebay.store.remote.raw.arriving import mirrors_in, rebased
-from forebay.store.remote.raw.raw_sources import localized, look_up
+from forebay.store.remote.raw.raw_sources import MIRRORS, localized, look_up
 from forebay.store.shared_disk import move, seen
-from forebay.store.source_files import SourceFile, listed_files
+from forebay.store.source_files import SourceFile, entry_files
 
 COPY_OF = "copy_of"
 """In the document of a listing that another node has made: the digest of that node's document."""
@@ -59,7 +61,8 @@ def save_listing(
 
     `listed_at_ns` of the document is from before the listing began.
     """
-    found = {"rows": manifest.rows, "rejected": manifest.rejected, "files": _files_table(manifest.files), **tables}
+    sources = SourceFiles.of(manifest.files)
+    found = {"rows": manifest.rows, "rejected": manifest.rejected, "files": _files_table(sources), **tables}
     if manifest.images is not None:
         found["images"] = manifest.images
     aside = temporary_name(folder)
@@ -73,7 +76,7 @@ def save_listing(
             **document,
             "absent": list(manifest.absent),
             "unused": dict(manifest.unused),
-            "mirrors": [[at, str(url)] for at, url in mirrors_in(manifest.files)],
+            "mirrors": [[at, str(url)] for at, url in mirrors_in(sources.paths)],
             "files": files,
         }
         write_bytes(aside / name, json.dumps(whole).encode("ascii"))
@@ -124,7 +127,7 @@ def table_of(folder: Path, name: str) -> pa.Table:
         return pa.ipc.open_file(mapped).read_all()
 
 
-def manifest_in(folder: Path, document: Mapping[str, Any], files: tuple[SourceFile, ...]) -> Manifest:
+def manifest_in(folder: Path, document: Mapping[str, Any], files: Sequence[SourceFile]) -> Manifest:
     """Returns the manifest of a listing. files: those of its table, by their paths on this node."""
     return Manifest(
         files=files,
@@ -181,9 +184,9 @@ def _require_places(places: pa.ChunkedArray, count: int) -> None:
         raise ValueError(f"places of {ends} in a list of {count}")
 
 
-def files_now(config: Config, folder: Path, document: Mapping[str, Any]) -> tuple[tuple[SourceFile, ...], str | None]:
+def files_now(config: Config, folder: Path, document: Mapping[str, Any]) -> tuple[Sequence[SourceFile], str | None]:
     """Returns the files of a listing by their paths on this node, and one that is not what it was then."""
-    files = files_of(table_of(folder, "files"))
+    files: Sequence[SourceFile] = files_of(table_of(folder, "files"))
     if is_elsewhere := COPY_OF in document:
         mirrors = tuple((str(at), parse_url(url)) for at, url in document.get("mirrors", ()))
         files = rebased(files, mirrors, config.remote)
@@ -199,48 +202,37 @@ def moved_since(
     the file compares its content. As in `hashes.memo`, a file that nobody has hashed is distrusted where it was changed
     about when it was listed: a second change inside one clock tick would not show.
     """
-    found = [(file.entry, file.name) for file in listed_files(localized(config).source, meaning=config.meaning)]
-    known = [(file.entry, file.name) for file in files if file.listed]
+    entries = entry_files(localized(config).source, meaning=config.meaning)
+    found = [(each.entry, name) for each in entries for name in each.names]
+    own = SourceFiles.of(files)
+    listed = own.take(np.flatnonzero(own.is_listed))
+    known = list(zip(listed.entries.tolist(), listed.all_names, strict=True))
     if found != known:
         return next(iter(sorted(name for _, name in set(found) ^ set(known))), config.source.manifests[0])
-    look_up([file.path for file in files])
-    is_known = _is_as_large if is_elsewhere else is_same
-    for file in files:
-        is_trusted = file.xxh3_128 or file.stat is None or not is_young(file.stat, listed_at_ns)
-        if not is_trusted or not is_known(stat_now(file.path), file.stat):
-            return str(file.path)
-    return None
+    paths = own.paths
+    look_up(path for path in paths if MIRRORS in path)
+    stats, is_there = stats_of(paths)
+    is_known = are_same(own, stats, is_there)
+    if is_elsewhere:  # the version of an object is the same for all nodes
+        is_known |= own.has_stat & is_there & (stats[:, 0] >= 0) & (stats[:, SIZE] == own.stats[:, SIZE])
+    is_trusted = own.is_hashed | ~own.has_stat | ~is_young(own.stats, listed_at_ns)
+    return next((paths[number] for number in np.flatnonzero(~(is_known & is_trusted)).tolist()), None)
 
 
-def _is_as_large(now: Stat | None, known: Stat | None) -> bool:
-    if now is None or known is None or now[0] < 0:  # the version of an object is the same for all nodes
-        return is_same(now, known)
-    return now[SIZE] == known[SIZE]
-
-
-def files_of(table: pa.Table) -> tuple[SourceFile, ...]:
+def files_of(table: pa.Table) -> SourceFiles:
     """Returns the files of a listing, by their paths on the node that made it."""
-    return tuple(
-        SourceFile(
-            os.fsdecode(row["name"]),
-            Path(os.fsdecode(row["path"])),
-            entry=row["entry"],
-            listed=row["listed"],
-            stat=None if row["stat"] is None else tuple(row["stat"]),
-            xxh3_128=row["xxh3_128"],
-        )
-        for row in table.to_pylist()
-    )
+    return SourceFiles.of_columns(*(table[name].to_pylist() for name in _FILES_SCHEMA.names))
 
 
-def _files_table(files: Sequence[SourceFile]) -> pa.Table:
+def _files_table(files: SourceFiles) -> pa.Table:
+    stats = pa.FixedSizeListArray.from_arrays(pa.array(files.stats.reshape(-1)), 5)
     columns = {
-        "name": [os.fsencode(file.name) for file in files],
-        "path": [os.fsencode(file.path) for file in files],
-        "entry": [file.entry for file in files],
-        "listed": [file.listed for file in files],
-        "stat": [None if file.stat is None else list(file.stat) for file in files],
-        "xxh3_128": [file.xxh3_128 for file in files],
+        "name": files.names,
+        "path": files.written_paths(),
+        "entry": files.entries,
+        "listed": files.is_listed,
+        "stat": pc.if_else(pa.array(files.has_stat), stats, pa.scalar(None, stats.type)),
+        "xxh3_128": files.hashes,
     }
     return pa.table(columns, schema=_FILES_SCHEMA)
 

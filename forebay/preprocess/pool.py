@@ -15,15 +15,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from forebay.preprocess.worker import ORDER, START, STATUS, WAIT
 from forebay.progress import Progress
-from forebay.store.memo import hash_now
+from forebay.store.memo import hash_files
 from forebay.task_map import WorkerDied
 
 T = TypeVar("T")
@@ -147,11 +147,15 @@ class Pool:
         Shows how many are done: what it is used for is the look at all sources.
         """
         items = list(items)
-        name = "hash" if function is hash_now else "sources"
+        is_hashing = function is hash_files  # tasks of several files
+        count = sum(len(cast(Sized, item)) for item in items) if is_hashing else len(items)
+        results: dict[int, R] = {}
+        name = "hash" if is_hashing else "sources"
         try:
-            with Progress(len(items), desc=name, unit="file", is_shown=self._shows) as bar:
-                done = bar.over(self.run(_Numbered(function), enumerate(items)))
-                results: dict[int, R] = dict(result for _, result in done)
+            with Progress(count, desc=name, unit="file", is_shown=self._shows) as bar:
+                for (_, item), (number, result) in self.run(_Numbered(function), enumerate(items)):
+                    results[number] = result
+                    bar.update(len(cast(Sized, item)) if is_hashing else 1)
         except WorkerDied as err:
             err.task = err.task[1]
             raise

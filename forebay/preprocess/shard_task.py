@@ -7,7 +7,7 @@ not say. A shard is written aside, fsynced and renamed. Its receipt comes after 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class ShardTask:
     key: str
     folder: Path
     rows: pa.Table
-    files: tuple[SourceFile, ...]
+    files: Sequence[SourceFile]
     groups: Groups
     max_open_tars: int
     stage: Stage | None = None

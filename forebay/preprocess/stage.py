@@ -99,11 +99,11 @@ class Stage:
         """Where its objects are."""
         return _bucket(self.url, self.settings, os.getpid())
 
-    def knowing(self, files: Iterable[SourceFile]) -> Stage:
+    def knowing(self, paths: Iterable[str]) -> Stage:
         """Returns the stage for tasks that read these files of this node."""
-        return replace(self, mirrors=mirrors_in(files))
+        return replace(self, mirrors=mirrors_in(paths))
 
-    def here(self, files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
+    def here(self, files: Sequence[SourceFile]) -> Sequence[SourceFile]:
         """Returns the files of a task with the paths that they have on this node."""
         return rebased(files, self.mirrors, self.settings)
 

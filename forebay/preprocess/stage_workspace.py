@@ -300,7 +300,7 @@ def shard_place(config: Config, options: Options, listing: Listing, *, folder: P
         return Workspace(folder, origin)
     url = parse_url(options.stage)
     return StagedWorkspace(
-        stage=Stage(url=url / folder.name, settings=config.remote).knowing(listing.files),
+        stage=Stage(url=url / folder.name, settings=config.remote).knowing(listing.files.paths),
         local=Workspace(folder.with_name(f"{folder.name}{_SUFFIX}"), origin),
         root=parse_url(str(config.remote_root)),
         prepared=url / folder_of(config, listing.recipe).name,

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from forebay.config import SourceConfig
 from forebay.rows.manifest import ROW_SCHEMA, WHOLE_FILE, Kind, Manifest, joined, rejections, storable
-from forebay.rows.named_files import path_stem, shown_name
+from forebay.rows.named_files import path_stem
+from forebay.rows.source_table import SourceFiles
 from forebay.store.layout import Array
 from forebay.terminal import first_of
 
@@ -105,7 +106,7 @@ def take_first(
     rows = manifest.rows.take(pa.array(np.arange(max_samples)))  # a slice would keep all of them in memory
     rejected = manifest.rejected.filter(pc.less(manifest.rejected["row"], rows["row"][-1]))
     used = 1 + max(pc.max(rows["file"]).as_py(), pc.max(rows["group"]).as_py())
-    used = max([used, *(number + 1 for number, file in enumerate(manifest.files) if file.listed)])
+    used = max([used, *(np.flatnonzero(SourceFiles.of(manifest.files).is_listed) + 1).tolist()[-1:]])
     absent = tuple(number for number in manifest.absent if number < used)
     absent += unneeded(manifest, rows) if is_of_tars else ()
     return dataclasses.replace(manifest, files=manifest.files[:used], rows=rows, rejected=rejected, absent=absent)
@@ -170,9 +171,10 @@ def _renamed(manifest: Manifest, ids: pa.Array, seen: Array) -> pa.Array:
     later, earlier = rows.take(pa.array(chosen)), rows.take(pa.array(seen[chosen]))
     same_clip = _all_equal(later, earlier, ("file", "member", "offset"))
     same_group = _all_equal(later, earlier, ("group",))
-    parts = [path_stem(shown_name(file)).split("/") for file in manifest.files]
+    files = SourceFiles.of(manifest.files)
+    parts = [path_stem(name).split("/") for name in files.shown_names]
     stems = pa.array(["/".join(p for p in part if p not in {"", ".", ".."}) for part in parts], pa.large_string())
-    names = pa.array([storable(file.name) for file in manifest.files], pa.large_string())
+    names = pa.array(map(storable, files.all_names), pa.large_string())
     group, file = later["group"].combine_chunks(), later["file"].combine_chunks()
     in_full = pc.case_when(
         pc.make_struct(pc.not_equal(later["size"], WHOLE_FILE), pc.not_equal(file, group)),

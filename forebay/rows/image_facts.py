@@ -98,7 +98,7 @@ def _components(count: int, left: Array, right: Array) -> Array:
 class ImageTask:
     """Images of some files. places: `file` (into `files`), `member`, `offset`, `size`, as `MediaReader` takes them."""
 
-    files: tuple[SourceFile, ...]
+    files: Sequence[SourceFile]
     places: pa.Table
     column: str
     cache_root: str
@@ -204,13 +204,10 @@ class ListedImages:
             chosen = np.flatnonzero(is_file & (self._group[new] == group))
             written = places["path"].take(pa.array(chosen)).combine_chunks().dictionary_encode()
             manifest = self.files.files[group]
-            names = written.dictionary.to_pylist()
-            numbers = (
-                [self.files.listed(path) for path in names]
-                if self.reader.lists_media
-                else [self.files.number(path, manifest=manifest) for path in names]
-            )
-            self.file[new[chosen]] = np.asarray(numbers, np.int32)[written.indices.to_numpy()]
+            names = written.dictionary
+            is_manifest = self.reader.lists_media
+            numbers = self.files.listed(names) if is_manifest else self.files.numbers(names, manifest=manifest)
+            self.file[new[chosen]] = numbers[written.indices.to_numpy()]
         self.files.stamp()
         missing = np.full(len(self.files.files) - len(self._fact_of_file), -1, np.int64)
         self._fact_of_file = np.append(self._fact_of_file, missing)
@@ -276,7 +273,8 @@ class ListedImages:
     def references_to(self, task: ImageTask, position: int) -> Array:
         """Returns every reference to one of the images of a task that was given to the tasks' map."""
         file, member, offset = (task.places[name][position].as_py() for name in _PLACE[:3])
-        numbers = [n for n, known in enumerate(self.files.files) if known.path == task.files[file].path]
+        path = str(task.files[file].path)
+        numbers = [number for number, known in enumerate(self.files.files.paths) if known == path]
         places = self.places()
         is_it = (places["member"].to_numpy() == member) & (places["offset"].to_numpy() == offset)
         return np.flatnonzero(is_it & np.isin(self.file, numbers))
@@ -309,12 +307,12 @@ class ListedImages:
         while start < len(todo):
             stop = int(borders[np.searchsorted(borders, min(start + IMAGES_PER_TASK, len(todo)))])
             used, inverse = np.unique(self.file[todo[start:stop]], return_inverse=True)
-            files = [self.files.files[number] for number in used.tolist()]
+            files = self.files.files.take(used)
             table = places.slice(start, stop - start).take(pa.array(np.arange(stop - start)))
             table = table.select(_PLACE[1:]).add_column(0, "file", pa.array(inverse.astype(np.int32)))
             yield ImageTask(
                 # Only data files hold images by row: a manifest that is named as an image is a file like others.
-                files=tuple(replace(f, listed=f.listed and self.reader.holds_media) for f in files),
+                files=replace(files, is_listed=files.is_listed & self.reader.holds_media),
                 places=table,
                 column=self.source.columns.image,
                 cache_root=self.cache_root,
@@ -342,7 +340,7 @@ def with_images(manifest: Manifest, failed: Array, images: ListedImages) -> Mani
     rows, table = _brought_together(rows.filter(pa.array(failed < 0)) if np.any(failed >= 0) else rows, images)
     return dataclasses.replace(
         manifest,
-        files=tuple(images.files.files[: max(num_listed, int(used.max(initial=0)) + 1)]),
+        files=images.files.files[: max(num_listed, int(used.max(initial=0)) + 1)],
         rows=rows,
         rejected=rejected.take(pa.array(np.argsort(rejected["row"].to_numpy(), kind="stable"))),
         absent=tuple(sorted(absent)),

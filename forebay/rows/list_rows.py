@@ -40,6 +40,8 @@ from forebay.rows.meanings.recordings import refuse_differing, refuse_uncovered,
 from forebay.rows.named_files import NamedFiles, manifest_files, require_folder, shown_name, stamped
 from forebay.rows.reader import FilePiece, Located, LocateTask, RecordingLister, RowReader, reader_of
 from forebay.rows.row_pieces import TEXT_AT, RowPart, candidate_rows, first_places, gathered, listed_rows, read_piece
+from forebay.rows.source_table import SourceFiles
+from forebay.store.layout import Array
 from forebay.store.remote.raw.arriving import is_remote, run_on_sources, tell_if_too_large
 from forebay.store.remote.raw.raw_sources import localized, shown
 from forebay.store.source_files import SourceFile
@@ -162,13 +164,14 @@ def locate_tasks(manifest: Manifest, listing: RowListing) -> Iterator[LocateTask
         most = source.max_samples if source.max_samples is not None and is_remote(source) else ROWS_PER_TASK
         step = len(rows) if kind.in_tars else min(most, ROWS_PER_TASK)
         cuts = _cuts(manifest.rows["group"].to_numpy(), step)
+    paths = SourceFiles.of(manifest.files).paths
     for group, start, stop in cuts:
         part = rows.slice(start, stop - start)
-        numbers = {group, *pc.unique(part["file"]).to_pylist()}
+        numbers = np.unique([group, *part["file"].to_pylist()]).tolist()
         yield LocateTask(
             group=group,
             name=shown_name(manifest.files[group]),
-            paths={number: str(manifest.files[number].path) for number in sorted(numbers)},
+            paths={number: paths[number] for number in numbers},
             rows=part,
             cache_root=listing.cache_root,
             column=source.columns.media,
@@ -285,7 +288,8 @@ def _listed_alone(listing: RowListing) -> Manifest:
     source = listing.source
     manifests, images = listing.manifests, listing.images()
     require_folder(source)
-    tell_if_too_large(manifests)
+    if is_remote(source):
+        tell_if_too_large(manifests)
     selected = slice(None) if source.rows is None else row_slice(source.rows)
 
     def run(pieces: Sequence[FilePiece]) -> Sequence[RowPart]:
@@ -321,7 +325,7 @@ def _candidates(listing: RowListing, rows: pa.Table, parts: Sequence[RowPart], i
         if not listing.reader.lists_media:
             return {"file": rows["group"]}
         # Ids that clash are named after the images themselves.
-        found = first_places(rows, parts, images.group, lambda path, _: images.files.listed(path))
+        found = first_places(rows, parts, images.group, lambda paths, _: images.files.listed(paths))
         return {"file": found["file"]}
 
     manifest = candidate_rows(rows, listing.manifests, places)
@@ -399,17 +403,17 @@ def _by_record(listing: RowListing) -> NamedRows:
         if own is None:
             return {"file": rows["group"], "duration_s": pa.array(np.zeros(len(rows)))}
 
-        def number(path: str, group: int) -> int:
-            return images.files.number(path, manifest=listing.manifests[group])
+        def numbers(paths: Any, group: int) -> Array:
+            return images.files.numbers(paths, manifest=listing.manifests[group])
 
-        found = first_places(rows, parts, own, number)
+        found = first_places(rows, parts, own, numbers)
         return found | ({"group": found["file"]} if listing.lister.by_file else {})
 
     manifest = candidate_rows(rows, listing.manifests, places)
     unused = merged(part.unused for part in parts)
     require_values(manifest.rows, unused, where=", ".join(listing.source.manifests))
     images.files.stamp()
-    manifest = dataclasses.replace(manifest, files=tuple(images.files.files), unused=unused)
+    manifest = dataclasses.replace(manifest, files=images.files.files, unused=unused)
     if images.group not in listing.meaning.facts.groups:
         return NamedRows(manifest, parts)
     images.extend([(part.group, part.items[images.group]) for part in parts])
@@ -431,8 +435,9 @@ def read_manifest(
 def _located(listing: RowListing) -> Manifest:
     """The rows of a meaning whose rows may be items themselves: those are located in waves, a source file a task."""
     source, lister, named = listing.source, listing.lister, _named(listing)
-    listed = dataclasses.replace(named.manifest, files=tuple(stamped(named.manifest.files)))
-    tell_if_too_large(listed.files)
+    listed = dataclasses.replace(named.manifest, files=stamped(named.manifest.files))
+    if is_remote(source):
+        tell_if_too_large(listed.files)
     tasks = list(locate_tasks(listed, listing))
 
     def judge(results: Sequence[Located], is_all: bool) -> tuple[Manifest | None, int]:  # noqa: FBT001

@@ -94,7 +94,7 @@ class Manifest:
     unused: rows by the name of a field or column that they have and nothing takes, as far as they were looked at.
     """
 
-    files: tuple[SourceFile, ...]
+    files: Sequence[SourceFile]
     rows: pa.Table
     rejected: pa.Table = field(default_factory=lambda: REJECTED_SCHEMA.empty_table())
     absent: tuple[int, ...] = ()

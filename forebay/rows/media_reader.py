@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ import pyarrow as pa
 from forebay.errors import DecodeError, ManifestError, SampleError, TarError
 from forebay.rows.manifest import WHOLE_FILE
 from forebay.rows.readers.arrow_files import HfFile, place_row
+from forebay.rows.source_table import SourceFiles
 from forebay.spans import RAW_READ, span
 from forebay.store.memo import SIZE, Stat, stat_now
 from forebay.store.remote.raw.raw_sources import is_here, open_source, place_of, reader, shown, stat_of_status
@@ -30,6 +31,8 @@ from forebay.store.source_files import SourceFile
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError)
 _GONE = "ENOENT", "ENOTDIR", "EISDIR", "EACCES", "EPERM", "ELOOP", "ENAMETOOLONG", "ENXIO"
+_FILES = 4096
+"""Files whose paths are kept at hand."""
 SPARSE_MEMBER_BYTES, SPARSE_SHARE = 8 * 1024 * 1024, 4
 """A tar of a store is read member by member where those needed have this mean size and less than this part of it."""
 
@@ -52,7 +55,7 @@ class MediaReader:
         as_listed: a file that changed after it was listed is an error, for readers that compare nothing later; see
         `MediaFiles`. sparse: numbers of files that are read by requests of their own, see `sparse_files`.
         """
-        self._files, self._sparse = files, sparse
+        self._file, self._sparse = lru_cache(_FILES)(files.__getitem__), sparse
         self._max_bytes = max_bytes
         self._media = MediaFiles(max_open)
         self._as_listed = as_listed
@@ -70,7 +73,7 @@ class MediaReader:
             return self._encoded(file, offset, size)
 
     def _encoded(self, file: int, offset: int, size: int) -> bytes:
-        source = self._files[file]
+        source = self._file(file)
         # A listed file that is media as a whole is a table of samples: manifests hold no media.
         listed = source.stat if self._as_listed else None
         if size == WHOLE_FILE and source.listed:
@@ -353,13 +356,14 @@ def sparse_files(rows: pa.Table, files: Sequence[SourceFile]) -> frozenset[int]:
     Each member is a request of its own then. A tar of which more is needed is downloaded as a whole: one request, and
     no part of it twice. rows: all that are needed, with `file` and `size`.
     """
-    if all(file.stat is None or file.stat[0] >= 0 for file in files):
+    files = SourceFiles.of(files)
+    if not files.is_of_store.any():
         return frozenset()
     sizes = rows["size"].to_numpy()
     number = rows["file"].to_numpy()[sizes >= 0]
     needed = np.bincount(number, sizes[sizes >= 0], len(files))
     counts = np.bincount(number, minlength=len(files))
-    large = np.flatnonzero(needed >= np.maximum(counts, 1) * SPARSE_MEMBER_BYTES)
+    large = np.flatnonzero(files.is_of_store & (needed >= np.maximum(counts, 1) * SPARSE_MEMBER_BYTES))
     return frozenset(
         index
         for index in large.tolist()

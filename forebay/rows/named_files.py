@@ -10,64 +10,113 @@ import functools
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from forebay.config.data import PICTURES, SOURCE_KINDS, SourceConfig
 from forebay.config.pretrained_folder import hub_advice, processor_digest
 from forebay.config.remote import is_url
 from forebay.errors import BuildError, ManifestError
-from forebay.store.memo import Hashed, Memo, Stat, hash_now, is_same, stat_now
+from forebay.rows.source_table import SourceFiles
+from forebay.store.layout import Array
+from forebay.store.memo import Hashed, Hashing, Memo, Stat, anywhere, hash_now, hexes, stats_of
 from forebay.store.remote.raw.origin import forget
-from forebay.store.remote.raw.raw_sources import identity, is_elsewhere, is_folder, look_up, named_path, place_of
-from forebay.store.source_files import ABSENT, SourceFile, anchor, hf_splits, leads_out, listed_files
-from forebay.task_map import Map
+from forebay.store.remote.raw.raw_sources import (
+    MIRRORS,
+    identity,
+    is_elsewhere,
+    is_folder,
+    look_up,
+    named_path,
+    place_of,
+)
+from forebay.store.source_files import SourceFile, anchor, below, entry_files, hf_splits, leads_out
 
 _YOUNG_NS = 2_000_000_000
 _TICK_S, _COARSE_TICK_S = 0.02, 2.0
 """Time stamps move in ticks of the kernel's clock, 10 ms at most, or every two seconds (FAT, old NFS)."""
 _WAITS = 3
+_BYTES = pa.large_binary()
+_NOT_PLAIN = r"(^|/)\.?(/|$)"
+"""What `pathlib` changes in a name."""
+_DOUBTFUL = r"(?i)^$|^data:|://|\x00"
+"""What `usable_name` may refuse."""
 
 
 class NamedFiles:
     """A growing list of different source files: first the manifests, then what these name, in order of appearance."""
 
     def __init__(self, manifests: Sequence[SourceFile], source: SourceConfig) -> None:
-        self.files = list(manifests)
-        self._num_stamped = len(self.files)
-        self._numbers = {str(file.path): number for number, file in enumerate(manifests)}
+        self._manifests, self._parts = SourceFiles.of(manifests), [SourceFiles.of(manifests)]
         self._anchors = [anchor(entry) for entry in source.places]
+        self._bases = tuple(map(str, self._anchors))
+        self._num_stamped = len(self._manifests)
         self._source = source
 
-    def number(self, written: str, *, manifest: SourceFile, folder: Path | None = None) -> int:
-        """Returns the number of a file named in a manifest, added to the list where it is new.
+    @property
+    def files(self) -> SourceFiles:
+        """All files."""
+        self._parts = [SourceFiles.joined(self._parts)]
+        return self._parts[0]
 
-        A relative name is relative to `folder`, by default `source.media_dir`, or else the manifest's. It enters the
-        key relative to the folder of the manifest entry, or to `source.media_dir`; an absolute one outside of it as it
-        is written.
+    def number(self, written: str, *, manifest: SourceFile, folder: Path | None = None) -> int:
+        """Returns the number of one file, see `numbers`."""
+        return int(self.numbers(pa.array([written], pa.large_string()), manifest=manifest, folder=folder)[0])
+
+    def numbers(self, written: Any, *, manifest: SourceFile, folder: Path | None = None) -> Array:
+        """Returns the numbers of files named in a manifest, int32 [names], added to the list where they are new.
+
+        written: arrow's strings without nulls. A relative name is relative to `folder`, by default `source.media_dir`,
+        or else the manifest's. It enters the key relative to the folder of the manifest entry, or to
+        `source.media_dir`; an absolute one outside of it as it is written.
         Raises ManifestError under `source.confined` for a file that lies outside of that folder.
         """
         entry, media_dir = manifest.entry, self._source.media_dir
         if media_dir is not None:
             entry, folder = len(self._source.manifests), folder or Path(media_dir)
-        path = named_path(written, manifest.path.parent if folder is None else folder, named_in=manifest.path)
-        known = self._numbers.get(str(path))
-        if known is None:
-            name = self._name(path, written, self._anchors[entry])
-            file = SourceFile(name, path, entry, listed=False)
-            require_confined([file], self._source, named_in=manifest.path)
-            known = self._numbers[str(path)] = len(self.files)
-            self.files.append(file)
-        return known
+        home, base = manifest.path.parent if folder is None else folder, self._anchors[entry]
+        encoded = written.dictionary_encode()
+        different = encoded.dictionary
+        is_odd, names = np.ones(len(different), bool), different.cast(_BYTES)
+        if place_of(home) is None and home.is_relative_to(base):
+            is_odd = np.asarray(pc.match_substring_regex(different, _NOT_PLAIN))
+            names = _below(home.relative_to(base), different)
+        paths, own = _below(home, different), pa.nulls(len(different), _BYTES)
+        if is_odd.any():
+            odd = pa.array(is_odd)
+            each = different.filter(odd).to_pylist()
+            found = [named_path(name, home, named_in=manifest.path) for name in each]
+            own = pc.replace_with_mask(own, odd, pa.array(map(os.fsencode, found), _BYTES))
+            paths = pc.coalesce(own, paths)
+            of_odd = (os.fsencode(self._name(path, name, base)) for path, name in zip(found, each, strict=True))
+            names = pc.replace_with_mask(names, odd, pa.array(of_odd, _BYTES))
+        by_path = paths.dictionary_encode()  # names of one file may be written in several ways
+        known = self.files
+        numbers = np.asarray(pc.fill_null(pc.index_in(by_path.dictionary, value_set=known.written_paths()), -1))
+        new = np.flatnonzero(numbers < 0)
+        numbers = numbers.astype(np.int32)
+        numbers[new] = np.arange(len(known), len(known) + len(new))
+        codes = by_path.indices.to_numpy()
+        first = pa.array(np.unique(codes, return_index=True)[1][new])
+        added = SourceFiles.made(self._bases, names.take(first), own=own.take(first), entries=entry, is_listed=False)
+        require_confined(added, self._source, named_in=manifest.path)
+        self._parts.append(added)
+        return np.asarray(numbers[codes[encoded.indices.to_numpy()]])
 
-    def listed(self, path: str) -> int:
-        """Returns the number of a manifest, by its path."""
-        return self._numbers[path]
+    def listed(self, paths: Any) -> Array:
+        """Returns the numbers of manifests, int32 [paths]. paths: arrow's strings without nulls."""
+        found = pc.index_in(paths.cast(_BYTES), value_set=self._manifests.written_paths())
+        return np.asarray(found).astype(np.int32)
 
     def stamp(self) -> None:
         """Notes the stat of the files that were added since the last call, before any of them is read."""
-        self.files[self._num_stamped :] = stamped(self.files[self._num_stamped :])
-        self._num_stamped = len(self.files)
+        files = self.files
+        self._parts = [files[: self._num_stamped], stamped(files[self._num_stamped :])]
+        self._num_stamped = len(files)
 
     def _name(self, path: Path, written: str, base: Path) -> str:
         if path.is_relative_to(base):
@@ -77,15 +126,21 @@ class NamedFiles:
         return (Path(os.path.relpath(path.parent, base)) / path.name).as_posix()
 
 
-def manifest_files(source: SourceConfig, *, meaning: str = "recordings") -> list[SourceFile]:
+def _below(folder: Path, names: Any) -> Any:
+    """Returns the paths of files by their names relative to a folder, as arrow's binaries."""
+    front = pa.scalar(os.fsencode(below(str(folder), [""])[0]), _BYTES)
+    return pc.binary_join_element_wise(front, names.cast(_BYTES), pa.scalar(b"", _BYTES))
+
+
+def manifest_files(source: SourceConfig, *, meaning: str = "recordings") -> SourceFiles:
     """Returns the files that `source.manifest` stands for, with the stat that they have before they are read.
 
     meaning: the name of what their rows are.
     Raises ManifestError where an entry stands for none, two for the same, or under `source.confined` for a file outside
     of its folder.
     """
-    files = listed_files(source, meaning=meaning)
-    found = {file.entry for file in files}
+    entries = entry_files(source, meaning=meaning)
+    found = {each.entry for each in entries if each.names}
     for number, entry in enumerate(source.manifests):
         if number not in found and source.kind == "python":
             raise ManifestError(
@@ -95,11 +150,22 @@ def manifest_files(source: SourceConfig, *, meaning: str = "recordings") -> list
             )
         if number not in found:
             raise ManifestError(f"source.manifest {entry} {_nothing(Path(entry), source)}", code="FB201")
-    seen: set[Path] = set()
-    for file in files:
-        if file.path in seen:
-            raise ManifestError(f"source.manifest names {file.path} twice; name it once")
-        seen.add(file.path)
+    bases = [str(anchor(entry)) for entry in source.places]
+    parts = [
+        SourceFiles.made(
+            bases,
+            pa.array(map(os.fsencode, each.names), _BYTES),
+            own=None if each.paths is None else pa.array(map(os.fsencode, each.paths), _BYTES),
+            entries=each.entry,
+        )
+        for each in entries
+    ]
+    files = SourceFiles.joined(parts)
+    paths = files.written_paths().dictionary_encode()
+    if len(paths.dictionary) < len(files):
+        counts = np.bincount(paths.indices.to_numpy())
+        twice = os.fsdecode(paths.dictionary[int(np.flatnonzero(counts > 1)[0])].as_py())
+        raise ManifestError(f"source.manifest names {twice} twice; name it once")
     require_confined(files, source)
     return stamped(files)
 
@@ -161,6 +227,11 @@ def usable_name(written: str, home: Path | None = None) -> str | None:
     return "holds a NUL character, wanted a file name" if "\0" in written else None
 
 
+def may_be_unusable(written: Any) -> Array:
+    """Returns bool [names], whether `usable_name` has to look at a name. written: arrow's strings."""
+    return np.asarray(pc.fill_null(pc.match_substring_regex(written, _DOUBTFUL), fill_value=True))
+
+
 def is_picture(file: SourceFile) -> bool:
     """Whether a file is an image by its name."""
     return file.path.name.lower().endswith(PICTURES)
@@ -173,52 +244,79 @@ def path_stem(written: str) -> str:
     return f"{folder}{slash}{stem}" if dot and stem else written
 
 
-def stamped(files: Sequence[SourceFile]) -> list[SourceFile]:
+def stamped(files: Sequence[SourceFile]) -> SourceFiles:
     """Returns the files with their stat as it is now; those that have one keep it.
 
     A file that was changed just now could be changed again in the same tick and keep its stat: where there is one, this
     waits for the next tick, once for all of them. One stat a file; of objects of a store its listing.
     """
-    todo = [number for number, file in enumerate(files) if file.stat is None]
-    look_up([files[number].path for number in todo])
-    stats = {number: stat_now(files[number].path) for number in todo}
-    now_ns = time.time_ns()
-    young = [number for number, stat in stats.items() if stat is not None and stat[-1] > now_ns - _YOUNG_NS]
+    found = SourceFiles.of(files)
+    todo, paths = np.flatnonzero(~found.has_stat), found.paths
+    if not len(todo):
+        return found
+    chosen = [paths[number] for number in todo.tolist()]
+    look_up(path for path in chosen if MIRRORS in path)
+    stats, is_there = stats_of(chosen)
+    young = np.flatnonzero(is_there & (stats[:, -1] > time.time_ns() - _YOUNG_NS))
     for _ in range(_WAITS):
-        if not young:
+        if not len(young):
             break
-        is_coarse = any((stat := stats[number]) is not None and not stat[-1] % 1_000_000_000 for number in young)
+        is_coarse = bool((is_there[young] & (stats[young, -1] % 1_000_000_000 == 0)).any())
         time.sleep(_COARSE_TICK_S if is_coarse else _TICK_S)
-        again = {number: stat_now(files[number].path) for number in young}
-        young = [number for number in young if again[number] != stats[number]]
-        stats |= again
-    return [replace(file, stat=stats[number]) if number in stats else file for number, file in enumerate(files)]
+        again, is_left = stats_of([chosen[number] for number in young.tolist()])
+        moved = (again != stats[young]).any(axis=1) | (is_left != is_there[young])
+        stats[young], is_there[young] = again, is_left
+        young = young[moved]
+    return found.with_stats(todo, stats, is_there)
 
 
-def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, map_: Map) -> None:
-    """Raises BuildError, with the name, for a file whose content is not what was listed.
+def require_unchanged(files: Sequence[SourceFile], *, memo: Memo, map_: Hashing) -> Array:
+    """Returns the stats of files as they are now, int64 [files, 5], zeros of what is not there.
 
-    It costs one stat a file, and the hash of a file whose stat moved. Stores are asked anew.
+    Raises BuildError, with the name, for a file whose content is not what was listed. It costs one stat a file, and the
+    hash of a file whose stat moved. Stores are asked anew.
     """
     forget()
-    look_up([file.path for file in files])
-    moved = [file for file in files if file.xxh3_128 != ABSENT and not is_same(stat_now(file.path), file.stat)]
+    known = SourceFiles.of(files)
+    stats, is_there, paths = _states(known)
+    moved = np.flatnonzero(known.is_hashed & ~are_same(known, stats, is_there))
     try:
-        hashes = memo.hashes([file.path for file in moved], map_=map_)
+        stats[moved], digests = memo.hashed([paths[number] for number in moved.tolist()], map_=map_)
     except FileNotFoundError as err:
         raise _changed(str(err.filename), "is gone") from err
-    for file, now in zip(moved, hashes, strict=True):
-        _require_content(file, now)
+    for number, now in zip(moved.tolist(), hexes(digests), strict=True):
+        _require_content(known[number], now)
+    return stats
 
 
-def unchanged_stats(files: Iterable[SourceFile]) -> list[Stat | None]:
+def unchanged_stats(files: Sequence[SourceFile]) -> list[Stat | None]:
     """Returns the stat of each file as it is now. Raises BuildError where a content is not what was listed.
 
     For workers: a file that moved is hashed by each of them, once for each state.
     """
-    files = list(files)
-    look_up([file.path for file in files])
-    return [_unchanged_stat(file) for file in files]
+    known = SourceFiles.of(files)
+    stats, is_there, _ = _states(known)
+    for number in np.flatnonzero(~are_same(known, stats, is_there)).tolist():
+        file = known[number]
+        if not is_there[number]:
+            raise _changed(str(file.path), "is gone")
+        hashed = _hashed(file.path, tuple(stats[number].tolist()))
+        _require_content(file, hashed.xxh3_128)
+        stats[number] = hashed.stat
+    return [tuple(stat) if there else None for stat, there in zip(stats.tolist(), is_there.tolist(), strict=True)]
+
+
+def _states(files: SourceFiles) -> tuple[Array, Array, list[str]]:
+    """Returns the stats of files as they are now, whether there is one, and their paths."""
+    paths = files.paths
+    look_up(path for path in paths if MIRRORS in path)
+    return (*stats_of(paths), paths)
+
+
+def are_same(files: SourceFiles, stats: Array, is_there: Array) -> Array:
+    """Returns bool [files], whether files have the stat that they had, on whichever machine."""
+    is_same = (anywhere(stats) == anywhere(files.stats)).all(axis=1)
+    return np.asarray((is_same | ~is_there) & (is_there == files.has_stat))
 
 
 def require_processor(folder: Path, wanted: str) -> None:
@@ -229,17 +327,6 @@ def require_processor(folder: Path, wanted: str) -> None:
     now = processor_digest(folder)
     if now != wanted:
         raise _changed(str(folder), f"its digest was {wanted[:16]} when the build began and is {now[:16]} now")
-
-
-def _unchanged_stat(file: SourceFile) -> Stat | None:
-    stat = stat_now(file.path)
-    if is_same(stat, file.stat):
-        return stat
-    if stat is None:
-        raise _changed(str(file.path), "is gone")
-    hashed = _hashed(file.path, stat)
-    _require_content(file, hashed.xxh3_128)
-    return hashed.stat
 
 
 @functools.lru_cache(maxsize=4096)

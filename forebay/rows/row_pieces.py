@@ -35,9 +35,10 @@ from forebay.rows.manifest import (
 )
 from forebay.rows.meanings.image_class import EXCLUDED
 from forebay.rows.meanings.recordings import span_columns
-from forebay.rows.named_files import path_stem, shown_name
+from forebay.rows.named_files import path_stem
 from forebay.rows.reader import FilePiece, Sink
 from forebay.rows.readers.json_lines import JsonError
+from forebay.rows.source_table import SourceFiles
 from forebay.store.files import sweep, temporary_name
 from forebay.store.layout import BUILDING, Array, Group
 from forebay.store.source_files import SourceFile
@@ -293,7 +294,8 @@ def candidate_rows(
 
     rows: of `listed_rows`. places: gives more columns of those that can be used, `file` among them: where they lie.
     """
-    stems = pa.array([path_stem(shown_name(file).rpartition("/")[2]) for file in files], pa.large_string())
+    shown = SourceFiles.of(files).shown_names
+    stems = pa.array((path_stem(name.rpartition("/")[2]) for name in shown), pa.large_string())
     derived = joined(stems.take(rows["group"].combine_chunks()), "/", rows["offset"])
     place = rows.schema.get_field_index("sample_id")
     rows = rows.set_column(place, "sample_id", pc.coalesce(rows["sample_id"], derived))
@@ -304,25 +306,28 @@ def candidate_rows(
     table = row_table({name: rows[name] for name in names} | {**places(rows)}, num_rows=len(rows))
     for name, column in {TEXT_AT: TEXT_AT, **LISTS}.items():
         table = table.append_column(column, rows[name]) if name in rows.column_names else table
-    return Manifest(files=tuple(files), rows=with_kept(table, kept), rejected=rejected)
+    return Manifest(files=files, rows=with_kept(table, kept), rejected=rejected)
 
 
 def first_places(
-    rows: pa.Table, parts: Sequence[RowPart], group: Group, number: Callable[[str, int], int]
+    rows: pa.Table, parts: Sequence[RowPart], group: Group, numbers: Callable[[Any, int], Array]
 ) -> dict[str, Any]:
     """Returns where the first item of each row lies, as columns; each row has one.
 
-    number: (name, source file) -> the number of a file of its own, asked for in the order of the rows.
+    numbers: (names, source file) -> the numbers of files of their own, asked for in the order of the rows.
     """
-    numbers = [
-        part.group if path is None else number(path, part.group)
-        for part in parts
-        for path in part.items[group]["path"].to_pylist()
-    ]
+    found = []
+    for own, run in itertools.groupby(parts, key=lambda part: part.group):
+        paths = pa.chunked_array([c for part in run for c in part.items[group]["path"].chunks], _TEXT).combine_chunks()
+        is_file = np.asarray(paths.is_valid())
+        of_run = np.full(len(paths), own, np.int32)
+        if is_file.any():
+            of_run[is_file] = numbers(paths.drop_null(), own)
+        found.append(of_run)
     offsets, references = flattened(rows[group])
     first = pa.array(references[offsets[:-1]])
     places = pa.concat_tables([part.items[group] for part in parts]).take(first)
-    file = pa.array(numbers, pa.int32()).take(first)
+    file = pa.array(np.concatenate([np.zeros(0, np.int32), *found])).take(first)
     return {"file": file, **{name: places[name] for name in ("member", "offset", "size")}}
 
 

@@ -132,7 +132,7 @@ def this_place() -> str:
     return xxhash.xxh3_64_hexdigest(f"{boot.strip()}-{numbering}".encode())[:8]
 
 
-_BLOCK = 4 * 1024 * 1024
+_BLOCK, _SMALL = 4 * 1024 * 1024, 32 * 1024
 _SYNC_FILE_RANGE_WRITE = 2
 
 
@@ -244,9 +244,11 @@ def hash_file(path: AnyFile) -> str:
 def hash_opened(file: io.FileIO) -> str:
     """Returns the xxh3-128 of an opened file from where it stands to its end, as 32 hex digits."""
     state = xxhash.xxh3_128()
-    buffer = bytearray(_BLOCK)
+    head = file.read(_SMALL)
+    state.update(head)
+    buffer = bytearray(_BLOCK if len(head) == _SMALL else _SMALL)  # a large one costs more than a small file
     view = memoryview(buffer)
-    while count := file.readinto(buffer):
+    while head and (count := file.readinto(buffer)):
         state.update(view[:count])
     return state.hexdigest()
 

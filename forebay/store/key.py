@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from forebay.store.inputs import SAMPLES
 from forebay.visible import printable
 
 KEY_VERSION = 1
+_BLOCK = 4096
 SHORT = 16
 """Hex digits of a key in names and messages."""
 ABSENT = "(absent)"
@@ -50,9 +52,19 @@ def recipe_key(document: Mapping[str, Any]) -> str:
     return digest({"version": KEY_VERSION, "recipe": document})
 
 
-def cache_key(recipe: str, sources: Sequence[SourceDigest]) -> str:
-    """Returns the key of a cache: sha256 over the recipe key and the sources in their order."""
-    return digest({"recipe_key": recipe, "sources": [[s.name, s.xxh3_128] for s in sources]})
+def cache_key(recipe: str, sources: Iterable[SourceDigest]) -> str:
+    """Returns the key of a cache: sha256 over the recipe key and the sources in their order.
+
+    It is the `digest` of a document of both, taken piece by piece: loose files may be millions.
+    """
+    before, after = canonical_json({"recipe_key": recipe, "sources": []}).split(b"[]")
+    state = hashlib.sha256(before + b"[")
+    left, mark = iter(sources), b""
+    while block := [[source.name, source.xxh3_128] for source in itertools.islice(left, _BLOCK)]:
+        state.update(mark + canonical_json(block, is_parsed=True)[1:-1])
+        mark = b","
+    state.update(b"]" + after)
+    return state.hexdigest()
 
 
 def folder_name(config: Config, key: str) -> str:

@@ -21,9 +21,11 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -32,7 +34,7 @@ from forebay.config.tree import Config
 from forebay.errors import RemoteDeniedError
 from forebay.progress import Progress
 from forebay.store.files import hash_opened, is_temporary, write_bytes
-from forebay.store.layout import NOTES, PLANS
+from forebay.store.layout import NOTES, PLANS, Array
 from forebay.store.remote.raw.raw_sources import place_of, source_stat, stat_of_status
 
 logger = logging.getLogger(__name__)
@@ -40,13 +42,19 @@ FILE_NAME = "hashes.memo"
 _RACY_NS = 2_000_000_000
 """The coarsest time stamps in use (FAT) tick every two seconds."""
 _READINGS = 3
-_PIECE_FILES, _PIECE_BYTES = 50_000, 64 << 30
+_PIECE_FILES, _PIECE_BYTES = 16_384, 64 << 30
 """What is hashed between two savings."""
+_TASK_FILES, _TASK_BYTES = 256, 64 << 20
+"""What is hashed by one task: of small files the way to a worker costs more than the hash."""
+_THREADS = 8
+_BLOCK = 4096
+"""Paths that are strings at once."""
 _RECORD = np.dtype([("stat", "<i8", (5,)), ("hashed_at_ns", "<i8"), ("xxh3_128", "V16")])
 Stat = tuple[int, int, int, int, int]
 """Device, inode, size in bytes, time of the last change of the content and of anything, in ns."""
 SIZE = 2
 """Where the size stands in it."""
+_NO_STAT: Stat = (0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +66,23 @@ class Hashed:
     xxh3_128: str
 
 
-Hashing = Callable[[Callable[[Path], Hashed], Sequence[Path]], Iterable[Hashed]]
-"""Applies a function to every path, as `map` does."""
+AnyPath = str | os.PathLike[str]
+Hashing = Callable[[Callable[[Sequence[AnyPath]], Array], Sequence[Sequence[AnyPath]]], Iterable[Array]]
+"""Applies a function to every task, as `map` does."""
 
 
 class Memo:
-    """Hashes by stat, loaded from `<cache_root>/hashes.memo` and from sealed caches."""
+    """Hashes by stat, loaded from `<cache_root>/hashes.memo` and from sealed caches.
+
+    A root may remember millions of loose files, so entries are records of an array, sorted by a hash of their stat.
+    """
 
     def __init__(self, root: Path, *, trusts_etags: bool = False) -> None:
         """trusts_etags: an object is known by its relative name, etag and size, wherever it lies."""
         self.path = root / FILE_NAME
         self._trusts_etags = trusts_etags
-        self._entries: dict[Stat, Hashed] = {}
+        self._records, self._places = np.zeros(0, _RECORD), np.zeros(0, np.uint64)
+        self._saved: Stat | None = None
         self.add_file(self.path)
 
     @classmethod
@@ -83,90 +96,168 @@ class Memo:
             data = path.read_bytes()
         except OSError:
             return
-        if len(data) < 16 or len(data[16:]) % _RECORD.itemsize or xxhash.xxh3_128_digest(data[16:]) != data[:16]:
+        body = memoryview(data)[16:]
+        if len(data) < 16 or len(body) % _RECORD.itemsize or xxhash.xxh3_128_digest(body) != data[:16]:
             logger.warning("ignoring damaged memo %s; files will be hashed again", path)
             return
-        records = np.frombuffer(data[16:], _RECORD)
-        digests = records["xxh3_128"].tobytes().hex()  # as whole columns: a root may remember millions of loose files
-        columns = zip(map(tuple, records["stat"].tolist()), records["hashed_at_ns"].tolist(), strict=True)
-        for number, (stat, hashed_at_ns) in enumerate(columns):
-            known = self._entries.get(_anywhere(stat))
-            if known is None or known.hashed_at_ns < hashed_at_ns:
-                self._entries[_anywhere(stat)] = Hashed(stat, hashed_at_ns, digests[32 * number : 32 * number + 32])
+        self._add(np.frombuffer(body, _RECORD))
 
     def known(self, path: Path) -> str | None:
         """Returns the hash of a file as it is now; None where it has to be read, OSError where it is absent."""
-        found = self._known(path)
-        return None if found is None else found.xxh3_128
+        digests, is_known = self.known_of([path], np.array([source_stat(path)], np.int64))
+        return digests.tobytes().hex() if is_known[0] else None
 
-    def hashes(self, paths: Sequence[Path], *, map_: Hashing = map) -> list[str]:
-        """Returns the hash of every file, reading only those that are not known, by `map_(hash_now, paths)`.
+    def known_of(self, paths: Sequence[AnyPath], stats: Array) -> tuple[Array, Array]:
+        """Returns the hashes of files as V16 [files], and bool [files], whether they are known.
+
+        stats: as they are now, see `stats_of`.
+        """
+        at, is_known = self._find(stats)
+        records = self._records[at] if len(self._records) else np.zeros(len(at), _RECORD)
+        is_known = is_known & ~is_young(records["stat"], records["hashed_at_ns"])
+        digests = records["xxh3_128"]
+        unknown = np.flatnonzero(~is_known & (stats[:, 0] < 0)).tolist() if self._trusts_etags else ()
+        for number in unknown:
+            if (twin := _etag_stat(paths[number])) is not None:
+                (at,), (is_there,) = self._find(np.array([twin], np.int64))
+                if is_there:
+                    digests[number], is_known[number] = self._records["xxh3_128"][at], True
+        return digests, is_known
+
+    def hashes(self, paths: Sequence[AnyPath], *, map_: Hashing = map) -> list[str]:
+        """Returns the hash of every file, reading only those that are not known, by `map_(hash_files, tasks)`.
 
         What was learned is kept under the root where that is writable. Raises OSError for a file that is absent.
         """
-        return [hashed.xxh3_128 for hashed in self.hashed(paths, map_=map_)]
+        return hexes(self.hashed(paths, map_=map_)[1])
 
-    def hashed(self, paths: Sequence[Path], *, map_: Hashing = map) -> list[Hashed]:
-        """Returns the hash of every file with the stat that it is of; what is hashed is kept piece by piece."""
-        results = [self._known(path) for path in paths]
-        for piece in _pieces([i for i, result in enumerate(results) if result is None], paths):
-            found = map_(hash_now, [paths[i] for i in piece])
-            if map_ is map:  # others show it themselves
-                found = Progress(len(piece), desc="hash", unit="file").over(found)
-            for i, hashed in zip(piece, found, strict=True):
-                self._entries[_anywhere(hashed.stat)] = results[i] = hashed
-                if (twin := _etag_stat(paths[i])) is not None and hashed.stat == stat_now(paths[i]):
-                    self._entries[twin] = replace(hashed, stat=twin)
+    def hashed(
+        self, paths: Sequence[AnyPath], *, map_: Hashing = map, stats: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Returns the stat that each file had when it was hashed, int64 [files, 5], and its hash, V16 [files].
+
+        What is hashed is kept piece by piece. stats: as they are now, where somebody has just looked.
+        """
+        if stats is None:
+            stats, is_there = stats_of(paths)
+            for number in np.flatnonzero(~is_there).tolist():
+                stats[number] = source_stat(paths[number])  # says why there is none
+        stats = stats.copy()
+        digests, is_known = self.known_of(paths, stats)
+        left = np.flatnonzero(~is_known)
+        while len(left):
+            most = max(_PIECE_FILES, len(self._records) // 8)  # each saving writes all entries
+            piece = next(_pieces(left, stats, files=most, size=_PIECE_BYTES))
+            left = left[len(piece) :]
+            tasks = [
+                [paths[number] for number in task.tolist()]
+                for task in _pieces(piece, stats, files=_TASK_FILES, size=_TASK_BYTES)
+            ]
+            found = np.concatenate([np.zeros(0, _RECORD), *(_in_threads if map_ is map else map_)(hash_files, tasks)])
+            twins = found[:0].copy()
+            for number in np.flatnonzero(found["stat"][:, 0] < 0).tolist():
+                path = paths[int(piece[number])]
+                if (twin := _etag_stat(path)) is not None and tuple(found["stat"][number].tolist()) == stat_now(path):
+                    twins = np.append(twins, found[number : number + 1])
+                    twins["stat"][-1] = twin
+            self._add(np.concatenate([found, twins]))
+            stats[piece], digests[piece] = found["stat"], found["xxh3_128"]
             self._save()
-        return [result for result in results if result is not None]
+        return stats, digests
 
-    def dump(self, paths: Sequence[Path] | None = None) -> bytes:
-        """Returns the memo file of all entries, or of those that describe these paths as they are now."""
-        entries = self._entries
+    def dump(self, paths: Sequence[AnyPath] | None = None, *, stats: Array | None = None) -> bytes:
+        """Returns the memo file of all entries, or of those that describe these paths as they are now.
+
+        stats: as they are now, where somebody has just looked; zeros of what is not there.
+        """
+        records = self._records
         if paths is not None:
-            stats = [stat for stat in map(stat_now, paths) if stat is not None]
-            wanted = {*map(_anywhere, stats), *map(_etag_stat, paths)}
-            entries = {stat: entry for stat, entry in entries.items() if stat in wanted}
-        records = np.zeros(len(entries), _RECORD)
-        for record, entry in zip(records, sorted(entries.values(), key=lambda entry: entry.stat), strict=True):
-            record["stat"], record["hashed_at_ns"] = entry.stat, entry.hashed_at_ns
-            record["xxh3_128"] = np.void(bytes.fromhex(entry.xxh3_128))
-        body = records.tobytes()
+            stats, is_there = stats_of(paths) if stats is None else (stats, stats.any(axis=1))
+            objects = np.flatnonzero(stats[:, 0] < 0).tolist()
+            twins = [twin for number in objects if (twin := _etag_stat(paths[number])) is not None]
+            at, is_known = self._find(np.concatenate([stats[is_there], np.array(twins, np.int64).reshape(-1, 5)]))
+            records = records[np.unique(at[is_known])]
+        body = records[np.lexsort(records["stat"].T[::-1])].tobytes()
         return xxhash.xxh3_128_digest(body) + body
 
-    def _known(self, path: Path) -> Hashed | None:
-        stat = source_stat(path)
-        entry = self._entries.get(_anywhere(stat))
-        if entry is None and self._trusts_etags and (twin := _etag_stat(path)) in self._entries and twin is not None:
-            return replace(self._entries[twin], stat=stat)
-        return None if entry is None or is_young(entry.stat, entry.hashed_at_ns) else entry
+    def _find(self, stats: Array) -> tuple[Array, Array]:
+        """Returns where the entries of stats are, int64 [stats], and bool [stats], whether there are any."""
+        if not len(self._records):
+            return np.zeros(len(stats), np.int64), np.zeros(len(stats), bool)
+        wanted = anywhere(stats)
+        places = _mixed(wanted)
+        at = np.minimum(np.searchsorted(self._places, places), len(self._places) - 1)
+        is_same_file = (anywhere(self._records["stat"][at]) == wanted).all(axis=1)
+        return at, (self._places[at] == places) & is_same_file
+
+    def _add(self, records: Array) -> None:
+        """Takes entries in; of two of one file the later counts, and of two as late the one that was there before."""
+        if not len(records):
+            return
+        found = np.concatenate([self._records, records])
+        places = _mixed(anywhere(found["stat"]))
+        order = np.lexsort((-np.arange(len(found)), found["hashed_at_ns"], places))
+        order = order[np.append(np.diff(places[order]) != 0, [True])]
+        self._records, self._places = found[order], places[order]
 
     def _save(self) -> None:
         # Another builder may have saved since: take its entries in. What two writers lose to each other is hashed
         # again.
-        self.add_file(self.path)
+        if stat_now(self.path) != self._saved:
+            self.add_file(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(self.path, self.dump())
+            self._saved = stat_now(self.path)
         except OSError as err:
             logger.info("hashes are not kept: %s: %s", self.path, err.strerror)
 
 
-def _pieces(places: Sequence[int], paths: Sequence[Path]) -> Iterator[list[int]]:
-    """Yields runs of places whose files are read in about a minute."""
-    piece: list[int] = []
-    size = 0
-    for place in places:
-        piece.append(place)
-        size += max(0, source_stat(paths[place])[SIZE])
-        if len(piece) == _PIECE_FILES or size >= _PIECE_BYTES:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece
+def hexes(digests: Array) -> list[str]:
+    """Returns hashes, V16 [files], as 32 hex digits each."""
+    text = digests.tobytes().hex()
+    return [text[start : start + 32] for start in range(0, len(text), 32)]
 
 
-def hash_now(path: Path) -> Hashed:
+def digests_of(found: Sequence[str]) -> Array:
+    """Returns hashes of 32 hex digits as V16 [files]."""
+    return np.frombuffer(bytes.fromhex("".join(found)), "V16").copy()
+
+
+def _pieces(places: Array, stats: Array, *, files: int, size: int) -> Iterator[Array]:
+    """Yields runs of places: of at most so many files, and each but its last file is below so many bytes."""
+    ends = np.cumsum(np.maximum(stats[places, SIZE], 0))
+    start = 0
+    while start < len(places):
+        before = ends[start - 1] if start else 0
+        stop = min(start + files, 1 + int(np.searchsorted(ends, before + size)), len(places))
+        yield places[start:stop]
+        start = stop
+
+
+def _in_threads(function: Callable[[Sequence[AnyPath]], Array], tasks: Sequence[Sequence[AnyPath]]) -> list[Array]:
+    """Returns `function(task)` of every task, several at once, with progress."""
+    found = []
+    with (
+        Progress(sum(map(len, tasks)), desc="hash", unit="file") as bar,
+        ThreadPoolExecutor(max(1, min(_THREADS, len(tasks)))) as threads,
+    ):
+        for records in threads.map(function, tasks):
+            found.append(records)
+            bar.update(len(records))
+    return found
+
+
+def hash_files(paths: Sequence[AnyPath]) -> Array:
+    """Returns the hashes of files as records of a memo, by reading them."""
+    found = np.zeros(len(paths), _RECORD)
+    for number, path in enumerate(paths):
+        hashed = hash_now(path)
+        found[number] = hashed.stat, hashed.hashed_at_ns, bytes.fromhex(hashed.xxh3_128)
+    return found
+
+
+def hash_now(path: AnyPath) -> Hashed:
     """Returns the hash of a file by reading it, and the stat of the file that was read: `path` may become another one.
 
     One that changes meanwhile is read again; if it goes on, its entry never matches. Objects are hashed as they come.
@@ -177,7 +268,7 @@ def hash_now(path: Path) -> Hashed:
         return Hashed(version, started_ns, digest)
     for _ in range(_READINGS):
         started_ns = time.time_ns()
-        with path.open("rb", buffering=0) as file:
+        with open(path, "rb", buffering=0) as file:
             before = stat_of_status(os.fstat(file.fileno()))
             digest = hash_opened(file)
             if stat_of_status(os.fstat(file.fileno())) == before:
@@ -185,7 +276,20 @@ def hash_now(path: Path) -> Hashed:
     return Hashed(before, started_ns, digest)
 
 
-def stat_now(path: Path) -> Stat | None:
+def stats_of(paths: Sequence[AnyPath], look: Callable[[AnyPath], Stat | None] | None = None) -> tuple[Array, Array]:
+    """Returns the stat of every file as it is now, int64 [files, 5], and bool [files], whether there is one.
+
+    One stat a file; the zeros of a file that cannot be had say nothing. look: gives it, by default `stat_now`.
+    """
+    stats, is_there = np.zeros((len(paths), 5), np.int64), np.ones(len(paths), bool)
+    for start in range(0, len(paths), _BLOCK):
+        found = list(map(look or stat_now, paths[start : start + _BLOCK]))
+        is_there[start : start + len(found)] = [stat is not None for stat in found]
+        stats[start : start + len(found)] = [stat or _NO_STAT for stat in found]
+    return stats, is_there
+
+
+def stat_now(path: AnyPath) -> Stat | None:
     """Returns the stat of a file as it is now, None where there is none to be had."""
     try:
         return source_stat(path)
@@ -193,27 +297,43 @@ def stat_now(path: Path) -> Stat | None:
         return None
 
 
-def is_young(stat: Stat, seen_ns: int) -> bool:
-    """Whether a file was changed about when it was looked at: it may have changed again and kept its times."""
-    return max(stat[-2:]) > seen_ns - _RACY_NS
+def is_young(stat: Any, seen_ns: Any) -> Any:
+    """Whether a file was changed about when it was looked at: it may have changed again and kept its times.
+
+    Of many files: stat int64 [files, 5], seen_ns int64 [files], the result bool [files].
+    """
+    return np.asarray(stat)[..., -2:].max(axis=-1) > seen_ns - _RACY_NS
 
 
 def is_same(now: Stat | None, known: Stat | None) -> bool:
     """Whether two stats are of one state of one file, which another machine may have looked at."""
     if now is None or known is None:
         return now is known
-    return _anywhere(now) == _anywhere(known)
+    return now[1:] == known[1:] and min(now[0], 0) == min(known[0], 0)
 
 
-def _anywhere(stat: Stat) -> Stat:
-    """Returns a stat as all machines that mount the file see it: each numbers the devices itself.
+def anywhere(stats: Array) -> Array:
+    """Returns stats, int64 [files, 5], as all machines that mount the files see them: each numbers the devices itself.
 
     Git leaves the device out for the same reason. That of an object stands for its URL, and stays.
     """
-    return stat if stat[0] < 0 else (0, *stat[1:])
+    found = stats.copy()
+    found[:, 0] = np.minimum(found[:, 0], 0)
+    return found
 
 
-def _etag_stat(path: Path) -> Stat | None:
+def _mixed(stats: Array) -> Array:
+    """Returns 64 bits of each stat, uint64 [stats], after the finaliser of splitmix64 (Steele and others, 2014)."""
+    mixed: Array = np.zeros(len(stats), np.uint64)
+    for column in stats.T:
+        mixed = (mixed ^ column.astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def _etag_stat(path: AnyPath) -> Stat | None:
     """Returns what the entry of an object is found by where etags are trusted; None for a file of this machine."""
     place = place_of(path)
     try:

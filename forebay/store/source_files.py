@@ -10,26 +10,28 @@ from __future__ import annotations
 
 import glob
 import io
+import itertools
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from forebay.config.data import SOURCE_KINDS, SourceConfig
 from forebay.config.tree import Config
 from forebay.errors import CacheCorruptError, RemoteDeniedError, RemoteMissingError
 from forebay.store.inputs import SAMPLES, is_unlisted
 from forebay.store.key import SHORT, differences
-from forebay.store.memo import SIZE, Memo, Stat
+from forebay.store.memo import SIZE, Memo, Stat, hexes, stats_of
 from forebay.store.remote.raw import raw_sources as sources
-from forebay.store.remote.raw.raw_sources import is_file, localized, look_up, source_stat
+from forebay.store.remote.raw.raw_sources import localized
 
 logger = logging.getLogger(__name__)
 COMPRESSED_TARS = (".tgz", ".tbz2", ".txz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "lz4")))
 """How names of compressed tars end; their members cannot be read by place."""
+_BLOCK = 4096
 _DICT = "dataset_dict.json"
 _OURS = re.compile(r"logs/data_usage\.jsonl|tar_index/[0-9a-f]{32}\.parquet|text_index/[0-9a-f]{32}\.lines")
 _SPLIT_FILE = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")
@@ -89,30 +91,63 @@ def leads_out(path: Path, entry: str) -> str | None:
     return sources.leads_out(path, anchor(entry))
 
 
-def listed_files(source: SourceConfig, *, meaning: str = "recordings") -> list[SourceFile]:
+class EntryFiles(NamedTuple):
+    """The files that an entry of `source.manifest` stands for. names: as they enter the key.
+
+    base: the folder that they are relative to. paths: where they are; None: each below `base`, under its name.
+    """
+
+    entry: int
+    base: str
+    names: list[str]
+    paths: list[str] | None = None
+
+
+def entry_files(source: SourceConfig, *, meaning: str = "recordings") -> list[EntryFiles]:
     """Returns the files that the entries of `source.manifest` stand for, folders and globs in sorted order.
 
     A file stands for itself, a folder for its files of the kind's type (an `hf` folder of several splits for those of
     `source.split`), a glob for what it matches, perhaps nothing. meaning: of the rows, `Config.meaning`.
     """
-    files = []
+    found = []
     for number, entry in enumerate(source.manifests):
-        base = anchor(entry)
-        files += [
-            SourceFile(Path(os.path.relpath(path, base)).as_posix(), path, entry=number)
-            for path in _expand(source, Path(entry), meaning)
-        ]
+        path, kind = Path(entry), SOURCE_KINDS[source.kind]
+        if kind.is_deep and sources.place_of(path) is None and path.is_dir():
+            endings = tuple(pattern[1:] for pattern in kind.files_of(meaning))
+            found.append(EntryFiles(number, str(path), _below_here(path, endings)))
+        else:
+            found.append(_named(anchor(entry), number, _expand(source, path, meaning)))
     if source.texts is not None:
-        texts = Path(source.texts)
-        files.append(SourceFile(Path(os.path.relpath(texts, anchor(source.manifests[0]))).as_posix(), texts))
-    return files
+        found.append(_named(anchor(source.manifests[0]), 0, [Path(source.texts)]))
+    return found
+
+
+def _named(base: Path, entry: int, paths: Sequence[Path]) -> EntryFiles:
+    names = [Path(os.path.relpath(path, base)).as_posix() for path in paths]
+    return EntryFiles(entry, str(base), names, [str(path) for path in paths])
+
+
+def listed_files(source: SourceConfig, *, meaning: str = "recordings") -> list[SourceFile]:
+    """Returns what `entry_files` does, a file by itself."""
+    return [
+        SourceFile(name, Path(path), entry=found.entry)
+        for found in entry_files(source, meaning=meaning)
+        for name, path in zip(found.names, found.paths or below(found.base, found.names), strict=True)
+    ]
+
+
+def below(base: str, names: Iterable[str]) -> list[str]:
+    """Returns the paths of files by their names relative to a folder, as `pathlib` joins them."""
+    front = "" if base == "." else f"{base.rstrip('/')}/"
+    return [name if name.startswith("/") else front + name for name in names]
 
 
 def _expand(source: SourceConfig, path: Path, meaning: str) -> list[Path]:
     if sources.is_folder(path):
         kind = SOURCE_KINDS[source.kind]
         if kind.is_deep:
-            return _below(path, tuple(pattern[1:] for pattern in kind.files_of(meaning)))
+            endings = tuple(pattern[1:] for pattern in kind.files_of(meaning))
+            return sorted(sources.files_below(path, lambda name: _is_wanted(name, endings)), key=str)
         folder = path / source.split if kind.has_splits and sources.exists(path / _DICT) else path
         found: list[Path] = []
         for patterns in (kind.files, *kind.else_files):
@@ -125,20 +160,21 @@ def _expand(source: SourceConfig, path: Path, meaning: str) -> list[Path]:
     return [p for p in sources.glob_files(path) if not _is_ours(p)] if glob.has_magic(str(path)) else []
 
 
-def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
-    """Returns the files at any depth whose names end so, in any case of letters; what is hidden is left out."""
+def _is_wanted(name: Path, endings: tuple[str, ...]) -> bool:
+    return name.name.lower().endswith(endings) and not any(part.startswith(".") for part in name.parts)
 
-    def is_wanted(name: Path) -> bool:
-        return name.name.lower().endswith(endings) and not any(part.startswith(".") for part in name.parts)
 
-    if sources.place_of(folder) is not None:
-        return sorted(sources.files_below(folder, is_wanted), key=str)
-    found = []
-    for base, folders, names in sources.walk(folder):
+def _below_here(folder: Path, endings: tuple[str, ...]) -> list[str]:
+    """Returns the files at any depth whose names end so, in any case of letters; what is hidden is left out.
+
+    The folders are read, and of the files only links are looked at.
+    """
+    found: list[str] = []
+    for below_it, folders, names in sources.walk_files(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        wanted = [name for name in names if name.lower().endswith(endings) and not name.startswith(".")]
-        found += [path for name in wanted if os.path.isfile(path := f"{base}/{name}")]
-    return [Path(path) for path in sorted(found)]
+        front = f"{below_it}/" if below_it else ""
+        found += [front + n for n in names if n.lower().endswith(endings) and not n.startswith(".")]
+    return sorted(found)
 
 
 def hf_splits(folder: Path) -> list[str]:
@@ -171,22 +207,19 @@ def _is_ours(path: Path) -> bool:
     return _OURS.fullmatch("/".join(path.parts[-2:])) is not None
 
 
-def dump_sources(sources: Sequence[StoredSource]) -> bytes:
+def dump_sources(sources: Iterable[StoredSource]) -> bytes:
     """Returns the parquet file that a cache keeps of its sources."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.table(
-        {
-            "name": pa.array([os.fsencode(s.name) for s in sources], pa.binary()),
-            "entry": pa.array([s.entry for s in sources], pa.int32()),
-            "listed": pa.array([s.listed for s in sources], pa.bool_()),
-            "xxh3_128": pa.array([s.xxh3_128 for s in sources], pa.string()),
-            "size_bytes": pa.array([s.size_bytes for s in sources], pa.int64()),
-        }
-    )
+    kinds = {"name": "binary", "entry": "int32", "listed": "bool", "xxh3_128": "string", "size_bytes": "int64"}
+    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in kinds.items()])
+    left, blocks = iter(sources), []
+    while block := list(itertools.islice(left, _BLOCK)):
+        columns = [[getattr(source, name) for source in block] for name in kinds]
+        blocks.append(pa.record_batch([list(map(os.fsencode, columns[0])), *columns[1:]], schema=schema))
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
+    pq.write_table(pa.Table.from_batches(blocks, schema).combine_chunks(), buffer, compression="zstd")
     return buffer.getvalue()
 
 
@@ -198,8 +231,8 @@ def load_sources(path: Path) -> list[StoredSource]:
     try:
         with pq.ParquetFile(path) as file:  # `read_table` imports pyarrow.dataset, and that pandas if it is installed
             columns = file.read().to_pydict()
-        rows = zip(*(columns[field.name] for field in fields(StoredSource)), strict=True)
-        return [StoredSource(os.fsdecode(name), *others) for name, *others in rows]
+        names, *others = (columns[field.name] for field in fields(StoredSource))
+        return list(map(StoredSource, map(os.fsdecode, names), *others))
     except (OSError, KeyError, TypeError, UnicodeDecodeError, pa.ArrowException) as err:
         raise CacheCorruptError(
             f"{path} is not the sources of a cache: {err}; run: forebay preprocess CONFIG --rebuild"
@@ -229,29 +262,51 @@ def compare_sources(
 def _compared(
     config: Config, stored: Sequence[StoredSource], memo: Memo, *, may_hash: bool
 ) -> tuple[SourceState, list[str]]:
-    listed = [(f.entry, f.name) for f in listed_files(config.source, meaning=config.meaning)]
-    expected = [(s.entry, s.name) for s in stored if s.listed]
-    if listed and listed != expected:
-        return "changed", sorted({name for _, name in set(listed) ^ set(expected)} or {name for _, name in listed})
-    if not listed and (there := [s.name for s in stored if s.listed and _file_of(config, s)]):
+    entries = entry_files(config.source, meaning=config.meaning)
+    # Columns, not pairs: of loose files there are millions, and the collector of cycles would visit each pair.
+    listed = [name for each in entries for name in each.names]
+    listed_of = [each.entry for each in entries for _ in each.names]
+    own = [source for source in stored if source.listed]
+    if listed and (listed != [s.name for s in own] or listed_of != [s.entry for s in own]):
+        there, known = set(zip(listed_of, listed, strict=True)), {(s.entry, s.name) for s in own}
+        return "changed", sorted({name for _, name in there ^ known} or {name for _, name in there})
+    if not listed and (shown := [s.name for s in own if _file_of(config, s)]):
         # The cache's manifest is there and the config's is not: it names another one.
-        return "changed", there
-    sources.look_up([path for source in stored if (path := path_of(config, source)) is not None])
-    stored = [source for source in stored if source.xxh3_128 != ABSENT or source.size_bytes < 0]
-    found = [(source, _file_of(config, source)) for source in stored]
-    present = [(source, path) for source, path in found if path is not None]
-    # Sizes first: a file of another size is another file, and costs no reading.
-    if changed := [s.name for s, path in present if sources.source_stat(path)[SIZE] != s.size_bytes]:
-        return "changed", changed
-    paths = [path for _, path in present]
-    if not may_hash and any(memo.known(path) is None for path in paths):
-        return "unknown", []
-    hashes = memo.hashes(paths)
-    if changed := [s.name for (s, _), now in zip(present, hashes, strict=True) if s.xxh3_128 != now]:
-        return "changed", changed
+        return "changed", shown
     # A file that was not there when the cache was built is missed by nobody.
-    absent = [s.name for s, path in found if path is None and s.xxh3_128 != ABSENT]
+    asked = [source for source in stored if source.xxh3_128 != ABSENT or source.size_bytes < 0]
+    paths = stored_paths(config, asked)
+    sources.look_up(path for path in paths if sources.MIRRORS in path)
+    stats, is_there = stats_of(paths, sources.file_stat)
+    found = list(itertools.compress(asked, is_there.tolist()))
+    paths, stats = list(itertools.compress(paths, is_there.tolist())), stats[is_there]
+    # Sizes first: a file of another size is another file, and costs no reading.
+    sizes = stats[:, SIZE].tolist()
+    if changed := [s.name for s, size in zip(found, sizes, strict=True) if s.size_bytes != size]:
+        return "changed", changed
+    if not may_hash and not memo.known_of(paths, stats)[1].all():
+        return "unknown", []
+    hashes = hexes(memo.hashed(paths, stats=stats)[1])
+    if changed := [s.name for s, now in zip(found, hashes, strict=True) if s.xxh3_128 != now]:
+        return "changed", changed
+    gone = itertools.compress(asked, (~is_there).tolist())
+    absent = [source.name for source in gone if source.xxh3_128 != ABSENT]
     return "absent" if absent else "same", absent
+
+
+def stored_paths(config: Config, stored: Sequence[StoredSource]) -> list[str]:
+    """Returns where sources of a cache would be by the config's manifests; "" where those have no such entry."""
+    bases = [anchor(entry) for entry in sources.localized(config).source.places]
+    fronts = [None if sources.place_of(base) is not None else below(str(base), [""])[0] for base in bases]
+    found = []
+    for source in stored:
+        if source.entry >= len(bases):
+            found.append("")
+        elif (front := fronts[source.entry]) is None or source.name.startswith("/"):
+            found.append(str(bases[source.entry] / source.name))
+        else:
+            found.append(front + source.name)
+    return found
 
 
 def source_differences(
@@ -343,25 +398,31 @@ def _compared_derived(
     for source in stored:
         expected.setdefault(source.name, set()).add(source.xxh3_128)
         sizes.setdefault(source.name, set()).add(source.size_bytes)
-    if changed := sorted({name for name, path in seen if source_stat(path)[SIZE] not in sizes[name]}):
+    paths = [path for _, path in seen]
+    stats, is_there = stats_of(paths, sources.file_stat)
+    names = [name for (name, _), found in zip(seen, is_there.tolist(), strict=True) if found]
+    paths = [path for path, found in zip(paths, is_there.tolist(), strict=True) if found]
+    stats = stats[is_there]
+    found_sizes = stats[:, SIZE].tolist()
+    if changed := sorted({name for name, size in zip(names, found_sizes, strict=True) if size not in sizes[name]}):
         return "changed", changed
-    if not may_hash and any(memo.known(path) is None for _, path in seen):
+    if not may_hash and not memo.known_of(paths, stats)[1].all():
         return "unknown", []
-    hashes = memo.hashes([path for _, path in seen])
-    if changed := sorted({name for (name, _), now in zip(seen, hashes, strict=True) if now not in expected[name]}):
+    hashes = hexes(memo.hashed(paths, stats=stats)[1])
+    if changed := sorted({name for name, now in zip(names, hashes, strict=True) if now not in expected[name]}):
         return "changed", changed
-    found = {(name, now) for (name, _), now in zip(seen, hashes, strict=True)}
-    missing = [s.name for s in stored if s.xxh3_128 != ABSENT and (s.name, s.xxh3_128) not in found]
+    known = set(zip(names, hashes, strict=True))
+    missing = [s.name for s in stored if s.xxh3_128 != ABSENT and (s.name, s.xxh3_128) not in known]
     return "absent" if missing else "same", missing
 
 
 def _seen(config: Config, stored: Sequence[StoredSource]) -> Seen:
-    """Returns name and path of every file that is there and that a cache was made of, by the config's manifests."""
+    """Returns name and path of every file that a cache was made of and that may be there, by the config's manifests."""
     names = {source.name for source in stored if source.xxh3_128 != ABSENT}
     files = listed_files(localized(config).source, meaning=config.meaning)
     listed = {(file.name, file.path) for file in files if file.name in names}
     # What a manifest names is only found where its entry is in the place that it had.
     named = {(s.name, path) for s in stored if s.name in names and (path := path_of(config, s)) is not None}
     found = sorted(listed | named)
-    look_up([path for _, path in found])
-    return [(name, path) for name, path in found if is_file(path)]
+    sources.look_up([path for _, path in found])
+    return found

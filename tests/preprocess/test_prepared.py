@@ -34,8 +34,8 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     real = memo.hash_now
 
-    def counting(path: Path) -> Any:
-        seen.append(path.name)
+    def counting(path: str) -> Any:
+        seen.append(Path(path).name)
         return real(path)
 
     monkeypatch.setattr(memo, "hash_now", counting)

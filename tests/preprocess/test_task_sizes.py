@@ -25,6 +25,7 @@ from forebay.rows import list_rows as locate
 from forebay.rows.readers import table_records
 from forebay.rows.readers import table_records as json_lines
 from forebay.steps.recipe import recipe_of
+from forebay.store import memo
 from forebay.store.memo import Memo
 from tests.preprocess.vision.corpus import DEMO as VISION
 from tests.preprocess.vision.corpus import photo
@@ -169,6 +170,7 @@ def longest_tasks(folder: Path, write: Write, num_rows: int) -> dict[str, int]:
 @pytest.mark.parametrize("write", [*SPEECH, *IMAGES], ids=lambda write: write.__name__)
 def test_no_task_grows_with_the_listing(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locate, "ROWS_PER_TASK", PER_FILE)
+    monkeypatch.setattr(memo, "_TASK_FILES", 1)
     monkeypatch.setattr(conversation_images, "IMAGES_PER_TASK", PER_FILE)
     monkeypatch.setattr(table_records, "_ROWS_PER_PART", PER_FILE)
     monkeypatch.setattr(json_lines, "BLOCK_BYTES", 512)

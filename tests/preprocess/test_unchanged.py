@@ -161,14 +161,14 @@ def test_files_that_rest_cost_a_stat_and_no_reading(tmp_path: Path, monkeypatch:
     files = sources(tmp_path, b"a", b"b", b"c")
     looked: list[Path] = []
 
-    def noted(path: Path) -> Any:
-        looked.append(path)
+    def noted(path: str) -> Any:
+        looked.append(Path(path))
         return stat_now(path)
 
     def refuse(path: Path) -> None:
         raise AssertionError(f"{path} was read")
 
-    monkeypatch.setattr(named_files, "stat_now", noted)
+    monkeypatch.setattr("forebay.store.memo.stat_now", noted)
     monkeypatch.setattr(named_files, "hash_now", refuse)
     require_unchanged(files, memo=Memo(tmp_path / "root"), map_=map)
     assert unchanged_stats(files) == [file.stat for file in files]

@@ -138,8 +138,8 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     real = memo.hash_now
 
-    def counting(path: Path) -> Any:
-        seen.append(path.name)
+    def counting(path: str) -> Any:
+        seen.append(Path(path).name)
         return real(path)
 
     for module in ("forebay.store.memo", "forebay.rows.named_files"):

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import pickle
+from pathlib import Path, PurePosixPath
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from forebay.config import SourceConfig
 from forebay.errors import ManifestError
 from forebay.rows.named_files import NamedFiles, manifest_files, path_stem, shown_name, usable_name
+from forebay.rows.source_table import SourceFiles
 from forebay.store.source_files import SourceFile, anchor
 
 
@@ -89,3 +93,74 @@ def test_a_stem_is_pathlibs(parts: list[str]) -> None:
 @pytest.mark.parametrize(("name", "wanted"), [(b"a/caf\xe9.tar", r"a/caf\xe9.tar"), ("é.tar".encode(), "é.tar")])
 def test_a_byte_that_is_not_utf_8_is_written_out(name: bytes, wanted: str) -> None:
     assert shown_name(SourceFile(os.fsdecode(name), Path("x"))) == wanted
+
+
+_PART = st.sampled_from(["a", "b", "..", ".", "", "é", "c d"])
+_WRITTEN = st.lists(st.lists(_PART, min_size=1, max_size=4).map("/".join).filter(bool), max_size=8)
+
+
+class OneByOne:
+    """Numbers of files as `pathlib` joins and compares their names, one after the other."""
+
+    def __init__(self, manifests: list[SourceFile], bases: list[Path]) -> None:
+        self.files, self._bases = [(file.name, file.path) for file in manifests], bases
+
+    def number(self, written: str, *, folder: Path, entry: int) -> int:
+        path, base = folder / written, self._bases[entry]
+        if path not in [known for _, known in self.files]:
+            if path.is_relative_to(base):
+                name = path.relative_to(base).as_posix()
+            elif PurePosixPath(written).is_absolute():
+                name = written
+            else:
+                name = (Path(os.path.relpath(path.parent, base)) / path.name).as_posix()
+            self.files.append((name, path))
+        return [known for _, known in self.files].index(path)
+
+
+@given(blocks=st.lists(st.tuples(st.integers(0, 1), _WRITTEN), max_size=4), is_elsewhere=st.booleans())
+def test_names_of_a_column_are_numbered_as_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, blocks: list[tuple[int, list[str]]], *, is_elsewhere: bool
+) -> None:
+    root = tmp_path_factory.getbasetemp() / "m"
+    for below in ("one/sub", "two/sub", "media"):
+        (root / below).mkdir(parents=True, exist_ok=True)
+        (root / below / "m.parquet").touch()
+    entries = (str(root / "one" / "*" / "m.parquet"), str(root / "two" / "sub" / "m.parquet"))
+    source = SourceConfig(kind="tar", manifest=entries, audio_dir=str(root / "media") if is_elsewhere else None)
+    manifests = manifest_files(source)
+    files, wanted = NamedFiles(manifests, source), OneByOne(list(manifests), [anchor(each) for each in source.places])
+    for number, written in blocks:
+        manifest = manifests[number]
+        found = files.numbers(pa.array(written, pa.large_string()), manifest=manifest)
+        folder, entry = (root / "media", 2) if is_elsewhere else (manifest.path.parent, manifest.entry)
+        assert found.tolist() == [wanted.number(name, folder=folder, entry=entry) for name in written]
+    assert [(file.name, file.path) for file in files.files] == wanted.files
+    assert files.files.paths == [str(path) for _, path in wanted.files]
+    assert files.listed(pa.array([str(file.path) for file in manifests], pa.large_string())).tolist() == [0, 1]
+
+
+_FILE = st.builds(
+    SourceFile,
+    st.sampled_from(["a.wav", "b/c.wav", os.fsdecode(b"caf\xe9.wav")]),
+    st.sampled_from(["/x/a.wav", "b.wav", os.fsdecode(b"/caf\xe9.wav")]).map(Path),
+    entry=st.integers(0, 3),
+    listed=st.booleans(),
+    stat=st.none() | st.tuples(*[st.integers(-1, 2**62)] * 5),
+    xxh3_128=st.sampled_from(["", "ab" * 16, "0" * 32]),
+)
+
+
+@given(st.lists(_FILE, max_size=6), st.data())
+def test_files_by_column_are_the_files(files: list[SourceFile], data: st.DataObject) -> None:
+    found = SourceFiles.of(files)
+    assert found == files
+    assert [(f.stat, f.xxh3_128) for f in found] == [(f.stat, f.xxh3_128) for f in files]
+    assert found.hashes == [file.xxh3_128 for file in files]
+    assert found.all_names == [file.name for file in files]
+    assert found.shown_names == [shown_name(file) for file in files]
+    chosen = data.draw(st.lists(st.integers(0, max(0, len(files) - 1)), max_size=4 if files else 0))
+    part = found.take(np.array(chosen, np.int64))
+    assert pickle.loads(pickle.dumps(part)) == [files[number] for number in chosen]  # noqa: S301
+    assert SourceFiles.joined([found, part]) == [*files, *(files[number] for number in chosen)]
+    assert found[1:4] == files[1:4]

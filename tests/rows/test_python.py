@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_a_list_of_anything_is_read_or_refused(lines: list[dict[str, object]], m
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "samples.jsonl"
         path.write_bytes("".join(json.dumps(line) + "\n" for line in lines).encode() + more)
-        files: tuple[SourceFile, ...] = ()
+        files: Sequence[SourceFile] = ()
         with contextlib.suppress(ManifestError):
             files = read_manifest(SourceConfig(kind="python", manifest=str(path))).files
         assert {file.path.parent for file in files} <= {Path(folder)}

@@ -265,6 +265,27 @@ def test_files_that_a_manifest_names_are_compared_too(config: Config, tmp_path: 
     assert find(config).state == "changed"
 
 
+def test_loose_files_are_looked_at_once_each(
+    config: Config, tmp_path: Path, settled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"loose/{number}.wav" for number in range(5)]
+    (tmp_path / "data" / "loose").mkdir()
+    for name in names:
+        (tmp_path / "data" / name).write_bytes(name.encode())
+    build(config, named=[SourceFile(name, tmp_path / "data" / name, 0, listed=False) for name in names])
+    looked: list[str] = []
+    real = os.stat
+
+    def noted(path: Any, *args: Any, **options: Any) -> os.stat_result:
+        looked.append(str(path))
+        return real(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", noted)
+        assert find(config).state == "same"
+    assert [looked.count(str(tmp_path / "data" / name)) for name in names] == [1] * len(names)
+
+
 def test_a_file_that_was_not_there_at_the_build_changes_the_data_when_it_comes(
     config: Config, tmp_path: Path, settled: None
 ) -> None:

@@ -6,16 +6,25 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.store import memo as memo_module
 from forebay.store.files import hash_file, hash_opened
-from forebay.store.memo import FILE_NAME, Hashed, Memo, hash_now
+from forebay.store.memo import FILE_NAME, AnyPath, Memo, Stat, hash_now, stats_of
 from forebay.store.remote.raw.raw_sources import stat_of_status
 from tests.store.trees import set_writable
+
+Hash = Callable[[Sequence[AnyPath]], Any]
+
+
+def record(stat: Stat, hashed_at_ns: int, digest: str) -> Any:
+    """Returns what hashing one file gives."""
+    return np.array([(stat, hashed_at_ns, bytes.fromhex(digest))], memo_module._RECORD)
 
 
 @pytest.fixture
@@ -101,7 +110,7 @@ def test_the_distance_of_trust_is_two_seconds(tmp_path_factory: pytest.TempPathF
     status = os.stat(path)
     changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
     memo = Memo(tmp_path_factory.getbasetemp() / "nowhere")
-    hashed = Hashed(stat_of_status(status), changed_ns + age_ns, hash_file(path))
+    hashed = record(stat_of_status(status), changed_ns + age_ns, hash_file(path))
     memo.hashes([path], map_=lambda function, paths: [hashed])
     assert (memo.known(path) is not None) == (age_ns >= 2_000_000_000)
 
@@ -182,7 +191,7 @@ def test_of_two_entries_the_later_counts(root: Path, files: list[Path], tmp_path
     dumps = []
     for digest, hashed_at_ns in (("a" * 32, late_ns), ("b" * 32, late_ns + 1)):
         memo = Memo(tmp_path / digest[0])
-        memo.hashes([path], map_=lambda f, p, d=digest, ns=hashed_at_ns: [Hashed(stat, ns, d)])  # type: ignore[misc]
+        memo.hashes([path], map_=lambda f, p, d=digest, ns=hashed_at_ns: [record(stat, ns, d)])  # type: ignore[misc]
         dumps.append(memo.dump())
     for order in (dumps, dumps[::-1]):
         memo = Memo(tmp_path / "none2")
@@ -208,11 +217,11 @@ def test_a_dump_of_some_files_knows_these_as_they_are_now(
 def test_only_files_that_are_not_known_go_through_the_map(root: Path, files: list[Path], settled: None) -> None:
     memo = Memo(root)
     memo.hashes(files[:1])
-    asked: list[Path] = []
+    asked: list[AnyPath] = []
 
-    def noted(function: Callable[[Path], Hashed], paths: Sequence[Path]) -> Iterable[Hashed]:
-        asked.extend(paths)
-        return map(function, paths)
+    def noted(function: Hash, tasks: Sequence[Sequence[AnyPath]]) -> Iterable[Any]:
+        asked.extend(path for task in tasks for path in task)
+        return map(function, tasks)
 
     memo.hashes(files, map_=noted)
     assert asked == files[1:]
@@ -271,13 +280,13 @@ def test_an_interrupted_run_goes_on_behind_the_last_piece(
     root: Path, files: list[Path], settled: None, read: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memo_module, "_PIECE_FILES", 2)
-    asked: list[list[Path]] = []
+    asked: list[list[AnyPath]] = []
 
-    def interrupted(function: Callable[[Path], Hashed], paths: Sequence[Path]) -> Iterable[Hashed]:
-        asked.append(list(paths))
+    def interrupted(function: Hash, tasks: Sequence[Sequence[AnyPath]]) -> Iterable[Any]:
+        asked.append([path for task in tasks for path in task])
         if len(asked) == 2:
             raise KeyboardInterrupt
-        return [function(path) for path in paths]
+        return [function(task) for task in tasks]
 
     with pytest.raises(KeyboardInterrupt):
         Memo(root).hashes(files, map_=interrupted)
@@ -286,7 +295,57 @@ def test_an_interrupted_run_goes_on_behind_the_last_piece(
     assert read.count(files[0]) == read.count(files[2]) == 1
 
 
-def test_a_piece_ends_at_its_bytes(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memo_module, "_PIECE_BYTES", files[0].stat().st_size + 1)
-    assert list(memo_module._pieces([0, 1, 2], files)) == [[0, 1], [2]]
-    assert list(memo_module._pieces([], files)) == []
+@given(st.lists(st.integers(-1, 9), max_size=20), st.integers(1, 6), st.integers(1, 20))
+def test_a_piece_ends_at_its_files_and_its_bytes(sizes: list[int], files: int, size: int) -> None:
+    stats = np.zeros((len(sizes), 5), np.int64)
+    stats[:, memo_module.SIZE] = sizes
+    pieces = [p.tolist() for p in memo_module._pieces(np.arange(len(sizes)), stats, files=files, size=size)]
+    assert [place for piece in pieces for place in piece] == list(range(len(sizes)))
+    for number, piece in enumerate(pieces):
+        of_piece = [max(0, sizes[place]) for place in piece]
+        assert sum(of_piece[:-1]) < size
+        assert len(piece) <= files
+        assert number == len(pieces) - 1 or len(piece) == files or sum(of_piece) >= size
+
+
+@given(data=st.data())
+def test_the_memo_is_a_mapping_by_stat(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Whatever comes in whichever order, the latest entry of a stat counts; the device is another one elsewhere."""
+    number = st.integers(0, 2)
+    entry = st.tuples(number, number, number, number, number, st.integers(10**10, 10**10 + 2), st.sampled_from("abcd"))
+    blocks = data.draw(st.lists(st.lists(entry, max_size=6), max_size=4))
+    memo, wanted = Memo(tmp_path_factory.getbasetemp() / "none"), dict[tuple[int, ...], tuple[int, str]]()
+    for block in blocks:
+        records = [record(row[:5], row[5], row[6] * 32) for row in block]
+        memo._add(np.concatenate([np.zeros(0, memo_module._RECORD), *records]))
+        for *stat, ns, digest in block:
+            known = wanted.get(tuple(stat[1:]))
+            if known is None or known[0] < ns:
+                wanted[tuple(stat[1:])] = ns, digest
+    asked = np.array([(7, *stat) for stat in np.ndindex(3, 3, 3, 3)], np.int64)
+    digests, is_known = memo.known_of([""] * len(asked), asked)
+    places = np.flatnonzero(is_known).tolist()
+    found = {tuple(asked[place, 1:].tolist()): digests[place].tobytes().hex() for place in places}
+    assert found == {stat: digest * 32 for stat, (_, digest) in wanted.items()}
+
+
+def test_small_files_share_a_task_and_all_are_hashed(root: Path, tmp_path: Path, settled: None) -> None:
+    paths = [tmp_path / f"{number}.txt" for number in range(600)]
+    for number, path in enumerate(paths):
+        path.write_bytes(b"%d" % number)
+    tasks: list[int] = []
+
+    def counted(function: Hash, given: Sequence[Sequence[AnyPath]]) -> Iterable[Any]:
+        tasks.extend(map(len, given))
+        return map(function, given)
+
+    wanted = [hash_file(path) for path in paths]
+    assert Memo(root).hashes(paths, map_=counted) == wanted
+    assert tasks == [256, 256, 88]
+    assert Memo(root / "other").hashes(paths) == wanted
+
+
+def test_stats_of_what_is_not_there(files: list[Path], tmp_path: Path) -> None:
+    stats, is_there = stats_of([files[0], tmp_path / "gone", "a\0b", str(files[1])])
+    assert is_there.tolist() == [True, False, False, True]
+    assert tuple(stats[3].tolist()) == stat_of_status(files[1].stat())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from forebay.config import SourceConfig
 from forebay.config.data import SOURCE_KINDS, SourceKind
 from forebay.errors import CacheCorruptError
+from forebay.store.key import SourceDigest, cache_key, digest
+from forebay.store.remote.raw.raw_sources import walk, walk_files
 from forebay.store.source_files import (
     SourceFile,
     StoredSource,
@@ -179,3 +182,29 @@ def test_a_split_picks_its_files_where_all_names_tell(tmp_path: Path) -> None:
     assert len(listed("hf", tmp_path, split="dev")) == 4
     only = files_in(tmp_path / "only", "data-00000-of-00001.parquet")
     assert listed("hf", only, split="dev") == [("data-00000-of-00001.parquet", 0)]
+
+
+@given(links=st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([".", "a", "a/b", "x", "gone", "a/f"]))))
+def test_reading_folders_finds_what_looking_at_each_file_does(
+    tmp_path_factory: pytest.TempPathFactory, links: list[tuple[str, str]]
+) -> None:
+    root = tmp_path_factory.mktemp("walk")
+    files_in(root, "f.wav", "a/f", "a/b/g", ".h/i", "x/y")
+    for number, (folder, target) in enumerate(links):
+        (root / folder).mkdir(exist_ok=True)
+        (root / folder / f"link{number}").symlink_to(root / target)
+    wanted = [
+        (os.path.relpath(base, root), sorted(folders), sorted(name for name in names if (Path(base) / name).is_file()))
+        for base, folders, names in walk(root)
+    ]
+    found = [(below or ".", sorted(folders), sorted(names)) for below, folders, names in walk_files(root)]
+    assert {below for below, _, _ in found} == {below for below, _, _ in wanted}
+    assert {(below, *names) for below, _, names in found} == {(below, *names) for below, _, names in wanted}
+
+
+@given(st.lists(st.builds(SourceDigest, name=st.text(max_size=3), xxh3_128=st.text("01", max_size=2)), max_size=9))
+def test_a_key_taken_piece_by_piece_is_the_digest_of_its_document(sources: list[SourceDigest]) -> None:
+    document = {"recipe_key": "r", "sources": [[source.name, source.xxh3_128] for source in sources]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forebay.store.key._BLOCK", 2)
+        assert cache_key("r", iter(sources)) == digest(document)

@@ -40,7 +40,7 @@ from forebay.preprocess.listing import listed
 from forebay.rows.manifest import Manifest, reduced
 from forebay.rows.meanings.image_class import empty_classes, labels_of
 from forebay.rows.media_reader import MediaReader
-from forebay.rows.named_files import shown_name
+from forebay.rows.source_table import SourceFiles
 from forebay.steps.audio.waveform import Waveform
 from forebay.steps.recipe import Recipe
 from forebay.steps.text.normal.normal_step import code_in
@@ -64,7 +64,7 @@ class RawTask:
 
     start: int
     rows: pa.Table
-    files: tuple[SourceFile, ...]
+    files: Sequence[SourceFile]
     groups: Groups
     group: Group
     limits: Limits
@@ -89,7 +89,7 @@ def _texts(task: RawTask) -> MeasuredPart:
     """The build's own reasons, and what the texts are like."""
     text = task.groups.text
     texts, languages, bad = [], [], []
-    for row, values in enumerate(text.samples(task.rows, [file.name for file in task.files])):
+    for row, values in enumerate(text.samples(task.rows, SourceFiles.of(task.files).all_names)):
         if "failure" in values:
             bad.append((row, values["failure"], values["message"]))
         texts.append(values["text"])
@@ -260,7 +260,7 @@ def _measured(config: Config, listing: Listing, found: Mapping[Group, MeasuredCo
         is_raw=True,
         ids=rows["sample_id"],
         places=rows["row"].to_numpy(),
-        files=[shown_name(file) for file in manifest.files],
+        files=SourceFiles.of(manifest.files).shown_names,
         file_of=_file_of(config, listing),
         languages=languages,
         language_of=language_of,

@@ -50,8 +50,8 @@ class TextTable:
     """One table, of which the wanted columns were read.
 
     schema: the names of all columns. values: the wanted columns, large_string, and float64 of those of numbers. parts:
-    the same as they may be kept, see `kept.part_of`. problems: reason and message of the rows that cannot be used, all
-    of whose values are null.
+    the same as they may be kept, see `kept.part_of`; those of a CSV where they are others. problems: reason and message
+    of the rows that cannot be used, all of whose values are null.
     """
 
     schema: pa.Schema
@@ -73,7 +73,7 @@ class TextTable:
 
     def part(self, name: str) -> pa.ChunkedArray:
         """Returns a column as it may be kept."""
-        return self.parts[name]
+        return self.parts[name] if name in self.parts else pc.cast(self.values[name], UNTYPED)
 
 
 class WantedColumns(NamedTuple):
@@ -120,9 +120,9 @@ def read_csv(path: Path, wanted: WantedColumns) -> TextTable:
     values, parts = {}, {}
     for name in read:
         values[name] = _texts(table[name], name, path, problems)
-        parts[name] = pc.cast(values[name], UNTYPED)
     for name in wanted.numbers:
         if name in values:
+            parts[name] = pc.cast(values[name], UNTYPED)
             values[name] = _seconds(values[name], name, path, problems)
     schema = pa.schema([(name, TEXT) for name in form.names])
     return TextTable(schema=schema, num_rows=count, values=values, parts=parts, problems=problems)
@@ -252,7 +252,7 @@ def _texts(column: pa.ChunkedArray, name: str, path: Path, problems: dict[int, t
     is_bad = pc.fill_null(pc.match_substring(texts, _NOT_UTF_8), fill_value=False)
     for row in np.flatnonzero(np.asarray(is_bad)).tolist():
         problems[row] = (BAD_TEXT, f"{path}, row {row + 1}: column {name} is not UTF-8; save the table as UTF-8")
-    return pc.if_else(is_bad, pa.scalar(None, TEXT), texts)
+    return pc.if_else(is_bad, pa.scalar(None, TEXT), texts) if pc.any(is_bad).as_py() else texts
 
 
 def _seconds(column: pa.ChunkedArray, name: str, path: Path, problems: dict[int, tuple[str, str]]) -> pa.ChunkedArray:

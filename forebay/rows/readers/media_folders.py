@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from forebay.rows.named_files import is_picture, manifest_files, path_stem, show
 from forebay.rows.reader import Failures, FilePiece, RecordingLister, RowReader, Sink
 from forebay.rows.readers.json_lines import manifest_lines
 from forebay.rows.readers.table_files import open_rows
+from forebay.rows.source_table import SourceFiles
 from forebay.store.layout import Array
 from forebay.store.memo import SIZE
 from forebay.store.remote.raw.raw_sources import at_hand, files_below, is_folder, place_of, walk
@@ -51,14 +53,16 @@ def list_folder(source: SourceConfig) -> Manifest:
     table. Raises ManifestError for two recordings that a row of the table may mean.
     """
     files = manifest_files(source)
-    numbers = _recordings(files)
+    paths = files.paths
+    numbers = _recordings(paths)
     require_rows(len(numbers), files)
-    names = [shown_name(files[number]) for number in numbers]
+    names = files.take(numbers).shown_names
     failures, unused = Failures(), Unused()
     columns: dict[str, Any] = {"text": None}
     kept: dict[str, Any] = {}
     if source.texts is None:
-        columns["text"] = pa.array([*_texts(files, numbers, failures, unused)], pa.large_string())
+        texts = _texts(paths, numbers.tolist(), names, failures, unused)
+        columns["text"] = pa.array(texts, pa.large_string())
     else:
         columns, kept = read_texts(source, files, names, failures, unused)
     if source.languages_from_folders:
@@ -66,28 +70,28 @@ def list_folder(source: SourceConfig) -> Manifest:
         columns["language"] = pa.array(folders, pa.large_string())
     rows = row_table({**_places(files, numbers, names), **columns}, num_rows=len(names), kept=kept)
     bad = np.isin(np.arange(len(rows)), [row for row, *_ in failures.found])
-    return Manifest(
-        files=tuple(files), rows=rows.filter(pa.array(~bad)), rejected=failures.table(), unused=unused.counts
-    )
+    return Manifest(files=files, rows=rows.filter(pa.array(~bad)), rejected=failures.table(), unused=unused.counts)
 
 
-def _recordings(files: Sequence[SourceFile]) -> list[int]:
+def _recordings(paths: Sequence[str]) -> Array:
     """The numbers of recordings; one of a form that is not read counts where no other of its name is beside it."""
-    numbers = [n for n, file in enumerate(files) if file.path.name.lower().endswith(RECORDINGS)]
-    read = {path_stem(str(files[number].path)) for number in numbers}
-    unread = [n for n, file in enumerate(files) if file.path.name.lower().endswith(UNREAD)]
-    return sorted([*numbers, *(n for n in unread if path_stem(str(files[n].path)) not in read)])
+    lowered = [path.lower() for path in paths]
+    numbers = [n for n, path in enumerate(lowered) if path.endswith(RECORDINGS)]
+    if unread := [n for n, path in enumerate(lowered) if path.endswith(UNREAD)]:
+        read = {path_stem(paths[number]) for number in numbers}
+        numbers = sorted([*numbers, *(n for n in unread if path_stem(paths[n]) not in read)])
+    return np.array(numbers, np.int64)
 
 
-def _places(files: Sequence[SourceFile], numbers: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
+def _places(files: SourceFiles, numbers: Array, names: Sequence[str]) -> dict[str, Any]:
     """Returns where the recordings are; each entry of `source.manifest` is cut into shards by itself."""
-    first = {files[number].entry: number for number in reversed(numbers)}
+    _, first, inverse = np.unique(files.entries[numbers], return_index=True, return_inverse=True)
     return {
-        "sample_id": pa.array([path_stem(name) for name in names], pa.large_string()),
-        "group": pa.array([first[files[number].entry] for number in numbers], pa.int32()),
+        "sample_id": pa.array(map(path_stem, names), pa.large_string()),
+        "group": pa.array(numbers[first[inverse]], pa.int32()),
         "file": pa.array(numbers, pa.int32()),
         "member": pa.array(names, pa.large_string()),
-        "size": pa.array([_size(files[number]) for number in numbers], pa.int64()),
+        "size": pa.array(np.where(files.has_stat, files.stats[:, SIZE], 0)[numbers], pa.int64()),
     }
 
 
@@ -96,57 +100,54 @@ def _size(file: SourceFile) -> int:
 
 
 def _texts(
-    files: Sequence[SourceFile], numbers: Sequence[int], failures: Failures, unused: Unused
+    paths: Sequence[str], numbers: Sequence[int], names: Sequence[str], failures: Failures, unused: Unused
 ) -> Iterator[str | None]:
     """Yields the text of every recording, from the files beside it."""
     taken = set(numbers)
-    others = {
-        str(file.path): file
-        for number, file in enumerate(files)
-        if number not in taken and not file.path.name.lower().endswith(UNREAD)
-    }
-    listed = _listed_texts([file for file in others.values() if file.path.name.endswith(_LISTS)])
-    beside = {path: file for path, file in others.items() if not path.endswith(_LISTS)}
-    used = set()
+    others = [path for number, path in enumerate(paths) if number not in taken and not path.lower().endswith(UNREAD)]
+    listed = _listed_texts([path for path in others if path.endswith(_LISTS)])
+    beside = {path for path in others if not path.endswith(_LISTS)}
+    used: set[str] = set()
     for row, number in enumerate(numbers):
-        stem = path_stem(str(files[number].path))
+        stem = path_stem(paths[number])
         found = next((path for ending in _BESIDE if (path := stem + ending) in beside), None)
         if found is None:
             yield listed.pop(stem, None)
             continue
         used.add(found)
         try:
-            yield _text(beside[found].path)
+            yield _text(found)
         except UnicodeDecodeError as err:
             message = f"{found} is not UTF-8: {err}; save it as UTF-8"
-            failures.add(row, path_stem(shown_name(files[number])), "bad_text", message)
+            failures.add(row, path_stem(names[row]), "bad_text", message)
             yield None
     unused.merge({"(texts without a recording)": len(beside) - len(used) + len(listed)})
 
 
-def _text(path: Path) -> str:
+def _text(path: str) -> str:
     """Returns the text of a file. Raises UnicodeDecodeError, ManifestError where it cannot be read."""
     try:
-        with at_hand(path) as local:
-            return local.read_bytes().decode("utf-8-sig").strip()
+        is_here = place_of(path) is None
+        with nullcontext(path) if is_here else at_hand(Path(path)) as local, open(local, "rb", buffering=0) as file:
+            return file.read().decode("utf-8-sig").strip()
     except OSError as err:
         raise ManifestError(
             f"cannot read {path}: {err.strerror}; check its permissions, or remove it", code="FB201"
         ) from err
 
 
-def _listed_texts(lists: Sequence[SourceFile]) -> dict[str, str]:
+def _listed_texts(lists: Sequence[str]) -> dict[str, str]:
     """Returns the texts of `*.trans.txt` by the path of their recording without its extension."""
     texts: dict[str, str] = {}
-    for file in lists:
-        for number, line in manifest_lines(file.path):
+    for path in map(Path, lists):
+        for number, line in manifest_lines(path):
             try:
                 name, _, text = line.decode("utf-8").strip().partition(" ")
             except UnicodeDecodeError as err:
                 raise ManifestError(
-                    f"{file.path}, line {number}: is not UTF-8: {err}; correct the line", code="FB203"
+                    f"{path}, line {number}: is not UTF-8: {err}; correct the line", code="FB203"
                 ) from err
-            texts[str(file.path.parent / name)] = text.strip()
+            texts[str(path.parent / name)] = text.strip()
     return texts
 
 
@@ -166,8 +167,9 @@ def _picture_pieces(whole: FilePiece, files: Sequence[SourceFile]) -> Iterator[F
 
     Texts are among the files where they are read, see `SourceKind.files_of`.
     """
+    listed = SourceFiles.of(files)
     for entry, written in enumerate(whole.source.manifests):
-        own = [(number, file) for number, file in enumerate(files) if file.entry == entry]
+        own = [(number, listed[number]) for number in np.flatnonzero(listed.entries == entry).tolist()]
         images = [(number, file) for number, file in own if is_picture(file)]
         if not images:
             raise ManifestError(f"{written}: no images; add them, or correct source.manifest", code="FB204")
@@ -212,7 +214,7 @@ def _text_of_picture(file: SourceFile) -> str:
     if _size(file) > MAX_TEXT_BYTES:
         raise SampleError("too_large", f"{shown_name(file)} has {_size(file)} bytes, wanted at most {MAX_TEXT_BYTES}")
     try:
-        return _text(file.path)
+        return _text(str(file.path))
     except UnicodeDecodeError as err:
         raise SampleError("bad_text", f"{shown_name(file)} is not UTF-8: {err}; save it as UTF-8") from err
 
@@ -242,14 +244,14 @@ READER = RowReader(
 
 
 def read_texts(
-    source: SourceConfig, files: Sequence[SourceFile], names: Sequence[str], failures: Failures, unused: Unused
+    source: SourceConfig, files: SourceFiles, names: Sequence[str], failures: Failures, unused: Unused
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the columns of `source.texts`, and those that are kept, by recording; null where no row means one.
 
     names: of the recordings, relative to their folder. Rows that mean no recording, or one that an earlier row means,
     have failed, behind the recordings. Raises ManifestError where a row may mean several recordings.
     """
-    number = next(n for n, file in enumerate(files) if file.path == Path(source.texts or ""))
+    number = files.paths.index(str(Path(source.texts or "")))
     table = open_rows(files[number], number, source)
     columns, kept = table.values()
     paths = table.paths().to_pylist()

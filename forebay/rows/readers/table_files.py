@@ -18,7 +18,14 @@ from forebay.rows.audio_facts import duration_of, fill_durations, locate_files, 
 from forebay.rows.kept_columns import concatenated, no_column, require_columns
 from forebay.rows.manifest import Manifest, Record, Unused, joined, require_rows, row_table
 from forebay.rows.meanings.recordings import SPANS, spans_of
-from forebay.rows.named_files import NamedFiles, manifest_files, path_stem, require_folder, usable_name
+from forebay.rows.named_files import (
+    NamedFiles,
+    manifest_files,
+    may_be_unusable,
+    path_stem,
+    require_folder,
+    usable_name,
+)
 from forebay.rows.reader import (
     DURATIONS,
     Failures,
@@ -188,15 +195,16 @@ class TableRows:
         problems = dict(self.problems)
         reason = "missing_file" if self._columns.features is None else "missing_features"
         nothing = "is null" if holds_numbers(self._audio_kind) else "has neither bytes nor a path"
-        home, outside = Path(self._source.media_dir or self._manifest.path), np.flatnonzero(~inside)
-        for row, written in zip(outside.tolist(), paths.take(pa.array(outside)).to_pylist(), strict=True):
-            if row in problems:
-                continue
+        home, is_named = Path(self._source.media_dir or self._manifest.path), ~inside
+        is_named[[*problems]] = False
+        paths = paths.combine_chunks() if isinstance(paths, pa.ChunkedArray) else paths
+        doubtful = np.flatnonzero(is_named & may_be_unusable(paths))
+        for row, written in zip(doubtful.tolist(), paths.take(pa.array(doubtful)).to_pylist(), strict=True):
             if problem := nothing if written is None else usable_name(written, home):
                 where = f"{self._manifest.path}, row {row + 1}: column {self._columns.media} {problem}"
                 problems[row] = (reason, where)
-            else:
-                numbers[row] = files.number(written, manifest=self._manifest)
+        is_named[[*problems]] = False
+        numbers[is_named] = files.numbers(paths.filter(pa.array(is_named)), manifest=self._manifest)
         return numbers, problems
 
     def _ids(self, columns: TypedColumns, paths: Any) -> tuple[Any, Any]:
@@ -273,7 +281,7 @@ def list_table(source: SourceConfig) -> Manifest:
 
 def _listed(tables: Iterable[TableRows], files: NamedFiles) -> Manifest:
     """Returns the rows of some tables that follow each other."""
-    manifests, unused, start = [*files.files], Unused(), 0
+    manifests, unused, start = files.files, Unused(), 0
     parts, rejected = [], []
     for table in tables:
         rows, failed = table.rows(files, start)
@@ -283,13 +291,14 @@ def _listed(tables: Iterable[TableRows], files: NamedFiles) -> Manifest:
         rejected.append(failed)
     require_rows(start, manifests)
     return Manifest(
-        files=tuple(files.files), rows=concatenated(parts), rejected=pa.concat_tables(rejected), unused=unused.counts
+        files=files.files, rows=concatenated(parts), rejected=pa.concat_tables(rejected), unused=unused.counts
     )
 
 
 def _require_place(source: SourceConfig, files: NamedFiles) -> None:
     """Raises ManifestError where the recordings lie in one of the folders beside the table, which no setting names."""
-    named = [file for file in files.files if not file.listed][:_LOOKED_AT]
+    listed = files.files
+    named = [listed[int(number)] for number in np.flatnonzero(~listed.is_listed)[:_LOOKED_AT]]
     if source.audio_dir is not None or not named or place_of(named[0].path) is not None:
         return
     if any(file.path.exists() for file in named):

@@ -217,7 +217,7 @@ def list_webdataset(source: SourceConfig) -> Manifest:
             logger.warning(
                 "%d compressed tars are left out, %s first; decompress them", len(packed), shown(str(packed[0]))
             )
-    return Manifest(files=tuple(manifest_files(source)), rows=ROW_SCHEMA.empty_table())
+    return Manifest(files=manifest_files(source), rows=ROW_SCHEMA.empty_table())
 
 
 def locate_webdataset(task: LocateTask) -> Located:

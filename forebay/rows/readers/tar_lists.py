@@ -61,7 +61,7 @@ def list_tar(source: SourceConfig) -> Manifest:
     tables = [_read(manifest, files, unused, keep=source.keep_columns) for manifest in manifests]
     rows = grouped(concatenated(tables))
     require_rows(len(rows), manifests)
-    return Manifest(files=tuple(files.files), rows=rows, unused=unused.counts)
+    return Manifest(files=files.files, rows=rows, unused=unused.counts)
 
 
 def locate_tar(task: LocateTask) -> Located:
@@ -140,13 +140,12 @@ def _tar_numbers(
     paths: Any, manifest: SourceFile, files: NamedFiles, wrong: Callable[[str, Any], ManifestError]
 ) -> pa.Array:
     """Returns the tar of every row, by its number. wrong: (problem, bool [rows]) -> the error for what is no name."""
-    encoded = paths.combine_chunks().dictionary_encode()
-    numbers = []
+    paths = paths.combine_chunks()
+    encoded = paths.dictionary_encode()
     for code, written in enumerate(encoded.dictionary.to_pylist()):
         if (problem := usable_name(written)) is not None:
             raise wrong(problem, pc.equal(encoded.indices, code))
-        numbers.append(files.number(written, manifest=manifest))
-    return pa.array(np.asarray(numbers, np.int32)[encoded.indices.to_numpy()])
+    return pa.array(files.numbers(paths, manifest=manifest))
 
 
 def _require_columns(path: Path, names: Sequence[str], required: Sequence[str]) -> None:
@@ -194,7 +193,7 @@ def list_filelist(source: SourceConfig) -> Manifest:
     files = NamedFiles(manifests, source)
     rows = grouped(pa.concat_tables([_read_list(manifest, files) for manifest in manifests]))
     require_rows(len(rows), manifests)
-    return Manifest(files=tuple(files.files), rows=rows)
+    return Manifest(files=files.files, rows=rows)
 
 
 def _read_list(manifest: SourceFile, files: NamedFiles) -> pa.Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -306,12 +307,10 @@ def list_text(source: SourceConfig, cache_root: Path | None = None) -> Manifest:
         if rows.is_enough or wanted.next_from(rows.count) is None:
             break
     _require_some(rows, manifests, cache_root)
-    return Manifest(
-        files=tuple(manifests), rows=rows.table(), rejected=rows.failures.table(), unused=rows.unused.counts
-    )
+    return Manifest(files=manifests, rows=rows.table(), rejected=rows.failures.table(), unused=rows.unused.counts)
 
 
-def _num_rows(source: SourceConfig, manifests: list[SourceFile], cache_root: Path | None) -> int:
+def _num_rows(source: SourceConfig, manifests: Sequence[SourceFile], cache_root: Path | None) -> int:
     """Returns how many rows the manifests have, by their indexes where these know it."""
     most = source.max_sample_bytes
     count = 0
@@ -325,7 +324,7 @@ def _num_rows(source: SourceConfig, manifests: list[SourceFile], cache_root: Pat
     return count
 
 
-def _require_some(rows: TextRows, manifests: list[SourceFile], cache_root: Path | None) -> None:
+def _require_some(rows: TextRows, manifests: Sequence[SourceFile], cache_root: Path | None) -> None:
     """Raises ManifestError where there is no row, or `source.rows` selects none."""
     if rows.num_taken:
         return
@@ -338,7 +337,7 @@ def _require_some(rows: TextRows, manifests: list[SourceFile], cache_root: Path 
     )
 
 
-def _tell_what_is_beside(source: SourceConfig, manifests: list[SourceFile]) -> None:
+def _tell_what_is_beside(source: SourceConfig, manifests: Sequence[SourceFile]) -> None:
     """Logs which files of texts in a folder are not read, since others go first: a licence may be a `.txt` too."""
     kind = SOURCE_KINDS[source.kind]
     read = {manifest.path for manifest in manifests}

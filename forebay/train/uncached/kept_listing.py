@@ -35,6 +35,7 @@ from forebay.preprocess.text_group import TOKENS
 from forebay.progress import Progress
 from forebay.rows.manifest import Manifest, described
 from forebay.rows.named_files import require_confined
+from forebay.rows.source_table import SourceFiles
 from forebay.steps.text.transcript import DETECTED_FIELDS
 from forebay.store.files import sweep
 from forebay.store.inputs import located
@@ -99,7 +100,7 @@ class Counted:
         return self.manifest.rows
 
     @property
-    def files(self) -> tuple[SourceFile, ...]:
+    def files(self) -> Sequence[SourceFile]:
         """The files, as of a manifest."""
         return self.manifest.files
 
@@ -146,7 +147,7 @@ def _measured(groups: Groups, manifest: Manifest) -> Counted:
     """Makes the text of every row; those that a build would leave out are left out."""
     rows, rejected = manifest.rows, Rejected.of(manifest)
     groups = groups.keeping(rows)
-    names = [file.name for file in manifest.files]
+    names = SourceFiles.of(manifest.files).all_names
     counts, is_good = np.zeros(len(rows), np.int32), np.ones(len(rows), bool)
     listing = Listing(groups=groups, manifest=manifest, key="")
     told = [field.name for field in groups.text.fields() if field.name in _SAID.names]

@@ -73,7 +73,8 @@ class UncachedSource(SampleSource):
             )
         self._substitutes = Substitutes(config, found.rejected)
         self._listing = Listing(groups=self._groups, manifest=found.manifest, key="")
-        self._rows, self._files, self._said = found.rows, found.files, found.said
+        self._rows, self._files, self._said = found.rows, self._listing.files, found.said
+        self._names = self._files.all_names
         self._items = self._listing.items
         self._readers = self._listing.readers(config)
         self.fields: Mapping[str, FieldSpec] = {spec.name: spec for spec in self._groups.fields()}
@@ -143,7 +144,7 @@ class UncachedSource(SampleSource):
     def categories(self, name: str) -> tuple[list[str], Array] | None:
         """See `SampleSource`; of a column that texts are made of, all of them are made again."""
         if name == "source":
-            return sorted_categories([file.name for file in self._files], _files_of(self._rows))
+            return sorted_categories(self._names, _files_of(self._rows))
         if name not in self.fields or self.fields[name].role != "table" or name not in self._row_columns():
             return None
         column = as_texts(self._column(name)).dictionary_encode().combine_chunks()
@@ -166,7 +167,7 @@ class UncachedSource(SampleSource):
         """Returns one sample, read-only. Raises SampleError where it cannot be used."""
         own = [(group, self._made(group, index)) for group in self._groups.items if group.lists is None]
         text_rows = self._groups.text_rows(self._listing, index, index + 1)
-        text = _good(next(iter(self._groups.text.samples(text_rows, [file.name for file in self._files]))))
+        text = _good(next(iter(self._groups.text.samples(text_rows, self._names))))
         sample = {spec.name: text[spec.name] for spec in self._tensors(TEXT)}
         for group, made in own:
             group.check(made[0], self._rows.slice(index, 1))
@@ -222,7 +223,7 @@ class UncachedSource(SampleSource):
     def _column(self, name: str) -> pa.ChunkedArray:
         rows = self._rows
         if name == "source":
-            names = pa.array([file.name for file in self._files], pa.large_string())
+            names = pa.array(self._names, pa.large_string())
             return pa.chunked_array([names.take(pa.array(_files_of(rows), pa.int32()))])
         if self._said is not None and name in self._said.column_names:
             return self._said[name]
@@ -233,9 +234,7 @@ class UncachedSource(SampleSource):
         if name in ("language", "prompt"):  # a cache has no null here
             return pc.fill_null(rows[name], "")
         kind = pa.large_string()
-        made = self._groups.text.samples(
-            self._groups.text_rows(self._listing, 0, len(self)), [file.name for file in self._files]
-        )
+        made = self._groups.text.samples(self._groups.text_rows(self._listing, 0, len(self)), self._names)
         return pa.chunked_array([pa.array([row[name] for row in made], kind)], type=kind)
 
 
@@ -320,7 +319,7 @@ class PlainSamples:
         self.groups = groups.keeping(manifest.rows)
         manifest = dataclasses.replace(manifest, rows=_rows_of(manifest.rows, ids, config=config))
         self._listing = Listing(groups=self.groups, manifest=manifest, key="")
-        self._names, self._items = [file.name for file in manifest.files], self._listing.items
+        self._names, self._items = self._listing.files.all_names, self._listing.items
         self._texts: list[dict[str, Any]] = []
         self._readers = self._listing.readers(config)
         self.constants = self.groups.constants()

@@ -26,7 +26,7 @@ from forebay.store.memo import SIZE
 from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.node.room import gb
 from forebay.store.remote.raw.origin import Place, forget
-from forebay.store.remote.raw.raw_sources import is_hash_known, place_of
+from forebay.store.remote.raw.raw_sources import place_of
 from forebay.store.source_files import SourceFile
 from forebay.task_map import Map
 
@@ -177,16 +177,11 @@ def is_remote(source: SourceConfig) -> bool:
     return any(place_of(entry) is not None for entry in source.manifests)
 
 
-def unhashed(path: Path) -> list[Path]:
-    """Returns the path, in a list, unless it is of an object whose hash the node knows."""
-    return [] if is_hash_known(path) else [path]
-
-
 def tell_if_too_large(files: Sequence[SourceFile]) -> None:
     """Logs a warning where the raw data of a store is more than the node keeps, so that it is downloaded again."""
     sizes: dict[Any, int] = {}
     for file in files:
-        if file.stat is not None and file.stat[0] < 0 and (place := place_of(file.path)) is not None:
+        if file.stat is not None and (place := place_of(file.path)) is not None:
             settings = place.origin.mirror.settings
             sizes[settings] = sizes.get(settings, 0) + file.stat[SIZE]
     for settings, size_bytes in sizes.items():
@@ -203,18 +198,18 @@ Mirrors = tuple[tuple[str, Url], ...]
 """Folders of one node, each with the URL that it stands for."""
 
 
-def mirrors_in(files: Iterable[SourceFile]) -> Mirrors:
+def mirrors_in(paths: Iterable[str]) -> Mirrors:
     """Returns the mirrors of this node that files lie in, as another node must know them."""
-    places = (place_of(file.path) for file in files)
+    places = map(place_of, paths)
     return tuple(sorted({(str(p.origin.folder), p.origin.url) for p in places if p is not None}, key=str))
 
 
-def rebased(files: Sequence[SourceFile], mirrors: Mirrors, settings: RemoteConfig) -> tuple[SourceFile, ...]:
+def rebased(files: Sequence[SourceFile], mirrors: Mirrors, settings: RemoteConfig) -> Sequence[SourceFile]:
     """Returns files, whose paths another node has listed, with the paths that they have here.
 
     mirrors: folders of that node, with the URL that each stands for. A path outside of them is the same on all nodes.
     """
-    return tuple(_rebased(file, mirrors, settings) for file in files) if mirrors else tuple(files)
+    return tuple(_rebased(file, mirrors, settings) for file in files) if mirrors else files
 
 
 def _rebased(file: SourceFile, mirrors: Mirrors, settings: RemoteConfig) -> SourceFile:

@@ -8,13 +8,15 @@ what the operating system does.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import glob
 import hashlib
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,8 +29,10 @@ from forebay.store.remote.mirror import Mirror
 from forebay.store.remote.raw.origin import Place, Version, objects_of, origin_of
 from forebay.store.shared_disk import wait_shared
 
-_MIRRORS = "/mirrors/"
+MIRRORS = "/mirrors/"
+"""Part of the path of every object."""
 _ATTEMPTS = 3
+_NO_FILE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP))
 
 
 def localized(config: Config) -> Config:
@@ -65,13 +69,13 @@ def local_entry(text: str, settings: RemoteConfig) -> str:
 def place_of(path: str | os.PathLike[str]) -> Place | None:
     """Returns the object that a path in a mirror names; None for a path of this machine."""
     text = os.fspath(path)
-    at = text.find(_MIRRORS)
+    at = text.find(MIRRORS)
     while at >= 0:
-        identity, _, name = text[at + len(_MIRRORS) :].partition("/")
+        identity, _, name = text[at + len(MIRRORS) :].partition("/")
         try:
-            origin = origin_of(f"{text[:at]}{_MIRRORS}{identity}", os.getpid())
+            origin = origin_of(f"{text[:at]}{MIRRORS}{identity}", os.getpid())
         except LookupError:
-            at = text.find(_MIRRORS, at + 1)
+            at = text.find(MIRRORS, at + 1)
         else:
             return Place(origin, posixpath.normpath(f"{origin.url.key}/{name}").strip("/"), name)
     return None
@@ -153,6 +157,20 @@ def is_file(path: Path) -> bool:
     """Whether a path is a file, or names an object. Raises RemoteError where its store does not say."""
     place = place_of(path)
     return path.is_file() if place is None else place.info() is not None
+
+
+def file_stat(path: str | os.PathLike[str]) -> Version | None:
+    """Returns the stat of what `is_file` says is a file, None for anything else. Raises as `is_file` does."""
+    place = place_of(path)
+    if place is not None:
+        return None if place.info() is None else source_stat(path)
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as err:  # as `Path.is_file` has it
+        if isinstance(err, OSError) and err.errno not in _NO_FILE:
+            raise
+        return None
+    return stat_of_status(status) if stat.S_ISREG(status.st_mode) else None
 
 
 def is_here(path: str | os.PathLike[str]) -> bool:
@@ -244,6 +262,28 @@ def walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[
         yield base, folders, names
 
 
+def walk_files(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yields what `walk` does, its first value relative to the folder and "" for that itself, of files and links to
+    files alone: reading a folder tells, and only links are looked at.
+    """
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        folders: list[str] = []
+        names: list[str] = []
+        base = f"{os.fspath(folder)}/{below}" if below else os.fspath(folder)
+        with contextlib.suppress(OSError), os.scandir(base) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if entry.is_dir():
+                        folders.append(entry.name)
+                    elif entry.is_file():
+                        names.append(entry.name)
+        yield below, folders, names
+        front = f"{below}/" if below else ""
+        waiting += [front + name for name in folders if not leads_up(f"{base}/{name}", folder)]
+
+
 def leads_up(path: str, root: str | os.PathLike[str]) -> bool:
     """Whether a path is a link to a folder that it lies in, by the links on the way from a root to it."""
     if not os.path.islink(path):
@@ -284,7 +324,7 @@ def _matches(parts: Sequence[str], wanted: Sequence[str]) -> bool:
     return fnmatch.fnmatchcase(parts[0], wanted[0]) and _matches(parts[1:], wanted[1:])
 
 
-def look_up(paths: Sequence[Path]) -> None:
+def look_up(paths: Iterable[str | os.PathLike[str]]) -> None:
     """Makes known what stores say of these paths, by few requests; nothing for paths of this machine."""
     keys: dict[int, tuple[Place, list[str]]] = {}
     for path in paths:
@@ -397,12 +437,12 @@ def kept_path(path: str | os.PathLike[str], folder: Path, ending: str) -> Path:
     return folder / f"{hashlib.sha256(os.fsencode(identity(path))).hexdigest()[:32]}{ending}"
 
 
-_PATH = re.compile(r"[^\s'\",;]*?" + _MIRRORS + r"[^\s'\",;:/]+(?:/[^\s'\",;:]*)?")
+_PATH = re.compile(r"[^\s'\",;]*?" + MIRRORS + r"[^\s'\",;:/]+(?:/[^\s'\",;:]*)?")
 
 
 def shown(text: str) -> str:
     """Returns a text in which paths in mirrors are the URLs that they stand for."""
-    return _PATH.sub(_url_of, text) if _MIRRORS in text else text
+    return _PATH.sub(_url_of, text) if MIRRORS in text else text
 
 
 def _url_of(found: re.Match[str]) -> str:
