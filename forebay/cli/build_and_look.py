@@ -113,7 +113,10 @@ class StatusCommand(ConfigCommand):
     def run(self) -> int:
         from forebay.preprocess.runner.status import status_of
 
-        return self.printed(status_of(self.loaded()))
+        config = self.loaded()
+        if config.source.kind != "python":  # whose rows come from code of the user, in this process
+            arrow_without_pandas()
+        return self.printed(status_of(config))
 
 
 @command("evalset")

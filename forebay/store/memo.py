@@ -67,7 +67,7 @@ class Hashed:
 
 
 AnyPath = str | os.PathLike[str]
-Hashing = Callable[[Callable[[Sequence[AnyPath]], Array], Sequence[Sequence[AnyPath]]], Iterable[Array]]
+Hashing = Callable[[Callable[[Sequence[AnyPath]], bytes], Sequence[Sequence[AnyPath]]], Iterable[bytes]]
 """Applies a function to every task, as `map` does."""
 
 
@@ -153,7 +153,7 @@ class Memo:
                 [paths[number] for number in task.tolist()]
                 for task in _pieces(piece, stats, files=_TASK_FILES, size=_TASK_BYTES)
             ]
-            found = np.concatenate([np.zeros(0, _RECORD), *(_in_threads if map_ is map else map_)(hash_files, tasks)])
+            found = np.frombuffer(b"".join((_in_threads if map_ is map else map_)(hash_files, tasks)), _RECORD)
             twins = found[:0].copy()
             for number in np.flatnonzero(found["stat"][:, 0] < 0).tolist():
                 path = paths[int(piece[number])]
@@ -235,26 +235,26 @@ def _pieces(places: Array, stats: Array, *, files: int, size: int) -> Iterator[A
         start = stop
 
 
-def _in_threads(function: Callable[[Sequence[AnyPath]], Array], tasks: Sequence[Sequence[AnyPath]]) -> list[Array]:
+def _in_threads(function: Callable[[Sequence[AnyPath]], bytes], tasks: Sequence[Sequence[AnyPath]]) -> list[bytes]:
     """Returns `function(task)` of every task, several at once, with progress."""
     found = []
     with (
         Progress(sum(map(len, tasks)), desc="hash", unit="file") as bar,
         ThreadPoolExecutor(max(1, min(_THREADS, len(tasks)))) as threads,
     ):
-        for records in threads.map(function, tasks):
+        for task, records in zip(tasks, threads.map(function, tasks), strict=True):
             found.append(records)
-            bar.update(len(records))
+            bar.update(len(task))
     return found
 
 
-def hash_files(paths: Sequence[AnyPath]) -> Array:
-    """Returns the hashes of files as records of a memo, by reading them."""
+def hash_files(paths: Sequence[AnyPath]) -> bytes:
+    """Returns the hashes of files as records of a memo, by reading them; as bytes, which any process may be sent."""
     found = np.zeros(len(paths), _RECORD)
     for number, path in enumerate(paths):
         hashed = hash_now(path)
         found[number] = hashed.stat, hashed.hashed_at_ns, bytes.fromhex(hashed.xxh3_128)
-    return found
+    return found.tobytes()
 
 
 def hash_now(path: AnyPath) -> Hashed:

@@ -45,12 +45,12 @@ def peak(command: str, folder: Path) -> int:
 
 @pytest.mark.parametrize("command", ["page", "lint"])
 def test_it_needs_few_bytes_a_row(command: str, tmp_path: Path) -> None:
-    small, large = (made_cache(tmp_path / str(count), num_shards=count) for count in (2, 8))
+    small, large = (made_cache(tmp_path / str(count), num_shards=count) for count in (4, 8))
     # In a process of its own, since arrow counts from the beginning of one.
     done = python("-m", "tests.inspect.page.test_large", command, small, large)
     assert done.returncode == 0, done.stderr
     _, before, after = map(int, done.stdout.split())
-    assert (after - before) / (6 * 999) < 400
+    assert (after - before) / (4 * 999) < 400
 
 
 def plain_near_codes(columns: PageColumns, exact: Array) -> Array:
