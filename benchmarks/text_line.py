@@ -161,8 +161,11 @@ class Forebay:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Processes of the workers."""
-        return tuple(worker.process.pid for worker in self._pool._workers)
+        """Processes of the workers, which are forks of one process."""
+        forks = self._pool._forks
+        assert forks is not None
+        pid = forks._process.pid
+        return tuple(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
     def config(self) -> Config:
         """Returns the config with the caches of this number of workers."""
