@@ -62,9 +62,10 @@ class Draws:
         found: Array = (bits >> np.uint64(11)) * 2.0**-53
         return found
 
-    def generator(self, sample: int) -> np.random.Generator:
-        """Returns a generator of one sample's stream, Philox: it is of a counter too."""
-        return np.random.Generator(np.random.Philox(key=int(self.keys[sample])))
+
+def generator_of(key: int) -> np.random.Generator:
+    """Returns a generator for one of `Draws.keys`, Philox: it is of a counter too."""
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 def between(uniform: Array, low: float, high: float) -> Any:

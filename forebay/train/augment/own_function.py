@@ -18,7 +18,7 @@ from forebay.config.code import Asker, not_allowed, source_of, spec_problem
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
 from forebay.steps.run_code import CodeError, loaded, refusing
-from forebay.train.augment.draws import Draws
+from forebay.train.augment.draws import Draws, generator_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,11 @@ class OwnFunction:
             got = ", ".join(map(str, made)) if isinstance(made, dict) else type(made).__name__
             raise self._refused(sample_id, f"it returned {got or 'no field'}, wanted {', '.join(sample)}")
         for name, before in sample.items():
-            pairs = zip(before, made[name], strict=True) if isinstance(before, tuple) else ((before, made[name]),)
-            for old, new in pairs:
+            olds = before if isinstance(before, tuple) else (before,)
+            news = made[name] if isinstance(before, tuple) else (made[name],)
+            if not isinstance(news, tuple) or len(news) != len(olds):
+                raise self._refused(sample_id, f"{name} is no longer a tuple of {len(olds)} arrays")
+            for old, new in zip(olds, news, strict=True):
                 if not isinstance(new, np.ndarray) or (new.dtype, new.shape[1:]) != (old.dtype, old.shape[1:]):
                     raise self._refused(
                         sample_id, f"{name} became {_shown(new)}, wanted {old.dtype} of [n, {_inner(old)}]"
@@ -119,10 +122,9 @@ class _Raised(Exception):  # noqa: N818  it carries a line
 
 def _call(function: Any, sample: dict[str, Any], key: int) -> Any:
     """Returns what the function gives; what it raised as a line."""
-    rng = np.random.Generator(np.random.Philox(key=key))
     try:
         with refusing(_Raised):
-            return function(dict(sample), rng)
+            return function(dict(sample), generator_of(key))
     except _Raised as err:
         return str(err)
 

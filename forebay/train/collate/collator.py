@@ -254,6 +254,12 @@ class Collator:
     def _changed_crossings(self) -> dict[int, Crossing]:
         """Returns the group that changes are of: where it can be finished later, by place."""
         found = [place for place, each in enumerate(self._items) if can_cross(each.form)]
+        is_changed = self._augmentation is not None and self._augmentation.of_batches
+        if not found and (is_changed or self._features is not None):  # nothing would be changed, and nobody would know
+            raise ConfigError(
+                f"augment and loader.device_features are of clips by rows of one axis that grows, and "
+                f"{', '.join(each.form.made_by for each in self._items)} gives others; leave them out"
+            )
         more = (self._augmentation, self._features)
         return {place: Crossing(self._items[place].form, self.dtype, *more) for place in found[:1]}
 

@@ -17,11 +17,15 @@ from forebay.config import Config
 from forebay.config.augment import AugmentConfig
 from forebay.config.data import SourceConfig
 from forebay.errors import ConfigError
+from forebay.steps.form import BatchForm, FieldForm
 from forebay.store.cache import Cache, open_cache
 from forebay.store.source import SourceUnion
 from forebay.train import loader as loader_module
 from forebay.train import make_loader
-from forebay.train.augment.augmentation import faster
+from forebay.train.augment.augmentation import Augmentation, faster
+from forebay.train.augment.changes import Gain
+from forebay.train.augment.own_function import OwnFunction
+from forebay.train.collate.collator import Collator
 from forebay.train.select import _augment
 from tests.images.processors import TinyCorpus, tiny, tiny_corpus
 from tests.preprocess.corpus import Corpus, speech_corpus
@@ -316,3 +320,22 @@ def test_changes_that_cannot_be_made_of_a_source_are_refused(
 def test_packs_and_ragged_batches_are_not_changed(spoken: Corpus) -> None:
     with pytest.raises(ConfigError, match=r"loader\.form is \"ragged\"; leave one of both out"):
         spoken.config(augmented(GAIN), 'loader.form="ragged"')
+
+
+def test_what_cannot_be_changed_where_batches_lie_is_never_passed_over() -> None:
+    source = FakeSource([300, 400], features="log_mel")
+    collator = Collator(source, augmentation=Augmentation((), ((0, Gain(probability=1.0, db=(1.0, 1.0))),)))
+    several = FieldForm(name="x", dtype="float32", shape=(None, None), stored_dtype="float32")
+    form = BatchForm.exact("a class of several axes", several)
+    collator._items = (dataclasses.replace(collator._items[0], form=form),)
+    with pytest.raises(ConfigError, match="one axis that grows, and a class of several axes gives others"):
+        collator._changed_crossings()
+
+
+def test_a_function_keeps_the_images_of_a_sample(own: Any) -> None:
+    change = OwnFunction.of(own("quieter"), own("quieter").augment[0], "augment.0")
+    images = (np.zeros((2, 3), np.uint8), np.zeros((4, 3), np.uint8))
+    assert change._checked({"pixels": images}, {"pixels": images}, "a") == {"pixels": images}
+    for made in (images[:1], images[0], None):
+        with pytest.raises(ConfigError, match="sample a: pixels is no longer a tuple of 2 arrays"):
+            change._checked({"pixels": images}, {"pixels": made}, "a")
