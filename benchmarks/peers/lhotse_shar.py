@@ -43,7 +43,7 @@ class _Reader:
         return {name: next(stream).load() for name, stream in zip(_FIELDS, self._streams, strict=True)}
 
     def _stream(self, name: str) -> Iterator[Any]:
-        tar: Any = importlib.import_module("lhotse.shar.readers.tar_lists")
+        tar: Any = importlib.import_module("lhotse.shar.readers.tar")
         for path in sorted(self._folder.glob(f"{name}.*.tar")):
             for manifest, _ in tar.TarIterator(str(path)):
                 yield manifest
