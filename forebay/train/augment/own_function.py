@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -134,6 +135,7 @@ _FUNCTION: list[Any] = []
 
 
 def _load(code: _Code) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what ends
     _FUNCTION[:] = [loaded(code.content, code.path, code.name)]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -251,6 +253,14 @@ def test_a_function_of_the_user_changes_samples_in_threads_or_processes(own: Any
     plain = by_id(make_loader(own("quieter"), with_ids=True))
     assert all(np.array_equal(found[name], plain[name]) for name in found)
     assert all(0 < np.abs(values).max() < 0.3 for values in found.values())
+
+
+def test_an_interrupt_is_left_to_the_process_that_trains(own: Any) -> None:
+    change = OwnFunction.of(own("quieter", "processes = 1"), own("quieter", "processes = 1").augment[0], "augment.0")
+    assert change._pool is not None
+    pid = change._pool.submit(os.getpid).result()
+    os.kill(pid, signal.SIGINT)
+    assert change._pool.submit(os.getpid).result() == pid
 
 
 def test_a_function_may_change_lengths_where_the_config_says_so(own: Any, spoken: Corpus) -> None:
