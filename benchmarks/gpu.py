@@ -1,17 +1,19 @@
 """Measures what a GPU waits for: `python -m benchmarks.gpu [--tiny] [--json] [--part NAME]... [--out DIR]`.
 
 Runs with whatever interpreter and torch a machine with a GPU has; forebay need not be installed. The parts are
-`tests` (those marked `gpu`), `speech`, `vision`, `calibration` and `copies`. Each writes `DIR/NAME.json`, and the page
-`DIR/gpu.md` is written anew from all that are there.
+`tests` (those marked `gpu`), `reading`, `speech`, `vision`, `calibration` and `copies`. Each writes `DIR/NAME.json`,
+and the page `DIR/gpu.md` is written anew from all that are there.
 
-`speech` trains a model of Whisper-small's shape on batches of 16, `vision` one of Qwen3-VL-2B's shape on packs of 4,096
-tokens; weights are random, the optimizer is AdamW, the precision is bf16 and fp16 (on a CPU bf16 alone). The same model
-is fed four times: by forebay's cache, by forebay without its cache, by a DataLoader whose workers call transformers'
-extractor or processor, and by a DataLoader over an Arrow file of what these gave once (`datasets`). Rows show the share
-of wall time in which the loop waited for data and in which no step was on the GPU (CUDA events), and samples a second.
-Feeds take turns; in the others' turns workers go on until their queues are full, up to 16 batches of a turn. The part
-`calibration` shows how 200 steps with the batches of `forebay calibrate` ended, `copies` GB/s to the device. Without
-CUDA all but `tests` and `copies` run to their end on the CPU with small models.
+`reading` takes batches of speech and does nothing with them: the device pads and casts them, makes features of
+waveforms, or gets what the host has padded. `speech` trains a model of Whisper-small's shape on batches of 16, `vision`
+one of Qwen3-VL-2B's shape on packs of 4,096 tokens; weights are random, the optimizer is AdamW, the precision is bf16
+and fp16 (on a CPU bf16 alone). The same model is fed by forebay's cache, by one of waveforms whose features the device
+makes (speech), by forebay without its cache, by a DataLoader whose workers call transformers' extractor or processor,
+and by a DataLoader over an Arrow file of what these gave once (`datasets`). Rows show the share of wall time in which
+the loop waited for data and in which no step was on the GPU (CUDA events), and samples a second. Feeds take turns; in
+the others' turns workers go on until their queues are full, up to 16 batches of a turn. The part `calibration` shows
+how 200 steps with the batches of `forebay calibrate` ended, `copies` GB/s to the device. Without CUDA all but `tests`
+and `copies` run to their end on the CPU with small models.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from forebay.train.uncached.uncached_source import PlainSamples
 
 Row = dict[str, Any]
 Batch = dict[str, Any]
-PARTS = ("tests", "speech", "vision", "calibration", "copies")
+PARTS = ("tests", "reading", "speech", "vision", "calibration", "copies")
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -70,7 +72,7 @@ LARGE = Size(
     whisper={"d_model": 768, "layers": 12, "heads": 12, "ffn_dim": 3072, "vocab_size": 51_865},
     vision={"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "out_hidden_size": 2048},
     language={"num_hidden_layers": 28, "hidden_size": 2048, "intermediate_size": 6144, "vocab_size": 151_936},
-    steps=60,
+    steps=40,
     rounds=2,
     run=200,
     hours=2.0,
@@ -160,9 +162,7 @@ class Trained:
 
 def forebay_feed(config: Config, device: torch.device, cache: str) -> Iterator[Batch]:
     """Yields the loader's batches, epoch after epoch. cache: `require` or `off`, as `loader.cache`."""
-    loader = make_loader(
-        dataclasses.replace(config, loader=dataclasses.replace(config.loader, cache=cache)), device=device
-    )
+    loader = make_loader(_with(config, cache=cache), device=device)
     while True:
         yield from loader
 
@@ -190,17 +190,69 @@ def whisper(size: Size, folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | shape), encoding="utf-8")
 
 
+def _speech_configs(size: Size, folder: Path, *overrides: str) -> tuple[Config, Config]:
+    """Returns two configs whose caches are built: of log-mels, and of waveforms whose log-mels the device makes.
+
+    The folder has a model of this size then, `whisper`.
+    """
+    data, model = corpus(hours=size.hours, num_tars=8), folder / "whisper"
+    shutil.copytree(data.folder / "model", model)
+    whisper(size, model)
+    waves = ('audio={features="waveform"}', 'loader.device_features={features="log_mel"}')
+    found = []
+    for more in ((), waves):
+        config = data.config(f"run.num_workers={size.workers}", *overrides, *more, cache_root=folder / "caches")
+        config = dataclasses.replace(config, plan=BucketConfig(batch_size=16))
+        build(config, Options(progress=False))
+        found.append(config)
+    return found[0], found[1]
+
+
+def reading(size: Size, device: torch.device, folder: Path) -> list[Row]:
+    """Returns samples/s of loops that take batches on the device and do nothing with them; the ways take turns."""
+    stored, waves = _speech_configs(size, folder)
+
+    class Padded:
+        """A loader of the host, and copies to the device as a loop writes them."""
+
+        def __init__(self, config: Config) -> None:
+            self._loader = make_loader(config)
+
+        def __iter__(self) -> Iterator[Batch]:
+            for batch in self._loader:
+                pinned = {name: value.pin_memory() if device.type == "cuda" else value for name, value in batch.items()}
+                yield {name: value.to(device, non_blocking=True) for name, value in pinned.items()}
+
+    ways: dict[str, Any] = {
+        "log-mels, the device pads and casts": make_loader(stored, device=device),
+        "log-mels, the host pads, casts and pins": Padded(stored),
+        "log-mels, ragged": make_loader(_with(stored, form="ragged"), device=device),
+        "waveforms, the device makes log-mels": make_loader(waves, device=device),
+        "waveforms, the host makes log-mels": Padded(waves),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(1 + 3 * size.rounds):
+        for name in [*ways][number % len(ways) :] + [*ways][: number % len(ways)]:
+            began = time.perf_counter()
+            for _ in ways[name]:
+                pass
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times[name].append(time.perf_counter() - began)
+    samples = len(make_loader(stored).source)
+    return [{"way": name, "samples/s": samples / median(own[1:])} for name, own in times.items()]
+
+
+def _with(config: Config, **settings: Any) -> Config:
+    return dataclasses.replace(config, loader=dataclasses.replace(config.loader, **settings))
+
+
 def speech(size: Size, device: torch.device, folder: Path) -> list[Row]:
     """Returns a row for each feed and precision of a Whisper."""
     from transformers import AutoConfig, WhisperForConditionalGeneration
 
-    data = corpus(hours=size.hours, num_tars=8)
     model = folder / "whisper"
-    shutil.copytree(data.folder / "model", model)
-    whisper(size, model)
-    config = data.config(f"run.num_workers={size.workers}", f"train.model={model}", cache_root=folder / "caches")
-    config = dataclasses.replace(config, plan=BucketConfig(batch_size=16))
-    build(config, Options(progress=False))
+    config, made = _speech_configs(size, folder, f"train.model={model}")
     source = make_loader(config).source
     clips = PlainSamples(config, [source.sample_id(index) for index in range(len(source))])
     clips.write_texts()
@@ -214,14 +266,15 @@ def speech(size: Size, device: torch.device, folder: Path) -> list[Row]:
     hf = {"batch_size": 16, "shuffle": True, "collate_fn": collate}
     feeds: dict[str, Callable[[], Iterator[Batch]]] = {
         "forebay, cache": lambda: forebay_feed(config, device, "require"),
+        "forebay, cache of waveforms, log-mel on the device": lambda: forebay_feed(made, device, "require"),
         "forebay, no cache": lambda: forebay_feed(config, device, "off"),
         f"DataLoader, HF extractor, {size.workers} workers": lambda: workers_feed(
             clips, size=size, device=device, **hf
         ),
         f"DataLoader, HF `map`ped Arrow, {size.workers} workers": mapped,
     }
-    made = WhisperForConditionalGeneration(from_folder(AutoConfig, model))
-    return _rows(made, feeds, lambda batch: len(batch["labels"]), size=size, device=device)
+    net = WhisperForConditionalGeneration(from_folder(AutoConfig, model))
+    return _rows(net, feeds, lambda batch: len(batch["labels"]), size=size, device=device)
 
 
 def vision(size: Size, device: torch.device, folder: Path) -> list[Row]:
@@ -365,7 +418,7 @@ def _padded(rows: Sequence[Batch]) -> Batch:
 
 
 def calibration(size: Size, device: torch.device, folder: Path) -> list[Row]:
-    """Returns what `forebay calibrate` took, and how a run of 200 steps on its batches went."""
+    """Returns what `forebay calibrate` took, and how 200 steps on its batches went with as much memory and no more."""
     data = corpus(hours=size.hours, num_tars=8)
     model = folder / "whisper"
     shutil.copytree(data.folder / "model", model)
@@ -374,44 +427,56 @@ def calibration(size: Size, device: torch.device, folder: Path) -> list[Row]:
     text = text.replace('"train.parquet"', f'"{data.folder}/train.parquet"').replace('"model"', f'"{model}"')
     path = folder / "bench.toml"
     path.write_text(
-        f"{text}cache_root = 'caches'\n[plan]\nkind = 'bucket'\nedges_s = [10, 20, 30]\nbatch_size = 16\n"
+        f"{text}cache_root = 'caches'\n[plan]\nkind = 'bucket'\nedges_s = [15, 30]\nbatch_size = 16\n"
         f"[train]\nmodel = '{model}'\ninit = 'random'\nmixed_precision = 'bf16'\nmax_steps = {size.run}\n",
         encoding="utf-8",
     )
     _forebay("preprocess", folder)
-    rows, found, by_hand = [], folder / "found.json", path.read_text(encoding="utf-8")
-    for limit_gb in (16, None) if device.type == "cuda" else (1,):
-        taken = [] if limit_gb is None else ["--max-memory-gb", str(limit_gb)]
-        found.unlink(missing_ok=True)
-        path.write_text(by_hand, encoding="utf-8")
-        began = time.perf_counter()
-        _forebay("calibrate", folder, "--out", str(found), *taken)
-        seconds = time.perf_counter() - began
-        entries = json.loads(found.read_bytes())
-        path.write_text(by_hand.replace("batch_size = 16", "calibration = 'found.json'"), encoding="utf-8")
-        ended = _forebay("train", folder, check=False)
-        rows.append(
-            {
-                "limit, GB": limit_gb or "91 %",
-                "batches": ", ".join(f"{name} {entry['batch_size']}" for name, entry in entries.items()),
-                "peak, GB": max(entry.get("peak_bytes") or 0 for entry in entries.values()) / 1e9,
-                "trials": sum(entry["trials"] for entry in entries.values()),
-                "calibration, s": seconds,
-                "run": "ended well" if ended.returncode == 0 else ended.stderr[-300:],
-                "out of memory": ended.stderr.lower().count("out of memory"),
-            }
-        )
-    return rows
+    found, limit_gb = folder / "found.json", 16 if device.type == "cuda" else 1
+    began = time.perf_counter()
+    _forebay("calibrate", folder, "--out", str(found), "--max-memory-gb", str(limit_gb))
+    seconds = time.perf_counter() - began
+    entries = json.loads(found.read_bytes())
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("batch_size = 16", "calibration = 'found.json'"), encoding="utf-8"
+    )
+    ended = _forebay("train", folder, check=False, limit_gb=limit_gb)
+    return [
+        {
+            "limit, GB": limit_gb,
+            "batches": ", ".join(f"{name} {entry['batch_size']}" for name, entry in entries.items()),
+            "peak, GB": max(entry.get("peak_bytes") or 0 for entry in entries.values()) / 1e9,
+            "trials": sum(entry["trials"] for entry in entries.values()),
+            "calibration, s": seconds,
+            "run": "ended well" if ended == "" else ended[-300:],
+            "out of memory": ended.lower().count("out of memory"),
+        }
+    ]
 
 
-def _forebay(command: str, folder: Path, *more: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "forebay", command, str(folder / "bench.toml"), *more]
+_LIMITED = """
+import sys, torch
+if torch.cuda.is_available():
+    whole = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(float(sys.argv[1]) * 1e9 / whole, 1.0), 0)
+from forebay.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def _forebay(command: str, folder: Path, *more: str, check: bool = True, limit_gb: float = 1e6) -> str:
+    """Returns the log of a command that failed, "" of one that did not; the log is told as it is written."""
+    words = [sys.executable, "-c", _LIMITED, str(limit_gb), command, str(folder / "bench.toml"), *more]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-    print(f"forebay {command}: {ended.returncode}\n{ended.stderr[-3000:]}", file=sys.stderr, flush=True)
-    if check and ended.returncode:
-        raise RuntimeError(f"forebay {command} ended with {ended.returncode}")
-    return ended
+    log, began = "", time.perf_counter()
+    with subprocess.Popen(words, text=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            log += line
+            print(f"{time.perf_counter() - began:.1f} s  {line}", end="", file=sys.stderr, flush=True)
+    if check and run.returncode:
+        raise RuntimeError(f"forebay {command} ended with {run.returncode}")
+    return log if run.returncode else ""
 
 
 def copies(_: Size, device: torch.device, __: Path) -> list[Row]:
@@ -482,7 +547,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     size = SMALL if options.tiny or device.type == "cpu" else LARGE
     about = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu"}
     about |= machine("torch", "transformers")
-    work = {"tests": tests, "speech": speech, "vision": vision, "calibration": calibration, "copies": copies}
+    work = {
+        "tests": tests,
+        "reading": reading,
+        "speech": speech,
+        "vision": vision,
+        "calibration": calibration,
+        "copies": copies,
+    }
     options.out.mkdir(parents=True, exist_ok=True)
     BENCH_DATA.mkdir(exist_ok=True)
     document: dict[str, Any] = {"machine": about}

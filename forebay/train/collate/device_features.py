@@ -133,7 +133,12 @@ def _log10_mels(signal: torch.Tensor, n_mels: int) -> torch.Tensor:
     window = torch.hann_window(FRAME_SAMPLES, dtype=torch.float32, device=signal.device)
     spectrum = torch.fft.rfft(signal.unfold(1, FRAME_SAMPLES, HOP_SAMPLES) * window)
     power = torch.view_as_real(spectrum).square().sum(-1)
-    return (power @ _slaney(n_mels, signal.device)).clamp_(min=1e-10).log10_()
+    return _product(power, _slaney(n_mels, signal.device)).clamp_(min=1e-10).log10_()
+
+
+def _product(power: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+    """Returns power @ filters. In float64, which neither autocast nor a user's choice of TF32 makes any shorter."""
+    return (power.double() @ filters.double()).float()
 
 
 # Once a device: a copy from the host waits for the device.
@@ -184,7 +189,7 @@ def _w2v_bert(
     before = torch.cat((rows[:, :, :1], rows[:, :, :-1]), 2)  # the first sample of a frame stands before itself
     filters, window = _kaldi(waves.device)
     power = torch.view_as_real(torch.fft.rfft((rows - _PREEMPHASIS * before) * window, _FFT_SAMPLES)).square().sum(-1)
-    return (power.float() @ filters).clamp_(min=FLOOR).log_(), None
+    return _product(power, filters).clamp_(min=FLOOR).log_(), None
 
 
 def _w2v_frames(lengths: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
