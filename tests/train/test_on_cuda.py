@@ -142,7 +142,10 @@ def test_features_are_the_cached_ones(made: DeviceFeaturesConfig, precision: str
     wanted = np.concatenate([each[name][:count] for each, count in zip(stored, counts, strict=True)])
     assert found.shape == wanted.shape
     if made.features != "w2v_bert":
-        assert np.abs(found - wanted).max() <= 1e-5
+        # Whole numbers are decades of power times 4: float32 knows bins below a millionth of the loudest less well.
+        is_weak = wanted < wanted.max() - 6 / 4
+        assert np.abs(found - wanted)[~is_weak].max() <= 1e-5
+        assert np.abs(found - wanted).max() <= 6e-5
         return
     above = wanted > np.log(FLOOR) + 1e-3
     assert np.abs(np.exp(found[above].astype(np.float64) - wanted[above]) - 1).max() <= 1e-3
