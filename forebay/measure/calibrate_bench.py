@@ -178,7 +178,10 @@ class CalibrationBench:
         if not cases:
             return []
         found = self._processes.call(probe, self.config, self._facts, list(cases), accumulates=self._accumulates)
-        return [None] * len(cases) if isinstance(found, Died) else found
+        if isinstance(found, Died):
+            _logger.warning("the process that computes the memory of a step was %s: trials begin without it", found)
+            return [None] * len(cases)
+        return found
 
     def entry(self, case: Case, probed: ProbedStep | None) -> dict[str, Any] | None:
         """Returns the entry of a case, its `grad_acc` left out; None where it does not fit at its least size."""
