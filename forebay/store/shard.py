@@ -14,7 +14,6 @@ import itertools
 import math
 import mmap
 import os
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -28,7 +27,7 @@ from forebay.errors import CacheCorruptError, CacheError, ForebayError
 from forebay.store.held import AnyFile, HeldFile, open_own
 from forebay.store.layout import NULL_TEXT, Array, FieldSpec, Group
 from forebay.store.shared_disk import is_gone
-from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, Parts, stored_checksums, write_tdz
+from forebay.store.tdz import END_SIGNATURE, END_SIZE, LOCAL_SIGNATURE, Parts, crc32, stored_checksums, write_tdz
 
 Span = tuple[int, int, int]
 TensorColumns = tuple[tuple[str, Array, memoryview], ...]
@@ -235,7 +234,7 @@ class Shard:
         offsets = np.asarray(view, np.int64)
         checksums = self._checksums
         for member, data in ((f"values/{name}.memmap", values), (f"offsets/{name}.memmap", offsets)):
-            stored, computed = checksums.get(member), zlib.crc32(data.data)
+            stored, computed = checksums.get(member), crc32(data.data)
             if stored != computed:
                 del self._checksums  # perhaps it is these that are damaged, and are mended
                 shown = "none" if stored is None else f"{stored:08x}"

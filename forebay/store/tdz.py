@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import mmap
 import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,11 @@ import numpy as np
 import xxhash
 
 from forebay.store.files import start_writeback, write_all, write_aside
+
+try:
+    from zlib_ng.zlib_ng import crc32 as crc32  # five times as fast: a third of the CPU of writing a shard is less
+except ImportError:  # a cache is read without it
+    from zlib import crc32 as crc32
 
 ALIGNMENT = 64
 LOCAL_SIGNATURE = b"PK\x03\x04"
@@ -112,7 +116,7 @@ def write_tdz(path: Path, arrays: Mapping[str, np.ndarray[Any, Any] | Parts]) ->
             size, checksum = 0, 0
             for piece in pieces:
                 size += len(piece)
-                checksum = zlib.crc32(piece, checksum)
+                checksum = crc32(piece, checksum)
             directory.append(_central_record(name, size, checksum, position))
             put(_local_header(name, size, checksum, position))
             offsets[name.removesuffix(".memmap")] = position

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import subprocess
+import sys
 import tempfile
 import time
 import zipfile
@@ -17,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.store.files import start_writeback
-from forebay.store.tdz import ALIGNMENT, TORCH_DTYPES, Parts, stored_checksums, write_tdz
+from forebay.store.tdz import ALIGNMENT, TORCH_DTYPES, Parts, crc32, stored_checksums, write_tdz
+from tests.processes import ROOT
 from tests.strategies import named_tensors, tensors
 
 Array = np.ndarray[Any, Any]
@@ -157,6 +160,22 @@ def test_a_truncated_archive_has_no_directory(arrays: dict[str, Array], draw: st
 def test_the_checksum_is_that_of_the_member() -> None:
     array = np.arange(100, dtype=np.float32)
     assert stored_checksums(written({"a": array}))["a.memmap"] == zlib.crc32(array.tobytes())
+
+
+@given(pieces=st.lists(st.binary(max_size=300), max_size=5))
+def test_the_checksum_is_zlibs(pieces: list[bytes]) -> None:
+    checksum = 0
+    for piece in pieces:
+        checksum = crc32(piece, checksum)
+    assert checksum == zlib.crc32(b"".join(pieces))
+
+
+def test_shards_are_the_same_where_zlib_ng_is_missing(tmp_path: Path) -> None:
+    lines = ["import sys, numpy as np; from pathlib import Path", "sys.modules['zlib_ng'] = None"]
+    lines += ["from forebay.store import tdz", "assert tdz.crc32.__module__ == 'zlib'"]
+    lines += [f"tdz.write_tdz(Path({str(tmp_path / 'a.tdz')!r}), {{'a': np.arange(99)}})"]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, cwd=ROOT)
+    assert (tmp_path / "a.tdz").read_bytes() == written({"a": np.arange(99)})
 
 
 @given(tensors(), st.lists(st.integers(0, 20), max_size=4))

@@ -90,6 +90,13 @@ def test_features_of_recordings_are_the_cached_ones(step: AudioStep, made: Devic
     check(step, *batches(step, made, [*clips[:3], *edges]))
 
 
+@pytest.mark.parametrize(("step", "made"), STEPS, ids=IDS)
+def test_features_are_of_float32_under_autocast(step: AudioStep, made: DeviceFeaturesConfig) -> None:
+    clips = [(np.random.default_rng(0).normal(size=9000) * 3000).astype(np.int16)]
+    with torch.autocast("cpu", torch.bfloat16):
+        check(step, *batches(step, made, clips))
+
+
 def test_filter_banks_are_within_a_thousandth_of_a_bins_power() -> None:
     clips = [np.clip(np.rint(clip * 32768), -32768, 32767).astype(np.int16) for _, clip in recordings()[:3]]
     made = DeviceFeatures.of(DeviceFeaturesConfig(features="w2v_bert"), Stored.of(source_of(clips)))
