@@ -2,7 +2,8 @@
 
 One cache of waveforms then serves every feature, with augmentation before it. The definitions are those of
 `forebay.steps.audio`; here all clips of a batch are transformed together by operations of torch, so that the last bits
-may differ: log-mels by less than 1e-5 (on a GPU 6e-5 where a bin is 60 dB below the loudest), filter banks by less than 1e-3 of a bin's power.
+may differ: log-mels by less than 1e-5 (on a GPU 6e-5 where a bin is 60 dB below the loudest), filter banks by less than
+1e-3 of a bin's power.
 """
 
 from __future__ import annotations
