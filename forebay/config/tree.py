@@ -229,12 +229,18 @@ class AudioConfig:
     energy: bool = False
     """Also store `energy`, the L2 norm of each frame's magnitudes, beside `features = "mel"`."""
     pitch: PitchConfig | None = None
+    speeds: tuple[float, ...] = ()
+    """Also store what is made of each recording at these speeds, 0.5 to 2 and 1.0 among them. Training takes one of
+    them, by (`loader.seed`, epoch, id); an evaluation and everything that looks take 1.0. For `waveform` the kind
+    `speed` of `[[augment]]` does it without a cache of its own."""
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Every other field of the section: the settings of that step, which checks them itself."""
 
     def __post_init__(self) -> None:
         if not 1_000 <= self.sample_rate_hz <= 384_000:
             raise ValueError(f"sample_rate_hz is {self.sample_rate_hz}, wanted 1000 to 384000")
+        if self.speeds and (1.0 not in self.speeds or not all(0.5 <= speed <= 2 for speed in self.speeds)):
+            raise ValueError(f"speeds is {list(self.speeds)}, wanted numbers from 0.5 to 2, and 1.0 among them")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -427,7 +427,7 @@ def durations_of(cache: Cache) -> Array | None:
 
 def axes(spec: FieldSpec, names: Mapping[str, str | int]) -> list[str | int]:
     """Returns a field's shape with the first axis named where it differs from sample to sample: `["frames", 80]`."""
-    return [] if spec.role == "table" else [names.get(spec.name, "n"), *spec.shape]
+    return [] if spec.role == "table" else [names.get(spec.name.partition("~")[0], "n"), *spec.shape]
 
 
 def _field(spec: FieldSpec, names: Mapping[str, str | int]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from forebay.plan.make import make_plan, samples_of
 from forebay.steps.batch import fresh
 from forebay.store.layout import Array
 from forebay.store.source import Sample, SampleSource, SourceUnion
+from forebay.train.augment.variant_draws import Variants
 from forebay.train.collate.collator import Collator
 from forebay.train.collate.device_features import DeviceFeatures
 from forebay.train.device import Batch
@@ -85,7 +86,9 @@ class BucketCase:
         return collator.collate([sample] * size, allocate=fresh)
 
     def _sample(self, source: SampleSource) -> Sample:
-        sample = source.read(self.index)
+        sample: Sample = source.read(self.index)
+        if (variants := Variants.of(source.constants, list(source.fields))) is not None:
+            sample = variants.longest(sample)
         missing = self.tokens - len(sample["input_ids"]) if "input_ids" in sample else 0
         if missing <= 0:
             return sample

@@ -250,7 +250,7 @@ def samples_of(source: SampleSource) -> Samples:
         return stored if texts is None else np.where(texts, length_of(source, "num_tokens"), stored)
 
     return Samples(
-        durations=length_of(source, SECONDS),
+        durations=_longest(source),
         sample_rate_hz=int(source.constants.get(RATE, 1)),  # nothing may be divided by 0
         frames=frames,
         tokens=column("num_tokens"),
@@ -263,6 +263,16 @@ def samples_of(source: SampleSource) -> Samples:
         are_untimed=are_untimed,
         text=text_step_of(source.constants) if source.constants.has_items else None,
     )
+
+
+def _longest(source: SampleSource) -> Array:
+    """Returns the audio samples by which samples are planned: those of the longest variant of each."""
+    found = []
+    for part in parts_of(source):
+        factor = float(part.constants.get("longest_variant", 1))
+        lengths = length_of(part, SECONDS)
+        found.append(lengths if factor == 1 else np.ceil(lengths * factor).astype(np.int64))
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def _asked(lengths: Callable[[], Array] | None) -> Array | None:

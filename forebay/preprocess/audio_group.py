@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar, Self
 
@@ -206,14 +207,17 @@ class AudioItems:
         return self
 
     def fields(self) -> tuple[FieldSpec, ...]:
-        return (*(spec for step in self.steps.stored for spec in step.fields()), _NUM_SAMPLES)
+        stored = [spec for step in self.steps.stored for spec in step.fields()]
+        return (*self.steps.variants.fields(stored), _NUM_SAMPLES)
 
     def lengths(self, shard: Shard) -> Array:
         values, offsets = shard.column("num_audio_samples")
         present = np.diff(offsets) > 0
         num_samples = np.zeros(len(present), np.int64)
         num_samples[present] = values[offsets[:-1][present]]
-        return np.stack([num_samples, shard.lengths(self.steps.features.fields()[0].name)])
+        first = self.steps.features.fields()[0]
+        frames = [shard.lengths(spec.name) for spec in self.steps.variants.fields([first])]
+        return np.stack([num_samples, np.max(frames, axis=0)])
 
     def content(self, items: pa.Table, hashes: Sequence[str]) -> dict[str, Any]:
         used, inverse = np.unique(items["file"].to_numpy(), return_inverse=True)
@@ -272,7 +276,8 @@ class AudioItems:
                 len(exact),
             )
         samples = np.where(is_stated, stated, exact)
-        return {"num_audio_samples": samples, "num_frames": self.steps.features.num_frames(samples)}
+        longest = self.steps.variants.longest(samples)
+        return {"num_audio_samples": samples, "num_frames": self.steps.features.num_frames(longest)}
 
     def check(self, values: Mapping[str, Any], row: pa.Table) -> None:
         count, stated_s = values["num_audio_samples"], row["stated_s"].to_numpy()
@@ -289,7 +294,8 @@ class AudioItems:
 
     def constants(self) -> dict[str, Any]:
         features = self.steps.features
-        return {"features": features.form(), "sample_rate_hz": self.steps.decode.sample_rate_hz, **features.constants}
+        own = {**features.constants, **self.steps.variants.constants}
+        return {"features": features.form(), "sample_rate_hz": self.steps.decode.sample_rate_hz, **own}
 
     def probe(self) -> str:
         """Returns the xxh3-128 of what is made of three clips at three rates, or of three matrices.
@@ -315,7 +321,10 @@ class AudioItems:
         if decode.clip_s is not None:
             seconds = np.minimum(seconds, decode.clip_s)
         samples = np.round(seconds * decode.sample_rate_hz).astype(np.int64)
-        return sum(step.size_bytes(samples) for step in self.steps.stored)
+        speeds = [1.0, *self.steps.variants.factors]
+        return sum(
+            step.size_bytes((samples / speed).astype(np.int64)) for speed in speeds for step in self.steps.stored
+        )
 
     def refused(self, lengths: Mapping[str, Array], rows: pa.Table, why: Coder) -> Array:
         # What was decoded is held against the manifest and the duration filters.
@@ -334,10 +343,11 @@ class AudioItems:
         )
 
     def summary(self, lengths: Mapping[str, Array], rows: pa.Table, items: Items, keep: Array) -> dict[str, Any]:  # noqa: ARG002
-        num_samples = lengths["num_audio_samples"]
+        num_samples, variants = lengths["num_audio_samples"], self.steps.variants
         return {
             "clipped": self._num_clipped(num_samples, rows, keep),
             "longer": self._num_longer(num_samples, rows, keep),
+            **({"without_variant": variants.num_missing(num_samples[keep])} if variants.factors else {}),
         }
 
     def _num_clipped(self, num_samples: Array, rows: pa.Table, keep: Array) -> int:
@@ -401,7 +411,7 @@ def _compute(steps: AudioGroup, waveforms: Sequence[Array]) -> list[Mapping[str,
         return []
     try:
         with span(FEATURES):
-            return list(_all_features(steps, waveforms))
+            return list(steps.variants.made(waveforms, partial(_all_features, steps)))
     except SampleError as err:
         if len(waveforms) == 1:
             return [err]
@@ -410,7 +420,7 @@ def _compute(steps: AudioGroup, waveforms: Sequence[Array]) -> list[Mapping[str,
     results: list[Mapping[str, Array] | SampleError] = []
     for waveform in waveforms:
         try:
-            results += _all_features(steps, [waveform])
+            results += steps.variants.made([waveform], partial(_all_features, steps))
         except SampleError as err:
             results.append(err)
     return results

@@ -63,6 +63,11 @@ class FieldSpec:
         return cls(**{**document, "shape": tuple(document["shape"])})
 
 
+def variant_name(field: str, variant: str) -> str:
+    """Returns the name of a field of a variant: `field~variant`."""
+    return f"{field}~{variant}"
+
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 ROW_BITS = 32

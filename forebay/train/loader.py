@@ -25,6 +25,7 @@ from forebay.store.remote.foresight import Foresight
 from forebay.store.source import Sample, SampleSource, SourceUnion, parts_of
 from forebay.train.augment.augmentation import Augmentation
 from forebay.train.augment.draws import Drawing, EpochDraws
+from forebay.train.augment.variant_draws import VARIANTS_PLACE, Variants, without_variants
 from forebay.train.batch_columns import BatchColumns
 from forebay.train.collate.collator import BatchMaker, Collator, CropDraws
 from forebay.train.collate.device_features import DeviceFeatures
@@ -138,6 +139,7 @@ class Loader(Resumable):
         finish: Callable[[Any], Batch] | None = None,
         augment: Callable[[SampleSource], Augmentation] | None = None,
         features: DeviceFeaturesConfig | None = None,
+        varies: bool = False,
     ) -> None:
         """Starts nothing yet: threads live from `iter` to the end of the iterator.
 
@@ -147,6 +149,7 @@ class Loader(Resumable):
         finish: what makes the batch handed out of the one that was copied to the device.
         augment: what is changed of the samples of a source, in every epoch in another way.
         features: what is made of waveforms below the cut.
+        varies: whether one of the variants of each sample is handed out; else samples as they are.
         Raises ConfigError (also ValueError) for impossible values, PlanError where no rank has a step.
         """
         if dp_rank is None or dp_world_size is None:
@@ -168,7 +171,10 @@ class Loader(Resumable):
         )
         self._side_stream, self._finish = side_stream(settings.device), finish
         # One a source: a micro-batch is of one of them, or they are all alike.
-        self._is_augmented = augment is not None
+        variants = (Variants.of(part.constants, list(part.fields)) for part in parts_of(source))
+        self._variants = [one if varies else None for one in variants]
+        self._changes_batches = augment is not None
+        self._is_drawn = augment is not None or any(self._variants)
         self._collators = [collator or self._collator(part, augment, features) for part in parts_of(source)]
         # Filled ahead, being filled, in the user's hands (one, and the one before it).
         num_buffers = settings.prefetch + settings.num_threads + 2
@@ -187,7 +193,7 @@ class Loader(Resumable):
     ) -> BatchMaker:
         settings = self.settings
         if settings.form == "ragged":
-            return RaggedCollator(part.fields)
+            return RaggedCollator(without_variants(list(part.fields.values()), part.constants))
         return Collator(
             part,
             dtype=settings.dtype,
@@ -236,7 +242,7 @@ class Loader(Resumable):
         if settings.epochs is not None and start.epoch >= settings.epochs:
             left = 0
         draws = None if settings.crop_s is None else CropDraws(seed=start.seed, epoch=start.epoch)
-        changes = EpochDraws(start.seed, start.epoch) if self._is_augmented else None
+        changes = EpochDraws(start.seed, start.epoch) if self._is_drawn else None
         # All shards of a block of a moving window are touched in its first steps.
         windows = windows_of(self.plan)
         depth = 0 if windows is None else windows.held(blocks=1)
@@ -345,7 +351,9 @@ class Loader(Resumable):
                 collator = self._collators[part]
                 with span(COLLATE):
                     drawing = work.changes and Drawing(list(map(self.source.sample_id, read)), work.changes)
-                    more = {"drawing": drawing} if drawing else {}
+                    if drawing and (variants := self._variants[part]) is not None:
+                        samples = variants.chosen(samples, drawing.draws.of(drawing.ids, VARIANTS_PLACE))
+                    more = {"drawing": drawing} if drawing and self._changes_batches else {}
                     batch = collator.collate(samples, allocate=self._ring.take, **more)
                 collate_s = time.perf_counter() - began_s - read_s
         except Exception as err:

@@ -103,6 +103,7 @@ def make_loader(
         finish=finish,
         augment=_augment(config, source) if shuffle else None,
         features=config.loader.device_features,
+        varies=shuffle,
     )
 
 

@@ -1,4 +1,4 @@
-"""What crosses over is finished on CUDA as its twin on the CPU does it: batches, changes, features, whole loaders."""
+"""CUDA finishes what crosses over as its twin on the CPU does: batches, changes, features, whole loaders."""
 
 from __future__ import annotations
 
@@ -161,7 +161,8 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def test_a_loader_changes_clips_on_the_device_as_on_the_host(spoken: Corpus, tmp_path: Path) -> None:
     config = spoken.config(all_changes(spoken))
     wanted = by_id(make_loader(config, with_ids=True))
-    loader, found = make_loader(config, with_ids=True, device="cuda", device_prefetch=2), {}
+    loader: Any = make_loader(config, with_ids=True, device="cuda", device_prefetch=2)
+    found = {}
     for batch, ids in loader:
         torch.cuda._sleep(10_000_000)  # the step is slower than the copies
         assert all(value.is_cuda for value in batch.values())

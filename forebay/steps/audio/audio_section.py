@@ -18,6 +18,7 @@ from forebay.steps.audio.extractor.extractor_step import Extractor
 from forebay.steps.audio.mel import Mel
 from forebay.steps.audio.own_step import Own, own_problems
 from forebay.steps.audio.pitch import Energy, Pitch
+from forebay.steps.audio.speeds import Speeds
 from forebay.steps.audio.waveform import Decode, Waveform
 from forebay.steps.sections import GroupRecipe
 from forebay.steps.step import AudioStep, Step, TextStep
@@ -37,6 +38,7 @@ class AudioGroup(GroupRecipe):
     features: AudioStep
     waveform: Waveform | None = None
     beside: tuple[AudioStep, ...] = ()
+    speeds: tuple[float, ...] = ()
 
     @classmethod
     def problems(cls, values: Mapping[str, Any]) -> list[str]:
@@ -60,6 +62,9 @@ class AudioGroup(GroupRecipe):
         if issubclass(step, Own) and not config.run.allow_code:
             return [not_allowed("audio.features", audio.features)]
         found = [*step.contradictions(config), *_packs(config)]
+        if audio.speeds and (not step.has_audio or not step.reads_sound or step.form() == Waveform.name):
+            advice = '; set [[augment]] kind = "speed"' if step.form() == Waveform.name else ""
+            found.append(f'audio.speeds is for features that are made of sound, and features is "{step.name}"{advice}')
         if not step.has_audio:
             return [*found, *([] if config.loader.crop_s is None else [no_crop(config.loader.crop_s, step.name)])]
         rate_hz = step.wanted_rate_hz(audio.settings)
@@ -92,12 +97,18 @@ class AudioGroup(GroupRecipe):
             features=features,
             waveform=Waveform() if audio.keep_waveform else None,
             beside=beside_of(config, audio),
+            speeds=audio.speeds,
         )
 
     @property
     def stored(self) -> tuple[AudioStep, ...]:
         """The steps whose values are stored, in their order."""
         return (self.features, *(() if self.waveform is None else (self.waveform,)), *self.beside)
+
+    @property
+    def variants(self) -> Speeds:
+        """The speeds at which recordings are stored too."""
+        return Speeds.of(self.speeds, self.stored, rate_hz=self.decode.sample_rate_hz)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -115,6 +126,7 @@ class AudioGroup(GroupRecipe):
             "clip_s": self.decode.clip_s,
             "keep_waveform": self.waveform is not None,
             **{step.name: asdict(step) for step in self.beside},
+            **({"speeds": list(self.variants.factors)} if self.speeds else {}),
             "version": [step.identity()["version"] for step in self.steps],
         }
 

@@ -52,7 +52,7 @@ from forebay.store.remote.node.node import WantedFile
 from forebay.store.seal import check_shard
 from forebay.store.shard import entry_of, shard_fields, to_table
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]*")
 """Names of fields and files that are names of arrays too."""
 _MAX_SHOWN = 1 << 20
 """Bytes of a metadata.json that the root has among its attributes; the array files/metadata.json always has it."""

@@ -14,11 +14,11 @@ import torch
 from forebay.config.augment import OF_WAVEFORMS, AugmentConfig
 from forebay.config.tree import Config
 from forebay.errors import ConfigError
+from forebay.steps.audio.speeds import faster
 from forebay.steps.form import BatchForm
 from forebay.steps.step import Stored
 from forebay.steps.table import forms_of
 from forebay.store.cache import open_cache
-from forebay.store.layout import Array
 from forebay.store.source import Sample, SampleSource
 from forebay.train.augment.changes import Change, Clips, Drawn, Gain, Masks, Noise, Reverb, model_policy
 from forebay.train.augment.draws import Draws, EpochDraws
@@ -232,17 +232,6 @@ class Speed:
 
     def _faster(self, sample: Values, factor: float) -> Values:
         return sample if factor == 1 else {**sample, "waveform": faster(sample["waveform"], factor)}
-
-
-def faster(waveform: Array, factor: float) -> Array:
-    """Returns samples, int16 or float32 [n], as about n / factor of the same dtype."""
-    import soxr  # not at import: reading alone is to be light
-
-    scale = np.float32(32768) if waveform.dtype == np.int16 else np.float32(1)
-    made = soxr.resample(waveform.astype(np.float32) / scale, factor, 1.0, quality="HQ")
-    if waveform.dtype != np.int16:
-        return np.asarray(made, np.float32)
-    return np.asarray(np.clip(np.rint(made * scale), -32768, 32767), np.int16)
 
 
 @dataclass(frozen=True, slots=True)

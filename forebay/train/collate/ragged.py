@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -75,10 +75,10 @@ class RaggedCollator:
 
     has_rows = False
 
-    def __init__(self, fields: Mapping[str, FieldSpec]) -> None:
+    def __init__(self, fields: Iterable[FieldSpec]) -> None:
         """fields: of the source."""
         self._nothing = {
-            spec.name: np.zeros((0, *spec.shape), spec.numpy_dtype) for spec in fields.values() if spec.role == "tensor"
+            spec.name: np.zeros((0, *spec.shape), spec.numpy_dtype) for spec in fields if spec.role == "tensor"
         }
 
     def collate(self, samples: Sequence[Sample], *, allocate: Allocate) -> RaggedBatch:

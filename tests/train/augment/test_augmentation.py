@@ -19,12 +19,13 @@ from forebay.config import Config
 from forebay.config.augment import AugmentConfig
 from forebay.config.data import SourceConfig
 from forebay.errors import ConfigError
+from forebay.steps.audio.speeds import faster
 from forebay.steps.form import BatchForm, FieldForm
 from forebay.store.cache import Cache, open_cache
 from forebay.store.source import SourceUnion
 from forebay.train import loader as loader_module
 from forebay.train import make_loader
-from forebay.train.augment.augmentation import Augmentation, faster
+from forebay.train.augment.augmentation import Augmentation
 from forebay.train.augment.changes import Gain
 from forebay.train.augment.own_function import OwnFunction
 from forebay.train.collate.collator import Collator

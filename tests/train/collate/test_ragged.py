@@ -127,7 +127,7 @@ def test_normalisation_by_clip_on_a_device_is_within_its_promise(lengths: list[i
 @pytest.mark.parametrize(("features", "prompt", "dtype"), KINDS)
 def test_a_ragged_batch_is_what_is_stored_one_behind_the_other(features: str, prompt: str, dtype: str) -> None:
     source = FakeSource([40, 700, 13], features=features, prompt=prompt, dtype=dtype)
-    collator = RaggedCollator(source.fields)
+    collator = RaggedCollator(source.fields.values())
     if not source.fields:
         return
     batch = collator.collate(source.samples, allocate=fresh)
@@ -146,20 +146,20 @@ def test_a_ragged_batch_of_listed_images_says_whose_they_are() -> None:
     rng = np.random.default_rng(0)
     fields = {"patches": FieldSpec(name="patches", dtype="uint8", shape=(6,), group="image")}
     images = [rng.integers(0, 255, (rows, 6), np.uint8) for rows in (4, 2, 7)]
-    batch = RaggedCollator(fields).collate(
+    batch = RaggedCollator(fields.values()).collate(
         [{"patches": (images[0], images[1])}, {"patches": ()}, {"patches": (images[2],)}], allocate=fresh
     )
     assert np.array_equal(batch["patches"].numpy(), np.concatenate(images))
     assert batch["patches_offsets"].tolist() == [0, 4, 6, 13]
     assert batch["patches_items"].tolist() == [0, 2, 2, 3]
-    bare = RaggedCollator(fields).collate([{"patches": ()}, {"patches": ()}], allocate=fresh)
+    bare = RaggedCollator(fields.values()).collate([{"patches": ()}, {"patches": ()}], allocate=fresh)
     assert bare["patches"].shape == (0, 6)
     assert bare["patches_items"].tolist() == [0, 0, 0]
 
 
 def test_a_ragged_batch_is_no_mapping_and_goes_from_process_to_process() -> None:
     source = FakeSource([40, 70])
-    batch = RaggedCollator(source.fields).collate(source.samples, allocate=fresh)
+    batch = RaggedCollator(source.fields.values()).collate(source.samples, allocate=fresh)
     with pytest.raises(TypeError, match=r"a ragged batch is not what a model takes: .*batch\.nested\(name\)"):
         dict(**batch)
     copy = pickle.loads(pickle.dumps(batch))  # noqa: S301 - our own bytes
